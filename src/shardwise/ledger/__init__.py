@@ -1,0 +1,1 @@
+"""The types that every layer above speaks: numbers, operators, tensors, collectives, weights."""

@@ -1,0 +1,169 @@
+"""What a number is: a plain number, a column of float64, or a traced number; formulas are generic over the three.
+
+`Number` has no ordering and no truth value, so the type checker refuses `if tp > 1` and `max(tp, 1)` on a column. The
+functions below are the only ways to branch on a value. NumPy is looked up, never imported: whoever passes a column has
+imported it already.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any, Protocol, Self, TypeVar, cast
+
+
+class Number(Protocol):
+    """Arithmetic without ordering or truth."""
+
+    def __add__(self, other: Self | float, /) -> Self: ...
+    def __radd__(self, other: float, /) -> Self: ...
+    def __sub__(self, other: Self | float, /) -> Self: ...
+    def __rsub__(self, other: float, /) -> Self: ...
+    def __mul__(self, other: Self | float, /) -> Self: ...
+    def __rmul__(self, other: float, /) -> Self: ...
+    def __truediv__(self, other: Self | float, /) -> Self: ...
+    def __rtruediv__(self, other: float, /) -> Self: ...
+
+
+X = TypeVar("X", bound=Number)
+
+
+def is_column(value: object) -> bool:
+    """Return whether the value is a NumPy array, without importing NumPy.
+
+    >>> is_column(3.0)
+    False
+    """
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _divide(a: Any, b: Any) -> Any:
+    return a // b if isinstance(a, int) and isinstance(b, int) and a % b == 0 else a / b
+
+
+def _power(a: Any, exponent: float) -> Any:
+    return a**exponent
+
+
+def _choose(a: Any, b: Any, then: Any, other: Any) -> Any:
+    return then if a > b else other
+
+
+# One row per operation that is not plain arithmetic: how a plain number does it and which NumPy function a column uses.
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "max": max,
+    "min": min,
+    "ceil": lambda a: a if isinstance(a, int) else math.ceil(a),
+    "log2": math.log2,
+    "divide": _divide,
+    "power": _power,
+    "above": _choose,
+}
+
+
+def _column(name: str, *args: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    if name == "above":
+        return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
+    function = {"max": numpy.maximum, "min": numpy.minimum, "ceil": numpy.ceil, "log2": numpy.log2,
+                "divide": numpy.true_divide, "power": numpy.power}[name]  # fmt: skip
+    return function(*args)
+
+
+def evaluate(name: str, *args: Any) -> Any:
+    """Return the named operation on plain numbers or columns; a traced number records it instead.
+
+    >>> evaluate("max", 2, 3)
+    3
+    """
+    for value in args:
+        record = getattr(value, "record", None)
+        if record is not None:
+            return record(name, *args)
+    if any(map(is_column, args)):
+        return _column(name, *args)
+    return _PLAIN[name](*args)
+
+
+def maximum(a: X, b: X | float) -> X:
+    """Return the larger of two numbers, element by element on columns.
+
+    >>> maximum(2.0, 3.0)
+    3.0
+    """
+    return cast(X, evaluate("max", a, b))
+
+
+def minimum(a: X, b: X | float) -> X:
+    """Return the smaller of two numbers, element by element on columns.
+
+    >>> minimum(2.0, 3.0)
+    2.0
+    """
+    return cast(X, evaluate("min", a, b))
+
+
+def ceil(a: X) -> X:
+    """Return the smallest whole number that is not below `a`.
+
+    >>> ceil(2.1)
+    3
+    """
+    return cast(X, evaluate("ceil", a))
+
+
+def log2(a: X) -> X:
+    """Return the binary logarithm.
+
+    >>> log2(8)
+    3.0
+    """
+    return cast(X, evaluate("log2", a))
+
+
+def power(a: X, exponent: float) -> X:
+    """Return `a` raised to a plain exponent.
+
+    >>> power(9.0, 0.5)
+    3.0
+    """
+    return cast(X, evaluate("power", a, exponent))
+
+
+def divide(a: X | float, b: X | float) -> X:
+    """Return a / b; two whole numbers that divide stay whole, so that counts beyond 2**53 stay exact.
+
+    >>> divide(38_000_000_000_000_000_001, 1), divide(7, 2)
+    (38000000000000000001, 3.5)
+    """
+    return cast(X, evaluate("divide", a, b))
+
+
+def above(a: X, threshold: X | float, then: X | float, other: X | float) -> X:
+    """Return `then` where a > threshold, else `other`.
+
+    >>> above(2, 1, 10.0, 0.0)
+    10.0
+    """
+    return cast(X, evaluate("above", a, threshold, then, other))
+
+
+def total(items: Iterable[X], zero: X | float = 0) -> X:
+    """Return the sum of numbers, starting from `zero`.
+
+    >>> total([1, 2, 3])
+    6
+    """
+    return cast(X, reduce(lambda a, b: a + b, cast("Iterable[Any]", items), zero))
+
+
+def largest(items: Iterable[X]) -> X:
+    """Return the largest of one or more numbers.
+
+    >>> largest([3, 7, 5])
+    7
+    """
+    return reduce(maximum, items)

@@ -1,0 +1,136 @@
+"""Words for quantities at the border: parsing what people type, printing what people read. Inside, SI base units only."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from shardwise.errors import InputError, Problem
+
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-z/]*)\s*", re.IGNORECASE)
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+def _fail(field: str, text: str, rule: str, remedy: str) -> InputError:
+    return InputError([Problem(field, text, rule, remedy)])
+
+
+def _split(text: str, field: str, remedy: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise _fail(field, text, "is not a number with a unit", remedy)
+    value = float(match[1].replace("_", "").replace(",", ""))
+    if not math.isfinite(value):
+        raise _fail(field, text, "must be finite", remedy)
+    return value, match[2]
+
+
+def parse_count(text: str, field: str = "count") -> float:
+    """Return a plain number from text with an optional decimal suffix (k, M, B or G, T).
+
+    >>> parse_count("1.5T"), parse_count("300B"), parse_count("8192")
+    (1500000000000.0, 300000000000.0, 8192.0)
+    """
+    value, unit = _split(text, field, 'write a number such as 8192, "300B" or "15T"')
+    if unit.lower() not in _DECIMAL:
+        raise _fail(field, text, f"has the unknown suffix {unit!r}", "use k, M, B, G or T")
+    return value * _DECIMAL[unit.lower()]
+
+
+def parse_bytes(text: str, field: str = "bytes") -> float:
+    """Return bytes from text such as "80GiB", "80GB", "512 MiB"; a bare number is bytes.
+
+    >>> parse_bytes("80GiB"), parse_bytes("80GB")
+    (85899345920.0, 80000000000.0)
+    """
+    value, unit = _split(text, field, 'write bytes with a unit, such as "80GiB" or "80GB"')
+    word = unit.lower().removesuffix("b")
+    scale = _BINARY.get(word, _DECIMAL.get(word))
+    if scale is None:
+        raise _fail(field, text, f"has the unknown unit {unit!r}", "use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    return value * scale
+
+
+def parse_bandwidth(text: str, field: str = "bandwidth") -> float:
+    """Return bytes per second; a small b means bits, a capital B bytes, so "200Gb/s" is 25e9 and "25GB/s" too.
+
+    >>> parse_bandwidth("200Gb/s"), parse_bandwidth("25GB/s"), parse_bandwidth("3.35TB/s")
+    (25000000000.0, 25000000000.0, 3350000000000.0)
+    """
+    value, unit = _split(text, field, 'write a rate with its unit, such as "400Gb/s" or "50GB/s"')
+    word = unit.removesuffix("/s").removesuffix("ps")
+    if unit == "" or word in ("B", "b"):
+        return value / (8.0 if word == "b" else 1.0)
+    bits = 8.0 if word.endswith("b") or word.endswith("bit") else 1.0
+    stem = word.removesuffix("bit").rstrip("bB").lower()
+    scale = _BINARY.get(stem, _DECIMAL.get(stem))
+    if scale is None:
+        raise _fail(field, text, f"has the unknown unit {unit!r}", 'use for example "400Gb/s" (bits) or "50GB/s" (bytes)')
+    return value * scale / bits
+
+
+def parse_flops(text: str, field: str = "flops") -> float:
+    """Return FLOP/s from text such as "989TFLOP/s", "312T" or a bare number.
+
+    >>> parse_flops("989TFLOP/s"), parse_flops("1.98P")
+    (989000000000000.0, 1980000000000000.0)
+    """
+    value, unit = _split(text, field, 'write FLOP/s such as "989T" or "1.98PFLOP/s"')
+    word = unit.lower().removesuffix("/s").removesuffix("ps").removesuffix("s").removesuffix("flop").removesuffix("flo")
+    if word not in _DECIMAL:
+        raise _fail(field, text, f"has the unknown unit {unit!r}", 'use for example "989T" or "989TFLOP/s"')
+    return value * _DECIMAL[word]
+
+
+def parse_seconds(text: str, field: str = "seconds") -> float:
+    """Return seconds from text such as "50ms", "3us", "2h"; a bare number is seconds.
+
+    >>> parse_seconds("50ms"), parse_seconds("2h")
+    (0.05, 7200.0)
+    """
+    value, unit = _split(text, field, 'write a time such as "50ms", "3us" or "2h"')
+    if unit.lower() not in _TIMES:
+        raise _fail(field, text, f"has the unknown unit {unit!r}", "use ns, us, ms, s, min, h or d")
+    return value * _TIMES[unit.lower()]
+
+
+def show_bytes(value: float) -> str:
+    """Return bytes in binary units, as memory is sold and reported.
+
+    >>> show_bytes(85899345920), show_bytes(-1536)
+    ('80.00 GiB', '-1.50 KiB')
+    """
+    size = abs(value)
+    for unit, scale in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if size >= scale:
+            return f"{value / scale:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def show_seconds(value: float) -> str:
+    """Return a time in the unit a reader would use.
+
+    >>> show_seconds(0.0123), show_seconds(7200), show_seconds(4e-6)
+    ('12.30 ms', '2.00 h', '4.00 us')
+    """
+    size = abs(value)
+    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if size >= scale * (2 if unit in ("d", "h", "min") else 1):
+            return f"{value / scale:.2f} {unit}"
+    return "0 s" if value == 0 else f"{value / 1e-9:.2f} ns"
+
+
+def show_count(value: float, unit: str = "") -> str:
+    """Return a number with a decimal prefix and its unit.
+
+    >>> show_count(70553706496), show_count(989e12, "FLOP/s"), show_count(12, "layers")
+    ('70.55 B', '989.00 TFLOP/s', '12 layers')
+    """
+    size = abs(value)
+    for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G" if unit else "B", 1e9), ("M", 1e6), ("k", 1e4)):
+        if size >= scale:
+            return f"{value / (1e3 if prefix == 'k' else scale):.2f} {prefix}{unit}"
+    text = f"{value:.0f}" if value == int(value) else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
