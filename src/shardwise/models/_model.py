@@ -1,0 +1,279 @@
+"""What a language model is: blocks of mixers and feed-forwards, in order, between an embedding and a head.
+
+A `Model` says what is computed, never how it is laid out. Counts of parameters and FLOPs are folds over the ledger that
+`shardwise.ops` makes of it, so no formula stands here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+NormKind: TypeAlias = Literal["rmsnorm", "layernorm", "layernorm-no-bias", "none"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "xielu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Projection:
+    """A linear map outside the standard operators (adapters, embedding projections), applied to every token."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention:
+    """Softmax attention with grouped key-value heads (MHA, GQA and MQA are numbers of `kv_heads`).
+
+    `window` and `chunk` are in tokens, 0 for none. `qk_norm` "head" normalises each head with weights of `head_dim`,
+    "full" the whole projection, "heads" has weights of heads * head_dim but normalises each head. `kv_from_earlier`
+    marks a layer that reads the key-value cache of an earlier layer and so has no key and value projections.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm_kind: NormKind = "rmsnorm"
+    v_norm: bool = False
+    sinks: bool = False
+    output_gate: bool = False
+    window: int = 0
+    chunk: int = 0
+    causal: bool = True
+    shared_key_value: bool = False
+    kv_from_earlier: bool = False
+    input_width: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """The width of one value head."""
+        return self.v_head_dim or self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Indexer:
+    """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values through a low-rank latent.
+
+    `q_lora_rank` 0 means a full-rank query projection.
+    """
+
+    heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    bias: bool = False
+    indexer: Indexer | None = None
+    causal: bool = True
+
+    @property
+    def qk_head_dim(self) -> int:
+        """The width of one query head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba1:
+    """Selective state space (arXiv:2312.00752); `inner` = expand * hidden. `norms` are Jamba's on dt, B and C."""
+
+    inner: int
+    state: int
+    conv: int
+    dt_rank: int
+    conv_bias: bool = True
+    proj_bias: bool = False
+    norms: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2:
+    """State space duality (arXiv:2405.21060); `inner` = heads * head_dim."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv: int
+    chunk: int = 256
+    conv_bias: bool = True
+    proj_bias: bool = False
+    gated_norm: bool = True
+
+    @property
+    def inner(self) -> int:
+        """The width of the state-space stream."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDelta:
+    """Gated delta rule linear attention (arXiv:2412.06464).
+
+    `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next), or "kda" (Kimi Linear, whose decay
+    and output gates go through a low rank of `head_dim`).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+    style: Literal["gated-delta-net", "kda"] = "gated-delta-net"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConv:
+    """Gated short convolution (LFM2)."""
+
+    width: int
+    conv: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentGate:
+    """Real-gated linear recurrent unit with its two branches (Griffin, arXiv:2402.19427)."""
+
+    width: int
+    heads: int
+    conv: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rwkv:
+    """RWKV-4 time mixing (arXiv:2305.13048)."""
+
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mlstm:
+    """Matrix LSTM cell of xLSTM (arXiv:2405.04517); dims are per head."""
+
+    heads: int
+    qk_dim: int
+    v_dim: int
+    bias: bool = False
+
+
+Mixer: TypeAlias = (
+    Attention | LatentAttention | Mamba1 | Mamba2 | GatedDelta | ShortConv | RecurrentGate | Rwkv | Mlstm
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MLP:
+    """A feed-forward of width `ffn`; gated ones have a gate and an up projection. `style` "rwkv" adds its receptance."""
+
+    ffn: int
+    gated: bool = True
+    bias: bool = False
+    activation: Activation = "silu"
+    style: Literal["standard", "rwkv"] = "standard"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoE:
+    """Routed experts of width `ffn`, `top_k` per token, with optional shared experts that every token visits.
+
+    `latent` is the width the routed experts work on (0: hidden). `correction_bias` is one router value per expert, a buffer
+    in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost nothing.
+    """
+
+    experts: int
+    top_k: int
+    ffn: int
+    gated: bool = True
+    bias: bool = False
+    activation: Activation = "silu"
+    router_bias: bool = False
+    correction_bias: bool = False
+    shared: MLP | None = None
+    shared_gate: bool = False
+    latent: int = 0
+    zero_experts: int = 0
+    router_norm: bool = False
+
+
+FeedForward: TypeAlias = MLP | MoE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One layer: mixers on the residual stream (several run side by side), then feed-forwards, with `norms` norms.
+
+    `parallel` marks a block whose mixer and feed-forward read the same input and are added together. Blocks with the same
+    non-empty `shared_weights` own one copy of their weights. `extras` are further projections of the block.
+    `dense_beside_moe` is a second feed-forward (longcat, llama4 have theirs as shared experts instead).
+    """
+
+    mixers: tuple[Mixer, ...]
+    feed_forward: FeedForward | None
+    norm: NormKind = "rmsnorm"
+    norms: int = 2
+    parallel: bool = False
+    shared_weights: str = ""
+    extras: tuple[Projection, ...] = ()
+    extra_vectors: int = 0
+    also: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A language model. Build one with `Model.load`; every width is stored, none is derived later.
+
+    `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each with a
+    2 * hidden to hidden projection and `mtp_norms` norms beside its block.
+    """
+
+    name: str
+    family: str
+    hidden: int
+    vocab: int
+    layers: tuple[Block, ...]
+    tied: bool = False
+    norm: NormKind = "rmsnorm"
+    final_norm: bool = True
+    embedding_norm: bool = False
+    positions: int = 0
+    token_types: int = 0
+    head: bool = True
+    head_bias: bool = False
+    embedding: bool = True
+    max_context: int = 0
+    dropout: bool = False
+    mtp: tuple[Block, ...] = ()
+    mtp_norms: int = 3
+    extras: tuple[Projection, ...] = ()
+    embedding_width: int = 0
+    extra_embedding: int = 0
+    extra_vectors: int = 0
+    quantization: str = ""
+    assumptions: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def kinds(self) -> Counter[Block]:
+        """How many layers there are of each distinct block, in order of first appearance."""
+        return Counter(self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, multi-token-prediction layers not counted."""
+        return len(self.layers)
