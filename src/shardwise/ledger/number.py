@@ -60,6 +60,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "log2": math.log2,
     "divide": _divide,
     "power": _power,
+    "raised": lambda base, exponent: base**exponent,
     "above": _choose,
 }
 
@@ -69,7 +70,7 @@ def _column(name: str, *args: Any) -> Any:
     if name == "above":
         return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
     function = {"max": numpy.maximum, "min": numpy.minimum, "ceil": numpy.ceil, "log2": numpy.log2,
-                "divide": numpy.true_divide, "power": numpy.power}[name]  # fmt: skip
+                "divide": numpy.true_divide, "power": numpy.power, "raised": numpy.power}[name]  # fmt: skip
     return function(*args)
 
 
@@ -131,6 +132,15 @@ def power(a: X, exponent: float) -> X:
     3.0
     """
     return cast(X, evaluate("power", a, exponent))
+
+
+def raised(base: float, exponent: X) -> X:
+    """Return a plain base raised to any number.
+
+    >>> raised(0.5, 2)
+    0.25
+    """
+    return cast(X, evaluate("raised", base, exponent))
 
 
 def divide(a: X | float, b: X | float) -> X:

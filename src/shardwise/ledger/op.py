@@ -1,0 +1,105 @@
+"""The ledger's lines: an operator as one rank runs it, and what it says of weights, saved tensors and messages.
+
+Letters of this project: B sequences, S tokens a sequence, T tokens, D hidden, F ffn, N query heads, K key-value heads,
+H head dim, V vocabulary, L layers, E experts, k experts a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias
+
+from shardwise.ledger.number import X
+
+Verb: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
+GroupAxis: TypeAlias = Literal["tp", "tp2", "cp", "ep", "etp", "pp", "dp_cp", "edp"]
+Hiding: TypeAlias = Literal["exposed", "compute", "ring", "panels"]
+OpKind: TypeAlias = Literal["matmul", "grouped", "attention", "memory", "scan", "none"]
+WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weight(Generic[X]):
+    """Parameters of an operator: `elements` on this rank, `whole` in the model; `expert` weights follow the expert axes."""
+
+    name: str
+    elements: X
+    whole: X
+    kind: WeightKind = "matrix"
+    expert: bool = False
+    trainable: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor(Generic[X]):
+    """A tensor that backward reads. The name is its identity in a block: what two operators keep is counted once.
+
+    `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads from
+    outside and drops what is born within.
+    """
+
+    name: str
+    size_bytes: X
+    born: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective(Generic[X]):
+    """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
+
+    `hides`: "compute" runs beside this operator's own compute, "ring" is one step behind each block of attention, "panels"
+    is pipelined behind panels of a product, "exposed" waits. `count` repeats the message.
+    """
+
+    axis: GroupAxis
+    verb: Verb
+    size_bytes: X
+    count: X | float = 1
+    hides: Hiding = "exposed"
+    tensor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Op(Generic[X]):
+    """One operator on one rank.
+
+    `flops` and `forward_bytes` are of the forward pass; `backward_flops` and `backward_bytes` of the input gradient, and
+    `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are the m, n and
+    k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs again when its
+    region is recomputed; `kernels` how many launches an unfused implementation makes.
+    """
+
+    name: str
+    kind: OpKind
+    region: str
+    flops: X
+    forward_bytes: X
+    backward_flops: X
+    backward_bytes: X
+    weight_flops: X
+    weight_bytes: X
+    rows: X
+    columns: X
+    inner: X
+    weights: tuple[Weight[X], ...] = ()
+    reads: tuple[Tensor[X], ...] = ()
+    saves: tuple[Tensor[X], ...] = ()
+    forward: tuple[Collective[X], ...] = ()
+    backward: tuple[Collective[X], ...] = ()
+    kernels: float = 1
+    output: str = ""
+    dtype: str = ""
+    transient_bytes: X | float = 0
+    batch: X | float = 1
+    model_flops: X | float = 0
+    output_bytes: X | float = 0
+    shapes: tuple[tuple[str, tuple[X | float, ...]], ...] = ()
+
+
+def within(path: str, region: str) -> bool:
+    """Return whether a path lies in a region; the region "" is the whole block.
+
+    >>> within("attention.core", "attention"), within("attention", "attention.core"), within("mlp", "")
+    (True, False, True)
+    """
+    return region == "" or path == region or path.startswith(region + ".")

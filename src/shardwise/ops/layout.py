@@ -1,0 +1,278 @@
+"""How the operators of a block are split over ranks: the one place that knows 1D tensor parallelism, SUMMA and context parallelism.
+
+Attention, feed-forwards and heads are written once against `Layout`. It owns the sizes on one rank (each divided once) and
+makes the linear layers with their messages. Sources: 1D arXiv:1909.08053, sequence parallelism arXiv:2205.05198 section 4.2,
+SUMMA arXiv:2104.05343 and arXiv:2410.00273 (transformer-perf-estimates), with the collectives of FORMULAS in docs/formulas.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Literal, cast
+
+from shardwise.ledger.number import X, divide, maximum
+from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.plans import ContextKind, LayoutKind, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees(Generic[X]):
+    """The sizes of the axes that a block sees; `tp2` is SUMMA's second axis."""
+
+    tp: X
+    tp2: X
+    cp: X
+    ep: X
+    etp: X
+    panels: X
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Generic[X]):
+    """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones, and how bytes are counted.
+
+    `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and `activation_bytes`
+    are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the key-value cache.
+    """
+
+    B: X
+    S: X
+    context: X
+    phase: Literal["train", "prefill", "decode"] = "train"
+    coverage: Literal["full", "masked"] = "masked"
+    activation_bytes: int = 2
+    weight_bytes: float = 2
+    gradient_bytes: int = 4
+    cache_bytes: float = 2
+    dtype: str = "bf16"
+    dropout: bool = False
+    density: float = 1.0
+    imbalance: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What changes the shape of the ledger rather than a size in it."""
+
+    stack: Stack
+    layout: LayoutKind = "1d"
+    sequence_parallel: bool = False
+    cp_kind: ContextKind = "ring"
+
+
+@dataclass(frozen=True)
+class Layout(Generic[X]):
+    """The sizes of one block on one rank, and its linear layers. Build one with `lay_out`."""
+
+    degrees: Degrees[X]
+    work: Work[X]
+    choices: Choices
+
+    @property
+    def stack(self) -> Stack:
+        """The framework whose operators these are."""
+        return self.choices.stack
+
+    @property
+    def a(self) -> int:
+        """Bytes of one activation element."""
+        return self.work.activation_bytes
+
+    @cached_property
+    def tokens(self) -> X:
+        """Tokens on this rank inside a split layer: T = B * S over the axes that split the sequence."""
+        return divide(self.work.B * self.work.S, self.degrees.cp)
+
+    @property
+    def residual_tokens(self) -> X:
+        """Tokens of the residual stream on this rank."""
+        return self.tokens
+
+    def residual_width(self, D: int) -> X:
+        """Width of the residual stream on this rank."""
+        return D + 0 * self.tokens
+
+    def split(self, size: int) -> X:
+        """Return a size divided over the tensor-parallel ranks."""
+        return divide(cast(X, size), self.degrees.tp)
+
+    def kv_heads(self, K: int) -> X:
+        """Key-value heads on a rank: never below one, they are replicated when tp exceeds K."""
+        return maximum(divide(cast(X, K), self.degrees.tp), 1)
+
+    def residual(self, name: str, D: int, born: str) -> Tensor[X]:
+        """A tensor of the residual stream."""
+        return Tensor(name=name, size_bytes=self.a * self.residual_tokens * self.residual_width(D), born=born)
+
+    def activation(self, name: str, width: X, born: str) -> Tensor[X]:
+        """A tensor inside a split layer, `width` elements a token."""
+        return Tensor(name=name, size_bytes=self.a * self.tokens * width, born=born)
+
+    def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+        """A linear layer whose outputs are split; `source` is its input, saved for the weight gradient."""
+        raise NotImplementedError
+
+    def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+        """A linear layer whose inputs are split and whose output returns to the residual stream."""
+        raise NotImplementedError
+
+    def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
+        """A linear layer on the residual stream's own tokens with weights replicated over the tensor-parallel ranks."""
+        weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+        return matmul(self, name, region, (self.residual_tokens, shape.outputs, shape.inputs), weights, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Generic[X]):
+    """A linear layer: features in and out on one rank where split, and `whole_*` in the model; `kernels` launches."""
+
+    inputs: X
+    outputs: X
+    whole_inputs: int
+    whole_outputs: int
+    bias: bool = False
+    kernels: float = 1
+    kind: Literal["matrix", "head"] = "matrix"
+    owned: bool = True
+
+
+def linear_weights(name: str, shape: Shape[X], elements: X, bias: X) -> tuple[Weight[X], ...]:
+    """Return the weights of a linear layer: the matrix and, when it has one, the bias."""
+    if not shape.owned:
+        return ()
+    zero = 0 * elements
+    found = [Weight(name=f"{name}.weight", elements=elements, whole=zero + shape.whole_inputs * shape.whole_outputs, kind=shape.kind)]
+    if shape.bias:
+        found.append(Weight(name=f"{name}.bias", elements=bias, whole=zero + shape.whole_outputs, kind="vector"))
+    return tuple(found)
+
+
+def matmul_flops(m: X, n: X, k: X) -> X:
+    """Return the FLOPs of an (m, k) by (k, n) product: a multiply and an add for each of m * n * k.
+
+    >>> matmul_flops(2, 3, 4)
+    48
+    """
+    return 2 * m * n * k
+
+
+def matmul(y: Layout[X], name: str, region: str, mnk: tuple[X, X, X], weights: tuple[Weight[X], ...], source: Tensor[X],
+           **more: object) -> Op[X]:  # fmt: skip
+    """Return the operator of a linear layer: each operand is moved once per product.
+
+    Forward reads the input and the weight and writes the output; the input gradient reads the output gradient and the weight;
+    the weight gradient reads input and output gradient, and reads and writes the accumulated gradient.
+    """
+    m, n, k = mnk
+    flops = matmul_flops(m, n, k)
+    edges, weight = y.a * (m * k + m * n), n * k
+    kernels = more.pop("kernels", 1)
+    return Op(
+        name=name, kind="matmul", region=region, flops=flops, forward_bytes=edges + y.work.weight_bytes * weight,
+        backward_flops=flops, backward_bytes=edges + y.work.weight_bytes * weight,
+        weight_flops=flops, weight_bytes=edges + 2 * y.work.gradient_bytes * weight,
+        rows=m, columns=n, inner=k, weights=weights, reads=(source,), saves=(source,), dtype=y.work.dtype,
+        model_flops=flops, output_bytes=y.a * m * n, kernels=cast(float, kernels), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def memory_op(y: Layout[X], name: str, region: str, moved: tuple[X, X], **more: object) -> Op[X]:
+    """Return an operator bound by memory that moves so many bytes forward and backward."""
+    zero = 0 * moved[0]
+    return Op(
+        name=name, kind="memory", region=region, flops=zero, forward_bytes=moved[0], backward_flops=zero, backward_bytes=moved[1],
+        weight_flops=zero, weight_bytes=zero, rows=zero, columns=zero, inner=zero, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+class OneD(Layout[X]):
+    """Megatron's tensor parallelism, with or without sequence parallelism, times context parallelism."""
+
+    @cached_property
+    def residual_tokens(self) -> X:
+        """Tokens of the residual stream: divided by tp under sequence parallelism."""
+        return divide(self.tokens, self.degrees.tp) if self.choices.sequence_parallel else self.tokens
+
+    def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+        """Enter a split layer: all-gather forward under sequence parallelism, reduction of the input gradient backward.
+
+        The saved input stays sharded, so the weight gradient gathers it again beside the input gradient's product
+        (Megatron-LM core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+        """
+        full = self.a * self.tokens * shape.inputs
+        gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input")
+        if self.choices.sequence_parallel:
+            back: tuple[Collective[X], ...] = (
+                    Collective(axis="tp", verb="all_gather", size_bytes=full, hides="compute", tensor="input"),
+                    Collective(axis="tp", verb="reduce_scatter", size_bytes=full, hides="compute", tensor="input gradient"))  # fmt: skip
+            forward: tuple[Collective[X], ...] = (gather,)
+        else:
+            forward = ()
+            back = (Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="compute", tensor="input gradient"),)
+        weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+        return matmul(self, name, region, (self.tokens, shape.outputs, shape.inputs), weights, source,
+                      forward=forward, backward=back, kernels=shape.kernels, **more)  # fmt: skip
+
+    def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+        """Leave a split layer: reduce-scatter under sequence parallelism, else all-reduce; mirrored backward."""
+        full = self.a * self.tokens * shape.outputs
+        if self.choices.sequence_parallel:
+            forward = (Collective(axis="tp", verb="reduce_scatter", size_bytes=full, tensor="output"),)
+            back: tuple[Collective[X], ...] = (Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="output gradient"),)
+        else:
+            forward = (Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output"),)
+            back = ()
+        weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+        return matmul(self, name, region, (self.tokens, shape.outputs, shape.inputs), weights, source,
+                      forward=forward, backward=back, kernels=shape.kernels, **more)  # fmt: skip
+
+
+class Summa(Layout[X]):
+    """Two-dimensional linear layers (SUMMA) on a tp x tp2 grid; attention splits heads over tp and the sequence over tp2.
+
+    X is (T/tp2, D/tp), W is (D/tp2, F/tp), Y is (T/tp2, F/tp). Panels of X travel along tp, panels of W along tp2; backward
+    the products dX and dW reduce along the same axes (docs/formulas.md, two-dimensional layouts).
+    """
+
+    @cached_property
+    def tokens(self) -> X:
+        """Tokens on this rank: the sequence is split over cp and tp2."""
+        return divide(self.work.B * self.work.S, self.degrees.cp * self.degrees.tp2)
+
+    def residual_width(self, D: int) -> X:
+        """The residual stream is split in width over tp."""
+        return divide(cast(X, D), self.degrees.tp)
+
+    def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+        """A product by panels; the saved input is the rank's own tile."""
+        return self._panels(name, region, shape, source, shape.inputs, shape.outputs, **more)
+
+    def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+        """The same product: SUMMA does not distinguish entering from leaving."""
+        tp = self.degrees.tp
+        return self._panels(name, region, shape, source, shape.inputs * tp, divide(shape.outputs, tp), **more)
+
+    def _panels(self, name: str, region: str, shape: Shape[X], source: Tensor[X], inner: X, outputs: X, **more: object) -> Op[X]:
+        w, nb, m = self.work.weight_bytes, self.degrees.panels, self.tokens
+        left, right = self.a * m * inner, w * inner * outputs
+        own = divide(inner, self.degrees.tp2) * outputs
+
+        def panel(axis: Literal["tp", "tp2"], verb: Literal["broadcast", "reduce"], size: X, tensor: str) -> Collective[X]:
+            return Collective(axis=axis, verb=verb, size_bytes=size / nb, count=nb, hides="panels", tensor=tensor)
+
+        forward = (panel("tp", "broadcast", left, "input"), panel("tp2", "broadcast", right, "weight"))
+        back = (panel("tp2", "broadcast", right, "weight"), panel("tp", "reduce", left, "input gradient"),
+                panel("tp", "broadcast", left, "input"), panel("tp2", "reduce", right, "weight gradient"))  # fmt: skip
+        weights = linear_weights(name, shape, own, outputs)
+        return matmul(self, name, region, (m, outputs, inner), weights, source, forward=forward, backward=back,
+                      kernels=shape.kernels * nb, **more)  # fmt: skip
+
+    def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
+        """Small layers are products by panels too: nothing is replicated."""
+        return self._panels(name, region, shape, source, shape.inputs, self.split(shape.whole_outputs))
+
+
+def lay_out(degrees: Degrees[X], work: Work[X], choices: Choices) -> Layout[X]:
+    """Return the layout that the choices name."""
+    return (Summa if choices.layout == "summa" else OneD)(degrees, work, choices)

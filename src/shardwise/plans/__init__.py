@@ -1,0 +1,27 @@
+"""How it is laid out and what runs it."""
+
+from shardwise.plans._jobs import Serving, Training
+from shardwise.plans._placement import degrees, groups, spans
+from shardwise.plans._plan import (
+    AXES,
+    CONTEXT_KINDS,
+    LAYOUTS,
+    RECOMPUTES,
+    SCHEDULES,
+    SHARDINGS,
+    Axis,
+    ContextKind,
+    LayoutKind,
+    Plan,
+    Recompute,
+    Schedule,
+    Sharding,
+)
+from shardwise.plans._precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, find_optimizer, find_precision
+from shardwise.plans._stack import Stack, find_stack, stack_names
+
+__all__ = [
+    "AXES", "CONTEXT_KINDS", "LAYOUTS", "OPTIMIZERS", "PRECISIONS", "RECOMPUTES", "SCHEDULES", "SHARDINGS", "Axis", "ContextKind",
+    "LayoutKind", "Optimizer", "Plan", "Precision", "Recompute", "Schedule", "Serving", "Sharding", "Stack", "Training", "degrees",
+    "find_optimizer", "find_precision", "find_stack", "groups", "spans", "stack_names",
+]  # fmt: skip

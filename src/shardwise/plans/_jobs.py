@@ -1,0 +1,53 @@
+"""What is asked: a training run or a served batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A training job; `global_batch` is in sequences of `seq_len` tokens, 0 budgets and rates mean not asked.
+
+    `mean_tokens_squared` is the mean of squared document lengths over seq_len squared for packed sequences (1: no packing).
+    `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and hour.
+
+    >>> Training(seq_len=8192, global_batch=1024).tokens_per_step
+    8388608
+    """
+
+    seq_len: int
+    global_batch: int
+    token_budget: float = 0.0
+    precision: str = ""
+    optimizer: str = "adam"
+    dropout: bool | None = None
+    expert_imbalance: float = 1.0
+    attention_density: float = 1.0
+    failures_per_device_hour: float = 0.0
+    restart_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    checkpoint_interval_seconds: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens consumed by one optimizer step."""
+        return self.seq_len * self.global_batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """A static batch to be served: `batch` requests of `input_tokens`, each generating `output_tokens`.
+
+    >>> Serving(batch=8, input_tokens=512, output_tokens=32).batch
+    8
+    """
+
+    batch: int = 1
+    input_tokens: int = 512
+    output_tokens: int = 32
+    weights: str = "bf16"
+    kv_cache: str = "bf16"
+    compute: str = "bf16"
+    memory_fraction: float = 0.9
+    expert_imbalance: float = 1.0

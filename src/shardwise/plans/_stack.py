@@ -1,0 +1,83 @@
+"""The framework that runs a plan: what its operators save, which buffers it holds, what it overlaps.
+
+Two stacks with the same plan keep different bytes. Each stack is one table of `stacks.toml`, with the source of every entry.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, TypeAlias
+
+from shardwise.errors import InputError, Problem
+
+Kernel: TypeAlias = Literal["eager", "fused"]
+AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
+LossKernel: TypeAlias = Literal["eager", "vocab-parallel", "fused"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """One framework in one version.
+
+    `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path. `gradients`
+    "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by `zero_grad`.
+    `optimizer_step` says which temporaries the update makes. `overlap_*` says what runs beside compute.
+    """
+
+    name: str
+    title: str
+    norm: Kernel
+    attention: AttentionKernel
+    activation: Kernel
+    loss: LossKernel
+    experts: Literal["grouped-mm", "permuted"]
+    gradients: Literal["persistent", "transient"]
+    optimizer_step: Literal["single", "foreach", "fused"]
+    precision: str
+    vocab_multiple: int
+    dropout_mask_bytes: int
+    merged_attention_copy: bool
+    overlap_gradients: bool
+    overlap_parameters: bool
+    overlap_sends: bool
+    overlap_tensor: bool
+    eager_launch_seconds: float
+    step_overhead_seconds: float
+    context_bytes: float
+    communicator_bytes: float
+    reserved_over_allocated: float
+    workspace_bytes: float
+    sources: tuple[tuple[str, str], ...]
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("shardwise.plans").joinpath("stacks.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def stack_names() -> tuple[str, ...]:
+    """Return the names of the stacks that are known.
+
+    >>> "megatron" in stack_names()
+    True
+    """
+    return tuple(_table())
+
+
+@cache
+def find_stack(name: str) -> Stack:
+    """Return the named stack; raises `InputError` naming the known ones.
+
+    >>> find_stack("transformers").norm
+    'eager'
+    """
+    table = _table()
+    if name not in table:
+        raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
+    row = table[name]
+    values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources")}
+    return Stack(name=name, sources=tuple(row["sources"].items()), **values)
