@@ -1,1 +1,49 @@
 """What a model is."""
+
+from shardwise.models._fields import FIELDS, Field
+from shardwise.models._importer import model_from_config
+from shardwise.models._load import load_model, model_names
+from shardwise.models._model import (
+    MLP,
+    Attention,
+    Block,
+    FeedForward,
+    GatedDelta,
+    Indexer,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Mlstm,
+    Model,
+    MoE,
+    Projection,
+    RecurrentGate,
+    Rwkv,
+    ShortConv,
+)
+
+__all__ = [
+    "FIELDS",
+    "MLP",
+    "Attention",
+    "Block",
+    "FeedForward",
+    "Field",
+    "GatedDelta",
+    "Indexer",
+    "LatentAttention",
+    "Mamba1",
+    "Mamba2",
+    "Mixer",
+    "Mlstm",
+    "MoE",
+    "Model",
+    "Projection",
+    "RecurrentGate",
+    "Rwkv",
+    "ShortConv",
+    "load_model",
+    "model_from_config",
+    "model_names",
+]

@@ -7,10 +7,14 @@ A `Model` says what is computed, never how it is laid out. Counts of parameters 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from os import PathLike
+from typing import Any, Literal, TypeAlias
 
-NormKind: TypeAlias = Literal["rmsnorm", "layernorm", "layernorm-no-bias", "none"]
+NormKind: TypeAlias = Literal[
+    "rmsnorm", "layernorm", "layernorm-no-bias", "rmsnorm-no-weight", "layernorm-no-weight", "none"
+]
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "xielu"]
 
 
@@ -39,7 +43,7 @@ class Attention:
     v_head_dim: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: Literal["none", "head", "heads", "full"] = "none"
     qk_norm_kind: NormKind = "rmsnorm"
     v_norm: bool = False
     sinks: bool = False
@@ -126,8 +130,8 @@ class Mamba2:
 class GatedDelta:
     """Gated delta rule linear attention (arXiv:2412.06464).
 
-    `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next), or "kda" (Kimi Linear, whose decay
-    and output gates go through a low rank of `head_dim`).
+    `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next), or "kda" (Kimi Linear, whose
+    decay and output gates go through a low rank of `value_dim`).
     """
 
     key_heads: int
@@ -173,14 +177,12 @@ class Mlstm:
     bias: bool = False
 
 
-Mixer: TypeAlias = (
-    Attention | LatentAttention | Mamba1 | Mamba2 | GatedDelta | ShortConv | RecurrentGate | Rwkv | Mlstm
-)
+Mixer: TypeAlias = Attention | LatentAttention | Mamba1 | Mamba2 | GatedDelta | ShortConv | RecurrentGate | Rwkv | Mlstm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MLP:
-    """A feed-forward of width `ffn`; gated ones have a gate and an up projection. `style` "rwkv" adds its receptance."""
+    """A feed-forward of width `ffn`; gated ones have a gate and an up projection; style "rwkv" adds a receptance."""
 
     ffn: int
     gated: bool = True
@@ -193,8 +195,9 @@ class MLP:
 class MoE:
     """Routed experts of width `ffn`, `top_k` per token, with optional shared experts that every token visits.
 
-    `latent` is the width the routed experts work on (0: hidden). `correction_bias` is one router value per expert, a buffer
-    in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost nothing.
+    `latent` is the width the routed experts work on (0: hidden). `correction_bias` is one router value per expert, a
+    buffer in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost
+    nothing.
     """
 
     experts: int
@@ -219,9 +222,10 @@ FeedForward: TypeAlias = MLP | MoE
 class Block:
     """One layer: mixers on the residual stream (several run side by side), then feed-forwards, with `norms` norms.
 
-    `parallel` marks a block whose mixer and feed-forward read the same input and are added together. Blocks with the same
-    non-empty `shared_weights` own one copy of their weights. `extras` are further projections of the block.
-    `dense_beside_moe` is a second feed-forward (longcat, llama4 have theirs as shared experts instead).
+    `parallel` marks a block whose mixer and feed-forward read the same input and are added together. Blocks with the
+    same non-empty `shared_weights` own one copy of their weights. `extras` are further projections of the block,
+    `extra_vectors` the number of further learned values outside the operators. `also` are blocks inside this layer,
+    after its own mixers and feed-forward (LongCat's second half).
     """
 
     mixers: tuple[Mixer, ...]
@@ -239,8 +243,8 @@ class Block:
 class Model:
     """A language model. Build one with `Model.load`; every width is stored, none is derived later.
 
-    `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each with a
-    2 * hidden to hidden projection and `mtp_norms` norms beside its block.
+    `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each
+    with a 2 * hidden to hidden projection and `mtp_norms` norms beside its block.
     """
 
     name: str
@@ -267,6 +271,17 @@ class Model:
     extra_vectors: int = 0
     quantization: str = ""
     assumptions: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def load(cls, name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> Model:
+        """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
+
+        >>> Model.load("gpt2").hidden
+        768
+        """
+        from shardwise.models._load import load_model
+
+        return load_model(name_or_path, overrides)
 
     @property
     def kinds(self) -> Counter[Block]:

@@ -1,0 +1,265 @@
+"""Reading a configuration file: one checked getter per kind of value, and a record of what was read.
+
+A `Config` never raises while a family reads it: it collects problems, hands back a harmless stand-in, and raises once
+at the end, so that a person sees everything that is wrong with a file at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardwise.errors import Problem, Problems
+from shardwise.models._fields import FIELDS, keys_of
+from shardwise.models._no_effect import NO_EFFECT
+
+DROPOUTS = (
+    *("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "emb_pdrop", "dropout"),
+    *("residual_dropout", "embedding_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "ffn_dropout"),
+    *("attn_dropout", "resid_dropout", "embed_dropout"),
+)
+MOST_LAYERS = 100_000
+_MISSING: Any = object()
+_REQUIRED: Any = object()
+
+
+class Config:
+    """One configuration: the file's keys over the class defaults of its family, with overrides on top.
+
+    >>> config = Config({"n_embd": 768}, "gpt2", overrides={"num_layers": 2})
+    >>> config.size("hidden_size"), config.size("num_layers")
+    (768, 2)
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        model_type: str,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        nested: bool = False,
+    ) -> None:
+        self.raw = raw
+        self.model_type = model_type
+        self.defaults = defaults or {}
+        self.overrides = overrides or {}
+        self.nested = nested
+        self.problems = Problems()
+        self.notes: list[str] = []
+        self._read: set[str] = set()
+        self._overridden: dict[str, Any] = {}
+        self._defaulted: dict[str, Any] = {}
+
+    def size(self, name: str, *keys: str, default: Any = _REQUIRED) -> int:
+        """Return a whole number of at least 1; `keys` are further keys of the file, tried before the field's own."""
+        key, value = self._find(name, keys)
+        if value is _MISSING:
+            return 1 if default is _REQUIRED and self._missing(name) else int(default)
+        if value is None and default is not _REQUIRED:
+            return int(default)
+        return self._whole(key, value, 1)
+
+    def count(self, name: str, *keys: str, default: Any = 0) -> int:
+        """Return a whole number of at least 0; null means none."""
+        key, value = self._find(name, keys)
+        if value is _MISSING:
+            return 0 if default is _REQUIRED and self._missing(name) else int(default)
+        return 0 if value is None else self._whole(key, value, 0)
+
+    def flag(self, name: str, *keys: str, default: bool = False) -> bool:
+        """Return a truth value; null means the default."""
+        key, value = self._find(name, keys)
+        if value is _MISSING or value is None:
+            return default
+        if not isinstance(value, bool):
+            self.problems.add(key, value, "must be true or false", "write true or false")
+            return default
+        return value
+
+    def number(self, name: str, *keys: str, default: float) -> float:
+        """Return a positive number, whole or not."""
+        key, value = self._find(name, keys)
+        if value is _MISSING or value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            self.problems.add(key, value, "must be a number above 0", f"write a number such as {default}")
+            return default
+        return value
+
+    def probability(self, name: str) -> float:
+        """Return a number from 0 to 1; absent and null mean 0."""
+        key, value = self._find(name, ())
+        if value is _MISSING or value is None:
+            return 0.0
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            self.problems.add(key, value, "must be a number from 0 to 1", "write a number such as 0.1")
+            return 0.0
+        return value
+
+    def text(self, name: str, *keys: str, default: str = "") -> str:
+        """Return a word; null means the default."""
+        key, value = self._find(name, keys)
+        if value is _MISSING or value is None:
+            return default
+        if not isinstance(value, str):
+            self.problems.add(key, value, "must be text", f"write a word such as {default or 'silu'!r}")
+            return default
+        return value
+
+    def sequence(self, name: str, length: int, kind: type = str) -> list[Any]:
+        """Return a list with an entry for each of `length` layers, or an empty list when the file has none.
+
+        Where an override asks for fewer layers the list is cut, and for more it is continued if it repeats with a
+        period. Any other length is refused.
+        """
+        key, value = self._find(name, ())
+        if value is _MISSING or value is None:
+            return []
+        if not isinstance(value, Sequence) or isinstance(value, str) or not all(_is(kind, v) for v in value):
+            word = {int: "whole numbers", str: "words"}.get(kind, f"{kind.__name__} values")
+            remedy = "write one entry for each layer, or leave it out"
+            self.problems.add(key, value, f"must be a list of {word}", remedy)
+            return []
+        return self._fitted(key, list(value), length)
+
+    def indices(self, name: str) -> list[int] | None:
+        """Return a list of layer numbers, or None when the file has none."""
+        key, value = self._find(name, ())
+        if value is _MISSING or value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str) or not all(_is(int, v) and v >= 0 for v in value):
+            self.problems.add(key, value, "must be a list of layer numbers", "write whole numbers of at least 0")
+            return None
+        return list(value)
+
+    def section(self, name: str) -> Config:
+        """Return a nested object of the file as a configuration that shares this one's problems and notes."""
+        key, value = self._find(name, ())
+        if value is not _MISSING and value is not None and not isinstance(value, Mapping):
+            self.problems.add(key, value, "must be an object", "write { } with its fields")
+        inner = Config(value if isinstance(value, Mapping) else {}, self.model_type, overrides=self.overrides)
+        inner.problems, inner.notes, inner._overridden = self.problems, self.notes, self._overridden
+        return inner
+
+    def has(self, name: str, *keys: str) -> bool:
+        """Return whether the file or an override gives the field a value; class defaults do not count."""
+        return name in self.overrides or any(self.raw.get(key) is not None for key in (*keys, *keys_of(name)))
+
+    def accept(self, *names: str) -> None:
+        """Take keys as read: the family knows them and has no use for what they say."""
+        self._read.update(key for name in names for key in keys_of(name))
+
+    def note(self, text: str) -> None:
+        """Record something that was assumed."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def expect(self, holds: bool, name: str, rule: str, remedy: str) -> None:
+        """Record a problem with a field unless the condition holds."""
+        if not holds:
+            key, value = self._find(name, ())
+            self.problems.add(key, None if value is _MISSING else value, rule, remedy)
+
+    def layers(self) -> int:
+        """Return the number of layers."""
+        number = self.size("num_layers")
+        if number > MOST_LAYERS:
+            self.problems.add("num_layers", number, f"must be at most {MOST_LAYERS}", "write the number of layers")
+            return 1
+        return number
+
+    def finish(self) -> tuple[str, ...]:
+        """Raise every problem at once, or return what was assumed."""
+        self._refuse_unused_overrides()
+        self.problems.raise_if_any()
+        return tuple([*self._say_overrides(), *self.notes, *self._say_defaults(), *self._say_ignored()])
+
+    def _find(self, name: str, keys: tuple[str, ...]) -> tuple[str, Any]:
+        if name in self.overrides:
+            self._overridden[name] = self._in_file(name, keys)[1]
+            return name, self.overrides[name]
+        key, value = self._in_file(name, keys)
+        if value is _MISSING:
+            for other in (*keys, *keys_of(name)):
+                if other in self.defaults:
+                    self._defaulted[other] = self.defaults[other]
+                    return other, self.defaults[other]
+        return key, value
+
+    def _in_file(self, name: str, keys: tuple[str, ...]) -> tuple[str, Any]:
+        """The first key that the file holds; others that agree are read along, others that disagree are a problem."""
+        found = [key for key in dict.fromkeys((*keys, *keys_of(name))) if key in self.raw]
+        if not found:
+            return name, _MISSING
+        self._read.update(found)
+        given = [key for key in found if self.raw[key] is not None] or found
+        first = given[0]
+        for other in given[1:]:
+            if self.raw[other] != self.raw[first] and name not in self.overrides:
+                rule = f"disagrees with {first} = {self.raw[first]!r}, which means the same"
+                self.problems.items.append(Problem(other, self.raw[other], rule, f"keep one of {first} and {other}"))
+        return first, self.raw[first]
+
+    def _missing(self, name: str) -> bool:
+        self.problems.add(name, None, "is missing", f"add {keys_of(name)[0]} to the configuration, or override {name}")
+        return True
+
+    def _whole(self, key: str, value: object, least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.problems.add(key, value, f"must be a whole number of at least {least}", "write a whole number")
+            return max(least, 1)
+        return value
+
+    def _fitted(self, key: str, values: list[Any], length: int) -> list[Any]:
+        if len(values) == length:
+            return values
+        period = _period(values)
+        if "num_layers" in self.overrides and (len(values) > length or period):
+            verb = "cut" if len(values) > length else "repeated"
+            self.note(f"{key} lists {len(values)} layers and was {verb} to {length}")
+            return values[:length] if len(values) > length else [values[i % period] for i in range(length)]
+        rule = f"lists {len(values)} layers where the model has {length}"
+        self.problems.add(key, f"[{len(values)} entries]", rule, f"list {length} layers, or leave {key} out")
+        return [*values, *[values[-1] if values else ""] * length][:length]
+
+    def _refuse_unused_overrides(self) -> None:
+        for name in self.overrides:
+            if name in self._overridden:
+                continue
+            used = ", ".join(sorted(field for field in FIELDS if field in self._used_fields()))
+            rule = f"is a field that {self.model_type} models have no use for"
+            self.problems.add(name, self.overrides[name], rule, f"leave it out, or override one of: {used}")
+
+    def _used_fields(self) -> set[str]:
+        read = self._read | set(self._defaulted)
+        return {name for name, field in FIELDS.items() if name in self._overridden or read & set(field.keys)}
+
+    def _say_overrides(self) -> list[str]:
+        return [
+            f"override: {name} = {self.overrides[name]!r}" + ("" if old is _MISSING else f" (was {old!r})")
+            for name, old in self._overridden.items()
+        ]
+
+    def _say_defaults(self) -> list[str]:
+        told = {k: v for k, v in self._defaulted.items() if v or k == "tie_word_embeddings"}
+        if not told:
+            return []
+        listing = ", ".join(f"{key} = {value!r}" for key, value in told.items())
+        return [f"absent from the file, so the {self.model_type} default: {listing}"]
+
+    def _say_ignored(self) -> list[str]:
+        ignored = sorted(k for k in self.raw if k not in self._read and k not in NO_EFFECT and not k.startswith("_"))
+        return [f"ignored: {', '.join(ignored)}"] if ignored else []
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _period(values: list[Any]) -> int:
+    """The length of the pattern that the list repeats at least twice, or 0."""
+    for period in range(1, len(values) // 2 + 1):
+        if all(values[i] == values[i - period] for i in range(period, len(values))):
+            return period
+    return 0

@@ -1,0 +1,115 @@
+"""The fields that describe a model, under one name each, with the keys that configuration files use for them.
+
+Every field is also an override (`Model.load(name, {"num_layers": 4})`) and a flag of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Field(NamedTuple):
+    """One field: its name here, its type, what it means, and its keys in configuration files in order of preference."""
+
+    name: str
+    kind: type
+    help: str
+    keys: tuple[str, ...]
+
+
+def _fields(kind: type, rows: tuple[tuple[str, str, str], ...]) -> dict[str, Field]:
+    """Make the fields of one type from rows of name, keys and help; the name itself is a key too, the last one."""
+    return {name: Field(name, kind, text, tuple(dict.fromkeys([*keys.split(), name]))) for name, keys, text in rows}
+
+
+_SIZES = (
+    ("hidden_size", "hidden_size n_embd d_model", "width of the residual stream"),
+    ("num_layers", "num_hidden_layers n_layer n_layers num_layers num_blocks", "number of layers"),
+    ("vocab_size", "vocab_size padded_vocab_size", "rows of the embedding table"),
+    (
+        "max_context",
+        "max_position_embeddings n_positions max_seq_len model_max_length context_length n_ctx",
+        "longest context",
+    ),
+    ("num_attention_heads", "num_attention_heads n_head n_heads", "query heads"),
+    (
+        "num_key_value_heads",
+        "num_key_value_heads num_kv_heads n_head_kv "
+        "num_query_groups num_attention_groups kv_n_heads multi_query_group_num",
+        "key-value heads",
+    ),
+    ("head_dim", "head_dim attention_head_dim", "width of one head"),
+    ("v_head_dim", "v_head_dim", "width of one value head"),
+    ("ffn", "intermediate_size n_inner ffn_dim ffn_hidden_size", "width of the dense feed-forward"),
+    ("window", "sliding_window attention_window_size window_size", "tokens a sliding-window layer sees, 0 for none"),
+    ("attention_chunk", "attention_chunk_size", "tokens of one attention chunk, 0 for none"),
+    ("q_lora_rank", "q_lora_rank", "rank of the latent query, 0 for a full-rank projection"),
+    ("kv_lora_rank", "kv_lora_rank", "rank of the latent key and value"),
+    ("qk_nope_head_dim", "qk_nope_head_dim", "head width without rotary position"),
+    ("qk_rope_head_dim", "qk_rope_head_dim", "head width with rotary position"),
+    ("index_n_heads", "index_n_heads", "heads of the sparse-attention indexer"),
+    ("index_head_dim", "index_head_dim", "head width of the sparse-attention indexer"),
+    ("index_topk", "index_topk", "past tokens that the indexer selects"),
+    (
+        "num_experts",
+        "num_local_experts num_experts n_routed_experts moe_num_experts",
+        "routed experts of a mixture layer",
+    ),
+    (
+        "experts_per_token",
+        "num_experts_per_tok moe_topk moe_k num_experts_per_token top_k_experts moe_top_k experts_per_token",
+        "experts each token visits",
+    ),
+    ("expert_ffn", "moe_intermediate_size expert_ffn_hidden_size moe_ffn_hidden_size", "width of one routed expert"),
+    (
+        "num_shared_experts",
+        "n_shared_experts num_shared_experts moe_num_shared_experts",
+        "experts that every token visits",
+    ),
+    (
+        "shared_expert_ffn",
+        "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size share_expert_dim",
+        "width of the shared expert",
+    ),
+    ("first_dense_layers", "first_k_dense_replace num_dense_layers", "leading layers with a dense feed-forward"),
+    ("moe_latent", "moe_latent_size", "width that routed experts work on, 0 for the hidden size"),
+    (
+        "num_mtp_layers",
+        "num_nextn_predict_layers mtp_num_hidden_layers num_mtp_layers num_mtp_modules",
+        "multi-token-prediction layers",
+    ),
+    ("ssm_state", "state_size mamba_d_state ssm_state_size mamba_state_dim", "state size of a state-space layer"),
+    ("ssm_conv", "conv_kernel mamba_d_conv", "convolution width of a state-space layer"),
+    ("ssm_heads", "mamba_num_heads mamba_n_heads n_mamba_heads", "heads of a state-space layer"),
+    ("ssm_head_dim", "mamba_head_dim mamba_headdim", "head width of a state-space layer"),
+    (
+        "ssm_groups",
+        "n_groups mamba_n_groups mamba_ngroups mamba_num_groups",
+        "groups of B and C of a state-space layer",
+    ),
+    ("ssm_chunk", "chunk_size mamba_chunk_size", "tokens of one state-space chunk"),
+    ("linear_key_heads", "linear_num_key_heads linear_num_heads", "key heads of linear attention"),
+    ("linear_value_heads", "linear_num_value_heads", "value heads of linear attention"),
+    ("linear_key_head_dim", "linear_key_head_dim linear_head_dim", "key head width of linear attention"),
+    ("linear_value_head_dim", "linear_value_head_dim", "value head width of linear attention"),
+    ("linear_conv", "linear_conv_kernel_dim", "convolution width of linear attention"),
+)
+
+_FLAGS = (
+    ("tied", "tie_word_embeddings", "whether the output head shares the embedding table"),
+    ("attention_bias", "attention_bias qkv_bias use_qkv_bias", "whether attention projections have biases"),
+    ("mlp_bias", "mlp_bias", "whether feed-forward projections have biases"),
+)
+
+FIELDS: dict[str, Field] = _fields(int, _SIZES) | _fields(bool, _FLAGS)
+"""Every field of a model by name; each is an override and a flag."""
+
+
+def keys_of(name: str) -> tuple[str, ...]:
+    """Return the keys under which configuration files hold a field.
+
+    >>> keys_of("experts_per_token")[:2]
+    ('num_experts_per_tok', 'moe_topk')
+    """
+    field = FIELDS.get(name)
+    return field.keys if field else (name,)

@@ -1,0 +1,105 @@
+"""From the keys of a configuration file to a `Model`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from shardwise.errors import InputError, Problem
+from shardwise.models._config import Config
+from shardwise.models._fields import FIELDS
+from shardwise.models._model import Model
+from shardwise.models.families import FAMILIES, SAME_AS, builder
+
+_WRAPPED = ("text_config", "language_config", "llm_config", "thinker_config")
+_STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
+_OUTER = ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype")
+
+
+def model_from_config(
+    raw: Mapping[str, Any], *, name: str = "", overrides: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
+) -> Model:
+    """Return the model that a Hugging Face style configuration describes.
+
+    >>> keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    >>> model_from_config(keys).hidden
+    768
+    """
+    keys, nested, more = _unwrap(raw)
+    model_type = _model_type(keys, more)
+    keys, canonical = _place(keys, overrides or {})
+    c = Config(keys, model_type, defaults=_defaults(model_type, nested), overrides=canonical)
+    c.notes += [*notes, *more]
+    model = builder(model_type)(c)
+    quantization = _quantization(c)
+    assumptions = c.finish()
+    return replace(model, name=name or model.name, quantization=quantization, assumptions=assumptions)
+
+
+def _unwrap(raw: Mapping[str, Any]) -> tuple[dict[str, Any], bool, list[str]]:
+    """The language model's own keys, whether they stood inside a wrapper, and what was assumed."""
+    if not isinstance(raw, Mapping):
+        remedy = "give the contents of config.json"
+        raise InputError([Problem("config", type(raw).__name__, "must be an object", remedy)])
+    for key in _WRAPPED:
+        inner = raw.get(key)
+        if isinstance(inner, Mapping):
+            outer = {k: raw[k] for k in _OUTER if k in raw}
+            kept, _, notes = _unwrap({**outer, **inner})
+            kept.setdefault("model_type", raw.get("model_type"))
+            return kept, True, [f"only the language model ({key}) is described, not the parts around it", *notes]
+    return dict(raw), False, []
+
+
+def _model_type(keys: Mapping[str, Any], notes: list[str]) -> str:
+    word = keys.get("model_type")
+    if not isinstance(word, str):
+        remedy = 'add "model_type", such as "llama"'
+        raise InputError([Problem("model_type", word, "is missing or not text", remedy)])
+    known = SAME_AS.get(word, word)
+    if known not in FAMILIES:
+        near = get_close_matches(word, [*FAMILIES, *SAME_AS], 3, 0.5)
+        remedy = f"use a supported type{', such as ' + ', '.join(near) if near else ''}"
+        raise InputError([Problem("model_type", word, "is not a supported family", remedy)])
+    if known != word:
+        notes.append(f"model_type {word} is read as {known}")
+    return known
+
+
+def _place(keys: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Overrides by field name apart; overrides by a file's key (`n_embd`) put in its place in the file."""
+    canonical = {name: value for name, value in overrides.items() if name in FIELDS}
+    for key, value in overrides.items():
+        if key not in FIELDS:
+            keys[key] = value
+    return keys, canonical
+
+
+@cache
+def _class_defaults() -> dict[str, dict[str, Any]]:
+    text = (Path(__file__).parent / "class_defaults.json").read_text(encoding="ascii")
+    return cast(dict[str, dict[str, Any]], json.loads(text)["defaults"])
+
+
+def _defaults(model_type: str, nested: bool) -> dict[str, Any]:
+    """The class defaults; sizes that every file states have none, unless a wrapper saved only the differences."""
+    defaults = _class_defaults().get(model_type, {})
+    if nested:
+        return defaults
+    stated = {key for name in _STATED for key in FIELDS[name].keys}
+    return {key: value for key, value in defaults.items() if key not in stated}
+
+
+def _quantization(c: Config) -> str:
+    """The method of a quantised checkpoint, such as fp8, mxfp4, awq or gptq with its bits; empty when there is none."""
+    if c.raw.get("quantization_config") is None:
+        c.accept("quantization_config")
+        return ""
+    section = c.section("quantization_config")
+    method, bits = section.text("quant_method"), section.count("bits")
+    return f"{method}-int{bits}" if bits else method or section.text("quant_algo")

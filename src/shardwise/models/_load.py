@@ -1,0 +1,119 @@
+"""Finding a model by catalogue name, path or hub id."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from shardwise.errors import InputError, Problem
+from shardwise.models._importer import model_from_config
+from shardwise.models._model import Model
+
+_TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
+
+
+def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Model:
+    """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
+
+    A catalogue name wins over a path of the same name; write "./gpt2" for the path. Overrides are by names of `FIELDS`.
+
+    >>> load_model("llama-3.1-70b").num_layers
+    80
+    >>> load_model("meta-llama/Llama-3.1-70B", {"num_layers": 2}).assumptions
+    ('override: num_layers = 2 (was 80)',)
+    """
+    word = os.fspath(name_or_path)
+    found = find(word)
+    if found is not None:
+        return _from_catalogue(found, overrides)
+    path = Path(word).expanduser()
+    if path.exists() or word.endswith(".json"):
+        return _from_path(path, overrides)
+    return _from_hub(word, overrides)
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the catalogue, sorted.
+
+    >>> "llama-3.1-70b" in model_names()
+    True
+    """
+    return tuple(sorted(catalogue()))
+
+
+@cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields."""
+    text = (Path(__file__).parent / "catalogue" / "models.json").read_text(encoding="ascii")
+    return cast(dict[str, dict[str, Any]], json.loads(text))
+
+
+@cache
+def _index() -> dict[str, str]:
+    """Every way to say a name -> the name."""
+    index = {_plain(hub): name for name, entry in catalogue().items() for hub in _spellings(entry.get("hub", []))}
+    return index | {_plain(name): name for name in catalogue()}
+
+
+def _spellings(hubs: list[str]) -> list[str]:
+    return [word for hub in hubs for word in (hub, hub.rpartition("/")[2])]
+
+
+def _plain(word: str) -> str:
+    """Names are compared without case, dashes, underscores and spaces."""
+    return word.lower().translate({ord(mark): None for mark in "-_ "})
+
+
+def find(word: str) -> str | None:
+    """Return the catalogue name that a word means, or None; tuned variants share the sizes of their base."""
+    index, lower = _index(), word.lower()
+    if _plain(lower) in index:
+        return index[_plain(lower)]
+    for ending in _TUNED:
+        if lower.endswith(ending) and _plain(lower.removesuffix(ending)) in index:
+            return index[_plain(lower.removesuffix(ending))]
+    return None
+
+
+def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Model:
+    entry = catalogue()[name]
+    notes = tuple(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))
+    return model_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
+
+
+def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise _fail(str(path), f"holds no {file.name}" if path.is_dir() else "is not a file")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise _fail(str(file), f"cannot be read as JSON ({error})") from None
+    stem = file.parent.resolve().name if file.name == "config.json" else file.stem
+    return model_from_config(raw, name=stem, overrides=overrides)
+
+
+def _from_hub(word: str, overrides: Mapping[str, Any] | None) -> Model:
+    if word.count("/") != 1 or not all(word.split("/")):
+        raise _fail(word, "is neither a catalogue name, a path nor a hub id")
+    try:
+        from huggingface_hub import hf_hub_download  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise _fail(word, "is not in the catalogue, and huggingface_hub is not installed to look further") from None
+    try:
+        file = Path(hf_hub_download(word, "config.json"))
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
+        raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
+    return model_from_config(raw, name=word.rpartition("/")[2].lower(), overrides=overrides)
+
+
+def _fail(word: str, rule: str) -> InputError:
+    near = get_close_matches(word.rpartition("/")[2].lower(), model_names(), 3, 0.4)
+    close = f" such as {', '.join(near)}" if near else ""
+    return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{close}")])

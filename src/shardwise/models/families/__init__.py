@@ -1,0 +1,47 @@
+"""One small module a group of families; `builder` finds the one for a model type and imports only that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from shardwise.models._config import Config
+from shardwise.models._model import Model
+
+_MODULES = {
+    "dense": """
+        llama granite mistral ministral ministral3 phi3 qwen2 qwen3 smollm3 gemma gemma2 gemma3_text seed_oss glm glm4
+        helium olmo olmo2 olmo3 exaone4 apertus arcee nemotron hunyuan_v1_dense ernie4_5 nanochat bitnet stablelm cohere
+        cohere2 starcoder2 phi persimmon gpt_neox gptj codegen""",
+    "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
+    "mixture": """
+        mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
+        solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx""",
+    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4",
+    "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1",
+    "linear": "qwen3_next qwen3_5_text qwen3_5_moe_text",
+}
+
+FAMILIES: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names.split()}
+"""Model type -> the module that builds it."""
+
+SAME_AS: dict[str, str] = {
+    "kimi_k2": "deepseek_v3",
+    "yi": "llama",
+    "aquila": "llama",
+    "internlm2": "llama",
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "gpt-sw3": "gpt2",
+    "starcoder": "gpt_bigcode",
+}
+"""Model types of remote code and of wrappers -> the type whose layers they have."""
+
+
+def builder(model_type: str) -> Callable[[Config], Model]:
+    """Return the function that makes a model of this type."""
+    module = import_module(f"shardwise.models.families.{FAMILIES[model_type]}")
+    return cast(Callable[[Config], Model], module.build)

@@ -1,0 +1,125 @@
+"""The parts that many families share: attention, feed-forwards, mixtures, layer patterns and the model around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardwise.models._config import DROPOUTS, Config
+from shardwise.models._model import MLP, Activation, Attention, Block, LatentAttention, Model, MoE, NormKind
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "swiglu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+
+
+def activation(c: Config, default: str = "silu") -> Activation:
+    """Return the activation of the feed-forwards."""
+    keys = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
+    word = c.text("hidden_act", *keys, default=default)
+    if word not in _ACTIVATIONS:
+        c.problems.add("hidden_act", word, "is not a known activation", f"use one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS.get(word, "silu")
+
+
+def head_dim(c: Config, heads: int) -> int:
+    """Return the width of one head: the file's word, or hidden size over heads."""
+    given = c.count("head_dim")
+    if given:
+        return given
+    hidden = c.size("hidden_size")
+    c.expect(hidden % heads == 0, "hidden_size", f"must be a multiple of the {heads} heads", "give head_dim explicitly")
+    return max(hidden // heads, 1)
+
+
+def kv_heads(c: Config, heads: int) -> int:
+    """Return the number of key-value heads: the file's word, or as many as query heads."""
+    number = c.size("num_key_value_heads", default=heads)
+    rule = f"must divide the {heads} query heads"
+    choices = ", ".join(str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0)
+    c.expect(heads % number == 0, "num_key_value_heads", rule, f"use one of {choices}")
+    return number
+
+
+def attention(c: Config, *, qkv_bias: bool = False, out_bias: bool = False) -> Attention:
+    """Return grouped-query attention with the heads that the file gives."""
+    heads = c.size("num_attention_heads")
+    return Attention(
+        heads=heads, kv_heads=kv_heads(c, heads), head_dim=head_dim(c, heads), qkv_bias=qkv_bias, out_bias=out_bias
+    )
+
+
+def latent_attention(c: Config) -> LatentAttention:
+    """Return multi-head latent attention; the key-value heads in such files say nothing."""
+    c.accept("num_key_value_heads", "head_dim", "qk_head_dim")
+    return LatentAttention(
+        heads=c.size("num_attention_heads"),
+        q_lora_rank=c.count("q_lora_rank"),
+        kv_lora_rank=c.size("kv_lora_rank"),
+        qk_nope_head_dim=c.size("qk_nope_head_dim"),
+        qk_rope_head_dim=c.size("qk_rope_head_dim"),
+        v_head_dim=c.size("v_head_dim"),
+        bias=c.flag("attention_bias"),
+    )
+
+
+def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "silu") -> MLP:
+    """Return the dense feed-forward."""
+    return MLP(ffn=c.size("ffn"), gated=gated, bias=bias, activation=activation(c, act))
+
+
+def moe(c: Config, *keys: str, shared_count: bool = False, gated: bool = True, act: str = "silu") -> MoE:
+    """Return a mixture whose expert width stands under `keys`, with the file's count of shared experts if asked."""
+    experts, top_k = c.size("num_experts"), c.size("experts_per_token")
+    remedy = f"use at most {experts}"
+    c.expect(top_k <= experts, "experts_per_token", f"must not exceed the {experts} experts", remedy)
+    ffn, act_kind = c.size("expert_ffn", *keys), activation(c, act)
+    shared = c.count("num_shared_experts") if shared_count else 0
+    return MoE(
+        experts=experts,
+        top_k=top_k,
+        ffn=ffn,
+        gated=gated,
+        activation=act_kind,
+        shared=MLP(ffn=shared * ffn, gated=gated, activation=act_kind) if shared else None,
+    )
+
+
+def windows(c: Config, number: int, pattern: Sequence[str] = ("full",)) -> list[str]:
+    """Return each layer's attention kind (full, sliding, chunked, linear, ...) from `layer_types` or the pattern."""
+    words = c.sequence("layer_types", number) or [pattern[i % len(pattern)] for i in range(number)]
+    return [word.removesuffix("_attention") for word in words]
+
+
+def build(kinds: Sequence[str], block_of: Callable[[str], Block]) -> tuple[Block, ...]:
+    """Return one block per layer kind in order, making each distinct kind once."""
+    made = {kind: block_of(kind) for kind in dict.fromkeys(kinds)}
+    return tuple(made[kind] for kind in kinds)
+
+
+def language_model(c: Config, layers: tuple[Block, ...], *, norm: NormKind = "rmsnorm") -> Model:
+    """Return the model around the layers: embedding, final norm and head."""
+    return Model(
+        name=c.model_type,
+        family=c.model_type,
+        hidden=c.size("hidden_size"),
+        vocab=c.size("vocab_size"),
+        layers=layers,
+        tied=c.flag("tied"),
+        norm=norm,
+        max_context=c.count("max_context"),
+        dropout=max(c.probability(key) for key in DROPOUTS) > 0,
+    )
+
+
+def every(period: int, offset: int, number: int) -> list[bool]:
+    """Return for each layer whether it is the one of its period."""
+    return [i % period == offset for i in range(number)]

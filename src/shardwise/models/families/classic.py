@@ -1,0 +1,142 @@
+"""GPT-2, GPT-BigCode, GPT-Neo, OPT, BLOOM, MPT and Falcon: LayerNorm decoders, each with its own names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.models._config import Config
+from shardwise.models._model import MLP, Attention, Block, Model, NormKind, Projection
+from shardwise.models.families import _parts as parts
+
+
+def gpt2(c: Config) -> Model:
+    """Return GPT-2 or GPT-BigCode: biases everywhere, learned positions."""
+    heads = c.size("num_attention_heads")
+    shared = c.model_type == "gpt_bigcode" and c.flag("multi_query")
+    core = Attention(
+        heads=heads,
+        kv_heads=1 if shared else parts.kv_heads(c, heads),
+        head_dim=parts.head_dim(c, heads),
+        qkv_bias=True,
+        out_bias=True,
+    )
+    c.accept("num_key_value_heads")
+    block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
+    model = parts.language_model(c, (block,) * c.layers(), norm="layernorm")
+    return replace(model, positions=c.size("max_context"))
+
+
+def gpt_neo(c: Config) -> Model:
+    """Return GPT-Neo: bias on the output projection only, every other layer local."""
+    heads, number = c.size("num_attention_heads", "num_heads"), c.layers()
+    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads), out_bias=True)
+    kinds = c.sequence("attention_layers", number) or _neo_pattern(c, number)
+    window = c.size("window")
+
+    def block(kind: str) -> Block:
+        mixer = replace(core, window=window) if kind == "local" else core
+        return Block(mixers=(mixer,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
+
+    model = parts.language_model(c, parts.build(kinds, block), norm="layernorm")
+    return replace(model, positions=c.size("max_context"))
+
+
+def _neo_pattern(c: Config, number: int) -> list[str]:
+    """`attention_types` is a list of (pattern, times); the class default alternates global and local."""
+    given = c.raw.get("attention_types")
+    c.accept("attention_types")
+    spelled = [word for pattern, times in given or [] for word in list(pattern) * times]
+    if given and len(spelled) == number:
+        return spelled
+    return [("global", "local")[i % 2] for i in range(number)]
+
+
+def opt(c: Config) -> Model:
+    """Return OPT: learned positions with two spare rows, embedding optionally narrower than the model."""
+    bias, hidden = c.flag("enable_bias"), c.size("hidden_size")
+    norm: NormKind = "layernorm" if c.flag("layer_norm_elementwise_affine") else "layernorm-no-weight"
+    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
+    ffn = MLP(ffn=c.size("ffn"), gated=False, bias=bias, activation=parts.activation(c, "relu"))
+    model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
+    width = c.size("word_embed_proj_dim", default=hidden)
+    adapters = (
+        Projection(name="project_in", inputs=width, outputs=hidden),
+        Projection(name="project_out", inputs=hidden, outputs=width),
+    )
+    return replace(
+        model,
+        positions=c.size("max_context") + 2,
+        final_norm=c.flag("do_layer_norm_before") and not c.flag("_remove_final_layer_norm"),
+        embedding_width=0 if width == hidden else width,
+        extras=() if width == hidden else adapters,
+    )
+
+
+def bloom(c: Config) -> Model:
+    """Return BLOOM: ALiBi, biases everywhere, a norm behind the embedding."""
+    core = parts.attention(c, qkv_bias=True, out_bias=True)
+    block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
+    return replace(parts.language_model(c, (block,) * c.layers(), norm="layernorm"), embedding_norm=True)
+
+
+def mpt(c: Config) -> Model:
+    """Return MPT: ALiBi or learned positions, usually without biases."""
+    inner = c.section("attn_config")
+    bias = not c.flag("no_bias", default=True)
+    learned = c.flag("learned_pos_emb", default=True) and not inner.flag("alibi", default=True)
+    heads = c.size("num_attention_heads")
+    core = Attention(
+        heads=heads,
+        kv_heads=inner.size("kv_n_heads", default=heads),
+        head_dim=parts.head_dim(c, heads),
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm="full" if inner.flag("qk_ln") else "none",
+        qk_norm_kind="layernorm" if bias else "layernorm-no-bias",
+    )
+    width = round(c.number("expansion_ratio", default=4) * c.size("hidden_size"))
+    ffn = MLP(ffn=c.count("ffn") or width, gated=False, bias=bias, activation=parts.activation(c, "gelu"))
+    norm: NormKind = "layernorm" if bias else "layernorm-no-bias"
+    model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
+    return replace(model, positions=c.size("max_context") if learned else 0)
+
+
+def falcon(c: Config) -> Model:
+    """Return Falcon: parallel blocks, multi-query (7B) or grouped (40B, 180B) attention."""
+    heads, bias, new = c.size("num_attention_heads"), c.flag("bias"), c.flag("new_decoder_architecture")
+    multi_query, parallel = c.flag("multi_query"), c.flag("parallel_attn")
+    given = parts.kv_heads(c, heads)
+    core = Attention(
+        heads=heads,
+        kv_heads=given if new else 1 if multi_query else heads,
+        head_dim=parts.head_dim(c, heads),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    two = c.count("num_ln_in_parallel_attn", default=2 if new else 1) or (2 if new else 1)
+    norms = two if new else 1 if parallel else 2
+    ffn = _plain(c, "gelu", bias=bias)
+    block = Block(mixers=(core,), feed_forward=ffn, norm="layernorm", norms=norms, parallel=parallel or new)
+    return parts.language_model(c, (block,) * c.layers(), norm="layernorm")
+
+
+def _plain(c: Config, act: str, *, bias: bool = True) -> MLP:
+    """The feed-forward of four times the hidden size unless the file says otherwise."""
+    width = c.count("ffn") or 4 * c.size("hidden_size")
+    return MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(c, act))
+
+
+BUILDERS = {
+    "gpt2": gpt2,
+    "gpt_bigcode": gpt2,
+    "gpt_neo": gpt_neo,
+    "opt": opt,
+    "bloom": bloom,
+    "mpt": mpt,
+    "falcon": falcon,
+}
+
+
+def build(c: Config) -> Model:
+    """Return the model of a classic family."""
+    return BUILDERS[c.model_type](c)

@@ -1,0 +1,200 @@
+"""Decoders of one attention and one dense feed-forward a layer: each family is a row saying how it differs from Llama.
+
+Source of the rows: the model classes of transformers 5.23.0, checked to the parameter by `tests/models`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from shardwise.models._config import Config
+from shardwise.models._model import MLP, Attention, Block, Model, NormKind
+from shardwise.models.families import _parts as parts
+
+Flag = bool | str
+
+
+class Style(NamedTuple):
+    """How a family differs from Llama; a flag is a fact, or the configuration key that decides it."""
+
+    norm: NormKind = "rmsnorm"
+    norms: int = 2
+    gated: bool = True
+    act: str = "silu"
+    qkv_bias: Flag = "attention_bias"
+    out_bias: Flag = "attention_bias"
+    mlp_bias: Flag = "mlp_bias"
+    qk_norm: Literal["none", "head", "heads", "full"] = "none"
+    qk_norm_kind: NormKind = "rmsnorm"
+    qk_norm_flag: Flag = True
+    parallel: Flag = False
+    parallel_norms: int = 2
+    head_bias: Flag = False
+    windows: Literal["", "all", "types", "switched", "upper"] = ""
+    pattern: tuple[str, ...] = ("full",)
+
+
+_MLP_FREE = Style(mlp_bias=False)
+_BARE = Style(qkv_bias=False, out_bias=False, mlp_bias=False)
+_QK_HEAD = _MLP_FREE._replace(qk_norm="head")
+_GEMMA = _MLP_FREE._replace(act="gelu_pytorch_tanh")
+_SWA = ("sliding", "sliding", "sliding", "full")
+_CLASSIC = Style(norm="layernorm", gated=False, act="gelu", qkv_bias=True, out_bias=True, mlp_bias=True)
+
+STYLES: dict[str, Style] = {
+    "llama": Style(),
+    "granite": Style(),
+    "mistral": _BARE._replace(windows="all"),
+    "ministral": _BARE._replace(windows="types", pattern=("sliding",)),
+    "ministral3": _BARE._replace(windows="all"),
+    "phi3": _BARE._replace(windows="all"),
+    "qwen2": _BARE._replace(qkv_bias=True, windows="upper"),
+    "qwen3": _QK_HEAD._replace(windows="upper"),
+    "smollm3": Style(windows="switched"),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA._replace(norms=4, windows="types", pattern=("sliding", "full")),
+    "gemma3_text": _GEMMA._replace(norms=4, qk_norm="head", windows="types", pattern=("sliding",) * 5 + ("full",)),
+    "seed_oss": Style(out_bias="attention_out_bias"),
+    "glm": _MLP_FREE._replace(out_bias=False),
+    "glm4": _MLP_FREE._replace(out_bias=False, norms=4),
+    "helium": Style(out_bias=False),
+    "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
+    "olmo2": _MLP_FREE._replace(qk_norm="full"),
+    "olmo3": _MLP_FREE._replace(qk_norm="full", windows="types", pattern=_SWA),
+    "exaone4": _BARE._replace(qk_norm="head", windows="types", pattern=_SWA),
+    "apertus": _QK_HEAD._replace(gated=False, act="xielu"),
+    "arcee": Style(gated=False, act="relu2"),
+    "nemotron": Style(norm="layernorm", gated=False, act="relu2"),
+    "hunyuan_v1_dense": _QK_HEAD,
+    "ernie4_5": Style(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "nanochat": _MLP_FREE._replace(
+        norm="rmsnorm-no-weight", gated=False, act="relu2", qk_norm="head", qk_norm_kind="rmsnorm-no-weight"
+    ),
+    "bitnet": _MLP_FREE._replace(act="relu2"),
+    "stablelm": _BARE._replace(
+        norm="layernorm",
+        qkv_bias="use_qkv_bias",
+        qk_norm="heads",
+        qk_norm_kind="layernorm-no-bias",
+        qk_norm_flag="qk_layernorm",
+        parallel="use_parallel_residual",
+        parallel_norms=1,
+    ),
+    "cohere": _MLP_FREE._replace(
+        norm="layernorm-no-bias",
+        parallel=True,
+        parallel_norms=1,
+        qk_norm="heads",
+        qk_norm_kind="layernorm-no-bias",
+        qk_norm_flag="use_qk_norm",
+    ),
+    "cohere2": _MLP_FREE._replace(
+        norm="layernorm-no-bias", parallel=True, parallel_norms=1, windows="types", pattern=_SWA
+    ),
+    "starcoder2": _CLASSIC._replace(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", windows="all"),
+    "phi": _CLASSIC._replace(
+        parallel=True,
+        parallel_norms=1,
+        qk_norm="head",
+        qk_norm_kind="layernorm",
+        qk_norm_flag="qk_layernorm",
+        head_bias=True,
+    ),
+    "persimmon": _CLASSIC._replace(act="relu2", qk_norm="head", qk_norm_kind="layernorm", qk_norm_flag="qk_layernorm"),
+    "gpt_neox": _CLASSIC._replace(
+        qkv_bias="attention_bias", out_bias="attention_bias", parallel="use_parallel_residual"
+    ),
+    "gptj": _CLASSIC._replace(qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True),
+    "codegen": _CLASSIC._replace(qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True),
+}
+
+
+def build(c: Config) -> Model:
+    """Return the model of a dense family."""
+    style = STYLES[c.model_type]
+    block = _block(c, style)
+    layers = parts.build(_kinds(c, style), lambda kind: _with_window(c, block, kind))
+    model = parts.language_model(c, layers, norm=style.norm)
+    return replace(model, head_bias=_is(c, style.head_bias))
+
+
+def _block(c: Config, style: Style) -> Block:
+    parallel = _is(c, style.parallel)
+    return Block(
+        mixers=(_attention(c, style),),
+        feed_forward=_feed_forward(c, style),
+        norm=style.norm,
+        norms=style.parallel_norms if parallel else style.norms,
+        parallel=parallel,
+        extra_vectors=_further(c),
+    )
+
+
+def _attention(c: Config, style: Style) -> Attention:
+    core = parts.attention(c, qkv_bias=_is(c, style.qkv_bias), out_bias=_is(c, style.out_bias))
+    if style.qk_norm == "none" or not _is(c, style.qk_norm_flag):
+        return core
+    return replace(core, qk_norm=style.qk_norm, qk_norm_kind=style.qk_norm_kind)
+
+
+def _feed_forward(c: Config, style: Style) -> MLP:
+    if not style.gated and not c.has("ffn"):
+        c.note("ffn not given, so 4 * hidden_size")
+        width = 4 * c.size("hidden_size")
+        return MLP(ffn=width, gated=False, bias=_is(c, style.mlp_bias), activation=parts.activation(c, style.act))
+    return parts.mlp(c, gated=style.gated, bias=_is(c, style.mlp_bias), act=style.act)
+
+
+def _further(c: Config) -> int:
+    """Learned values outside the standard operators: xIELU's two scalars, BitNet's inner norms."""
+    if c.model_type == "apertus":
+        return 2
+    return c.size("hidden_size") + c.size("ffn") if c.model_type == "bitnet" else 0
+
+
+def _is(c: Config, flag: Flag) -> bool:
+    return c.flag(flag) if isinstance(flag, str) else flag
+
+
+def _kinds(c: Config, style: Style) -> list[str]:
+    number = c.layers()
+    if style.windows == "":
+        return ["full"] * number
+    if style.windows == "all":
+        return ["sliding" if c.count("window") else "full"] * number
+    if style.windows in ("switched", "upper"):
+        return _switched(c, number, style.windows == "upper")
+    return parts.windows(c, number, _pattern(c, style))
+
+
+def _switched(c: Config, number: int, upper: bool) -> list[str]:
+    """Windows that `use_sliding_window` switches on, in Qwen from layer `max_window_layers` up."""
+    on = c.flag("use_sliding_window") and c.count("window") > 0
+    kinds = parts.windows(c, number, ["full"])
+    if not on:
+        c.accept("max_window_layers", "window")
+        return ["full"] * number
+    first = c.count("max_window_layers") if upper else 0
+    return kinds if c.has("layer_types") else ["sliding" if i >= first else "full" for i in range(number)]
+
+
+def _pattern(c: Config, style: Style) -> tuple[str, ...]:
+    """The class pattern, or the one that `sliding_window_pattern` counts: one full layer at the end of each period."""
+    if isinstance(c.raw.get("sliding_window_pattern"), str):
+        letters = c.text("sliding_window_pattern")
+        return tuple("full" if letter == "G" else "sliding" for letter in letters)
+    period = c.count("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
+    return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)
+
+
+def _with_window(c: Config, block: Block, kind: str) -> Block:
+    if kind == "full":
+        return block
+    core = block.mixers[0]
+    if not isinstance(core, Attention) or kind not in ("sliding", "chunked"):
+        remedy = "use full_attention or sliding_attention"
+        c.problems.add("layer_types", kind, f"is not a layer of {c.model_type}", remedy)
+        return block
+    window = c.size("window")
+    return replace(block, mixers=(replace(core, window=window),))

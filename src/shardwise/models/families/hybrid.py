@@ -1,0 +1,157 @@
+"""State-space models and their hybrids with attention: Mamba, Mamba-2, Jamba, Bamba, Granite 4, Falcon-H1, Nemotron-H.
+
+Sources: arXiv:2312.00752, arXiv:2405.21060 and the model classes of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwise.models._config import Config
+from shardwise.models._model import MLP, Block, FeedForward, Mamba1, Mamba2, Model
+from shardwise.models.families import _parts as parts
+
+MAMBA = ("mamba", "linear", "linear_attention")
+
+
+def mamba(c: Config) -> Model:
+    """Return Mamba or Falcon-Mamba: one state-space mixer a layer, no feed-forward."""
+    hidden = c.size("hidden_size")
+    inner = round(c.number("expand", "ssm_expand", default=2) * hidden)
+    c.accept("ffn", "d_inner", "hidden_act")
+    core = Mamba1(
+        inner=inner,
+        state=c.size("ssm_state"),
+        conv=c.size("ssm_conv"),
+        dt_rank=_dt_rank(c, "time_step_rank"),
+        conv_bias=c.flag("use_conv_bias", default=True),
+        proj_bias=c.flag("use_bias"),
+    )
+    return parts.language_model(c, (Block(mixers=(core,), feed_forward=None, norms=1),) * c.layers())
+
+
+def _dt_rank(c: Config, key: str) -> int:
+    """The rank of the time step; "auto" and absent mean hidden / 16, rounded up."""
+    if c.raw.get(key, "auto") == "auto" and key not in c.overrides:
+        c.accept(key)
+        return -(-c.size("hidden_size") // 16)
+    return c.size(key)
+
+
+def mamba2(c: Config) -> Model:
+    """Return Mamba-2: heads * head_dim wide, one mixer a layer."""
+    core = Mamba2(
+        heads=c.size("ssm_heads", "num_heads"),
+        head_dim=c.size("ssm_head_dim", "head_dim"),
+        groups=c.size("ssm_groups"),
+        state=c.size("ssm_state"),
+        conv=c.size("ssm_conv"),
+        chunk=c.size("ssm_chunk", default=256),
+        conv_bias=c.flag("use_conv_bias", default=True),
+        proj_bias=c.flag("use_bias"),
+    )
+    c.accept("time_step_rank", "hidden_act")
+    inner = round(c.number("expand", default=2) * c.size("hidden_size"))
+    rule = f"times head_dim {core.head_dim} must be expand * hidden_size = {inner}"
+    c.expect(core.inner == inner, "ssm_heads", rule, f"use {inner // core.head_dim or 1} heads")
+    return parts.language_model(c, (Block(mixers=(core,), feed_forward=None, norms=1),) * c.layers())
+
+
+def jamba(c: Config) -> Model:
+    """Return Jamba: one attention layer a period, Mamba elsewhere; a mixture every second layer."""
+    number, hidden = c.layers(), c.size("hidden_size")
+    core = parts.attention(c)
+    scan = Mamba1(
+        inner=round(c.number("mamba_expand", default=2) * hidden),
+        state=c.size("ssm_state"),
+        conv=c.size("ssm_conv"),
+        dt_rank=_dt_rank(c, "mamba_dt_rank"),
+        conv_bias=c.flag("mamba_conv_bias", default=True),
+        proj_bias=c.flag("mamba_proj_bias"),
+        norms=True,
+    )
+    dense = parts.mlp(c)
+    experts = parts.moe(c, "intermediate_size")
+    attends = parts.every(c.size("attn_layer_period"), c.count("attn_layer_offset"), number)
+    sparse = parts.every(c.size("expert_layer_period"), c.count("expert_layer_offset"), number)
+    pairs = list(zip(attends, [s and experts.experts > 1 for s in sparse], strict=True))
+    made = {
+        (a, s): Block(mixers=(core if a else scan,), feed_forward=experts if s else dense)
+        for a, s in dict.fromkeys(pairs)
+    }
+    return parts.language_model(c, tuple(made[pair] for pair in pairs))
+
+
+def _mamba2_of_hybrid(c: Config, *, gated_norm: bool = True) -> Mamba2:
+    """Mamba-2 as Bamba, Granite 4 and Falcon-H1 spell it."""
+    heads = c.size("ssm_heads")
+    inner = c.count("mamba_d_ssm") or round(c.number("mamba_expand", default=2) * c.size("hidden_size"))
+    word = c.raw.get("mamba_d_head")
+    derived = word in (None, "auto") and not c.has("ssm_head_dim")
+    width = inner // heads if derived else c.size("ssm_head_dim", "mamba_d_head")
+    c.accept("mamba_d_head")
+    rule = f"times head width {width} must be {inner}"
+    c.expect(heads * width == inner, "ssm_heads", rule, f"use {inner // max(width, 1) or 1}")
+    return Mamba2(
+        heads=heads,
+        head_dim=width,
+        groups=c.size("ssm_groups"),
+        state=c.size("ssm_state"),
+        conv=c.size("ssm_conv"),
+        chunk=c.size("ssm_chunk", default=256),
+        conv_bias=c.flag("mamba_conv_bias", default=True),
+        proj_bias=c.flag("mamba_proj_bias"),
+        gated_norm=gated_norm,
+    )
+
+
+def bamba(c: Config) -> Model:
+    """Return Bamba: Mamba-2 layers with attention at `attn_layer_indices`."""
+    number, bias = c.layers(), c.flag("attention_bias")
+    core, scan = parts.attention(c, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(c)
+    listed = c.indices("attn_layer_indices") or []
+    kinds = c.sequence("layers_block_type", number) or ["attention" if i in listed else "mamba" for i in range(number)]
+    ffn = parts.mlp(c, bias=c.flag("mlp_bias"))
+    made = parts.build(kinds, lambda k: Block(mixers=(scan if k in MAMBA else core,), feed_forward=ffn))
+    return parts.language_model(c, made)
+
+
+def granitemoehybrid(c: Config) -> Model:
+    """Return Granite 4: Mamba-2 or attention, then a shared expert beside the mixture, or the shared expert alone."""
+    number, bias = c.layers(), c.flag("attention_bias")
+    kinds = c.sequence("layer_types", number) or c.sequence("layers_block_type", number) or ["mamba"] * number
+    core, scan = parts.attention(c, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(c)
+    shared = MLP(ffn=c.size("shared_expert_ffn"), activation=parts.activation(c))
+    ffn: FeedForward = shared
+    if c.count("num_experts"):
+        ffn = replace(parts.moe(c, "intermediate_size"), shared=shared)
+    c.accept("position_embedding_type", "ffn", "experts_per_token")
+    made = parts.build(kinds, lambda k: Block(mixers=(scan if k in MAMBA else core,), feed_forward=ffn))
+    return parts.language_model(c, made)
+
+
+def falcon_h1(c: Config) -> Model:
+    """Return Falcon-H1: attention and Mamba-2 side by side in every layer."""
+    bias = c.flag("attention_bias")
+    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
+    scan = _mamba2_of_hybrid(c, gated_norm=c.flag("mamba_rms_norm"))
+    scan = replace(scan, proj_bias=scan.proj_bias or c.flag("projectors_bias"))
+    block = Block(mixers=(core, scan), feed_forward=parts.mlp(c, bias=c.flag("mlp_bias")))
+    return parts.language_model(c, (block,) * c.layers())
+
+
+BUILDERS: dict[str, Callable[[Config], Model]] = {
+    "mamba": mamba,
+    "falcon_mamba": mamba,
+    "mamba2": mamba2,
+    "jamba": jamba,
+    "bamba": bamba,
+    "granitemoehybrid": granitemoehybrid,
+    "falcon_h1": falcon_h1,
+}
+
+
+def build(c: Config) -> Model:
+    """Return the model of a state-space or hybrid family."""
+    return BUILDERS[c.model_type](c)

@@ -1,0 +1,249 @@
+"""Mixtures of experts on grouped-query attention: Mixtral, Qwen, OLMoE, Phi, gpt-oss, GLM, Ernie, Llama 4 and others.
+
+Source: the model classes of transformers 5.23.0, checked to the parameter by `tests/models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shardwise.models._config import Config
+from shardwise.models._model import MLP, Attention, Block, FeedForward, Model, MoE, NormKind
+from shardwise.models.families import _parts as parts
+
+SWA_3_OF_4 = ("sliding", "sliding", "sliding", "full")
+
+
+def _windowed(core: Attention, kind: str, window: int) -> Attention:
+    return replace(core, window=window) if kind == "sliding" else core
+
+
+def _uniform(c: Config, core: Attention, experts: MoE, norm: NormKind = "rmsnorm") -> Model:
+    """Every layer a mixture."""
+    block = Block(mixers=(core,), feed_forward=experts, norm=norm)
+    return parts.language_model(c, (block,) * c.layers(), norm=norm)
+
+
+def dense_beside(c: Config, experts: MoE, sparse: Sequence[bool]) -> FeedForward:
+    """Return the feed-forward of the dense layers; a model without any has no use for its width."""
+    if not all(sparse):
+        return parts.mlp(c)
+    c.accept("ffn")
+    return experts
+
+
+def _some_dense(c: Config, core: Attention, experts: MoE, sparse: list[bool]) -> Model:
+    """Mixture layers where `sparse`, dense ones elsewhere."""
+    dense = dense_beside(c, experts, sparse)
+    blocks = {s: Block(mixers=(core,), feed_forward=experts if s else dense) for s in (True, False)}
+    return parts.language_model(c, tuple(blocks[s] for s in sparse))
+
+
+def mixtral(c: Config) -> Model:
+    """Return Mixtral: experts of `intermediate_size`."""
+    window = c.count("window")
+    return _uniform(c, replace(parts.attention(c), window=window), parts.moe(c, "intermediate_size"))
+
+
+def minimax_m2(c: Config) -> Model:
+    """Return MiniMax-M2: norms over whole projections, a correction bias in the router."""
+    core = replace(parts.attention(c), qk_norm="full" if c.flag("use_qk_norm", default=True) else "none")
+    experts = replace(parts.moe(c, "intermediate_size"), correction_bias=True)
+    c.accept("shared_expert_ffn", "qk_norm_type", "attn_type_list")
+    if c.count("num_mtp_layers"):
+        c.note("multi-token-prediction modules of MiniMax-M2 are not counted: their layers are not in the file")
+    return _uniform(c, core, experts)
+
+
+def olmoe(c: Config) -> Model:
+    """Return OLMoE or FlexOlmo: norms over whole projections."""
+    bias = c.flag("attention_bias")
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="full")
+    return _uniform(c, core, parts.moe(c, "intermediate_size"))
+
+
+def phimoe(c: Config) -> Model:
+    """Return Phi-3.5-MoE: LayerNorm, biases by `attention_bias` and `lm_head_bias`."""
+    bias = c.flag("attention_bias")
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), window=c.count("window"))
+    model = _uniform(c, core, parts.moe(c, "intermediate_size"), norm="layernorm")
+    return replace(model, head_bias=c.flag("lm_head_bias"))
+
+
+def gpt_oss(c: Config) -> Model:
+    """Return gpt-oss: biases everywhere, a sink for each head, every other layer windowed."""
+    bias, number = c.flag("attention_bias", default=True), c.layers()
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), sinks=True)
+    experts = replace(parts.moe(c, "intermediate_size"), bias=True, router_bias=True)
+    window = c.size("window")
+    kinds = parts.windows(c, number, ("sliding", "full"))
+    layers = parts.build(kinds, lambda k: Block(mixers=(_windowed(core, k, window),), feed_forward=experts))
+    return parts.language_model(c, layers)
+
+
+def granitemoe(c: Config) -> Model:
+    """Return GraniteMoe, with a shared expert where the file has one."""
+    bias = c.flag("attention_bias")
+    experts, shared = parts.moe(c, "intermediate_size"), 0
+    if c.model_type == "granitemoeshared":
+        shared = c.count("shared_expert_ffn")
+    if shared:
+        experts = replace(experts, shared=MLP(ffn=shared, activation=experts.activation))
+    return _uniform(c, parts.attention(c, qkv_bias=bias, out_bias=bias), experts)
+
+
+def qwen_sparse(c: Config, number: int) -> list[bool]:
+    """Return which layers are mixtures: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
+    step, dense = c.size("decoder_sparse_step", default=1), c.indices("mlp_only_layers") or []
+    return [i not in dense and (i + 1) % step == 0 for i in range(number)]
+
+
+def qwen_shared(c: Config, experts: MoE) -> MoE:
+    """Return the mixture with Qwen's gated shared expert."""
+    width = c.count("shared_expert_ffn")
+    shared = MLP(ffn=width, activation=experts.activation) if width else None
+    return replace(experts, shared=shared, shared_gate=shared is not None)
+
+
+def qwen2_moe(c: Config) -> Model:
+    """Return Qwen2-MoE: QKV bias, a gated shared expert, windows above `max_window_layers` when switched on."""
+    core = parts.attention(c, qkv_bias=c.flag("qkv_bias", default=True))
+    experts = qwen_shared(c, parts.moe(c))
+    return _qwen(c, core, experts)
+
+
+def qwen3_moe(c: Config) -> Model:
+    """Return Qwen3-MoE: a norm for each head, no shared expert."""
+    bias = c.flag("attention_bias")
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head")
+    return _qwen(c, core, parts.moe(c))
+
+
+def _qwen(c: Config, core: Attention, experts: MoE) -> Model:
+    number = c.layers()
+    sparse = qwen_sparse(c, number)
+    kinds = parts.windows(c, number, ("full",))
+    window = c.count("window") if c.flag("use_sliding_window") else 0
+    if window and not c.has("layer_types"):
+        first = c.count("max_window_layers")
+        kinds = ["sliding" if i >= first else "full" for i in range(number)]
+    dense = dense_beside(c, experts, sparse)
+    made = {
+        (s, k): Block(mixers=(_windowed(core, k, window),), feed_forward=experts if s else dense)
+        for s, k in dict.fromkeys(zip(sparse, kinds, strict=True))
+    }
+    return parts.language_model(c, tuple(made[pair] for pair in zip(sparse, kinds, strict=True)))
+
+
+def glm4_moe(c: Config) -> Model:
+    """Return GLM-4.5 or dots1: shared experts, leading dense layers, a correction bias, multi-token layers."""
+    bias, number = c.flag("attention_bias"), c.layers()
+    dots = c.model_type == "dots1"
+    core = parts.attention(c, qkv_bias=bias, out_bias=bias and dots)
+    if dots or c.flag("use_qk_norm"):
+        core = replace(core, qk_norm="head")
+    experts = replace(parts.moe(c, shared_count=True), correction_bias=True)
+    first = c.count("first_dense_layers")
+    model = _some_dense(c, core, experts, [i >= first for i in range(number)])
+    return with_mtp(c, model)
+
+
+def solar_open(c: Config) -> Model:
+    """Return Solar-Open: every layer a mixture with a shared expert."""
+    bias = c.flag("attention_bias")
+    experts = replace(parts.moe(c, shared_count=True), correction_bias=True)
+    return _uniform(c, parts.attention(c, qkv_bias=bias), experts)
+
+
+def with_mtp(c: Config, model: Model) -> Model:
+    """Return the model with as many multi-token-prediction layers of its last kind as the file names."""
+    number = c.count("num_mtp_layers")
+    return replace(model, mtp=(model.layers[-1],) * number)
+
+
+def ernie4_5_moe(c: Config) -> Model:
+    """Return Ernie 4.5: mixtures from one layer to another, router biases that are parameters."""
+    bias, number = c.flag("use_bias"), c.layers()
+    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
+    experts = replace(parts.moe(c, shared_count=True), router_bias=True, bias=False)
+    first = c.count("moe_layer_start_index")
+    to_the_end = c.raw.get("moe_layer_end_index", -1) == -1
+    last = number - 1 if to_the_end else c.count("moe_layer_end_index")
+    step = c.size("moe_layer_interval", default=1)
+    sparse = [(i + 1) % step == 0 and first <= i <= last for i in range(number)]
+    return _some_dense(c, core, experts, sparse)
+
+
+def hunyuan_v1_moe(c: Config) -> Model:
+    """Return Hunyuan-A13B: a norm for each head, one shared expert of the expert width."""
+    bias = c.flag("attention_bias")
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head")
+    experts = parts.moe(c, "intermediate_size")
+    return _uniform(c, core, replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation)))
+
+
+def llama4(c: Config) -> Model:
+    """Return Llama 4: chunked attention on three layers of four, mixtures every `interleave_moe_layer_step` layers."""
+    bias, number = c.flag("attention_bias"), c.layers()
+    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
+    if c.flag("use_qk_norm", default=True):
+        core = replace(core, qk_norm="head", qk_norm_kind="rmsnorm-no-weight")
+    experts = parts.moe(c, "intermediate_size")
+    experts = replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation))
+    listed, step = c.indices("moe_layers"), c.size("interleave_moe_layer_step", default=1)
+    sparse = [i in listed if listed is not None else (i + 1) % step == 0 for i in range(number)]
+    dense = experts if all(sparse) else MLP(ffn=c.size("ffn", "intermediate_size_mlp"), activation=experts.activation)
+    chunk = c.count("attention_chunk")
+    kinds = parts.windows(c, number, ("chunked", "chunked", "chunked", "full"))
+    pairs = list(zip(sparse, kinds, strict=True))
+    made = {
+        (s, k): Block(
+            mixers=(replace(core, chunk=chunk) if k == "chunked" else core,), feed_forward=experts if s else dense
+        )
+        for s, k in dict.fromkeys(pairs)
+    }
+    return parts.language_model(c, tuple(made[pair] for pair in pairs))
+
+
+def dbrx(c: Config) -> Model:
+    """Return DBRX: bias-free LayerNorm, sizes in `attn_config` and `ffn_config`."""
+    attention, ffn = c.section("attn_config"), c.section("ffn_config")
+    heads = c.size("num_attention_heads")
+    core = Attention(
+        heads=heads,
+        kv_heads=attention.size("num_key_value_heads", default=heads),
+        head_dim=parts.head_dim(c, heads),
+    )
+    experts = MoE(
+        experts=ffn.size("num_experts"),
+        top_k=ffn.size("experts_per_token"),
+        ffn=ffn.size("expert_ffn", "ffn_hidden_size"),
+    )
+    return _uniform(c, core, experts, norm="layernorm-no-bias")
+
+
+BUILDERS: dict[str, Callable[[Config], Model]] = {
+    "mixtral": mixtral,
+    "minimax_m2": minimax_m2,
+    "olmoe": olmoe,
+    "flex_olmo": olmoe,
+    "phimoe": phimoe,
+    "gpt_oss": gpt_oss,
+    "granitemoe": granitemoe,
+    "granitemoeshared": granitemoe,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "glm4_moe": glm4_moe,
+    "dots1": glm4_moe,
+    "solar_open": solar_open,
+    "ernie4_5_moe": ernie4_5_moe,
+    "hunyuan_v1_moe": hunyuan_v1_moe,
+    "llama4_text": llama4,
+    "dbrx": dbrx,
+}
+
+
+def build(c: Config) -> Model:
+    """Return the model of a mixture family."""
+    return BUILDERS[c.model_type](c)
