@@ -65,8 +65,18 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+_COLUMN: dict[str, Callable[..., Any]] = {}
+
+
+def register(name: str, plain: Callable[..., Any], column: Callable[..., Any]) -> None:
+    """Add an operation that a traced number shows as one node: how a plain number and a column do it."""
+    _PLAIN[name], _COLUMN[name] = plain, column
+
+
 def _column(name: str, *args: Any) -> Any:
     numpy = sys.modules["numpy"]
+    if name in _COLUMN:
+        return _COLUMN[name](*args)
     if name == "above":
         return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
     function = {"max": numpy.maximum, "min": numpy.minimum, "ceil": numpy.ceil, "log2": numpy.log2,

@@ -1,0 +1,9 @@
+"""Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
+
+from shardwise.cost._network import Network, collective_seconds, network_of
+from shardwise.cost._operators import PassSeconds, kernel_seconds, op_seconds
+from shardwise.cost._rates import Efficiencies, Rates, rates_of
+
+__all__ = [
+    "Efficiencies", "Network", "PassSeconds", "Rates", "collective_seconds", "kernel_seconds", "network_of", "op_seconds", "rates_of",
+]  # fmt: skip

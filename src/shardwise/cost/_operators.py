@@ -1,0 +1,109 @@
+"""Seconds of one operator: a smooth roofline over tiles, waves and kernel starts.
+
+Form C of docs/formulas.md: ((compute)^q + (memory)^q)^(1/q) + start, where compute charges whole tiles in whole waves of cores.
+Roofline: Williams, Waterman, Patterson 2009. Constants and their residuals: constants.toml.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any, Generic, cast
+
+from shardwise.cost._rates import Rates
+from shardwise.ledger.number import X, evaluate, maximum, power, register
+from shardwise.ledger.op import Op
+from shardwise.ledger.traced import named
+
+# The tiles of cuBLAS and CUTLASS products that the constants were fitted with (rows, columns).
+TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
+
+
+def _tiled(m: float, n: float, k: float, batch: float, cores: float, depth: float, shrink: float) -> float:
+    """Return FLOPs charged when a product runs in whole tiles and whole waves: the best of the tiles."""
+    if not cores:
+        return 2 * m * n * k * batch
+    best = math.inf
+    for bm, bn in TILES:
+        tiles = math.ceil(m / bm) * math.ceil(n / bn) * batch
+        waves = math.ceil(tiles / cores)
+        best = min(best, waves * cores * 2 * bm * bn * (k + depth) / min(1.0, (bm * bn / 16384) ** shrink))
+    return best
+
+
+def _tiled_column(m: Any, n: Any, k: Any, batch: Any, cores: float, depth: float, shrink: float) -> Any:
+    numpy = sys.modules["numpy"]
+    if not cores:
+        return 2 * m * n * k * batch
+    best: Any = numpy.inf
+    for bm, bn in TILES:
+        tiles = numpy.ceil(numpy.divide(m, bm)) * numpy.ceil(numpy.divide(n, bn)) * batch
+        waves = numpy.ceil(tiles / cores)
+        best = numpy.minimum(best, waves * cores * 2 * bm * bn * (k + depth) / min(1.0, (bm * bn / 16384) ** shrink))
+    return best
+
+
+register("tiled_flops", _tiled, _tiled_column)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassSeconds(Generic[X]):
+    """Seconds of compute of one operator by pass, without messages."""
+
+    forward: X
+    backward_input: X
+    backward_weight: X
+
+
+def blend(compute: X, memory: X, sharpness: float) -> X:
+    """Return a smooth maximum of compute and memory time; never below the larger.
+
+    >>> round(blend(3.0, 4.0, 2.0), 6)
+    5.0
+    """
+    low = maximum(maximum(compute, memory), 1e-30)
+    return low * power(power(compute / low, sharpness) + power(memory / low, sharpness), 1 / sharpness)
+
+
+def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:
+    """Return seconds of a matrix product; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
+    m, n, k = op.rows, op.columns, op.inner
+    if swap == "input":
+        n, k = k, n
+    elif swap == "weight":
+        m, n, k = k, n, m
+    charged = named(cast(X, evaluate("tiled_flops", m, n, k, op.batch, r.cores, r.depth, r.tile)), "FLOPs in whole tiles and waves")
+    return blend(charged / r.matmul_flops, moved / r.matmul_bytes, r.sharpness) + r.matmul_start
+
+
+def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
+    """Return seconds of one pass of an operator: "forward", "input" (gradient) or "weight" (gradient)."""
+    flops = {"forward": op.flops, "input": op.backward_flops, "weight": op.weight_flops}[which]
+    moved = {"forward": op.forward_bytes, "input": op.backward_bytes, "weight": op.weight_bytes}[which]
+    if op.kind == "none" or op.kernels == 0:
+        return 0 * flops
+    if op.kind == "matmul":
+        if op.region.endswith("core") and which == "input":
+            # Both operands are activations: two products, each the size of the forward one.
+            return 2 * matmul_seconds(r, op, moved / 2, "input")
+        return matmul_seconds(r, op, moved, "" if which == "forward" else which)
+    if op.kind == "grouped":
+        return maximum(flops / r.grouped_flops, moved / r.memory_bytes) + r.grouped_start
+    if op.kind == "attention":
+        rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
+        return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
+    scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
+    return maximum(scan, maximum(moved / r.memory_bytes, op.kernels * r.launch)) + op.kernels * r.memory_start
+
+
+def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:
+    """Return seconds of every pass of an operator that has it."""
+    zero = 0 * op.forward_bytes
+    two = op.kind in ("matmul", "grouped") and not op.region.endswith("core")
+    has_weight_pass = two and bool(op.weights or op.weight_flops is not zero)
+    return PassSeconds(
+        forward=named(kernel_seconds(r, op, "forward"), f"{op.name}, forward"),
+        backward_input=named(kernel_seconds(r, op, "input"), f"{op.name}, input gradient"),
+        backward_weight=named(kernel_seconds(r, op, "weight"), f"{op.name}, weight gradient") if has_weight_pass else zero,
+    )
