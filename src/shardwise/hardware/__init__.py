@@ -1,1 +1,18 @@
-"""hardware."""
+"""What runs the model: devices, each number with its source and date, and clusters of them in tiers."""
+
+from shardwise.hardware._catalogue import Lookup, device_names, find_device, load_device
+from shardwise.hardware._cluster import Cluster, Tier
+from shardwise.hardware._device import Device, Fact
+from shardwise.hardware._toml import device_to_toml
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "Fact",
+    "Lookup",
+    "Tier",
+    "device_names",
+    "device_to_toml",
+    "find_device",
+    "load_device",
+]

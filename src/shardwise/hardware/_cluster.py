@@ -1,0 +1,129 @@
+"""Devices joined in tiers: what is near, what is far, and what each hop costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.hardware._device import Device
+from shardwise.hardware._quantity import COUNT, RATE, SECONDS, USD, check_number, plain
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One level of the network: `size` devices reach each other over it, each at a rate in one direction.
+
+    `size` counts the devices inside one domain of the tier, all inner tiers included; the rate is per device, after
+    oversubscription; the latency is of one step, in seconds.
+    """
+
+    name: str
+    size: int
+    bytes_per_second: float
+    latency_seconds: float
+    in_network: bool
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        for word, quantity in (("size", COUNT), ("bytes_per_second", RATE), ("latency_seconds", SECONDS)):
+            with problems.collect():
+                check_number(quantity, getattr(self, word), word)
+        if not isinstance(self.in_network, bool):
+            rule, remedy = "must be true or false", "use true where the switch reduces"
+            problems.add("in_network", plain(self.in_network), rule, remedy)
+        if problems.items:
+            raise InputError(Problem(f"tiers.{self.name}.{p.field}", p.value, p.rule, p.remedy) for p in problems.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A number of equal devices and the tiers that join them, fastest first; the last tier spans the cluster.
+
+    >>> cluster = Cluster.parse("256xh100-sxm-80gb")
+    >>> [(tier.name, tier.size, tier.bytes_per_second) for tier in cluster.tiers]
+    [('nvlink-4', 8, 450000000000.0), ('network', 256, 50000000000.0)]
+    """
+
+    device: Device
+    num_devices: int
+    tiers: tuple[Tier, ...]
+    devices_per_node: int
+    usd_per_device_hour: float | None
+    name: str
+    assumptions: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        for word, quantity in (("num_devices", COUNT), ("devices_per_node", COUNT), ("usd_per_device_hour", USD)):
+            value = getattr(self, word)
+            if value is not None or word != "usd_per_device_hour":
+                with problems.collect():
+                    check_number(quantity, value, word)
+        problems.raise_if_any()
+        _check_tiers(self, problems)
+        problems.raise_if_any()
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes, the last of which may be partly used.
+
+        >>> Cluster.parse("12xh100-sxm-80gb").num_nodes
+        2
+        """
+        return -(-self.num_devices // self.devices_per_node)
+
+    @classmethod
+    def parse(cls, text: str, overrides: Mapping[str, object] = _NOTHING) -> Cluster:
+        """Return the cluster that text such as "256xh100-sxm-80gb" or "32x8xh100" (nodes x devices) describes.
+
+        The device is a catalogue name or the path of a device's TOML file; an override that is None is not given.
+
+        >>> nics = {"nic_bandwidth": "200Gb/s", "nics_per_node": 2}
+        >>> Cluster.parse("2x4xa100-sxm-80gb", nics).tiers[-1].bytes_per_second
+        12500000000.0
+        """
+        from shardwise.hardware._parse import parse_cluster
+
+        return parse_cluster(text, overrides)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Return the cluster that a TOML file describes: `device`, `num_devices`, any override, and [[tiers]]."""
+        from shardwise.hardware._parse import load_cluster
+
+        return load_cluster(Path(path))
+
+    def with_tiers(self, tiers: Iterable[Tier]) -> Cluster:
+        """Return the cluster with these tiers, for example a domain of 72, a pod and a spine.
+
+        >>> pair = Tier(name="nvlink", size=2, bytes_per_second=450e9, latency_seconds=1e-6, in_network=False)
+        >>> Cluster.parse("2xh100").with_tiers([pair]).tiers[0].name
+        'nvlink'
+        """
+        return replace(self, tiers=tuple(tiers))
+
+
+def _check_tiers(cluster: Cluster, problems: Problems) -> None:
+    tiers = cluster.tiers
+    if not tiers or tiers[-1].size != cluster.num_devices:
+        size = tiers[-1].size if tiers else None
+        rule = f"the last tier must span the {cluster.num_devices} devices"
+        problems.add("tiers", size, rule, f"give the last tier size = {cluster.num_devices}")
+        return
+    for inner, outer in pairwise(tiers):
+        partial = outer is tiers[-1]
+        if inner.size >= outer.size or (outer.size % inner.size and not partial):
+            rule = f"must be larger than, and a multiple of, {inner.size} ({inner.name})"
+            problems.add(f"tiers.{outer.name}.size", outer.size, rule, f"use a multiple of {inner.size}")
+    node = cluster.devices_per_node
+    for tier in tiers[:-1]:
+        if math.gcd(tier.size, node) not in (tier.size, node):
+            rule = f"must divide devices_per_node = {node} or be a multiple of it"
+            problems.add(f"tiers.{tier.name}.size", tier.size, rule, f"use {node}")

@@ -1,0 +1,244 @@
+"""One device as its maker and its driver describe it; every number carries its source and date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from shardwise.errors import Problems
+from shardwise.hardware._quantity import (
+    BYTES,
+    COUNT,
+    DTYPES,
+    FLOPS,
+    RATE,
+    USD,
+    WATTS,
+    Quantity,
+    fail,
+    nearest,
+    plain,
+    read_quantity,
+)
+
+_MATRIX = "matrix_flops."
+
+# What a device may state: field -> how it is read, and the option that gives it where the catalogue does not.
+FIELDS: Mapping[str, tuple[Quantity | None, str]] = MappingProxyType(
+    {
+        "memory_bytes": (BYTES, "memory"),
+        "usable_memory_bytes": (BYTES, "memory"),
+        "memory_bytes_per_second": (RATE, "memory_bandwidth"),
+        "vector_flops": (FLOPS, "a device file"),
+        "num_cores": (COUNT, "a device file"),
+        "power_watts": (WATTS, "a device file"),
+        "host_bytes_per_second": (RATE, "a device file"),
+        "devices_per_node": (COUNT, "devices_per_node"),
+        "fast_domain": (COUNT, "fast_domain"),
+        "fast_bytes_per_second": (RATE, "fast_bandwidth"),
+        "fast_in_network": (None, "a device file"),
+        "slow_bytes_per_second": (RATE, "slow_bandwidth"),
+        "usd_per_device_hour": (USD, "price"),
+        "year": (COUNT, "a device file"),
+        **{_MATRIX + dtype: (FLOPS, f"peak_flops.{dtype}") for dtype in DTYPES},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One number about a device: the field, its value in SI units, who says so, and when (YYYY or YYYY-MM)."""
+
+    field: str
+    value: float | bool
+    source: str
+    date: str
+
+    @property
+    def assumed(self) -> bool:
+        """Return whether the number is an assumption rather than a published figure."""
+        return self.source.startswith("assumption")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What one accelerator can hold, compute and move; rates are dense peaks and bytes per second in one direction.
+
+    A figure that no source gives is absent: reading it raises `InputError` naming the option that supplies it.
+
+    >>> from shardwise.hardware import find_device
+    >>> h100 = find_device("h100-sxm-80gb").device
+    >>> h100.memory_bytes, h100.memory_bytes_per_second, h100.peak_flops("bf16")
+    (85899345920, 3350000000000.0, 989000000000000.0)
+    """
+
+    name: str
+    full_name: str
+    vendor: str
+    fast_link: str
+    sources: tuple[Fact, ...]
+    _values: dict[str, float | bool] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        for word in ("name", "full_name", "vendor", "fast_link"):
+            text = getattr(self, word)
+            if not isinstance(text, str) or not text.strip():
+                problems.add(word, plain(text), "must be text that is not empty", f"give the {word} of the device")
+        values: dict[str, float | bool] = {}
+        for fact in self.sources:
+            if fact.field in values:
+                problems.add(fact.field, plain(fact.value), "is stated twice", "keep one of the two")
+            with problems.collect():
+                values[fact.field] = read_field(fact.field, fact.value)
+        _check_memory(values, problems)
+        problems.raise_if_any()
+        object.__setattr__(self, "_values", values)
+
+    def knows(self, name: str) -> bool:
+        """Return whether the device states a field, such as "power_watts" or "matrix_flops.fp8"."""
+        return name in self._values
+
+    def fact(self, name: str) -> Fact:
+        """Return the number of a field with its source and date."""
+        self._known(name)
+        return next(fact for fact in self.sources if fact.field == name)
+
+    def peak_flops(self, dtype: str) -> float:
+        """Return the dense peak of matrix products in FLOP/s; nothing is emulated, an unsupported type raises.
+
+        >>> from shardwise.hardware import find_device
+        >>> find_device("v100-sxm-32gb").device.peak_flops("bf16")
+        Traceback (most recent call last):
+        shardwise.errors.InputError: dtype = 'bf16': has no published matrix rate on v100-sxm-32gb; use fp32 or fp16
+        """
+        rates = self.matrix_flops
+        if dtype not in rates:
+            known = " or ".join(rates) if rates else f"peak_flops.{dtype} to state the rate"
+            fail("dtype", dtype, f"has no published matrix rate on {self.name}", f"use {known}")
+        return rates[dtype]
+
+    def with_values(self, values: Mapping[str, float | bool], source: str, date: str) -> Device:
+        """Return the device with fields replaced or added, each carrying the source given here.
+
+        >>> from shardwise.hardware import find_device
+        >>> find_device("h100-sxm-80gb").device.with_values({"power_watts": 500}, "rack limit", "2025").power_watts
+        500.0
+        """
+        kept = tuple(fact for fact in self.sources if fact.field not in values)
+        new = tuple(Fact(field=name, value=value, source=source, date=date) for name, value in values.items())
+        return replace(self, sources=kept + new)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Return the fields that no source gives; a data type that the device lacks is not a gap."""
+        return tuple(name for name in FIELDS if not name.startswith(_MATRIX) and name not in self._values)
+
+    @property
+    def matrix_flops(self) -> Mapping[str, float]:
+        """Return dense matrix FLOP/s by data type, in the order of increasing speed of the types."""
+        rates = {dtype: self._values.get(_MATRIX + dtype) for dtype in DTYPES}
+        return MappingProxyType({dtype: rate for dtype, rate in rates.items() if rate is not None})
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory on the nameplate in bytes: 80 GiB is 85899345920."""
+        return int(self._known("memory_bytes"))
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """Return the bytes that the driver offers to programs."""
+        return int(self._known("usable_memory_bytes"))
+
+    @property
+    def memory_bytes_per_second(self) -> float:
+        """Return the peak bandwidth of the device memory in bytes per second."""
+        return self._known("memory_bytes_per_second")
+
+    @property
+    def vector_flops(self) -> float:
+        """Return fp32 FLOP/s outside the matrix units."""
+        return self._known("vector_flops")
+
+    @property
+    def num_cores(self) -> int:
+        """Return the number of streaming multiprocessors, compute units or cores."""
+        return int(self._known("num_cores"))
+
+    @property
+    def power_watts(self) -> float:
+        """Return the rated power in watts."""
+        return self._known("power_watts")
+
+    @property
+    def host_bytes_per_second(self) -> float:
+        """Return bytes per second to the host's memory in one direction."""
+        return self._known("host_bytes_per_second")
+
+    @property
+    def devices_per_node(self) -> int:
+        """Return the devices of one common server."""
+        return int(self._known("devices_per_node"))
+
+    @property
+    def fast_domain(self) -> int:
+        """Return the devices of one fast domain (NVLink, xGMI, ICI or the PCIe of one node)."""
+        return int(self._known("fast_domain"))
+
+    @property
+    def fast_bytes_per_second(self) -> float:
+        """Return bytes per second of one device into its fast domain, in one direction."""
+        return self._known("fast_bytes_per_second")
+
+    @property
+    def fast_in_network(self) -> bool:
+        """Return whether the switch of the fast domain reduces (NVLink SHARP); not stated means that it does not."""
+        return bool(self._values.get("fast_in_network", False))
+
+    @property
+    def slow_bytes_per_second(self) -> float:
+        """Return bytes per second of one device into the network between domains, in one direction."""
+        return self._known("slow_bytes_per_second")
+
+    @property
+    def usd_per_device_hour(self) -> float | None:
+        """Return the list price in US dollars per device and hour, or None where no list price is known."""
+        price = self._values.get("usd_per_device_hour")
+        return None if price is None else float(price)
+
+    @property
+    def year(self) -> int:
+        """Return the year in which the device came out."""
+        return int(self._known("year"))
+
+    def _known(self, name: str) -> float:
+        if name not in self._values:
+            option = FIELDS[name][1] if name in FIELDS else f"one of {nearest(name, FIELDS)}"
+            fail(name, None, f"is not known for {self.name}", f"give it with {option}")
+        return self._values[name]
+
+
+def read_field(name: str, value: object) -> float | bool:
+    """Return the value of a device field in SI units; text may carry a unit.
+
+    >>> read_field("memory_bytes", "80GiB")
+    85899345920
+    """
+    if name not in FIELDS:
+        fail(name, value, "is not a field of a device", f"use {nearest(name, FIELDS)}")
+    quantity = FIELDS[name][0]
+    if quantity is not None:
+        return read_quantity(quantity, value, name)
+    if not isinstance(value, bool):
+        fail(name, value, "must be true or false", "use true where the switch reduces")
+    return value
+
+
+def _check_memory(values: Mapping[str, float | bool], problems: Problems) -> None:
+    memory, usable = values.get("memory_bytes"), values.get("usable_memory_bytes")
+    if memory is None or usable is None:
+        missing = "memory_bytes" if memory is None else "usable_memory_bytes"
+        problems.add(missing, None, "is required", 'state it, for example "80GiB"')
+    elif usable > memory:
+        problems.add("usable_memory_bytes", usable, f"must not exceed memory_bytes = {memory}", "swap the two")

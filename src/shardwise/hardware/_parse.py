@@ -1,0 +1,171 @@
+"""From text, overrides and TOML files to what a cluster is to be; all problems are reported at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from shardwise.errors import InputError, Problems
+from shardwise.hardware._build import build_cluster
+from shardwise.hardware._catalogue import Lookup, find_device, load_device
+from shardwise.hardware._cluster import Cluster, Tier
+from shardwise.hardware._quantity import (
+    BYTES,
+    COUNT,
+    DTYPES,
+    FLOPS,
+    RATE,
+    RATIO,
+    SECONDS,
+    USD,
+    Quantity,
+    fail,
+    nearest,
+    plain,
+    read_quantity,
+)
+from shardwise.hardware._toml import device_from_table, in_file, read_toml
+
+_TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
+_SHAPE = 'write "256xh100-sxm-80gb", or "32x8xh100-sxm-80gb" for 32 nodes of 8'
+
+# What may be given beside the device, by the CLI's names.
+OVERRIDES: Mapping[str, Quantity] = MappingProxyType(
+    {
+        "num_devices": COUNT,
+        "devices_per_node": COUNT,
+        "fast_domain": COUNT,
+        "fast_bandwidth": RATE,
+        "fast_latency": SECONDS,
+        "slow_bandwidth": RATE,
+        "slow_latency": SECONDS,
+        "nics_per_node": COUNT,
+        "nic_bandwidth": RATE,
+        "rails": COUNT,
+        "oversubscription": RATIO,
+        "price": USD,
+        "memory": BYTES,
+        "memory_bandwidth": RATE,
+        "peak_flops": FLOPS,
+        **{f"peak_flops.{dtype}": FLOPS for dtype in DTYPES},
+    }
+)
+_TIER: Mapping[str, Quantity] = MappingProxyType({"size": COUNT, "bandwidth": RATE, "latency": SECONDS})
+
+
+def parse_cluster(text: str, overrides: Mapping[str, object]) -> Cluster:
+    """Return the cluster of a text and its overrides; see `Cluster.parse`."""
+    match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        fail("cluster", text, "is not a number of devices", _SHAPE)
+    first, second, name = match.groups()
+    problems = Problems()
+    given = _read_overrides(overrides, problems)
+    for option, digits in (("num_devices", first), ("devices_per_node", second)):
+        if digits is not None and int(digits) == 0:
+            problems.add(option, 0, "must be greater than 0", _SHAPE)
+    found = None
+    with problems.collect():
+        found = _device_of(name, Path())
+    if found is None or problems.items:
+        raise InputError(problems.items)
+    counts: dict[str, float] = {"num_devices": math.prod(int(digits) for digits in (first, second) if digits)}
+    if second:
+        counts["devices_per_node"] = int(second)
+    return build_cluster(text.strip(), found, {**counts, **given})
+
+
+def load_cluster(path: Path) -> Cluster:
+    """Return the cluster of a TOML file; see `Cluster.load`."""
+    table = dict(read_toml(path))
+    name, device, rows = table.pop("name", path.stem), table.pop("device", None), table.pop("tiers", [])
+    problems = Problems()
+    found = None
+    with problems.collect():
+        found = _device_of(device, path.parent)
+    tiers = _tiers_of(rows, problems)
+    given = _read_overrides(table, problems)
+    given.setdefault("num_devices", tiers[-1].size if tiers else 1)
+    if found is not None and not problems.items:
+        with problems.collect():
+            return build_cluster(str(name), found, given, tiers)
+    raise InputError(in_file(path.name, problems.items))
+
+
+def _device_of(device: object, folder: Path) -> Lookup:
+    if isinstance(device, Mapping):
+        return Lookup(device=device_from_table(device, "device"), assumptions=())
+    if isinstance(device, str) and device.endswith(".toml"):
+        return Lookup(device=load_device(folder / Path(device).expanduser()), assumptions=())
+    if not isinstance(device, str):
+        fail("device", device, "must name a device", 'write device = "h100-sxm-80gb", a TOML file, or a [device] table')
+    return find_device(device)
+
+
+def _tiers_of(rows: object, problems: Problems) -> tuple[Tier, ...]:
+    if not isinstance(rows, list):
+        problems.add("tiers", plain(rows), "must be a list of tables", "write [[tiers]] before each tier")
+        return ()
+    tiers = []
+    for place, row in enumerate(rows):
+        with problems.collect():
+            tiers.append(_tier_of(row, f"tiers[{place}]"))
+    return tuple(tiers)
+
+
+def _tier_of(row: object, where: str) -> Tier:
+    if not isinstance(row, Mapping):
+        fail(where, row, "must be a table", "write [[tiers]] with name, size, bandwidth and latency")
+    problems = Problems()
+    for key in sorted(row.keys() - {"name", "in_network", *_TIER}):
+        known = nearest(key, ["name", "in_network", *_TIER])
+        problems.add(f"{where}.{key}", plain(row[key]), "is not a key of a tier", f"use {known}")
+    values: dict[str, float] = {}
+    for key, quantity in _TIER.items():
+        with problems.collect():
+            values[key] = read_quantity(quantity, row.get(key), f"{where}.{key}")
+    problems.raise_if_any()
+    return Tier(
+        name=str(row.get("name", where)),
+        size=int(values["size"]),
+        bytes_per_second=values["bandwidth"],
+        latency_seconds=values["latency"],
+        in_network=row.get("in_network", False),
+    )
+
+
+def _read_overrides(overrides: Mapping[str, object], problems: Problems) -> dict[str, float]:
+    given: dict[str, float] = {}
+    for option, value in _flat(overrides).items():
+        if option not in OVERRIDES:
+            problems.add(option, plain(value), "is not an option of a cluster", f"use {nearest(option, OVERRIDES)}")
+        elif value is not None:
+            with problems.collect():
+                given[option] = read_quantity(OVERRIDES[option], value, option)
+    _check_together(given, problems)
+    return given
+
+
+def _flat(overrides: Mapping[str, object]) -> dict[str, object]:
+    """Return the options with the TOML table peak_flops spread out, as in peak_flops.bf16."""
+    rates = overrides.get("peak_flops")
+    if not isinstance(rates, Mapping):
+        return dict(overrides)
+    rest = {option: value for option, value in overrides.items() if option != "peak_flops"}
+    return {**rest, **{f"peak_flops.{dtype}": value for dtype, value in rates.items()}}
+
+
+def _check_together(given: Mapping[str, float], problems: Problems) -> None:
+    """Record options that contradict each other."""
+    if {"peak_flops", "peak_flops.bf16"} <= given.keys():
+        problems.add("peak_flops", given["peak_flops"], "means peak_flops.bf16, which is given too", "give one of them")
+    nics = {"nics_per_node", "nic_bandwidth", "rails"} & given.keys()
+    if nics and "slow_bandwidth" in given:
+        rule = f"is the rate per device, and {' and '.join(sorted(nics))} is given too"
+        problems.add("slow_bandwidth", given["slow_bandwidth"], rule, "give the one or the other")
+    if given.get("nics_per_node", 0) % given.get("rails", 1):
+        rule = f"must divide nics_per_node = {given['nics_per_node']:g}"
+        problems.add("rails", given["rails"], rule, "give as many rails as NICs, or leave rails out")

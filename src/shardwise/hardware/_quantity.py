@@ -1,0 +1,96 @@
+"""Quantities of hardware as people write them: one reader for command lines, TOML files and Python values."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from shardwise.errors import InputError, Problem
+from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
+
+# The data types a device may compute matrix products in; a type that is absent from a device is unsupported.
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """How one kind of number is read from text, and the smallest value it may take."""
+
+    parse: Callable[[str, str], float]
+    remedy: str
+    at_least: float = 0.0
+    may_equal: bool = False
+    whole: bool = False
+
+
+BYTES = Quantity(parse_bytes, 'write bytes such as "80GiB" or 85899345920', whole=True)
+RATE = Quantity(parse_bandwidth, 'write one direction with its unit, such as "450GB/s" or "400Gb/s"')
+FLOPS = Quantity(parse_flops, 'write the dense rate, such as "989T" or 9.89e14')
+SECONDS = Quantity(parse_seconds, 'write a time such as "5us" or 5e-6', may_equal=True)
+COUNT = Quantity(parse_count, "use a whole number such as 8", whole=True)
+RATIO = Quantity(parse_count, "use 1 for a full network, 2 for a 2:1 network", at_least=1.0, may_equal=True)
+WATTS = Quantity(parse_count, "write watts, such as 700")
+USD = Quantity(parse_count, "write US dollars per device and hour, such as 2.5")
+
+
+def fail(field: str, value: object, rule: str, remedy: str) -> NoReturn:
+    """Raise `InputError` with one problem."""
+    raise InputError([Problem(field, plain(value), rule, remedy)])
+
+
+def plain(value: object) -> object:
+    """Return the value, or its text where it is a list or table, so that a problem can be compared and printed.
+
+    >>> plain([1, 2])
+    '[1, 2]'
+    """
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def read_quantity(quantity: Quantity, value: object, field: str) -> float:
+    """Return the value in SI units, an `int` where only whole numbers make sense; bad values raise `InputError`.
+
+    >>> read_quantity(RATE, "400Gb/s", "nic_bandwidth"), read_quantity(COUNT, "8", "num_devices")
+    (50000000000.0, 8)
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        fail(field, value, "must be a number, or text with a unit", quantity.remedy)
+    number = quantity.parse(value, field) if isinstance(value, str) else value
+    try:
+        finite = math.isfinite(number)
+    except OverflowError:
+        finite = False
+    if not finite:
+        fail(field, value, "must be finite", quantity.remedy)
+    if number < quantity.at_least or (number == quantity.at_least and not quantity.may_equal):
+        word = "at least" if quantity.may_equal else "greater than"
+        fail(field, value, f"must be {word} {quantity.at_least:g}", quantity.remedy)
+    if not quantity.whole:
+        return float(number)
+    if number != int(number):
+        fail(field, value, "must be a whole number", quantity.remedy)
+    return int(number)
+
+
+def check_number(quantity: Quantity, value: object, field: str) -> None:
+    """Raise `InputError` where the value is not a number that the quantity allows; text is refused.
+
+    >>> check_number(COUNT, 8, "num_devices")
+    """
+    if isinstance(value, str):
+        fail(field, value, "must be a number", quantity.remedy)
+    read_quantity(quantity, value, field)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
+
+    >>> nearest("h10", ["h100", "h200", "a100"])
+    'h100 or h200'
+    """
+    known = sorted(words)
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6) or known[:5]
+    return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))
