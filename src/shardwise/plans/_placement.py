@@ -47,11 +47,17 @@ def spans(plan: Plan, domains: Sequence[int]) -> Spans:
         found[axis] = (*(inside(stride, size[axis], d) for d in domains[:-1]), size[axis])
         stride *= size[axis]
     found["dp_cp"] = tuple(a * b for a, b in zip(found["dp"], found["cp"], strict=True))
+    shard = plan.shard if plan.sharding == "hsdp" else plan.dp
+    inner = tuple(math.gcd(d, shard) for d in found["dp"])
+    found["shard"] = tuple(a * b for a, b in zip(inner, found["cp"], strict=True))
+    found["replicate"] = tuple(d // a for d, a in zip(found["dp"], inner, strict=True))
     stage = [math.prod(found[a][i] for a in ("tp", "tp2", "cp", "dp")) for i in range(len(domains))]
     etp = tuple(math.gcd(plan.etp, s) for s in stage)
     ep = tuple(math.gcd(plan.ep, s // e) for s, e in zip(stage, etp, strict=True))
     found["etp"], found["ep"] = etp, ep
     found["edp"] = tuple(math.gcd(plan.expert_dp, s // (a * b)) for s, a, b in zip(stage, etp, ep, strict=True))
+    expert_shard = max(1, plan.expert_dp * shard // plan.dp)
+    found["expert_shard"] = tuple(math.gcd(d, expert_shard) for d in found["edp"])
     return found
 
 

@@ -1,0 +1,196 @@
+"""A block folded: all that composition needs of it, from its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.cost import Network, Rates, collective_seconds, op_seconds
+from shardwise.ledger.number import X, above, largest, maximum, total
+from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.saved import Checkpoint, keep
+from shardwise.ledger.traced import named
+
+RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
+    "none": (),
+    "selective": (Checkpoint(("attention.core",)),),
+    "attention": (Checkpoint(("attention",)),),
+    "norm-attention-norm": (Checkpoint(("norm1", "attention", "norm2")),),
+    "full": (Checkpoint(("",)),),
+}
+# Megatron-LM core/transformer/transformer_config.py, recompute_modules; the second group discards its output too.
+MODULES: dict[str, tuple[Checkpoint, ...]] = {
+    "core_attn": RECOMPUTE["selective"],
+    "mlp": (Checkpoint(("mlp",)),),
+    "moe": (Checkpoint(("mlp",)),),
+    "shared_experts": (Checkpoint(("mlp.shared",)),),
+    "moe_act": (Checkpoint(("mlp.experts.act",), discards_output=True),),
+    "layernorm": (Checkpoint(("norm1",), discards_output=True), Checkpoint(("norm2",), discards_output=True)),
+    "mla_up_proj": (Checkpoint(("attention.up",), discards_output=True),),
+}
+
+
+def checkpoints(mode: str, modules: Iterable[str]) -> tuple[Checkpoint, ...]:
+    """Return the units that a recompute mode and a list of modules run again.
+
+    >>> checkpoints("selective", ["layernorm"])[1].regions
+    ('norm1',)
+    """
+    return (*RECOMPUTE[mode], *(unit for name in modules for unit in MODULES[name]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elements(Generic[X]):
+    """Parameters on one rank by how they are sharded and updated; `matrix` are those that Muon and fp8 treat apart."""
+
+    dense_matrix: X
+    dense_other: X
+    expert_matrix: X
+    expert_other: X
+    largest: X
+
+    @property
+    def dense(self) -> X:
+        """Parameters that follow the dense axes."""
+        return self.dense_matrix + self.dense_other
+
+    @property
+    def expert(self) -> X:
+        """Parameters that follow the expert axes."""
+        return self.expert_matrix + self.expert_other
+
+
+def elements(ops: Iterable[Op[X]], zero: X) -> Elements[X]:
+    """Return the parameters of some operators on one rank."""
+    weights = [w for o in ops for w in o.weights if w.trainable]
+
+    def own(expert: bool, matrix: bool) -> X:
+        chosen = (named(w.elements, w.name) for w in weights if w.expert is expert and (w.kind == "matrix") is matrix)
+        return total(chosen, zero)
+
+    return Elements(
+        dense_matrix=own(False, True), dense_other=own(False, False), expert_matrix=own(True, True), expert_other=own(True, False),
+        largest=largest([zero, *(w.elements for w in weights)]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Messages(Generic[X]):
+    """Seconds of communication of one pass by axis: what waits and what runs beside compute."""
+
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folded(Generic[X]):
+    """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters."""
+
+    forward: X
+    backward_input: X
+    backward_weight: X
+    replay: X
+    compute: X
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+    kept_bytes: X
+    dropped_bytes: X
+    transient_bytes: X
+    elements: Elements[X]
+    flops: X
+    model_flops: X
+
+    @property
+    def backward(self) -> X:
+        """Seconds of the whole backward pass, replay included."""
+        return self.backward_input + self.backward_weight + self.replay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine(Generic[X]):
+    """What blocks run on: rates of the device, links, and how each axis' groups lie on them."""
+
+    rates: Rates[X]
+    network: Network[X]
+    spans: dict[str, tuple[X, ...]]
+    overlap: bool = True
+
+    def message(self, c: Collective[X]) -> X:
+        """Return seconds of one message of a collective."""
+        return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis])
+
+
+def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
+    """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
+    one = m.message(c)
+    if c.hides == "exposed" or not m.overlap:
+        return one * c.count, 0 * one
+    if c.hides == "ring":
+        # Each of the c blocks of attention covers one step (arXiv:2310.01889).
+        waits = c.count * maximum(one - compute / (c.count + 1), 0.0)
+    elif c.hides == "panels":
+        # t = t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is exposed.
+        waits = one + (c.count - 1) * maximum(one - compute / c.count, 0.0)
+        waits = above(one, 0, waits, 0 * waits)
+    else:
+        waits = maximum(one * c.count - compute, 0.0)
+    return waits, one * c.count - waits
+
+
+def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X) -> Messages[X]:
+    """Return seconds of the collectives of one operator and pass; those that hide in the same compute share it."""
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    left = compute
+    for c in collectives:
+        waits, behind = _exposed(m, c, left)
+        if c.hides == "compute":
+            left = maximum(left - behind, 0.0)
+        exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
+        hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
+    return Messages(exposed=exposed, hidden=hidden)
+
+
+def _merge(into: dict[str, X], more: dict[str, X]) -> None:
+    for axis, seconds in more.items():
+        into[axis] = into[axis] + seconds if axis in into else seconds
+
+
+def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = ()) -> Folded[X]:
+    """Return a list of operators folded into seconds, bytes and parameters, with the units that run again in backward."""
+    zero = 0 * ops[0].forward_bytes
+    forward = backward = weight = replay = compute = zero
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for op in ops:
+        t = op_seconds(m.rates, op)
+        ahead = messages(m, op.forward, t.forward)
+        back = messages(m, op.backward, t.backward_input + t.backward_weight)
+        waits = total((named(s, f"{a} messages") for a, s in ahead.exposed.items()), zero)
+        one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
+        forward = forward + one
+        back_waits = total((named(s, f"{a} messages") for a, s in back.exposed.items()), zero)
+        backward = backward + (named(t.backward_input + back_waits, f"{op.name} backward") if back.exposed else t.backward_input)
+        weight = weight + t.backward_weight
+        compute = compute + t.forward + t.backward_input + t.backward_weight
+        for side in (ahead, back):
+            _merge(exposed, side.exposed)
+            _merge(hidden, side.hidden)
+        if any(u.holds(op.region) for u in units):
+            replay = replay + one
+            compute = compute + t.forward
+            _merge(exposed, ahead.exposed)
+            _merge(hidden, ahead.hidden)
+    kept = keep(ops, units)
+    return Folded(
+        forward=named(forward, "forward"), backward_input=named(backward, "input gradients"), backward_weight=named(weight, "weight gradients"),
+        replay=named(replay, "recompute"), compute=compute, exposed=exposed, hidden=hidden,
+        kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), "saved for backward"),
+        dropped_bytes=named(total((named(t.size_bytes, t.name) for t in kept.dropped), zero), "made again in backward"),
+        transient_bytes=largest([zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]),
+        elements=elements(ops, zero),
+        flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
+        + total((o.flops for o in ops if any(u.holds(o.region) for u in units)), zero),
+        model_flops=total((3 * (zero + o.model_flops) for o in ops), zero),
+    )  # fmt: skip

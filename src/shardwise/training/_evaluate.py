@@ -1,0 +1,146 @@
+"""One fold for numbers, columns and traced numbers: from a model, a cluster and the sizes of plans to memory and time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
+from shardwise.hardware import Cluster
+from shardwise.ledger.number import X, above, largest
+from shardwise.ledger.traced import named
+from shardwise.models import Model
+from shardwise.ops import blocks as ledgers
+from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
+from shardwise.training._blocks import Folded, Machine, checkpoints, fold
+from shardwise.training._memory import Parts, Recipe, StageMemory, stage_memory
+from shardwise.training._sizes import Sizes
+from shardwise.training._stages import Kind, Partition, Stages, block_order, kinds_of, runs_of, split_evenly
+from shardwise.training._step import StepJob, StepSeconds, step_seconds
+from shardwise.training.schedule import PipelineShape, in_flight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Everything structural about a question: what stays the same for all plans of one column."""
+
+    model: Model
+    cluster: Cluster
+    job: Training
+    stack: Stack
+    plan: Plan
+    efficiencies: Efficiencies = Efficiencies()
+    overlap: bool = True
+
+    @property
+    def recipe(self) -> Recipe:
+        """The bytes and updates of each parameter."""
+        precision = find_precision(self.job.precision or self.stack.precision)
+        return Recipe(precision=precision, optimizer=find_optimizer(self.job.optimizer), sharding=self.plan.sharding, stack=self.stack)
+
+    @property
+    def domains(self) -> tuple[int, ...]:
+        """Devices in one domain of each tier."""
+        return tuple(t.size for t in self.cluster.tiers)
+
+    @property
+    def partition(self) -> Partition:
+        """How the plan's layers go to stages."""
+        return partition_of(self.plan, self.model.num_layers)
+
+    @property
+    def partly(self) -> bool:
+        """Whether only some layers of a stage are recomputed."""
+        return bool(self.plan.recompute_layers)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of layer of the model under the plan's recompute."""
+        return kinds_of(self.model, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
+
+
+def partition_of(plan: Plan, num_layers: int) -> Partition:
+    """Return how a plan's layers go to stages: as given, or in equal pieces."""
+    sizes = plan.stage_layers or split_evenly(num_layers, plan.pp * plan.vpp)
+    recomputed = plan.recompute_layers or None
+    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=plan.schedule == "dualpipe")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation(Generic[X]):
+    """Memory and time of a plan or of a column of plans."""
+
+    stages: tuple[Stages[X], ...]
+    memory: tuple[StageMemory[X], ...]
+    peak: X
+    step: StepSeconds[X]
+    parts: Parts[X]
+    layout: Layout[X]
+    sizes: Sizes[X]
+    rates: Rates[X]
+    network: Network[X]
+
+
+def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
+    """Return the layout of a block under the sizes of a plan."""
+    p = case.recipe.precision
+    zero = 0 * z.tp
+    dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
+    work = Work(B=z.micro_batch, S=zero + case.job.seq_len, context=zero, activation_bytes=p.activation_bytes, weight_bytes=p.activation_bytes,
+                gradient_bytes=p.gradient_bytes, dtype=p.compute, dropout=dropout, density=case.job.attention_density,
+                imbalance=case.job.expert_imbalance)  # fmt: skip
+    choices = Choices(stack=case.stack, layout=case.plan.layout, sequence_parallel=case.plan.sequence_parallel, cp_kind=case.plan.cp_kind)
+    return lay_out(Degrees(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
+
+
+def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
+    """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
+    model, plan = case.model, case.plan
+    units = checkpoints(plan.recompute, plan.modules)
+
+    def folded(ops: tuple[Any, ...], again: bool = False) -> Folded[X]:
+        return fold(ops or ledgers.nothing(y), m, units if again else ())
+
+    kinds = tuple(folded(ledgers.block_ops(y, k.block, model.hidden), k.recomputed) for k in case.kinds)
+    mtp = tuple(o for b in model.mtp for o in (*ledgers.mtp_ops(y, model), *ledgers.block_ops(y, b, model.hidden)))
+    extra = tuple(o for _ in model.mtp for o in (*ledgers.shared_head(y, model), *ledgers.loss(y, model)))
+    head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
+    return Parts(kinds=kinds, embedding=folded(ledgers.embedding(y, model)), head=folded(head), loss=folded((*ledgers.loss(y, model), *extra)))
+
+
+def stages_of(case: Case) -> tuple[Stages[Any], ...]:
+    """Return the runs of equal stages of one plan."""
+    blocks = tuple(case.model.kinds)
+    return runs_of(block_order(case.model), len(blocks), case.partition)
+
+
+def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
+    """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
+    recipe = case.recipe
+    rates = rates_of(case.cluster.device, recipe.precision.compute, case.stack.eager_launch_seconds, case.efficiencies)
+    network = network_of(case.cluster, case.efficiencies)
+    machine: Machine[X] = Machine(rates=rates, network=network, spans=z.spans, overlap=case.overlap)
+    y = layout_of(case, z)
+    parts = parts_of(case, y, machine)
+    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
+    memory = tuple(
+        named_stage(stage_memory(recipe, z, parts, s, in_flight(case.plan.schedule, shape, s.position), case.model.tied), i)
+        for i, s in enumerate(stages)
+    )
+    boundary = y.residual("boundary", case.model.hidden, "").size_bytes
+    table = parts.embedding.elements.largest * recipe.precision.gradient_bytes
+    job = StepJob(schedule=case.plan.schedule, boundary_bytes=boundary, tied=case.model.tied, tied_bytes=table, side=case.model.hidden)
+    step = step_seconds(machine, z, recipe, parts, stages, job)
+    peak = named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
+    return Evaluation(stages=stages, memory=memory, peak=peak, step=step, parts=parts, layout=y, sizes=z, rates=rates, network=network)
+
+
+def counted(s: Stages[X], value: X) -> X:
+    """Return a stage's value, or zero where the run is padding of a column."""
+    return above(s.count, 0, value, 0 * value)
+
+
+def named_stage(memory: StageMemory[X], index: int) -> StageMemory[X]:
+    """Return the memory of a stage with its peak named by the stage."""
+    return replace(memory, peak=named(memory.peak, f"stage run {index}"))

@@ -1,0 +1,199 @@
+"""Bytes on one rank of each stage at the named moments of a step; a peak is a moment.
+
+Sources: state bytes arXiv:1910.02054 and Megatron-LM distributed optimizer; in-flight micro-batches by schedule; the moments were
+checked against PyTorch's memory tracker on whole training steps (tests/training).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
+from shardwise.ledger.traced import named
+from shardwise.plans import Optimizer, Precision, Sharding, Stack
+from shardwise.training._blocks import Elements, Folded
+from shardwise.training._sizes import Sizes
+from shardwise.training._stages import Stages
+
+MOMENTS = ("forward", "loss", "backward", "gradients complete", "optimizer step")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it."""
+
+    precision: Precision
+    optimizer: Optimizer
+    sharding: Sharding
+    stack: Stack
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether weights are gathered for each layer."""
+        return self.sharding in ("zero3", "fsdp", "hsdp")
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether gradients are kept sharded."""
+        return self.shards_weights or self.sharding == "zero2"
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether optimizer state is sharded."""
+        return self.sharding != "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts(Generic[X]):
+    """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them."""
+
+    kinds: tuple[Folded[X], ...]
+    embedding: Folded[X]
+    head: Folded[X]
+    loss: Folded[X]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory(Generic[X]):
+    """Bytes of one stage: what lives through the step, and the total at each moment."""
+
+    weights: X
+    gradients: X
+    optimizer: X
+    activations: X
+    logits: X
+    recomputed: X
+    buffers: X
+    in_flight: X
+    moments: dict[str, X]
+    peak: X
+
+
+def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
+    """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage, mirrored ones included."""
+    zero = 0 * s.count
+
+    def of(name: str) -> X:
+        layers = (
+            (n + m) * getattr(k.elements, name) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)
+        )
+        ends = s.embeds * getattr(parts.embedding.elements, name) + s.ends * getattr(parts.head.elements, name)
+        return total(layers, zero) + ends
+
+    return of("dense_matrix"), of("dense_other"), of("expert_matrix"), of("expert_other")
+
+
+def tied_copy(parts: Parts[X], s: Stages[X], tied: bool) -> X:
+    """Return the parameters of the second copy of a tied table, on a last stage that does not hold the first one too."""
+    if not tied:
+        return 0 * s.count
+    return above(s.ends, 0, above(s.embeds, 0, 0 * s.count, parts.embedding.elements.largest), 0 * s.count)
+
+
+def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
+    """Return bytes of (weights, gradients, optimizer state) on a rank under the sharding.
+
+    Dense copies sit on dp * cp ranks, experts on their own; ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3 and FSDP
+    everything (arXiv:1910.02054 section 5).
+    """
+    dense_matrix, dense_other, expert_matrix, expert_other = params
+    share, expert_share = z.shard_share, z.expert_share
+
+    def spread(matrix: float, other: float, sharded: bool) -> X:
+        dense = dense_matrix * matrix + dense_other * other
+        expert = expert_matrix * matrix + expert_other * other
+        return divide(dense, share) + divide(expert, expert_share) if sharded else dense + expert
+
+    p, o = r.precision, r.optimizer
+    moment = o.moment_bytes or p.state_bytes
+    return (
+        named(spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", "docs/formulas.md, state"),
+        named(spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", "docs/formulas.md, state"),
+        named(spread(p.master_bytes + o.matrix_moments * moment, p.master_bytes + o.vector_moments * moment, r.shards_optimizer),
+              "optimizer state", "docs/formulas.md, state"),
+    )  # fmt: skip
+
+
+def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+    """Return bytes of weights gathered for compute under ZeRO-3 and FSDP, and of the gradients of one unit before reduction.
+
+    The root unit (embedding, head, final norm) stays gathered; of the layers the running unit and the prefetched next one
+    (torch.distributed.fsdp.fully_shard, reshard_after_forward of the root).
+    """
+    if not r.shards_weights:
+        return 0 * s.count
+    width = r.precision.activation_bytes
+    units = [k.elements.dense + k.elements.expert for k in parts.kinds]
+    unit = largest([above(n, 0, u, 0 * u) for n, u in zip(s.layers, units, strict=True)])
+    root = s.embeds * parts.embedding.elements.dense + s.ends * parts.head.elements.dense
+    return named(width * root + (2 * width + r.precision.gradient_bytes) * unit, "gathered weights and gradients")
+
+
+def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
+    """Return temporaries of the optimizer step: two of the largest tensor one by one, one of everything by foreach, none fused.
+
+    Source: torch/optim/adamw.py _single_tensor_adamw and _multi_tensor_adamw (the square root of the second moment).
+    """
+    if r.stack.optimizer_step == "fused":
+        return 0 * biggest
+    width = r.precision.state_bytes
+    share = z.shard_share if r.shards_optimizer else 1
+    if r.stack.optimizer_step == "single":
+        return named(divide(2 * width * biggest, share), "optimizer temporaries")
+    return named(divide(width * total(params), share), "optimizer temporaries")
+
+
+def _stage_parts(parts: Parts[X], s: Stages[X], pick: str) -> X:
+    zero = 0 * s.count
+    layers = (n * getattr(k, pick) for n, k in zip(s.layers, parts.kinds, strict=True))
+    return total(layers, zero)
+
+
+def _largest_layer(parts: Parts[X], s: Stages[X], pick: str) -> X:
+    return largest([above(n, 0, getattr(k, pick), 0 * s.count) for n, k in zip(s.layers, parts.kinds, strict=True)])
+
+
+def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X, tied: bool = False) -> StageMemory[X]:
+    """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest.
+
+    Moments: the last forward pass in flight; the loss with its logits; backward of the first layer, with what recompute makes
+    again; all gradients complete; the optimizer step. Transient gradients do not exist before the first backward pass ends
+    unless micro-batches are accumulated.
+    """
+    params = owned(parts, s)
+    params = (params[0], params[1] + tied_copy(parts, s, tied), params[2], params[3])
+    weights, gradients, optimizer = state_bytes(r, z, params)
+    standing = gradients
+    if r.stack.gradients == "transient" and not r.shards_gradients:
+        standing = above(z.num_micro, 1, gradients, 0 * gradients)
+    elif r.stack.gradients == "transient":
+        standing = above(z.num_micro, 1, gradients, 0 * gradients)
+    buffers = gathered_bytes(r, parts, s)
+    kept_one = named(_stage_parts(parts, s, "kept_bytes"), "saved for backward, one micro-batch")
+    entry = s.embeds * parts.embedding.kept_bytes
+    activations = named(depth * (kept_one + entry), "activations in flight")
+    again = named(_largest_layer(parts, s, "dropped_bytes"), "recomputed layer")
+    transient = _largest_layer(parts, s, "transient_bytes")
+    base = weights + optimizer + buffers + standing
+    ends = s.ends * (parts.head.kept_bytes + parts.loss.kept_bytes)
+    logits = named(ends + s.ends * parts.loss.transient_bytes, "logits and loss")
+    last_layer = named(_largest_layer(parts, s, "kept_bytes"), "saved for backward, one layer")
+    biggest = maximum(largest([k.elements.largest for k in parts.kinds]), s.embeds * parts.embedding.elements.largest)
+    moments = {
+        "forward": base + activations + transient,
+        "loss": base + activations + logits,
+        "backward": base + activations + maximum(again + transient, 0 * again),
+        "gradients complete": weights + optimizer + buffers + gradients + minimum(last_layer, activations) + again + transient,
+        "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, biggest),
+    }
+    moments = {name: named(value, name) for name, value in moments.items()}
+    return StageMemory(
+        weights=weights, gradients=gradients, optimizer=optimizer, activations=activations, logits=logits, recomputed=again,
+        buffers=buffers, in_flight=depth, moments=moments, peak=named(largest(moments.values()), "peak of the stage"),
+    )  # fmt: skip
+
+
+def whole_elements(e: Elements[X]) -> X:
+    """Return all parameters of a part on one rank."""
+    return e.dense + e.expert

@@ -1,0 +1,286 @@
+"""The answer about one training plan: does it fit, how long is a step, what does it cost, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from shardwise.cost import Efficiencies
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.ledger.traced import Traced, plain, tracing
+from shardwise.models import Model
+from shardwise.ops import train_flops
+from shardwise.plans import Plan, Stack, Training, find_stack
+from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
+from shardwise.training._memory import StageMemory
+from shardwise.training._resolve import Question, complete
+from shardwise.training._sizes import sizes_of
+
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "recomputed", "buffers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a plan fits: bytes of the device, of the plan, and what dominates."""
+
+    fits: bool
+    limit_bytes: float
+    needed_bytes: float
+    dominant: str
+
+    @property
+    def short_by_bytes(self) -> float:
+        """Bytes that are missing; negative when there is room."""
+        return self.needed_bytes - self.limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A single-field change of a plan and what it would do."""
+
+    field: str
+    value: object
+    needed_bytes: float
+    step_seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainReport:
+    """Memory, time and cost of one training plan. Build one with `train`."""
+
+    case: Case
+    evaluation: Evaluation[float]
+    assumptions: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The complete plan."""
+        return self.case.plan
+
+    @property
+    def job(self) -> Training:
+        """The complete job."""
+        return self.case.job
+
+    @cached_property
+    def peak_stage(self) -> int:
+        """Index of the run of stages with the highest peak."""
+        peaks = [m.peak for m in self.evaluation.memory]
+        return peaks.index(max(peaks))
+
+    @property
+    def memory(self) -> StageMemory[float]:
+        """Bytes of the heaviest stage."""
+        return self.evaluation.memory[self.peak_stage]
+
+    @property
+    def peak_moment(self) -> str:
+        """The moment of the step at which the heaviest stage peaks."""
+        moments = self.memory.moments
+        return max(moments, key=lambda name: moments[name])
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Peak bytes of tensors on the heaviest rank (torch.cuda.max_memory_allocated)."""
+        return self.evaluation.peak + self.case.stack.workspace_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """What the caching allocator holds from the driver (torch.cuda.max_memory_reserved)."""
+        return self.allocated_bytes * self.case.stack.reserved_over_allocated
+
+    @property
+    def device_bytes(self) -> float:
+        """What the device shows: reserved, the context and communicator buffers."""
+        axes = sum(1 for name in ("tp", "tp2", "cp", "pp", "dp", "ep") if getattr(self.plan, name) > 1)
+        return self.reserved_bytes + self.case.stack.context_bytes + axes * self.case.stack.communicator_bytes
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the plan fits the device."""
+        limit = self.case.cluster.device.usable_memory_bytes
+        sizes = {name: getattr(self.memory, name) for name in CATEGORIES}
+        return Verdict(fits=self.device_bytes <= limit, limit_bytes=limit, needed_bytes=self.device_bytes, dominant=max(sizes, key=lambda n: sizes[n]))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits the device."""
+        return self.verdict.fits
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.evaluation.step.total
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens a second and device."""
+        return self.job.tokens_per_step / self.step_seconds / self.plan.num_devices
+
+    @cached_property
+    def model_flops_per_token(self) -> float:
+        """Model FLOPs a token, attention over the full square (PaLM appendix B)."""
+        return train_flops(self.case.model, self.job.seq_len, "model-full")
+
+    @cached_property
+    def causal_flops_per_token(self) -> float:
+        """Model FLOPs a token, attention over what the mask leaves (Megatron-LM today)."""
+        return train_flops(self.case.model, self.job.seq_len, "model-causal")
+
+    @cached_property
+    def hardware_flops_per_token(self) -> float:
+        """FLOPs a token that are executed by convention: model FLOPs and the recomputed forward passes."""
+        return train_flops(self.case.model, self.job.seq_len, "model-full", self.plan.recompute)
+
+    @property
+    def model_flops_per_second_per_gpu(self) -> float:
+        """Model FLOP/s on each device."""
+        return self.model_flops_per_token * self.tokens_per_second_per_gpu
+
+    def _share(self, flops_per_token: float) -> float:
+        peak = self.case.cluster.device.peak_flops(self.case.recipe.precision.compute)
+        return flops_per_token * self.tokens_per_second_per_gpu / float(peak)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation of the dense peak of the compute type."""
+        return self._share(self.model_flops_per_token)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation, recompute counted."""
+        return self._share(self.hardware_flops_per_token)
+
+    @cached_property
+    def goodput(self) -> float:
+        """Share of time that trains: checkpoints and the work lost to failures taken off.
+
+        A failure loses half a checkpoint interval and a restart (Daly 2006, first order).
+        """
+        job, rate = self.job, self.job.failures_per_device_hour / 3600 * self.plan.num_devices
+        interval = job.checkpoint_interval_seconds
+        saving = job.checkpoint_seconds / (interval + job.checkpoint_seconds) if interval else 0.0
+        lost = rate * (job.restart_seconds + interval / 2)
+        return (1 - saving) / (1 + lost)
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds for the token budget, goodput included; 0 without a budget."""
+        steps = self.job.token_budget / self.job.tokens_per_step
+        return steps * self.step_seconds / self.goodput
+
+    @property
+    def device_hours(self) -> float:
+        """Device-hours for the token budget."""
+        return self.training_seconds / 3600 * self.plan.num_devices
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars for the token budget, None without a price."""
+        price = self.case.cluster.usd_per_device_hour
+        return None if price is None else self.device_hours * price
+
+    @cached_property
+    def traced(self) -> Evaluation[Traced]:
+        """The same evaluation with every number recording its arithmetic."""
+        with tracing():
+            sizes = sizes_of(self.plan, self.job.global_batch, self.case.domains)
+            stages: Any = stages_of(self.case)
+            return evaluate(self.case, sizes, stages)
+
+    def explain(self, what: str = "step") -> Traced:
+        """Return a headline as a number that opens: "step" or "memory"."""
+        found: dict[str, Any] = {"step": self.traced.step.total, "memory": self.traced.peak}
+        return found[what]
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """Single-field changes, those that fit first, the fastest first."""
+        found = []
+        for name, value in neighbours(self.plan):
+            changed = try_plan(replace(self.case, plan=replace(self.plan, **{name: value})))
+            if changed is not None:
+                found.append(Change(field=name, value=value, needed_bytes=changed.device_bytes, step_seconds=changed.step_seconds, fits=changed.fits))
+        return tuple(sorted(found, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.needed_bytes)))
+
+
+def neighbours(plan: Plan) -> list[tuple[str, Any]]:
+    """Return (field, value) of plans that differ in one field and may need less memory; replicas follow the degrees."""
+    found: list[tuple[str, Any]] = []
+    found += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
+    found += [("sharding", s) for s in ("distributed-optimizer", "zero2", "fsdp") if s != plan.sharding and plan.dp * plan.cp > 1]
+    if plan.micro_batch > 1:
+        found.append(("micro_batch", plan.micro_batch // 2))
+    found += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
+    return found
+
+
+def try_plan(case: Case) -> TrainReport | None:
+    """Return the report of a changed plan, with dp refilled, or None where it is not legal."""
+    plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
+    try:
+        return train(case.model, case.cluster, plan, case.job, Options(stack=case.stack, efficiencies=case.efficiencies))
+    except InputError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What else a prediction takes: the framework, imposed efficiencies, accumulation, overlap."""
+
+    stack: Stack | str = "megatron"
+    efficiencies: Efficiencies = Efficiencies()
+    accumulation: int = 0
+    overlap: bool = True
+
+
+def report_of(case: Case, notes: tuple[str, ...]) -> TrainReport:
+    """Return the report of a complete case."""
+    sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
+    evaluation: Evaluation[float] = evaluate(case, sizes, stages_of(case))
+    return TrainReport(case=case, evaluation=evaluation, assumptions=notes)
+
+
+def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options = Options()) -> TrainReport:  # noqa: B008
+    """Return memory, time and cost of one training plan; raises `InputError` with every problem of the input.
+
+    >>> from shardwise.hardware import Cluster
+    >>> from shardwise.models import load_model
+    >>> report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), Plan(dp=0, sharding="fsdp"), Training(seq_len=4096, global_batch=64))
+    >>> report.plan.dp
+    8
+    """
+    stack = find_stack(options.stack) if isinstance(options.stack, str) else options.stack
+
+    def case(p: Plan, j: Training) -> Case:
+        return Case(model=model, cluster=cluster, job=j, stack=stack, plan=p, efficiencies=options.efficiencies, overlap=options.overlap)
+
+    def fits(p: Plan, j: Training) -> bool:
+        return report_of(case(p, j), ()).fits
+
+    question = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
+    plan, job, notes = complete(question, fits)
+    whole = case(plan, job)
+    report = report_of(whole, ())
+    said = (*model.assumptions, *cluster.assumptions, *notes, *_stated(whole), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions)
+    return replace(report, assumptions=tuple(dict.fromkeys(said)))
+
+
+def _stated(case: Case) -> tuple[str, ...]:
+    """Return what was assumed because the input was silent."""
+    notes = [f"stack {case.stack.name}: {case.stack.title}"]
+    if not case.job.precision:
+        notes.append(f"precision {case.recipe.precision.name}: the stack's own")
+    if case.job.dropout is None and case.model.dropout:
+        notes.append("dropout: the model's own configuration has it")
+    if case.cluster.usd_per_device_hour is None:
+        notes.append("price: not known, no cost given")
+    return tuple(notes)
+
+
+def as_number(value: Any) -> float:
+    """Return a plain float from a number of any kind."""
+    return float(plain(value))

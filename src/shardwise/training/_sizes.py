@@ -1,0 +1,84 @@
+"""The numbers of a plan that formulas read, as plain numbers, columns of plans or traced numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, cast
+
+from shardwise.ledger.number import X, divide, maximum
+from shardwise.ledger.traced import leaf
+from shardwise.plans import Plan, spans
+
+_DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_batch", "shard")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes(Generic[X]):
+    """Degrees and batch of a plan; `spans` says how many ranks of each axis' group sit in a domain of each tier."""
+
+    tp: X
+    tp2: X
+    cp: X
+    pp: X
+    vpp: X
+    dp: X
+    ep: X
+    etp: X
+    panels: X
+    micro_batch: X
+    shard: X
+    num_micro: X
+    spans: dict[str, tuple[X, ...]]
+
+    @property
+    def dense_copies(self) -> X:
+        """Ranks that hold the same dense weights: data and context parallel."""
+        return self.dp * self.cp
+
+    @property
+    def expert_copies(self) -> X:
+        """Ranks that hold the same experts."""
+        return divide(self.tp * self.tp2 * self.cp * self.dp, self.ep * self.etp)
+
+    @property
+    def shard_share(self) -> X:
+        """Ranks of one sharding group of dense weights; the whole of data parallelism unless the plan is hybrid."""
+        return self.shard * self.cp
+
+    @property
+    def expert_share(self) -> X:
+        """Ranks of one sharding group of experts, never below one."""
+        return maximum(divide(self.expert_copies * self.shard, self.dp), 1)
+
+
+def num_micro_batches(plan: Plan, global_batch: int) -> float:
+    """Return how many micro-batches each replica runs in a step.
+
+    >>> num_micro_batches(Plan(dp=4, micro_batch=2), 64)
+    8
+    """
+    return divide(global_batch, plan.dp * plan.micro_batch)
+
+
+def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> Sizes[Any]:
+    """Return the numbers of one plan, each a named leaf while tracing."""
+    shared = {axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in spans(plan, domains).items()}
+    values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
+    if plan.sharding != "hsdp":
+        values["shard"] = values["dp"]
+    return Sizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
+
+
+def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence[int]) -> Sizes[Any]:
+    """Return the numbers of many plans as float64 columns."""
+    import numpy
+
+    def column(values: Sequence[float]) -> Any:
+        return numpy.array(values, numpy.float64)
+
+    placed = [spans(p, domains) for p in plans]
+    shared = {a: tuple(column([s[a][i] for s in placed]) for i in range(len(domains))) for a in placed[0]}
+    values = {name: column([getattr(p, name) for p in plans]) for name in _DEGREES}
+    values["shard"] = column([p.shard if p.sharding == "hsdp" else p.dp for p in plans])
+    return cast("Sizes[Any]", Sizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values))

@@ -1,0 +1,118 @@
+"""Layers to pipeline stages: which blocks each stage holds, compressed into runs of equal stages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Generic
+
+from shardwise.ledger.number import X
+from shardwise.models import Block, Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages(Generic[X]):
+    """Consecutive equal pipeline stages: how many, where the first is, and how many layers of each kind one holds.
+
+    A kind is a distinct block with or without recompute, in the order of `kinds_of`. `embeds` and `ends` are 1 where the stage
+    has the embedding or the head. `mirrored` counts the layers of the opposite stage, which DualPipe holds too.
+    """
+
+    count: X
+    position: X
+    layers: tuple[X, ...]
+    mirrored: tuple[X, ...]
+    embeds: X
+    ends: X
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A distinct block of a model, with or without recompute."""
+
+    block: Block
+    recomputed: bool
+
+
+def kinds_of(model: Model, partly: bool, recomputes: bool) -> tuple[Kind, ...]:
+    """Return the kinds of layer that stages may hold, in order of first appearance."""
+    blocks = tuple(model.kinds)
+    variants = (True, False) if partly else (recomputes,)
+    return tuple(Kind(b, v) for v in variants for b in blocks)
+
+
+def split_evenly(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage when they are spread as evenly as they go, the first stages holding one more.
+
+    >>> split_evenly(10, 4)
+    (3, 3, 2, 2)
+    """
+    each, more = divmod(num_layers, stages)
+    return tuple(each + (i < more) for i in range(stages))
+
+
+def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:
+    found, at = [], 0
+    for size in sizes:
+        found.append(list(order[at : at + size]))
+        at += size
+    return found
+
+
+@lru_cache(maxsize=4096)
+def stage_layers(order: tuple[int, ...], pp: int, vpp: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return for every stage the block indices of its layers, over its chunks.
+
+    Chunk c of stage i is the (c * pp + i)-th piece of the model (Megatron-LM core/pipeline_parallel/schedules.py). Sizes are
+    layers of each piece, in order of the model.
+
+    >>> stage_layers((0, 0, 1, 1), 2, 1, (2, 2))
+    ((0, 0), (1, 1))
+    """
+    pieces = _chunks(order, sizes)
+    return tuple(tuple(b for c in range(vpp) for b in pieces[c * pp + i]) for i in range(pp))
+
+
+def _counts(layers: tuple[int, ...], num_blocks: int, recomputed: int | None) -> tuple[int, ...]:
+    """Return layers of each kind; with `recomputed` layers of the stage run again, the first so many."""
+    if recomputed is None:
+        found = Counter(layers)
+        return tuple(found[b] for b in range(num_blocks))
+    again, rest = Counter(layers[:recomputed]), Counter(layers[recomputed:])
+    return (*(again[b] for b in range(num_blocks)), *(rest[b] for b in range(num_blocks)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """How layers go to stages: pipeline and chunk degrees, layers a piece, and recompute of the first so many of a stage."""
+
+    pp: int
+    vpp: int
+    sizes: tuple[int, ...]
+    recomputed: int | None = None
+    mirrored: bool = False
+
+
+@lru_cache(maxsize=4096)
+def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tuple[Stages[float], ...]:
+    """Return the runs of equal stages of a partition, in pipeline order."""
+    p = partition
+    stages = [_counts(s, num_blocks, p.recomputed) for s in stage_layers(order, p.pp, p.vpp, p.sizes)]
+    keys = [(s, stages[p.pp - 1 - i] if p.mirrored else (), i == 0, i == p.pp - 1) for i, s in enumerate(stages)]
+    runs, at = [], 0
+    for key, group in groupby(keys):
+        count = len(list(group))
+        layers, mirror, embeds, ends = key
+        runs.append(Stages[float](count=count, position=at, layers=layers, mirrored=mirror or (0,) * len(layers),
+                                  embeds=int(embeds or (p.mirrored and ends)), ends=int(ends or (p.mirrored and embeds))))  # fmt: skip
+        at += count
+    return tuple(runs)
+
+
+def block_order(model: Model) -> tuple[int, ...]:
+    """Return the index of each layer's block among the distinct ones."""
+    index = {b: i for i, b in enumerate(model.kinds)}
+    return tuple(index[b] for b in model.layers)

@@ -1,0 +1,221 @@
+"""Seconds of one optimizer step: pipeline of micro-batches, exposed data-parallel messages, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.cost import collective_seconds
+from shardwise.ledger.number import X, above, divide, largest, maximum, total
+from shardwise.ledger.op import Verb
+from shardwise.ledger.traced import named
+from shardwise.training._blocks import Folded, Machine
+from shardwise.training._memory import Parts, Recipe, owned
+from shardwise.training._sizes import Sizes
+from shardwise.training._stages import Stages
+from shardwise.training.schedule import PipelineShape, PipelineTime, Run, ScheduleName, pipeline_time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSeconds(Generic[X]):
+    """Seconds of one micro-batch on one stage, and the messages in them by axis."""
+
+    forward: X
+    backward_input: X
+    backward_weight: X
+    recompute: X
+    compute: X
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+
+    @property
+    def busy(self) -> X:
+        """Seconds of forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSeconds(Generic[X]):
+    """Seconds of a step and what they are made of."""
+
+    total: X
+    pipeline: PipelineTime[X]
+    stages: tuple[StageSeconds[X], ...]
+    gradients_exposed: X
+    gradients_hidden: X
+    parameters_exposed: X
+    parameters_hidden: X
+    optimizer: X
+    overhead: X
+
+
+def _weighted(parts: Parts[X], s: Stages[X], pick: str) -> X:
+    layers = (n * getattr(k, pick) for n, k in zip(s.layers, parts.kinds, strict=True))
+    ends = s.embeds * getattr(parts.embedding, pick) + s.ends * (getattr(parts.head, pick) + getattr(parts.loss, pick))
+    return total(layers, 0 * s.count) + ends
+
+
+def _weighted_axes(parts: Parts[X], s: Stages[X], pick: str) -> dict[str, X]:
+    found: dict[str, X] = {}
+    rows = [*zip(s.layers, parts.kinds, strict=True), (s.embeds, parts.embedding), (s.ends, parts.head), (s.ends, parts.loss)]
+    for n, folded in rows:
+        for axis, seconds in getattr(folded, pick).items():
+            found[axis] = found[axis] + n * seconds if axis in found else n * seconds
+    return found
+
+
+def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X]:
+    """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
+
+    Weights are gathered a unit ahead, forward and backward, and gradients reduce-scattered behind the next unit's backward, for
+    every micro-batch (torch.distributed.fsdp; arXiv:2304.11277). ZeRO-2 scatters gradients every micro-batch.
+    """
+    zero = 0 * k.forward
+    if not r.shards_gradients:
+        return zero, zero, zero
+    w, g = r.precision.activation_bytes, r.precision.gradient_bytes
+    dense, expert = k.elements.dense, k.elements.expert
+
+    def both(verb: Verb, width: float) -> X:
+        return collective_seconds(m.network, verb, width * dense, m.spans["shard"]) + collective_seconds(
+            m.network, verb, width * expert, m.spans["expert_shard"])  # fmt: skip
+
+    scatter = both("reduce_scatter", g)
+    if r.sharding == "hsdp":
+        scatter = scatter + collective_seconds(m.network, "all_reduce", divide(g * dense, z.shard_share), m.spans["replicate"])
+    gather = both("all_gather", w) if r.shards_weights else zero
+    hides = m.overlap and r.stack.overlap_gradients
+    ahead = maximum(gather - k.forward, 0.0) if hides else gather
+    behind = maximum(gather + scatter - k.backward, 0.0) if hides else gather + scatter
+    return named(ahead, "waiting for weights"), named(behind, "waiting for weights and gradients"), 2 * gather + scatter - ahead - behind
+
+
+def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
+    """Return seconds of one micro-batch on a stage, all its chunks together."""
+    waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
+    zero = 0 * s.count
+    ahead = total((n * w[0] for n, w in zip(s.layers, waits, strict=True)), zero)
+    behind = total((n * w[1] for n, w in zip(s.layers, waits, strict=True)), zero)
+    covered = total((n * w[2] for n, w in zip(s.layers, waits, strict=True)), zero)
+    replay = _weighted(parts, s, "replay")
+    exposed, hidden = _weighted_axes(parts, s, "exposed"), _weighted_axes(parts, s, "hidden")
+    if r.shards_gradients:
+        exposed["dp"], hidden["dp"] = ahead + behind, covered
+    return StageSeconds(
+        forward=named(_weighted(parts, s, "forward") + ahead, "forward of a micro-batch"),
+        backward_input=named(_weighted(parts, s, "backward_input") + replay + behind, "input gradients and recompute of a micro-batch"),
+        backward_weight=named(_weighted(parts, s, "backward_weight"), "weight gradients of a micro-batch"),
+        recompute=replay, compute=_weighted(parts, s, "compute"), exposed=exposed, hidden=hidden,
+    )  # fmt: skip
+
+
+def _reduced(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], verb: Verb, width: float) -> X:
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
+    return collective_seconds(m.network, verb, width * (dense_matrix + dense_other), m.spans["dp_cp"]) + collective_seconds(
+        m.network, verb, width * (expert_matrix + expert_other), m.spans["edp"])  # fmt: skip
+
+
+def _layers(s: Stages[X]) -> X:
+    return maximum(total(s.layers, 0 * s.count), 1)
+
+
+def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
+    """Return what stays exposed of messages cut in as many buckets as layers: the last bucket, and what compute cannot cover."""
+    if not hides:
+        return seconds
+    return maximum(seconds / _layers(s), seconds - compute)
+
+
+def data_parallel_seconds(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], t: StageSeconds[X]) -> tuple[X, X, X, X]:
+    """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
+
+    Without sharding gradients are all-reduced; with a sharded optimizer they are reduce-scattered and the new weights
+    gathered. Gradients hide behind the last micro-batch's backward, weights behind the first one's forward (docs/formulas.md).
+    """
+    zero = 0 * t.forward
+    if r.shards_gradients:
+        return zero, zero, zero, zero
+    verb: Verb = "reduce_scatter" if r.shards_optimizer else "all_reduce"
+    grads = named(_reduced(m, r, parts, s, verb, r.precision.gradient_bytes), "gradient reduction")
+    backward = t.backward_input + t.backward_weight
+    shown = _overlapped(grads, backward, s, m.overlap and r.stack.overlap_gradients)
+    if not r.shards_optimizer:
+        return shown, grads - shown, zero, zero
+    gather = named(_reduced(m, r, parts, s, "all_gather", r.precision.weight_bytes), "weight gather")
+    waits = _overlapped(gather, t.forward, s, m.overlap and r.stack.overlap_parameters)
+    return shown, grads - shown, waits, gather - waits
+
+
+def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+    """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight once each way.
+
+    Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes. Muon adds
+    five Newton-Schulz steps of three products of the smaller side each (github.com/KellerJordan/Muon): 5 * 6 * side FLOPs an
+    element, side the hidden width's order, charged at matrix rate on the shard.
+    """
+    p, o = r.precision, r.optimizer
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
+    moment = o.moment_bytes or p.state_bytes
+    extra = {"fused": 0.0, "foreach": 2.0, "single": 5.0}[r.stack.optimizer_step] * p.state_bytes
+
+    def moved(moments: int) -> float:
+        base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
+        return base + 2 * moments * moment + extra
+
+    dense = dense_matrix * moved(o.matrix_moments) + dense_other * moved(o.vector_moments)
+    expert = expert_matrix * moved(o.matrix_moments) + expert_other * moved(o.vector_moments)
+    streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
+    return named(streamed / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
+
+
+def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], side: int) -> X:
+    """Return seconds of Muon's orthogonalisation on the shard's matrices; zero for other optimizers."""
+    zero = 0 * s.count
+    if r.optimizer.name != "muon":
+        return zero
+    dense, _, expert, _ = owned(parts, s)
+    share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
+    return named(30 * side * share / m.rates.matmul_flops, "Newton-Schulz steps")
+
+
+def step_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]) -> StepSeconds[X]:
+    """Return the seconds of one optimizer step."""
+    per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
+    runs = tuple(
+        Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
+        for s, t in zip(stages, per_stage, strict=True)
+    )
+    send = above(z.pp, 1, collective_seconds(m.network, "send", job.boundary_bytes, m.spans["pp"]), 0 * z.pp)
+    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=named(send, "stage boundary message"),
+                          overlap_send=r.stack.overlap_sends)  # fmt: skip
+    pipeline = pipeline_time(job.schedule, runs, shape)
+    reduced = [data_parallel_seconds(m, r, parts, s, t) for s, t in zip(stages, per_stage, strict=True)]
+    grads, grads_hidden, gather, gather_hidden = (
+        largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)]) for i in range(4)
+    )
+    update = largest([
+        above(s.count, 0, optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s, job.side), 0 * s.count) for s in stages
+    ])  # fmt: skip
+    tied = job.tied_bytes
+    if job.tied:
+        # The first and the last stage share a domain only where the whole pipeline does.
+        pair = tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in m.spans["pp"])
+        table = above(z.pp, 1, collective_seconds(m.network, "all_reduce", tied, pair), 0 * z.pp)
+        grads = grads + named(table, "tied table gradients")
+    overhead = 0 * z.pp + r.stack.step_overhead_seconds
+    whole = named(pipeline.total, "pipeline") + named(grads, "gradients exposed") + named(gather, "weight gather exposed") + update + overhead
+    return StepSeconds(
+        total=named(whole, "step"), pipeline=pipeline, stages=per_stage, gradients_exposed=grads, gradients_hidden=grads_hidden,
+        parameters_exposed=gather, parameters_hidden=gather_hidden, optimizer=update, overhead=overhead,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepJob(Generic[X]):
+    """What the step needs to know beside its blocks: schedule, boundary message, tied table."""
+
+    schedule: ScheduleName
+    boundary_bytes: X
+    tied: bool
+    tied_bytes: X
+    side: int
