@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.cost import Network, Rates, collective_seconds, op_seconds
-from shardwise.ledger.number import X, above, largest, maximum, total
-from shardwise.ledger.op import Collective, Op
+from shardwise.cost import op_seconds
+from shardwise.ledger.number import X, largest, total
+from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ledger.traced import named
+from shardwise.ops.fold import Machine, merge, messages
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     "none": (),
@@ -76,14 +77,6 @@ def elements(ops: Iterable[Op[X]], zero: X) -> Elements[X]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Messages(Generic[X]):
-    """Seconds of communication of one pass by axis: what waits and what runs beside compute."""
-
-    exposed: dict[str, X]
-    hidden: dict[str, X]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Folded(Generic[X]):
     """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters."""
 
@@ -107,56 +100,6 @@ class Folded(Generic[X]):
         return self.backward_input + self.backward_weight + self.replay
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine(Generic[X]):
-    """What blocks run on: rates of the device, links, and how each axis' groups lie on them."""
-
-    rates: Rates[X]
-    network: Network[X]
-    spans: dict[str, tuple[X, ...]]
-    overlap: bool = True
-
-    def message(self, c: Collective[X]) -> X:
-        """Return seconds of one message of a collective."""
-        return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis])
-
-
-def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
-    """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
-    one = m.message(c)
-    if c.hides == "exposed" or not m.overlap:
-        return one * c.count, 0 * one
-    if c.hides == "ring":
-        # Each of the c blocks of attention covers one step (arXiv:2310.01889).
-        waits = c.count * maximum(one - compute / (c.count + 1), 0.0)
-    elif c.hides == "panels":
-        # t = t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is exposed.
-        waits = one + (c.count - 1) * maximum(one - compute / c.count, 0.0)
-        waits = above(one, 0, waits, 0 * waits)
-    else:
-        waits = maximum(one * c.count - compute, 0.0)
-    return waits, one * c.count - waits
-
-
-def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X) -> Messages[X]:
-    """Return seconds of the collectives of one operator and pass; those that hide in the same compute share it."""
-    exposed: dict[str, X] = {}
-    hidden: dict[str, X] = {}
-    left = compute
-    for c in collectives:
-        waits, behind = _exposed(m, c, left)
-        if c.hides == "compute":
-            left = maximum(left - behind, 0.0)
-        exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
-        hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
-    return Messages(exposed=exposed, hidden=hidden)
-
-
-def _merge(into: dict[str, X], more: dict[str, X]) -> None:
-    for axis, seconds in more.items():
-        into[axis] = into[axis] + seconds if axis in into else seconds
-
-
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = ()) -> Folded[X]:
     """Return a list of operators folded into seconds, bytes and parameters, with the units that run again in backward."""
     zero = 0 * ops[0].forward_bytes
@@ -175,13 +118,13 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         weight = weight + t.backward_weight
         compute = compute + t.forward + t.backward_input + t.backward_weight
         for side in (ahead, back):
-            _merge(exposed, side.exposed)
-            _merge(hidden, side.hidden)
+            merge(exposed, side.exposed)
+            merge(hidden, side.hidden)
         if any(u.holds(op.region) for u in units):
             replay = replay + one
             compute = compute + t.forward
-            _merge(exposed, ahead.exposed)
-            _merge(hidden, ahead.hidden)
+            merge(exposed, ahead.exposed)
+            merge(hidden, ahead.hidden)
     kept = keep(ops, units)
     return Folded(
         forward=named(forward, "forward"), backward_input=named(backward, "input gradients"), backward_weight=named(weight, "weight gradients"),

@@ -11,9 +11,10 @@ from shardwise.ledger.number import X, above, largest
 from shardwise.ledger.traced import named
 from shardwise.models import Model
 from shardwise.ops import blocks as ledgers
+from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
-from shardwise.training._blocks import Folded, Machine, checkpoints, fold
+from shardwise.training._blocks import Folded, checkpoints, fold
 from shardwise.training._memory import Parts, Recipe, StageMemory, stage_memory
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Kind, Partition, Stages, block_order, kinds_of, runs_of, split_evenly

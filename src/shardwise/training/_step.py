@@ -9,7 +9,8 @@ from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, divide, largest, maximum, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import named
-from shardwise.training._blocks import Folded, Machine
+from shardwise.ops.fold import Machine
+from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe, owned
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages

@@ -1,0 +1,69 @@
+"""Messages beside compute: what blocks run on, and how much of a collective waits or hides behind its operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.cost import Network, Rates, collective_seconds
+from shardwise.ledger.number import X, above, maximum
+from shardwise.ledger.op import Collective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Messages(Generic[X]):
+    """Seconds of communication of one pass by axis: what waits and what runs beside compute."""
+
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine(Generic[X]):
+    """What blocks run on: rates of the device, links, and how each axis' groups lie on them."""
+
+    rates: Rates[X]
+    network: Network[X]
+    spans: dict[str, tuple[X, ...]]
+    overlap: bool = True
+
+    def message(self, c: Collective[X]) -> X:
+        """Return seconds of one message of a collective."""
+        return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis])
+
+
+def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
+    """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
+    one = m.message(c)
+    if c.hides == "exposed" or not m.overlap:
+        return one * c.count, 0 * one
+    if c.hides == "ring":
+        # Each of the c blocks of attention covers one step (arXiv:2310.01889).
+        waits = c.count * maximum(one - compute / (c.count + 1), 0.0)
+    elif c.hides == "panels":
+        # t = t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is exposed.
+        waits = one + (c.count - 1) * maximum(one - compute / c.count, 0.0)
+        waits = above(one, 0, waits, 0 * waits)
+    else:
+        waits = maximum(one * c.count - compute, 0.0)
+    return waits, one * c.count - waits
+
+
+def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X) -> Messages[X]:
+    """Return seconds of the collectives of one operator and pass; those that hide in the same compute share it."""
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    left = compute
+    for c in collectives:
+        waits, behind = _exposed(m, c, left)
+        if c.hides == "compute":
+            left = maximum(left - behind, 0.0)
+        exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
+        hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
+    return Messages(exposed=exposed, hidden=hidden)
+
+
+def merge(into: dict[str, X], more: dict[str, X]) -> None:
+    """Add seconds by axis to others, in place."""
+    for axis, seconds in more.items():
+        into[axis] = into[axis] + seconds if axis in into else seconds
