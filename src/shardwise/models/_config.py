@@ -123,6 +123,20 @@ class Config:
             return []
         return self._fitted(key, list(value), length)
 
+    def words(self, name: str) -> list[str]:
+        """Return a list of words of any length, or an empty list when the file has none."""
+        key, value = self._find(name, ())
+        if value is _MISSING or value is None:
+            return []
+        if not isinstance(value, Sequence) or isinstance(value, str) or not all(_is(str, v) for v in value):
+            self.problems.add(key, value, "must be a list of words", "write one word for each layer")
+            return []
+        return list(value)
+
+    def cut(self, values: list[Any], length: int) -> list[Any]:
+        """Return the list cut or continued to as many layers as an override asks for."""
+        return self._fitted("the layer pattern", values, length)
+
     def indices(self, name: str) -> list[int] | None:
         """Return a list of layer numbers, or None when the file has none."""
         key, value = self._find(name, ())
@@ -140,6 +154,12 @@ class Config:
             self.problems.add(key, value, "must be an object", "write { } with its fields")
         inner = Config(value if isinstance(value, Mapping) else {}, self.model_type, overrides=self.overrides)
         inner.problems, inner.notes, inner._overridden = self.problems, self.notes, self._overridden
+        return inner
+
+    def with_text(self, name: str, text: str) -> Config:
+        """Return a configuration of that one word, which shares this one's problems."""
+        inner = Config({name: text}, self.model_type)
+        inner.problems = self.problems
         return inner
 
     def has(self, name: str, *keys: str) -> bool:

@@ -14,7 +14,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
 from shardwise.models._model import Model
-from shardwise.models.families import FAMILIES, SAME_AS, builder
+from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, builder
 
 _WRAPPED = ("text_config", "language_config", "llm_config", "thinker_config")
 _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
@@ -33,9 +33,11 @@ def model_from_config(
     keys, nested, more = _unwrap(raw)
     model_type = _model_type(keys, more)
     keys, canonical = _place(keys, overrides or {})
-    c = Config(keys, model_type, defaults=_defaults(model_type, nested), overrides=canonical)
+    described = model_type in DESCRIBED and "gated_mlp" in keys and "norm_type" in keys
+    defaults = {} if described else _defaults(model_type, nested)
+    c = Config(keys, model_type, defaults=defaults, overrides=canonical)
     c.notes += [*notes, *more]
-    model = builder(model_type)(c)
+    model = builder(model_type, described)(c)
     quantization = _quantization(c)
     assumptions = c.finish()
     return replace(model, name=name or model.name, quantization=quantization, assumptions=assumptions)

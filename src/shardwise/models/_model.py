@@ -35,6 +35,8 @@ class Attention:
     `window` and `chunk` are in tokens, 0 for none. `qk_norm` "head" normalises each head with weights of `head_dim`,
     "full" the whole projection, "heads" has weights of heads * head_dim but normalises each head. `kv_from_earlier`
     marks a layer that reads the key-value cache of an earlier layer and so has no key and value projections.
+    `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
+    `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys.
     """
 
     heads: int
@@ -48,6 +50,8 @@ class Attention:
     v_norm: bool = False
     sinks: bool = False
     output_gate: bool = False
+    head_gate: bool = False
+    rotary: bool = True
     window: int = 0
     chunk: int = 0
     causal: bool = True
@@ -63,11 +67,15 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Indexer:
-    """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens."""
+    """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens.
+
+    One that is `shared` takes the selection of an earlier layer and has no weights (GLM-5, arXiv:2603.12201).
+    """
 
     heads: int
     head_dim: int
     top_k: int
+    shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +99,24 @@ class LatentAttention:
     def qk_head_dim(self) -> int:
         """The width of one query head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressedAttention:
+    """DeepSeek-V4's attention: one key-value head, a window, and past tokens compressed `rate` to one beside it.
+
+    Keys are values. The query goes through `q_lora_rank`, the output through `out_groups` maps of `out_lora_rank` each.
+    `rate` 0 is the window alone. An indexed layer compresses overlapping windows and picks `indexer.top_k` of them.
+    """
+
+    heads: int
+    head_dim: int
+    q_lora_rank: int
+    out_groups: int
+    out_lora_rank: int
+    window: int
+    rate: int = 0
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +203,18 @@ class Mlstm:
     bias: bool = False
 
 
-Mixer: TypeAlias = Attention | LatentAttention | Mamba1 | Mamba2 | GatedDelta | ShortConv | RecurrentGate | Rwkv | Mlstm
+Mixer: TypeAlias = (
+    Attention
+    | LatentAttention
+    | CompressedAttention
+    | Mamba1
+    | Mamba2
+    | GatedDelta
+    | ShortConv
+    | RecurrentGate
+    | Rwkv
+    | Mlstm
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,14 +261,16 @@ class Block:
 
     `parallel` marks a block whose mixer and feed-forward read the same input and are added together. Blocks with the
     same non-empty `shared_weights` own one copy of their weights. `extras` are further projections of the block,
-    `extra_vectors` the number of further learned values outside the operators. `also` are blocks inside this layer,
-    after its own mixers and feed-forward (LongCat's second half).
+    `extra_norms` further norms of the residual stream, `extra_vectors` the number of further learned values outside
+    the operators. `also` are blocks inside this layer beside its own mixers and feed-forward (LongCat's second half,
+    Zamba's shared transformer), which may themselves share weights.
     """
 
     mixers: tuple[Mixer, ...]
     feed_forward: FeedForward | None
     norm: NormKind = "rmsnorm"
     norms: int = 2
+    extra_norms: int = 0
     parallel: bool = False
     shared_weights: str = ""
     extras: tuple[Projection, ...] = ()

@@ -18,9 +18,18 @@ _MODULES = {
     "mixture": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
         solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx""",
-    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4",
+    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1",
-    "linear": "qwen3_next qwen3_5_text qwen3_5_moe_text",
+    "linear": "qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear",
+    "gemma": "gemma3n_text gemma4_text",
+    "compressed": "deepseek_v4",
+    "windowed": "afmoe mimo_v2_flash step3p5",
+    "nemotron": "nemotron_h",
+    "zamba": "zamba2",
+    "recurrent": "recurrent_gemma rwkv xlstm lfm2 lfm2_moe",
+    "encoder": "bert roberta xlm-roberta distilbert vit",
+    "described": "gpt2-like llama-like mcore_gpt mcore_moe mcore_hybrid",
+    "remote": "internlm baichuan qwen chatglm deci",
 }
 
 FAMILIES: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -32,6 +41,9 @@ SAME_AS: dict[str, str] = {
     "aquila": "llama",
     "internlm2": "llama",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "step3p7_text": "step3p5",
     "llama4": "llama4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -41,7 +53,12 @@ SAME_AS: dict[str, str] = {
 """Model types of remote code and of wrappers -> the type whose layers they have."""
 
 
-def builder(model_type: str) -> Callable[[Config], Model]:
-    """Return the function that makes a model of this type."""
-    module = import_module(f"shardwise.models.families.{FAMILIES[model_type]}")
+DESCRIBED: tuple[str, ...] = ("bloom", "mpt", "falcon", "nemotron", "phi", "gpt_neox")
+"""Model types that are also written field by field; the fields then have the last word."""
+
+
+def builder(model_type: str, described: bool = False) -> Callable[[Config], Model]:
+    """Return the function that makes a model of this type, from its class's keys or from a description."""
+    name = "described" if described else FAMILIES[model_type]
+    module = import_module(f"shardwise.models.families.{name}")
     return cast(Callable[[Config], Model], module.build)

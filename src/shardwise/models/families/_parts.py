@@ -116,8 +116,13 @@ def language_model(c: Config, layers: tuple[Block, ...], *, norm: NormKind = "rm
         tied=c.flag("tied"),
         norm=norm,
         max_context=c.count("max_context"),
-        dropout=max(c.probability(key) for key in DROPOUTS) > 0,
+        dropout=drops(c),
     )
+
+
+def drops(c: Config) -> bool:
+    """Return whether any dropout of the file is above 0."""
+    return max(c.probability(key) for key in DROPOUTS) > 0
 
 
 def every(period: int, offset: int, number: int) -> list[bool]:

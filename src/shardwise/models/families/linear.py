@@ -47,10 +47,47 @@ def _feed_forwards(c: Config, number: int) -> tuple[list[bool], FeedForward, Fee
     return sparse, experts, dense_beside(c, experts, sparse)
 
 
+def kimi_linear(c: Config) -> Model:
+    """Return Kimi Linear: three delta-attention layers to each latent-attention layer, mixtures behind the first."""
+    number, inner = c.layers(), c.section("linear_attn_config")
+    heads = inner.count("num_heads", "linear_num_heads") or c.size("linear_key_heads")
+    width = inner.count("head_dim") or c.size("linear_key_head_dim")
+    delta = GatedDelta(
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=width,
+        value_dim=width,
+        conv=inner.count("short_conv_kernel_size") or c.size("linear_conv"),
+        style="kda",
+    )
+    core = parts.latent_attention(c)
+    experts = replace(parts.moe(c, shared_count=True), correction_bias=True)
+    words, first = c.sequence("mlp_layer_types", number), c.count("first_dense_layers", default=1)
+    c.accept("first_dense_layers", "moe_layer_freq")
+    sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
+    dense = dense_beside(c, experts, sparse)
+    pairs = list(zip(_kimi_kinds(c, inner, number), sparse, strict=True))
+    made = {
+        (k, s): Block(mixers=(core if k == "full" else delta,), feed_forward=experts if s else dense)
+        for k, s in dict.fromkeys(pairs)
+    }
+    return parts.language_model(c, tuple(made[pair] for pair in pairs))
+
+
+def _kimi_kinds(c: Config, inner: Config, number: int) -> list[str]:
+    """The kind of each layer; a checkpoint numbers its full layers from 1."""
+    full = inner.indices("full_attn_layers")
+    inner.accept("kda_layers")
+    if full is not None and not c.has("layer_types"):
+        return ["full" if i + 1 in full else "linear" for i in range(number)]
+    return parts.windows(c, number, ["full" if i and i % 4 == 0 else "linear" for i in range(number)])
+
+
 BUILDERS: dict[str, Callable[[Config], Model]] = {
     "qwen3_next": qwen3_next,
     "qwen3_5_text": qwen3_next,
     "qwen3_5_moe_text": qwen3_next,
+    "kimi_linear": kimi_linear,
 }
 
 

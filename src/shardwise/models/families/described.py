@@ -1,0 +1,175 @@
+"""Models described field by field rather than by family: Megatron-Core runs, GPT- and Llama-like variants, remote code.
+
+Such a description says `position_embedding`, `norm_type`, `gated_mlp`, `attention_bias`, `mlp_bias`, `qk_layernorm`
+outright. The remote-code families (InternLM, Baichuan, Qwen, ChatGLM, DeciLM) are descriptions with those fields known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardwise.models._config import Config
+from shardwise.models._model import MLP, Attention, Block, LatentAttention, Mamba2, Model, MoE, NormKind
+from shardwise.models.families import _parts as parts
+from shardwise.models.families.nemotron import spelled
+
+_NORMS: dict[str, NormKind] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+_POSITIONS = ("learned", "rope", "alibi", "none")
+_FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
+
+
+def build(c: Config) -> Model:
+    """Return the model that a description gives."""
+    norm = _norm(c)
+    number, core = c.layers(), _attention(c)
+    position = c.text("position_embedding", default="rope")
+    c.expect(position in _POSITIONS, "position_embedding", "is unknown", f"use {', '.join(_POSITIONS)}")
+    if isinstance(core, Attention):
+        core = replace(core, rotary=position == "rope")
+    parallel = c.flag("parallel_residual")
+    layers, mtp = _layers(c, number, core, norm)
+    if parallel:
+        norms = 1 if c.flag("shared_attention_norm", default=True) else 2
+        layers = tuple(replace(block, parallel=True, norms=norms) for block in layers)
+    model = parts.language_model(c, layers, norm=norm)
+    c.accept("unpadded_vocab_size", "pipeline_layout", "decoder_first_pipeline_num_layers", "norm_bias")
+    c.accept("decoder_last_pipeline_num_layers", "seq_length", "multi_latent_attention", "original_rope")
+    return replace(
+        model,
+        positions=c.size("max_context") if position == "learned" else 0,
+        embedding_norm=c.flag("embedding_layernorm"),
+        head_bias=c.flag("lm_head_bias"),
+        mtp=mtp,
+    )
+
+
+def _norm(c: Config) -> NormKind:
+    word = c.text("norm_type", default="rmsnorm").lower()
+    c.expect(word in _NORMS, "norm_type", "is unknown", "use LayerNorm or RMSNorm")
+    return _NORMS.get(word, "rmsnorm")
+
+
+def _attention(c: Config) -> Attention | LatentAttention:
+    if c.flag("multi_latent_attention"):
+        c.accept("qk_layernorm")
+        return parts.latent_attention(c)
+    qkv, out = _biases(c)
+    core = parts.attention(c, qkv_bias=qkv, out_bias=out)
+    if not c.flag("qk_layernorm", "qk_norm"):
+        return core
+    return replace(core, qk_norm="head", qk_norm_kind=_norm(c))
+
+
+def _biases(c: Config) -> tuple[bool, bool]:
+    """Biases of the input projections and of the output; "qkv" means the former alone."""
+    if c.raw.get("attention_bias") == "qkv" and "attention_bias" not in c.overrides:
+        c.accept("attention_bias")
+        return True, False
+    both = c.flag("attention_bias")
+    return both, both
+
+
+def _layers(
+    c: Config, number: int, core: Attention | LatentAttention, norm: NormKind
+) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
+    """The layers, and those that predict further tokens."""
+    if c.has("hybrid_layer_pattern"):
+        return _hybrid(c, number, core, norm)
+    if not c.count("num_experts"):
+        block = Block(mixers=(core,), feed_forward=_mlp(c), norm=norm)
+        return (block,) * number, (block,) * c.count("num_mtp_layers")
+    experts = _experts(c)
+    sparse = _frequency(c, number)
+    dense = experts if all(sparse) else _mlp(c)
+    c.accept("ffn", "mlp_bias")
+    blocks = {s: Block(mixers=(core,), feed_forward=experts if s else dense, norm=norm) for s in (True, False)}
+    layers = tuple(blocks[s] for s in sparse)
+    return layers, (layers[-1],) * c.count("num_mtp_layers")
+
+
+def _mlp(c: Config) -> MLP:
+    act, gated = parts.activation(c, "gelu"), c.flag("gated_mlp", default=True)
+    width = c.count("ffn") or 4 * c.size("hidden_size")
+    return MLP(ffn=width, gated=gated, bias=c.flag("mlp_bias"), activation=act)
+
+
+def _experts(c: Config) -> MoE:
+    gated = c.flag("gated_mlp", default=True)
+    experts = parts.moe(c, "moe_intermediate_size", "intermediate_size", gated=gated, act="gelu")
+    width = c.count("shared_expert_ffn")
+    shared = MLP(ffn=width, gated=gated, activation=experts.activation) if width else None
+    return replace(experts, shared=shared, latent=c.count("moe_latent"))
+
+
+def _frequency(c: Config, number: int) -> list[bool]:
+    """Which layers are mixtures: every n-th, or a list, or Megatron's "([0]*3+[1]*11)"."""
+    given = c.raw.get("moe_layer_freq", 1)
+    c.accept("moe_layer_freq")
+    if isinstance(given, str) and given.isdigit():
+        given = int(given)
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return [i % given == 0 for i in range(number)]
+    if isinstance(given, str):
+        given = _expand(given)
+    if isinstance(given, list) and len(given) == number:
+        return [bool(one) for one in given]
+    rule = f"must be a whole number or a pattern of {number} layers"
+    c.problems.add("moe_layer_freq", c.raw.get("moe_layer_freq"), rule, 'write 1, or "([0]*3+[1]*11)"')
+    return [True] * number
+
+
+def _expand(text: str) -> list[int]:
+    """Spell out Megatron's sum of repeated lists; anything else is empty."""
+    text = text.strip().replace(" ", "")
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    layers: list[int] = []
+    for term in text.split("+"):
+        match = _FREQUENCY.fullmatch(term)
+        if match is None:
+            return []
+        layers += [int(digit) for digit in match[1].split(",")] * int(match[2] or 1)
+    return layers
+
+
+def _hybrid(
+    c: Config, number: int, core: Attention | LatentAttention, norm: NormKind
+) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
+    """Layers by letters; behind "/" stand the runs that predict further tokens."""
+    made: dict[str, Block] = {}
+
+    def block(kind: str) -> Block:
+        if kind not in made:
+            one = Block(mixers=(), feed_forward=None, norm=norm, norms=1)
+            made[kind] = {
+                "mamba": lambda: replace(one, mixers=(_mamba(c),)),
+                "attention": lambda: replace(one, mixers=(core,)),
+                "moe": lambda: replace(one, feed_forward=_experts(c)),
+                "mlp": lambda: replace(one, feed_forward=_mlp(c)),
+            }[kind]()
+        return made[kind]
+
+    main, *runs = c.text("hybrid_layer_pattern").split("/")
+    kinds = spelled(c.with_text("hybrid_layer_pattern", main), "hybrid_layer_pattern")
+    kinds = c.cut(kinds, number)
+    c.accept("ffn", "mlp_bias", "num_mtp_layers", "moe_layer_freq", "num_experts", "experts_per_token", "expert_ffn")
+    c.accept("shared_expert_ffn", "moe_latent", "ssm_heads", "ssm_head_dim", "ssm_state", "ssm_groups")
+    mtp = []
+    for run in runs:
+        first, *rest = (block(kind) for kind in spelled(c.with_text("mtp", run), "mtp"))
+        mtp.append(replace(first, also=tuple(rest)))
+    return tuple(block(kind) for kind in kinds), tuple(mtp)
+
+
+def _mamba(c: Config) -> Mamba2:
+    """Megatron-Core's mixer: twice the hidden size in heads of 64 unless said, state 128, 8 groups, convolution 4."""
+    width = c.size("ssm_head_dim", default=64)
+    return Mamba2(
+        heads=c.size("ssm_heads", default=2 * c.size("hidden_size") // width),
+        head_dim=width,
+        groups=c.size("ssm_groups", default=8),
+        state=c.size("ssm_state", default=128),
+        conv=c.size("ssm_conv", default=4),
+        chunk=c.size("ssm_chunk", default=128),
+    )

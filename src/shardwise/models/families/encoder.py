@@ -1,0 +1,80 @@
+"""Encoders: BERT and its relatives, and the vision transformer.
+
+Source: the model classes of transformers 5.23.0; arXiv:1810.04805, arXiv:2010.11929.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.models._config import Config
+from shardwise.models._model import MLP, Attention, Block, Model, Projection
+from shardwise.models.families import _parts as parts
+
+
+def _block(c: Config, heads: int, hidden: int) -> Block:
+    """A post-norm block with biases and attention both ways."""
+    width = c.size("ffn", "hidden_dim")
+    core = Attention(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=max(hidden // heads, 1),
+        qkv_bias=True,
+        out_bias=True,
+        causal=False,
+        rotary=False,
+    )
+    c.expect(hidden % heads == 0, "hidden_size", f"must be a multiple of the {heads} heads", "use a multiple")
+    ffn = MLP(ffn=width, gated=False, bias=True, activation=parts.activation(c, "gelu"))
+    return Block(mixers=(core,), feed_forward=ffn, norm="layernorm")
+
+
+def bert(c: Config) -> Model:
+    """Return BERT, RoBERTa or DistilBERT, with the masked-word head unless the file names the bare model."""
+    hidden, heads = c.size("hidden_size", "dim"), c.size("num_attention_heads")
+    architecture = " ".join(c.words("architectures"))
+    bare = architecture.endswith(("Model", "Classification"))
+    distil = c.model_type == "distilbert"
+    model = Model(
+        name=c.model_type,
+        family=c.model_type,
+        hidden=hidden,
+        vocab=c.size("vocab_size"),
+        layers=(_block(c, heads, hidden),) * c.layers(),
+        tied=c.flag("tied", default=True),
+        norm="layernorm",
+        final_norm=False,
+        embedding_norm=True,
+        positions=c.size("max_context"),
+        token_types=0 if distil else c.size("type_vocab_size", default=2),
+        max_context=c.size("max_context"),
+        dropout=parts.drops(c),
+    )
+    mapped = Projection(name="head_transform", inputs=hidden, outputs=hidden, bias=True)
+    if not bare:
+        return replace(model, head_bias=True, extras=(mapped,), extra_vectors=2 * hidden)
+    pooler = () if distil else (replace(mapped, name="pooler"),)
+    return replace(model, head=False, extras=pooler)
+
+
+def vit(c: Config) -> Model:
+    """Return a vision transformer: the layers alone, patches in and no vocabulary out."""
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    c.note("a vision transformer is its layers alone: no patch embedding, no positions, no head")
+    return Model(
+        name=c.model_type,
+        family=c.model_type,
+        hidden=hidden,
+        vocab=1,
+        layers=(_block(c, heads, hidden),) * c.layers(),
+        norm="layernorm",
+        head=False,
+        embedding=False,
+        max_context=c.count("max_context"),
+        dropout=parts.drops(c),
+    )
+
+
+def build(c: Config) -> Model:
+    """Return the model of an encoder family."""
+    return vit(c) if c.model_type == "vit" else bert(c)

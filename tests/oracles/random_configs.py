@@ -1,0 +1,396 @@
+"""Seeded random small configurations of every family, for the parameter goldens: legal, and as unlike each other as can be."""
+
+import random
+from typing import Any
+
+FLAGS = """
+tie_word_embeddings attention_bias mlp_bias qkv_bias use_bias use_qkv_bias use_qk_norm qk_layernorm attention_out_bias
+lm_head_bias mamba_proj_bias mamba_conv_bias use_conv_bias conv_bias add_bias_linear projectors_bias mamba_rms_norm
+use_parallel_residual parallel_attn bias multi_query new_decoder_architecture do_layer_norm_before
+_remove_final_layer_norm enable_bias layer_norm_elementwise_affine learned_pos_emb use_sliding_window
+use_shared_attention_adapter attention_k_eq_v enable_moe_block use_double_wide_mlp use_expert_bias
+block_auto_adjust_ff_dim
+""".split()  # noqa: SIM905
+FREE_HEAD_DIM = """
+llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
+gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2
+seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
+""".split()  # noqa: SIM905
+SMALL = {
+    "max_position_embeddings": (16, 200),
+    "n_positions": (16, 200),
+    "max_seq_len": (16, 200),
+    "type_vocab_size": (1, 4),
+    "q_lora_rank": (8, 40),
+    "kv_lora_rank": (8, 40),
+    "qk_nope_head_dim": (4, 24),
+    "v_head_dim": (4, 24),
+    "index_n_heads": (1, 5),
+    "index_head_dim": (9, 24),
+    "moe_intermediate_size": (8, 40),
+    "expert_ffn_hidden_size": (8, 40),
+    "shared_expert_intermediate_size": (8, 40),
+    "moe_shared_expert_intermediate_size": (8, 40),
+    "shared_intermediate_size": (8, 40),
+    "share_expert_dim": (8, 40),
+    "intermediate_size_mlp": (8, 40),
+    "num_shared_experts": (1, 3),
+    "n_shared_experts": (1, 3),
+    "moe_num_shared_experts": (0, 3),
+    "first_k_dense_replace": (0, 3),
+    "num_dense_layers": (0, 3),
+    "decoder_sparse_step": (1, 3),
+    "linear_conv_kernel_dim": (2, 5),
+    "linear_key_head_dim": (4, 12),
+    "linear_value_head_dim": (4, 12),
+    "linear_num_heads": (1, 5),
+    "linear_head_dim": (4, 12),
+    "state_size": (4, 20),
+    "ssm_state_size": (4, 20),
+    "mamba_d_state": (4, 20),
+    "conv_kernel": (2, 5),
+    "mamba_d_conv": (2, 5),
+    "conv1d_width": (2, 5),
+    "conv_L_cache": (2, 5),
+    "time_step_rank": (2, 9),
+    "mamba_dt_rank": (2, 9),
+    "laurel_rank": (4, 12),
+    "altup_num_inputs": (2, 5),
+    "vocab_size_per_layer_input": (20, 90),
+    "hidden_size_per_layer_input": (4, 16),
+    "adapter_rank": (2, 9),
+    "attn_layer_period": (1, 4),
+    "expert_layer_period": (1, 3),
+    "interleave_moe_layer_step": (1, 3),
+    "moe_layer_interval": (1, 3),
+    "moe_layer_start_index": (0, 3),
+    "zero_expert_num": (0, 6),
+    "attention_hidden_size": (8, 48),
+    "hc_mult": (2, 5),
+    "o_lora_rank": (4, 12),
+    "block_multiple_of": (4, 16),
+    "global_attn_every_n_layers": (2, 5),
+}
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+TOP_K = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "top_k_experts")
+
+
+def fields(model_type: str, config: Any, rng: random.Random) -> dict[str, Any]:
+    """The overrides of one random configuration of a class, from the attributes its default instance has."""
+    names, has = dict(getattr(config, "attribute_map", {})), _attributes(config)
+    heads, dim, layers = rng.choice((2, 3, 4, 6, 8)), 2 * rng.randint(4, 12), rng.randint(1, 7)
+    hidden = heads * dim if model_type not in FREE_HEAD_DIM else 4 * rng.randint(6, 24)
+    kv = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
+    experts = rng.randint(2, 9)
+    wanted = {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": dim,
+        "num_hidden_layers": layers,
+        "intermediate_size": rng.randint(16, 90),
+        "vocab_size": rng.randint(60, 300),
+    }
+    if model_type not in FREE_HEAD_DIM:
+        del wanted["head_dim"]
+    out = {names.get(key, key): value for key, value in wanted.items() if key in has}
+    for key in FLAGS:
+        if key in has and isinstance(getattr(config, key), bool):
+            out[key] = rng.random() < 0.5
+    for key, (low, high) in SMALL.items():
+        if key in has:
+            out[names.get(key, key)] = rng.randint(low, high)
+    out |= {key: experts for key in EXPERTS if key in has and key not in names}
+    out |= {key: rng.randint(1, experts) for key in TOP_K if key in has and key not in names}
+    rule = RULES.get(model_type)
+    return rule(out, layers, rng) if rule else out
+
+
+def _attributes(config: Any) -> set[str]:
+    """The attributes of a configuration; one that differs by layer (Gemma 4's head width) cannot be read but is there."""
+    found = set(config.attribute_map)
+    for key in dir(config):
+        try:
+            getattr(config, key)
+        except AttributeError as error:
+            if "per-layer" not in str(error):
+                continue
+        found.add(key)
+    return found
+
+
+def _types(rng: random.Random, layers: int, *words: str) -> list[str]:
+    return [rng.choice(words) for _ in range(layers)]
+
+
+def _set(**values: Any) -> Any:
+    """A rule that sets fixed values."""
+    return lambda out, layers, rng: out | values
+
+
+def _sliding(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    """Sometimes an explicit list of layer types."""
+    if rng.random() < 0.5:
+        out["layer_types"] = [*_types(rng, layers - 1, "sliding_attention", "full_attention"), "full_attention"]
+    return out | {"sliding_window": rng.randint(2, 20)}
+
+
+def _linear(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    keys = rng.randint(1, 3)
+    out |= {"linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.randint(1, 3)}
+    if rng.random() < 0.5:
+        out["layer_types"] = _types(rng, layers, "linear_attention", "full_attention")
+    if "mlp_only_layers" in out or rng.random() < 0.5:
+        out["mlp_only_layers"] = sorted(rng.sample(range(layers), rng.randint(0, layers)))
+    return out
+
+
+def _qwen_moe(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"mlp_only_layers": sorted(rng.sample(range(layers), rng.randint(0, layers)))}
+
+
+def _latent(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out["num_key_value_heads"] = out["num_attention_heads"]
+    out["qk_rope_head_dim"] = 2 * rng.randint(2, 8)
+    out.pop("head_dim", None)
+    out["first_k_dense_replace"] = rng.randint(0, layers)
+    if rng.random() < 0.4 and "index_n_heads" not in out:
+        out["q_lora_rank"] = None
+    return out
+
+
+def _dsa(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _latent(out, layers, rng) | {"index_head_dim": 32}
+    return out | {"indexer_types": ["full", *_types(rng, layers - 1, "full", "shared")]}
+
+
+def _mamba2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    groups = rng.randint(1, 3)
+    heads, dim = groups * rng.randint(1, 4), 2 * rng.randint(2, 6)
+    return out | {"hidden_size": heads * dim // 2, "num_heads": heads, "head_dim": dim, "n_groups": groups, "expand": 2}
+
+
+def _hybrid(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    """Mamba-2 beside attention: heads times head width must be expand times hidden."""
+    inner = 2 * out["hidden_size"]
+    heads = rng.choice([h for h in range(1, inner + 1) if inner % h == 0 and h <= 16])
+    groups = rng.choice([g for g in (1, 2, 4) if heads % g == 0])
+    return out | {"mamba_n_heads": heads, "mamba_d_head": inner // heads, "mamba_n_groups": groups, "mamba_expand": 2}
+
+
+def _bamba(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _hybrid(out, layers, rng) | {"attn_layer_indices": sorted(rng.sample(range(layers), rng.randint(0, layers)))}
+
+
+def _granite_hybrid(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _hybrid(out, layers, rng) | {"layer_types": _types(rng, layers, "linear_attention", "full_attention")}
+    return out | ({"num_local_experts": 0} if rng.random() < 0.3 else {})
+
+
+def _falcon_h1(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    heads, dim = rng.choice((2, 4)), 2 * rng.randint(2, 6)
+    sizes = {"mamba_d_ssm": heads * dim, "mamba_n_heads": heads, "mamba_d_head": dim}
+    return out | sizes | {"mamba_n_groups": rng.choice((1, 2))}
+
+
+def _nemotron_h(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    groups = rng.randint(1, 3)
+    out |= {"n_groups": groups, "mamba_num_heads": groups * rng.randint(1, 4), "mamba_head_dim": rng.randint(4, 12)}
+    out["layers_block_type"] = _types(rng, layers, "linear_attention", "moe", "full_attention", "mlp")
+    out["moe_latent_size"] = rng.choice((None, 8, 16))
+    out.pop("num_hidden_layers", None)
+    return out
+
+
+def _zamba2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out["num_key_value_heads"] = out["num_attention_heads"]
+    out["layers_block_type"] = _types(rng, layers, "linear_attention", "hybrid")
+    for derived in ("attention_hidden_size", "attention_head_dim", "head_dim"):
+        out.pop(derived, None)
+    inner = 2 * out["hidden_size"]
+    heads = rng.choice([h for h in range(1, 9) if inner % h == 0])
+    return out | {
+        "n_mamba_heads": heads,
+        "mamba_ngroups": rng.choice([g for g in (1, 2) if heads % g == 0 and inner % g == 0]),
+        "num_mem_blocks": rng.randint(1, 3),
+    }
+
+
+def _gemma3n(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    """Layers that reuse a cache need one of their own kind before them."""
+    layers = rng.randint(4, 8)
+    kinds = ["sliding_attention", "full_attention", *_types(rng, layers - 2, "sliding_attention", "full_attention")]
+    kinds[-1] = "full_attention"
+    out |= {"num_hidden_layers": layers, "layer_types": kinds, "num_kv_shared_layers": rng.randint(0, layers - 2)}
+    if rng.random() < 0.5:
+        out["intermediate_size"] = [rng.randint(16, 90) for _ in range(layers)]
+    return out | {"activation_sparsity_pattern": [0.0] * layers, "sliding_window": rng.randint(2, 20)}
+
+
+def _gemma4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _gemma3n(out, layers, rng)
+    out.pop("activation_sparsity_pattern")
+    out["intermediate_size"] = rng.randint(16, 90)
+    out |= {"global_head_dim": 2 * rng.randint(4, 16), "num_experts": rng.randint(2, 6), "top_k_experts": 2}
+    if out["attention_k_eq_v"] and rng.random() < 0.7:
+        out["num_global_key_value_heads"] = 1
+    if rng.random() < 0.3:
+        out["hidden_size_per_layer_input"] = 0
+    return out
+
+
+def _llama4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"no_rope_layers": [1] * layers}
+
+
+def _kimi(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _latent(out, layers, rng)
+    out.pop("first_k_dense_replace")
+    out["layer_types"] = _types(rng, layers, "linear_attention", "full_attention")
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse")}
+
+
+def _longcat(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _latent(out, layers, rng) | {"num_layers": layers, "q_lora_rank": rng.randint(8, 40)}
+    for derived in ("num_hidden_layers", "first_k_dense_replace", "qk_head_dim", "intermediate_size"):
+        out.pop(derived, None)
+    return out | {"qk_head_dim": out["qk_nope_head_dim"] + out["qk_rope_head_dim"]}
+
+
+def _deepseek_v4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    words = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+    out |= {"layer_types": _types(rng, layers, *words), "num_key_value_heads": 1, "n_shared_experts": 1}
+    out |= {"mlp_layer_types": ["moe"] * layers, "head_dim": 32, "index_head_dim": 16, "mlp_bias": False}
+    out["o_groups"] = rng.choice([g for g in (1, 2, 4) if out["num_attention_heads"] % g == 0])
+    out["compress_rates"] = {words[1]: rng.randint(2, 6), words[2]: rng.randint(7, 20)}
+    return out
+
+
+def _mimo(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    heads = out["num_attention_heads"]
+    out["num_key_value_heads"] = rng.choice([k for k in (1, 2, 4) if heads % (2 * k) == 0] or [1])
+    if heads % 2:
+        out |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    out["layer_types"] = _types(rng, layers, "sliding_attention", "full_attention")
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse")}
+
+
+def _step(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = {key: value for key, value in out.items() if key not in ("num_local_experts",)}
+    out["layer_types"] = _types(rng, layers, "sliding_attention", "full_attention")
+    out["num_sliding_attention_heads"] = out["num_attention_heads"] * rng.randint(1, 2)
+    out |= {"sliding_window": 8, "mlp_bias": False}
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse")}
+
+
+def _falcon(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out.pop("num_key_value_heads", None)
+    heads = out["num_attention_heads"]
+    out["num_kv_heads"] = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
+    out["num_ln_in_parallel_attn"] = rng.choice((None, 1, 2)) if out["new_decoder_architecture"] else None
+    return out | {"ffn_hidden_size": rng.randint(16, 90)}
+
+
+def _opt(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    width = rng.choice((out["hidden_size"], 8, 16))
+    return out | {"ffn_dim": rng.randint(16, 90), "word_embed_proj_dim": width}
+
+
+def _gpt(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"n_inner": rng.choice((None, rng.randint(16, 90)))}
+
+
+def _codegen(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    dim = 2 * rng.randint(4, 12)
+    return _gpt(out, layers, rng) | {"n_head": 4 * rng.randint(1, 2), "n_embd": 8 * dim, "rotary_dim": 4}
+
+
+def _mpt(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return {k: v for k, v in out.items() if k != "num_key_value_heads"} | {"expansion_ratio": 4}
+
+
+def _neo(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    layers = 2 * rng.randint(1, 3)
+    out |= {"num_layers": layers, "attention_types": [[["global", "local"], layers // 2]]}
+    return out | {"intermediate_size": rng.choice((None, 40))}
+
+
+def _xlstm(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    heads = rng.choice((2, 4))
+    hidden = heads * 4 * rng.randint(2, 6)
+    return {"hidden_size": hidden, "embedding_dim": hidden, "num_heads": heads, "num_hidden_layers": layers,
+            "num_blocks": layers, "use_bias": rng.random() < 0.5, "vocab_size": rng.randint(60, 300),
+            "qk_dim_factor": rng.choice((0.5, 1.0)), "ffn_round_up_to_multiple_of": 8,
+            "tie_word_embeddings": rng.random() < 0.5}  # fmt: skip
+
+
+def _lfm2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"layer_types": _types(rng, layers, "conv", "full_attention")}
+
+
+def _recurrent_gemma(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out |= {"lru_width": out["num_attention_heads"] * rng.randint(4, 12), "attention_window_size": 16}
+    return {k: v for k, v in out.items() if k != "head_dim"}
+
+
+def _jamba(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    period, experts = rng.randint(1, 4), rng.randint(1, 3)
+    out |= {"attn_layer_period": period, "attn_layer_offset": rng.randint(0, period - 1)}
+    out |= {"expert_layer_period": experts, "expert_layer_offset": rng.randint(0, experts - 1)}
+    return out | {"mamba_expand": rng.randint(1, 3), "use_mamba_kernels": False}
+
+
+def _no_kv(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return {key: value for key, value in out.items() if key != "num_key_value_heads"}
+
+
+def _mamba(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return {k: v for k, v in out.items() if k != "intermediate_size"} | {"expand": rng.randint(1, 3)}
+
+
+def _distil(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _no_kv(out, layers, rng) | {"hidden_dim": rng.randint(16, 90)}
+
+
+def _tied(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"tie_word_embeddings": True}
+
+
+RULES = {
+    **dict.fromkeys(("gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2", "gpt_oss", "afmoe"), _sliding),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "glm4_moe_lite"), _latent),
+    "glm_moe_dsa": _dsa,
+    "mamba2": _mamba2,
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
+    "bamba": _bamba,
+    "granitemoehybrid": _granite_hybrid,
+    "falcon_h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
+    "zamba2": _zamba2,
+    "gemma3n_text": _gemma3n,
+    "gemma4_text": _gemma4,
+    "llama4_text": _llama4,
+    "kimi_linear": _kimi,
+    "longcat_flash": _longcat,
+    "deepseek_v4": _deepseek_v4,
+    "mimo_v2_flash": _mimo,
+    "step3p5": _step,
+    "falcon": _falcon,
+    "opt": _opt,
+    "gpt2": _gpt,
+    "gptj": _gpt,
+    "codegen": _codegen,
+    "gpt_bigcode": lambda out, layers, rng: _no_kv(_gpt(out, layers, rng), layers, rng),
+    "gpt_neo": _neo,
+    "mpt": _mpt,
+    "xlstm": _xlstm,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
+    "recurrent_gemma": _recurrent_gemma,
+    "jamba": _jamba,
+    "distilbert": _distil,
+    **dict.fromkeys(("bloom", "gpt_neox", "bert", "roberta", "xlm-roberta", "persimmon"), _no_kv),
+}
