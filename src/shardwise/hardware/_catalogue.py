@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from shardwise.errors import InputError
 from shardwise.hardware._device import Device
+from shardwise.hardware._links import find_link
 from shardwise.hardware._quantity import fail, nearest
-from shardwise.hardware._toml import device_from_table, read_toml
+from shardwise.hardware._toml import device_from_table, in_file, read_toml
 
 _HERE = Path(__file__).parent
 _FOLDER = _HERE / "catalogue"
@@ -49,7 +51,12 @@ def find_device(name: str) -> Lookup:
 def load_device(path: str | Path) -> Device:
     """Return the device that a TOML file describes; the format is that of the catalogue, see `device_to_toml`."""
     place = Path(path)
-    return device_from_table(read_toml(place), place.name)
+    device = device_from_table(read_toml(place), place.name)
+    try:
+        find_link(device.fast_link)
+    except InputError as error:
+        raise InputError(in_file(place.name, error.problems)) from None
+    return device
 
 
 @cache
@@ -76,7 +83,7 @@ def _find(name: str) -> Lookup:
 
 @cache
 def _read(name: str) -> Device:
-    return load_device(_FOLDER / f"{name}.toml")
+    return device_from_table(read_toml(_FOLDER / f"{name}.toml"), f"{name}.toml")
 
 
 def _strings(table: dict[str, object], key: str) -> dict[str, object]:

@@ -94,6 +94,9 @@ class Device:
                 values[fact.field] = read_field(fact.field, fact.value)
         _check_memory(values, problems)
         problems.raise_if_any()
+        order = list(FIELDS)
+        facts = sorted(self.sources, key=lambda fact: order.index(fact.field))
+        object.__setattr__(self, "sources", tuple(replace(fact, value=values[fact.field]) for fact in facts))
         object.__setattr__(self, "_values", values)
 
     def knows(self, name: str) -> bool:

@@ -88,8 +88,8 @@ def check_number(quantity: Quantity, value: object, field: str) -> None:
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
 
-    >>> nearest("h10", ["h100", "h200", "a100"])
-    'h100 or h200'
+    >>> nearest("h00", ["h100", "h200", "a100"])
+    'h200 or h100'
     """
     known = sorted(words)
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.6) or known[:5]
