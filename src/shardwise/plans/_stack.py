@@ -24,7 +24,8 @@ class Stack:
 
     `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path. `gradients`
     "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by `zero_grad`.
-    `optimizer_step` says which temporaries the update makes. `overlap_*` says what runs beside compute.
+    `optimizer_step` says which temporaries the update makes. `overlap_*` says what runs beside
+    compute, `overlap_sends` under which schedules; `scattered_sends` splits a boundary message over the tensor-parallel ranks.
     """
 
     name: str
@@ -42,7 +43,8 @@ class Stack:
     merged_attention_copy: bool
     overlap_gradients: bool
     overlap_parameters: bool
-    overlap_sends: bool
+    overlap_sends: tuple[str, ...]
+    scattered_sends: bool
     overlap_tensor: bool
     eager_launch_seconds: float
     step_overhead_seconds: float
@@ -80,4 +82,5 @@ def find_stack(name: str) -> Stack:
         raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
     row = table[name]
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources")}
+    values["overlap_sends"] = tuple(values["overlap_sends"])
     return Stack(name=name, sources=tuple(row["sources"].items()), **values)

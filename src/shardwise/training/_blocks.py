@@ -100,7 +100,7 @@ class Folded(Generic[X]):
         return self.backward_input + self.backward_weight + self.replay
 
 
-def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = ()) -> Folded[X]:
+def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
     """Return a list of operators folded into seconds, bytes and parameters, with the units that run again in backward."""
     zero = 0 * ops[0].forward_bytes
     forward = backward = weight = replay = compute = zero
@@ -127,10 +127,10 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
             merge(hidden, ahead.hidden)
     kept = keep(ops, units)
     return Folded(
-        forward=named(forward, "forward"), backward_input=named(backward, "input gradients"), backward_weight=named(weight, "weight gradients"),
-        replay=named(replay, "recompute"), compute=compute, exposed=exposed, hidden=hidden,
-        kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), "saved for backward"),
-        dropped_bytes=named(total((named(t.size_bytes, t.name) for t in kept.dropped), zero), "made again in backward"),
+        forward=named(forward, f"{label}forward"), backward_input=named(backward, f"{label}input gradients"), backward_weight=named(weight, f"{label}weight gradients"),
+        replay=named(replay, f"{label}recompute"), compute=compute, exposed=exposed, hidden=hidden,
+        kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), f"{label}saved for backward"),
+        dropped_bytes=named(total((named(t.size_bytes, t.name) for t in kept.dropped), zero), f"{label}made again in backward"),
         transient_bytes=largest([zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]),
         elements=elements(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)

@@ -100,14 +100,17 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
     model, plan = case.model, case.plan
     units = checkpoints(plan.recompute, plan.modules)
 
-    def folded(ops: tuple[Any, ...], again: bool = False) -> Folded[X]:
-        return fold(ops or ledgers.nothing(y), m, units if again else ())
+    def folded(label: str, ops: tuple[Any, ...], again: bool = False) -> Folded[X]:
+        return fold(ops or ledgers.nothing(y), m, units if again else (), f"{label}: ")
 
-    kinds = tuple(folded(ledgers.block_ops(y, k.block, model.hidden), k.recomputed) for k in case.kinds)
+    kinds = tuple(
+        folded(f"layer kind {i}" if len(case.kinds) > 1 else "layer", ledgers.block_ops(y, k.block, model.hidden), k.recomputed)
+        for i, k in enumerate(case.kinds)
+    )
     mtp = tuple(o for b in model.mtp for o in (*ledgers.mtp_ops(y, model), *ledgers.block_ops(y, b, model.hidden)))
     extra = tuple(o for _ in model.mtp for o in (*ledgers.shared_head(y, model), *ledgers.loss(y, model)))
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
-    return Parts(kinds=kinds, embedding=folded(ledgers.embedding(y, model)), head=folded(head), loss=folded((*ledgers.loss(y, model), *extra)))
+    return Parts(kinds=kinds, embedding=folded("embedding", ledgers.embedding(y, model)), head=folded("head", head), loss=folded("loss", (*ledgers.loss(y, model), *extra)))
 
 
 def stages_of(case: Case) -> tuple[Stages[Any], ...]:
@@ -129,9 +132,11 @@ def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluati
         named_stage(stage_memory(recipe, z, parts, s, in_flight(case.plan.schedule, shape, s.position), case.model.tied), i)
         for i, s in enumerate(stages)
     )
+    # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
+    scattered = case.stack.scattered_sends and not case.plan.sequence_parallel
     boundary = y.residual("boundary", case.model.hidden, "").size_bytes
     table = parts.embedding.elements.largest * recipe.precision.gradient_bytes
-    job = StepJob(schedule=case.plan.schedule, boundary_bytes=boundary, tied=case.model.tied, tied_bytes=table, side=case.model.hidden)
+    job = StepJob(schedule=case.plan.schedule, boundary_bytes=boundary, scattered=scattered, tied=case.model.tied, tied_bytes=table, side=case.model.hidden)
     step = step_seconds(machine, z, recipe, parts, stages, job)
     peak = named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
     return Evaluation(stages=stages, memory=memory, peak=peak, step=step, parts=parts, layout=y, sizes=z, rates=rates, network=network)

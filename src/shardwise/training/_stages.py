@@ -102,11 +102,12 @@ def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tu
     p = partition
     stages = [_counts(s, num_blocks, p.recomputed) for s in stage_layers(order, p.pp, p.vpp, p.sizes)]
     keys = [(s, stages[p.pp - 1 - i] if p.mirrored else (), i == 0, i == p.pp - 1) for i, s in enumerate(stages)]
-    runs, at = [], 0
+    runs: list[Stages[float]] = []
+    at = 0
     for key, group in groupby(keys):
         count = len(list(group))
         layers, mirror, embeds, ends = key
-        runs.append(Stages[float](count=count, position=at, layers=layers, mirrored=mirror or (0,) * len(layers),
+        runs.append(Stages(count=count, position=at, layers=layers, mirrored=mirror or (0,) * len(layers),
                                   embeds=int(embeds or (p.mirrored and ends)), ends=int(ends or (p.mirrored and embeds))))  # fmt: skip
         at += count
     return tuple(runs)

@@ -179,6 +179,15 @@ def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stag
     return named(30 * side * share / m.rates.matmul_flops, "Newton-Schulz steps")
 
 
+def boundary_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
+    """Return seconds of one message between stages; scattered sends move 1/tp of it and gather over the fast links."""
+    zero, size = 0 * z.pp, job.boundary_bytes
+    if not job.scattered:
+        return above(z.pp, 1, collective_seconds(m.network, "send", size, m.spans["pp"]), zero)
+    sent = collective_seconds(m.network, "send", divide(size, z.tp), m.spans["pp"])
+    return above(z.pp, 1, sent + collective_seconds(m.network, "all_gather", size, m.spans["tp"]), zero)
+
+
 def step_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
     per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
@@ -186,9 +195,9 @@ def step_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages:
         Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
         for s, t in zip(stages, per_stage, strict=True)
     )
-    send = above(z.pp, 1, collective_seconds(m.network, "send", job.boundary_bytes, m.spans["pp"]), 0 * z.pp)
+    send = boundary_seconds(m, z, job)
     shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=named(send, "stage boundary message"),
-                          overlap_send=r.stack.overlap_sends)  # fmt: skip
+                          overlap_send=m.overlap and job.schedule in r.stack.overlap_sends)  # fmt: skip
     pipeline = pipeline_time(job.schedule, runs, shape)
     reduced = [data_parallel_seconds(m, r, parts, s, t) for s, t in zip(stages, per_stage, strict=True)]
     grads, grads_hidden, gather, gather_hidden = (
@@ -217,6 +226,7 @@ class StepJob(Generic[X]):
 
     schedule: ScheduleName
     boundary_bytes: X
+    scattered: bool
     tied: bool
     tied_bytes: X
     side: int
