@@ -15,20 +15,20 @@ import sys
 import warnings
 from typing import Any
 
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "src"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 warnings.filterwarnings("ignore")
 
-import torch
-import transformers
-from random_configs import fields
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+# What follows needs the lines above: no network, and the package from the source tree.
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from random_configs import fields  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "src"))
-
-from shardwise.models._no_effect import NO_EFFECT  # noqa: E402  (the package need not be installed here)
+from shardwise.models._no_effect import NO_EFFECT  # noqa: E402
 
 PINNED = {"torch": "2.13.0", "transformers": "5.23.0"}
 OUT = ROOT / "tests/data/models/param_counts.json"
@@ -90,7 +90,7 @@ def _unused(model: Any) -> int:
 def plain(config: Any, *, whole: bool) -> dict[str, Any]:
     """The configuration as a file holds it: with class defaults, or without those that saving leaves out."""
     data = json.loads(config.to_json_string(use_diff=not whole))
-    return {k: v for k, v in data.items() if k == "model_type" or k not in NO_EFFECT and not k.startswith("_")}
+    return {k: v for k, v in data.items() if k == "model_type" or k not in NO_EFFECT}
 
 
 def entry(config: Any, *, whole: bool) -> dict[str, Any]:

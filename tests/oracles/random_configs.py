@@ -1,4 +1,4 @@
-"""Seeded random small configurations of every family, for the parameter goldens: legal, and as unlike each other as can be."""
+"""Seeded random small configurations of every family, for the parameter goldens: legal, and unlike each other."""
 
 import random
 from typing import Any
@@ -11,6 +11,11 @@ _remove_final_layer_norm enable_bias layer_norm_elementwise_affine learned_pos_e
 use_shared_attention_adapter attention_k_eq_v enable_moe_block use_double_wide_mlp use_expert_bias
 block_auto_adjust_ff_dim
 """.split()  # noqa: SIM905
+# Classes that tie whatever the file says or never do, and one that shares its blocks only if it also ties the head.
+ALWAYS = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "zamba2"), True),
+    **dict.fromkeys(("nemotron_h", "xlstm", "kimi_linear"), False),
+}
 FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2
@@ -93,7 +98,7 @@ def fields(model_type: str, config: Any, rng: random.Random) -> dict[str, Any]:
     }
     if model_type not in FREE_HEAD_DIM:
         del wanted["head_dim"]
-    out = {names.get(key, key): value for key, value in wanted.items() if key in has}
+    out = {names.get(key, key): value for key, value in wanted.items() if key in has or key == "head_dim"}
     for key in FLAGS:
         if key in has and isinstance(getattr(config, key), bool):
             out[key] = rng.random() < 0.5
@@ -103,18 +108,20 @@ def fields(model_type: str, config: Any, rng: random.Random) -> dict[str, Any]:
     out |= {key: experts for key in EXPERTS if key in has and key not in names}
     out |= {key: rng.randint(1, experts) for key in TOP_K if key in has and key not in names}
     rule = RULES.get(model_type)
-    return rule(out, layers, rng) if rule else out
+    out = rule(out, layers, rng) if rule else out
+    return out | {"tie_word_embeddings": ALWAYS[model_type]} if model_type in ALWAYS else out
 
 
 def _attributes(config: Any) -> set[str]:
-    """The attributes of a configuration; one that differs by layer (Gemma 4's head width) cannot be read but is there."""
+    """The attributes of a configuration; one that differs by layer (Gemma 4's head width) is there, if not to read."""
     found = set(config.attribute_map)
     for key in dir(config):
         try:
             getattr(config, key)
-        except AttributeError as error:
-            if "per-layer" not in str(error):
-                continue
+        except AttributeError:
+            continue
+        except RuntimeError:  # it is there, and differs by layer
+            found.add(key)
         found.add(key)
     return found
 
@@ -352,12 +359,19 @@ def _distil(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, A
     return _no_kv(out, layers, rng) | {"hidden_dim": rng.randint(16, 90)}
 
 
-def _tied(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
-    return out | {"tie_word_embeddings": True}
+def _square(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    """Heads that add up to the hidden size."""
+    return out | {"head_dim": out["hidden_size"] // out["num_attention_heads"]}
+
+
+def _afmoe(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _sliding(out, layers, rng) | {"attention_bias": False}
 
 
 RULES = {
-    **dict.fromkeys(("gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2", "gpt_oss", "afmoe"), _sliding),
+    **dict.fromkeys(("gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2", "gpt_oss"), _sliding),
+    "afmoe": _afmoe,
+    "helium": _square,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "glm4_moe_lite"), _latent),

@@ -60,6 +60,12 @@ class Config:
             return int(default)
         return self._whole(key, value, 1)
 
+    def size_of(self, name: str, key: str) -> int:
+        """Return a whole number of at least 1 that only this key of the file means, or an override of the field."""
+        if name in self.overrides:
+            return self.size(name)
+        return self.size(key)
+
     def count(self, name: str, *keys: str, default: Any = 0) -> int:
         """Return a whole number of at least 0; null means none."""
         key, value = self._find(name, keys)

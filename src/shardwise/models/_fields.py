@@ -28,7 +28,7 @@ _SIZES = (
     ("vocab_size", "vocab_size padded_vocab_size", "rows of the embedding table"),
     (
         "max_context",
-        "max_position_embeddings n_positions max_seq_len model_max_length context_length n_ctx",
+        "max_position_embeddings n_positions max_seq_len model_max_length context_length",
         "longest context",
     ),
     ("num_attention_heads", "num_attention_heads n_head n_heads", "query heads"),

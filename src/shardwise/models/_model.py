@@ -134,7 +134,7 @@ class Mamba1:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba2:
-    """State space duality (arXiv:2405.21060); `inner` = heads * head_dim."""
+    """State space duality (arXiv:2405.21060); `inner` = heads * head_dim. `proj_bias` is of the input projection."""
 
     heads: int
     head_dim: int
@@ -144,6 +144,7 @@ class Mamba2:
     chunk: int = 256
     conv_bias: bool = True
     proj_bias: bool = False
+    out_bias: bool = False
     gated_norm: bool = True
 
     @property

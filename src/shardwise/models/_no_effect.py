@@ -20,7 +20,7 @@ _KEYS = """
     mamba_norm_before_gate mask_token_id max_inference_chunksize max_rope_position_embeddings mixer_rms_eps
     mlp_multipliers mm_tokens_per_image mode model_type moe_aux_loss_coef moe_dropless moe_norm_min
     moe_normalize_expert_weights moe_renormalize moe_router_activation_func moe_router_dtype
-    moe_router_padding_for_fp8 moe_router_scaling_factor moe_router_score_function moe_use_gate mup_base_width
+    moe_router_padding_for_fp8 moe_router_scaling_factor moe_router_score_function moe_use_gate mup_base_width n_ctx
     mup_enabled n_group name_or_path no_bias_softmax no_rope_layer_interval no_rope_layers norm_eps norm_epsilon
     norm_reduction_force_float32 norm_topk_prob num_expert_group num_hash_layers num_labels num_logits_to_keep
     onnx_safe original_max_position_embeddings original_rope output_attentions output_hidden_states

@@ -113,10 +113,11 @@ def falcon(c: Config) -> Model:
         qkv_bias=bias,
         out_bias=bias,
     )
-    two = c.count("num_ln_in_parallel_attn", default=2 if new else 1) or (2 if new else 1)
-    norms = two if new else 1 if parallel else 2
+    two = c.count("num_ln_in_parallel_attn") or (2 if new else 1)
+    c.accept("alibi")
+    norms = two if parallel else 2
     ffn = _plain(c, "gelu", bias=bias)
-    block = Block(mixers=(core,), feed_forward=ffn, norm="layernorm", norms=norms, parallel=parallel or new)
+    block = Block(mixers=(core,), feed_forward=ffn, norm="layernorm", norms=norms, parallel=parallel)
     return parts.language_model(c, (block,) * c.layers(), norm="layernorm")
 
 

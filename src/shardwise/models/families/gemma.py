@@ -135,8 +135,8 @@ def _full_layer(c: Config, kv: int) -> tuple[int, int]:
     """Head width and key-value heads of full layers, from their own keys or from `per_layer_config`."""
     by_layer = c.raw.get("per_layer_config")
     c.accept("per_layer_config")
-    if isinstance(by_layer, dict) and by_layer and not c.has("global_head_dim"):
-        first = Config(next(iter(by_layer.values())), c.model_type)
+    if isinstance(by_layer, dict) and not c.has("global_head_dim"):
+        first = Config(next(iter(by_layer.values()), {}), c.model_type)
         first.problems = c.problems
         return first.size("head_dim", default=c.size("head_dim")), first.size("num_key_value_heads", default=kv)
     return c.size("global_head_dim", default=512), kv

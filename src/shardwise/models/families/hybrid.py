@@ -50,6 +50,7 @@ def mamba2(c: Config) -> Model:
         chunk=c.size("ssm_chunk", default=256),
         conv_bias=c.flag("use_conv_bias", default=True),
         proj_bias=c.flag("use_bias"),
+        out_bias=c.flag("use_bias"),
     )
     c.accept("time_step_rank", "hidden_act")
     inner = round(c.number("expand", default=2) * c.size("hidden_size"))
@@ -102,6 +103,7 @@ def _mamba2_of_hybrid(c: Config, *, gated_norm: bool = True) -> Mamba2:
         chunk=c.size("ssm_chunk", default=256),
         conv_bias=c.flag("mamba_conv_bias", default=True),
         proj_bias=c.flag("mamba_proj_bias"),
+        out_bias=c.flag("mamba_proj_bias"),
         gated_norm=gated_norm,
     )
 
@@ -136,7 +138,8 @@ def falcon_h1(c: Config) -> Model:
     bias = c.flag("attention_bias")
     core = parts.attention(c, qkv_bias=bias, out_bias=bias)
     scan = _mamba2_of_hybrid(c, gated_norm=c.flag("mamba_rms_norm"))
-    scan = replace(scan, proj_bias=scan.proj_bias or c.flag("projectors_bias"))
+    scan = replace(scan, out_bias=c.flag("projectors_bias"))
+    c.accept("mamba_expand")
     block = Block(mixers=(core, scan), feed_forward=parts.mlp(c, bias=c.flag("mlp_bias")))
     return parts.language_model(c, (block,) * c.layers())
 

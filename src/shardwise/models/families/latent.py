@@ -24,8 +24,9 @@ def deepseek(c: Config) -> Model:
     experts = replace(experts, correction_bias=c.model_type not in _NO_CORRECTION)
     sparse = _sparse(c, number)
     dense = dense_beside(c, experts, sparse)
-    if isinstance(dense, MLP):
-        dense = replace(dense, bias=c.model_type == "deepseek_v2" and c.flag("mlp_bias"))
+    if c.model_type == "deepseek_v2" and c.flag("mlp_bias"):
+        dense = replace(dense, bias=True) if isinstance(dense, MLP) else dense
+        experts = replace(experts, shared=replace(experts.shared, bias=True) if experts.shared else None)
     pairs = list(zip(_indexed(c, number, core), sparse, strict=True))
     made = {
         (mixer, s): Block(mixers=(mixer,), feed_forward=experts if s else dense) for mixer, s in dict.fromkeys(pairs)

@@ -33,9 +33,11 @@ def dense_beside(c: Config, experts: MoE, sparse: Sequence[bool]) -> FeedForward
     return experts
 
 
-def _some_dense(c: Config, core: Attention, experts: MoE, sparse: list[bool]) -> Model:
+def _some_dense(c: Config, core: Attention, experts: MoE, sparse: list[bool], bias: bool = False) -> Model:
     """Mixture layers where `sparse`, dense ones elsewhere."""
     dense = dense_beside(c, experts, sparse)
+    if bias and isinstance(dense, MLP):
+        dense = replace(dense, bias=True)
     blocks = {s: Block(mixers=(core,), feed_forward=experts if s else dense) for s in (True, False)}
     return parts.language_model(c, tuple(blocks[s] for s in sparse))
 
@@ -166,13 +168,15 @@ def ernie4_5_moe(c: Config) -> Model:
     """Return Ernie 4.5: mixtures from one layer to another, router biases that are parameters."""
     bias, number = c.flag("use_bias"), c.layers()
     core = parts.attention(c, qkv_bias=bias, out_bias=bias)
-    experts = replace(parts.moe(c, shared_count=True), router_bias=True, bias=False)
+    experts = replace(parts.moe(c, shared_count=True), router_bias=True)
+    if experts.shared is not None:
+        experts = replace(experts, shared=replace(experts.shared, bias=bias))
     first = c.count("moe_layer_start_index")
     to_the_end = c.raw.get("moe_layer_end_index", -1) == -1
     last = number - 1 if to_the_end else c.count("moe_layer_end_index")
     step = c.size("moe_layer_interval", default=1)
     sparse = [(i + 1) % step == 0 and first <= i <= last for i in range(number)]
-    return _some_dense(c, core, experts, sparse)
+    return replace(_some_dense(c, core, experts, sparse, bias), head_bias=bias)
 
 
 def hunyuan_v1_moe(c: Config) -> Model:
@@ -193,7 +197,9 @@ def llama4(c: Config) -> Model:
     experts = replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation))
     listed, step = c.indices("moe_layers"), c.size("interleave_moe_layer_step", default=1)
     sparse = [i in listed if listed is not None else (i + 1) % step == 0 for i in range(number)]
-    dense = experts if all(sparse) else MLP(ffn=c.size("ffn", "intermediate_size_mlp"), activation=experts.activation)
+    dense = (
+        experts if all(sparse) else MLP(ffn=c.size_of("ffn", "intermediate_size_mlp"), activation=experts.activation)
+    )
     chunk = c.count("attention_chunk")
     kinds = parts.windows(c, number, ("chunked", "chunked", "chunked", "full"))
     pairs = list(zip(sparse, kinds, strict=True))

@@ -84,6 +84,7 @@ def mamba2(c: Config) -> Mamba2:
         chunk=c.size("ssm_chunk", default=128),
         conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
         proj_bias=c.flag("use_bias"),
+        out_bias=c.flag("use_bias"),
     )
 
 

@@ -44,7 +44,7 @@ def xlstm(c: Config) -> Model:
     for key, width in zip(("qk_dim_factor", "v_dim_factor"), widths, strict=True):
         c.expect(width % heads == 0, key, f"gives {width}, not a multiple of {heads} heads", "use another factor")
     step = c.size("ffn_round_up_to_multiple_of", default=64)
-    wide = int(-(-(hidden * c.number("ffn_proj_factor", default=2.667)) // step) * step)
+    wide = int((hidden * c.number("ffn_proj_factor", default=2.667) + step - 1) // step * step)
     cell = Mlstm(heads=heads, qk_dim=max(widths[0] // heads, 1), v_dim=max(widths[1] // heads, 1), bias=bias)
     block = Block(mixers=(cell,), feed_forward=MLP(ffn=wide, bias=bias), norm="layernorm" if bias else "rmsnorm")
     c.accept("add_out_norm", "ssm_chunk")

@@ -24,7 +24,15 @@ def build(c: Config) -> Model:
     plain = Block(mixers=(scan,), feed_forward=None, norms=1)
     shared, memories = _transformer(c, hidden), c.size("num_mem_blocks", default=1)
     owned = _owned(c, hidden, shared)
-    c.accept("attention_hidden_size", "head_dim", "kv_channels", "num_query_groups", "ssm_head_dim", "layer_types")
+    c.accept(
+        "attention_hidden_size",
+        "head_dim",
+        "kv_channels",
+        "num_query_groups",
+        "ssm_head_dim",
+        "layer_types",
+        "hybrid_layer_ids",
+    )
     layers, uses = [], 0
     for word in words:
         if word != "hybrid":
@@ -55,6 +63,7 @@ def _mamba(c: Config, hidden: int) -> Mamba2:
         conv=c.size("ssm_conv"),
         chunk=c.size("ssm_chunk", default=256),
         proj_bias=c.flag("add_bias_linear"),
+        out_bias=c.flag("add_bias_linear"),
     )
 
 
