@@ -76,4 +76,4 @@ class Problems:
     def raise_if_any(self) -> None:
         """Raise `InputError` with everything recorded, or do nothing."""
         if self.items:
-            raise InputError(dict.fromkeys(self.items))
+            raise InputError({str(problem): problem for problem in self.items}.values())

@@ -5,6 +5,7 @@ Letters: T tokens, D hidden, V vocabulary (padded by the trainer).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from shardwise.ledger.number import X, ceil, divide
@@ -32,10 +33,10 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """
     if not m.embedding:
         return _input_projections(y, m)
-    V = padded_vocab(m.vocab, y.stack.vocab_multiple if y.work.phase == "train" else 1, y.degrees.tp)
+    V = padded_vocab(m.vocab, y.stack.vocab_multiple if y.work.phase == "train" else 1, y.vocab_ranks)
     width = m.embedding_width or m.hidden
     T, zero = y.tokens, 0 * y.tokens
-    shards = y.degrees.tp * (y.degrees.tp2 if y.choices.layout == "summa" else 1)
+    shards = y.vocab_ranks * (y.degrees.tp2 if y.choices.layout == "summa" else 1)
     # The count of the model leaves the trainer's padding out; memory has it.
     weights = [Weight(name="embedding.weight", elements=divide(V * width, shards), whole=zero + m.vocab * width, kind="embedding")]
     if m.extra_embedding:
@@ -53,8 +54,8 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if y.work.dropout:
         R = y.residual_tokens
         saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * R * m.hidden, born="embedding"))
-    ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tuple(weights), saves=tuple(saves), forward=(message,),
-                     backward=(back,) if sp else (), output_bytes=stream)]  # fmt: skip
+    ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tuple(weights), saves=tuple(saves), forward=(message,) if y.stack.vocab_parallel else (),
+                     backward=(back,) if sp and y.stack.vocab_parallel else (), output_bytes=stream)]  # fmt: skip
     if m.embedding_norm:
         ops.append(norm(y, "embedding_norm", m.hidden, m.norm, y.residual("embedding.output", m.hidden, "embedding"), "embedding"))
     return (*ops, *_input_projections(y, m))
@@ -86,19 +87,17 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     if not m.head:
         return ()
     width = m.embedding_width or m.hidden
-    V = divide(padded_vocab(m.vocab, y.stack.vocab_multiple if y.work.phase == "train" else 1, y.degrees.tp), y.degrees.tp)
+    V = divide(padded_vocab(m.vocab, y.stack.vocab_multiple if y.work.phase == "train" else 1, y.vocab_ranks), y.vocab_ranks)
     source = y.residual("head.input", width, "head")
     zero = 0 * V
     shape = Shape(inputs=width + zero, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias, kind="head", owned=not m.tied)
     op = y.column("head", "head", shape, source)
     if m.tied and m.head_bias:
-        from dataclasses import replace
-
         op = replace(op, weights=(Weight(name="head.bias", elements=V, whole=zero + m.vocab, kind="vector"),))
+    if not y.stack.vocab_parallel:
+        op = replace(op, forward=(), backward=())
     if tokens is None:
         return (op,)
-    from dataclasses import replace
-
     flops = 2 * tokens * V * width
     moved = y.a * tokens * (V + width) + y.work.weight_bytes * V * width
     return (replace(op, flops=flops, rows=tokens, forward_bytes=moved, model_flops=flops, forward=(), output_bytes=y.a * tokens * V),)
@@ -115,12 +114,12 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if not m.head:
         return ()
     T = y.tokens
-    V = divide(padded_vocab(m.vocab, y.stack.vocab_multiple, y.degrees.tp), y.degrees.tp)
+    V = divide(padded_vocab(m.vocab, y.stack.vocab_multiple, y.vocab_ranks), y.vocab_ranks)
     kept = Tensor(name="loss.softmax", size_bytes=4 * T * V, born="loss")
     extra = {"eager": 8, "vocab-parallel": y.a + 4, "fused": 0}[y.stack.loss] * T * V
     traffic = {"eager": 20, "vocab-parallel": 16, "fused": 8}[y.stack.loss] * T * V
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * T, count=3, tensor="maximum, target, sum")
-    return (memory_op(y, "loss", "loss", (traffic, traffic / 2), saves=(kept,), transient_bytes=extra, forward=(small,), kernels=5),)
+    return (memory_op(y, "loss", "loss", (traffic, traffic / 2), saves=(kept,), transient_bytes=extra, forward=(small,) if y.stack.vocab_parallel else (), kernels=5),)
 
 
 def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:

@@ -101,6 +101,11 @@ class Layout(Generic[X]):
         """Key-value heads on a rank: never below one, they are replicated when tp exceeds K."""
         return maximum(divide(cast(X, K), self.degrees.tp), 1)
 
+    @property
+    def vocab_ranks(self) -> X:
+        """Ranks that split the vocabulary: the tensor-parallel ones, or one where the framework replicates the tables."""
+        return self.degrees.tp if self.stack.vocab_parallel else 0 * self.degrees.tp + 1
+
     def residual(self, name: str, D: int, born: str) -> Tensor[X]:
         """A tensor of the residual stream."""
         return Tensor(name=name, size_bytes=self.a * self.residual_tokens * self.residual_width(D), born=born)

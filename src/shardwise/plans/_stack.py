@@ -24,7 +24,7 @@ class Stack:
 
     `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path. `gradients`
     "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by `zero_grad`.
-    `optimizer_step` says which temporaries the update makes. `overlap_*` says what runs beside
+    `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes. `overlap_*` says what runs beside
     compute, `overlap_sends` under which schedules; `scattered_sends` splits a boundary message over the tensor-parallel ranks.
     """
 
@@ -39,6 +39,7 @@ class Stack:
     optimizer_step: Literal["single", "foreach", "fused"]
     precision: str
     vocab_multiple: int
+    vocab_parallel: bool
     dropout_mask_bytes: int
     merged_attention_copy: bool
     overlap_gradients: bool

@@ -115,19 +115,21 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     )  # fmt: skip
 
 
-def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
-    """Return bytes of weights gathered for compute under ZeRO-3 and FSDP, and of the gradients of one unit before reduction.
+def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+    """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
-    The root unit (embedding, head, final norm) stays gathered; of the layers the running unit and the prefetched next one
-    (torch.distributed.fsdp.fully_shard, reshard_after_forward of the root).
+    The root unit (embedding, head, final norm) stays gathered from forward to backward; of the layers the running unit and the
+    prefetched next one, and the gradients of one unit before their reduction (torch.distributed.fsdp.fully_shard; the root's
+    part is checked to the byte with torch 2.13.0's FSDP memory tracker).
     """
+    zero = 0 * s.count
     if not r.shards_weights:
-        return 0 * s.count
+        return zero, zero
     width = r.precision.activation_bytes
     units = [k.elements.dense + k.elements.expert for k in parts.kinds]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(s.layers, units, strict=True)])
     root = s.embeds * parts.embedding.elements.dense + s.ends * parts.head.elements.dense
-    return named(width * root + (2 * width + r.precision.gradient_bytes) * unit, "gathered weights and gradients")
+    return named(width * root, "gathered root unit"), named((2 * width + r.precision.gradient_bytes) * unit, "gathered layers and gradients")
 
 
 def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
@@ -164,26 +166,24 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X
     params = owned(parts, s)
     params = (params[0], params[1] + tied_copy(parts, s, tied), params[2], params[3])
     weights, gradients, optimizer = state_bytes(r, z, params)
-    standing = gradients
-    if r.stack.gradients == "transient" and not r.shards_gradients:
-        standing = above(z.num_micro, 1, gradients, 0 * gradients)
-    elif r.stack.gradients == "transient":
-        standing = above(z.num_micro, 1, gradients, 0 * gradients)
-    buffers = gathered_bytes(r, parts, s)
+    # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
+    standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
+    root, units = gathered_bytes(r, parts, s)
+    buffers = root + units
     kept_one = named(_stage_parts(parts, s, "kept_bytes"), "saved for backward, one micro-batch")
     entry = s.embeds * parts.embedding.kept_bytes
     activations = named(depth * (kept_one + entry), "activations in flight")
     again = named(_largest_layer(parts, s, "dropped_bytes"), "recomputed layer")
     transient = _largest_layer(parts, s, "transient_bytes")
-    base = weights + optimizer + buffers + standing
+    base = weights + optimizer + root + standing
     ends = s.ends * (parts.head.kept_bytes + parts.loss.kept_bytes)
     logits = named(ends + s.ends * parts.loss.transient_bytes, "logits and loss")
     last_layer = named(_largest_layer(parts, s, "kept_bytes"), "saved for backward, one layer")
     biggest = maximum(largest([k.elements.largest for k in parts.kinds]), s.embeds * parts.embedding.elements.largest)
     moments = {
-        "forward": base + activations + transient,
+        "forward": base + units + activations + transient,
         "loss": base + activations + logits,
-        "backward": base + activations + maximum(again + transient, 0 * again),
+        "backward": base + units + activations + again + transient,
         "gradients complete": weights + optimizer + buffers + gradients + minimum(last_layer, activations) + again + transient,
         "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, biggest),
     }
