@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
@@ -65,6 +64,8 @@ def _model_type(keys: Mapping[str, Any], notes: list[str]) -> str:
         raise InputError([Problem("model_type", word, "is missing or not text", remedy)])
     known = SAME_AS.get(word, word)
     if known not in FAMILIES:
+        from difflib import get_close_matches  # only a mistake needs it
+
         near = get_close_matches(word, [*FAMILIES, *SAME_AS], 3, 0.5)
         remedy = f"use a supported type{', such as ' + ', '.join(near) if near else ''}"
         raise InputError([Problem("model_type", word, "is not a supported family", remedy)])
@@ -84,8 +85,8 @@ def _place(keys: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str
 
 @cache
 def _class_defaults() -> dict[str, dict[str, Any]]:
-    text = (Path(__file__).parent / "class_defaults.json").read_text(encoding="ascii")
-    return cast(dict[str, dict[str, Any]], json.loads(text)["defaults"])
+    with open(os.path.join(os.path.dirname(__file__), "class_defaults.json"), encoding="ascii") as file:
+        return cast(dict[str, dict[str, Any]], json.load(file)["defaults"])
 
 
 def _defaults(model_type: str, nested: bool) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
@@ -31,8 +29,8 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any
     found = find(word)
     if found is not None:
         return _from_catalogue(found, overrides)
-    path = Path(word).expanduser()
-    if path.exists() or word.endswith(".json"):
+    path = os.path.expanduser(word)
+    if os.path.exists(path) or word.endswith(".json"):
         return _from_path(path, overrides)
     return _from_hub(word, overrides)
 
@@ -49,8 +47,8 @@ def model_names() -> tuple[str, ...]:
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
     """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields."""
-    text = (Path(__file__).parent / "catalogue" / "models.json").read_text(encoding="ascii")
-    return cast(dict[str, dict[str, Any]], json.loads(text))
+    with open(os.path.join(os.path.dirname(__file__), "catalogue", "models.json"), encoding="ascii") as file:
+        return cast(dict[str, dict[str, Any]], json.load(file))
 
 
 @cache
@@ -86,16 +84,23 @@ def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Model:
     return model_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
 
 
-def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise _fail(str(path), f"holds no {file.name}" if path.is_dir() else "is not a file")
+def _from_path(path: str, overrides: Mapping[str, Any] | None) -> Model:
+    folder = os.path.isdir(path)
+    file = os.path.join(path, "config.json") if folder else path
+    if not os.path.isfile(file):
+        raise _fail(path, "holds no config.json" if folder else "is not a file")
+    name = os.path.basename(file)
+    named_by_folder = name == "config.json"
+    stem = os.path.basename(os.path.dirname(os.path.realpath(file))) if named_by_folder else os.path.splitext(name)[0]
+    return model_from_config(_read(file), name=stem, overrides=overrides)
+
+
+def _read(file: str) -> Any:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise _fail(str(file), f"cannot be read as JSON ({error})") from None
-    stem = file.parent.resolve().name if file.name == "config.json" else file.stem
-    return model_from_config(raw, name=stem, overrides=overrides)
+        with open(file, encoding="utf-8") as opened:
+            return json.load(opened)
+    except (ValueError, OSError, RecursionError) as error:
+        raise _fail(file, f"cannot be read as JSON ({error})") from None
 
 
 def _from_hub(word: str, overrides: Mapping[str, Any] | None) -> Model:
@@ -106,14 +111,15 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None) -> Model:
     except ImportError:
         raise _fail(word, "is not in the catalogue, and huggingface_hub is not installed to look further") from None
     try:
-        file = Path(hf_hub_download(word, "config.json"))
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        file = hf_hub_download(word, "config.json")
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
         raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
-    return model_from_config(raw, name=word.rpartition("/")[2].lower(), overrides=overrides)
+    return model_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides)
 
 
 def _fail(word: str, rule: str) -> InputError:
+    from difflib import get_close_matches  # only a mistake needs it
+
     near = get_close_matches(word.rpartition("/")[2].lower(), model_names(), 3, 0.4)
     close = f" such as {', '.join(near)}" if near else ""
     return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{close}")])

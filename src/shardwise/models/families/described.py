@@ -96,7 +96,8 @@ def _mlp(c: Config) -> MLP:
 
 def _experts(c: Config) -> MoE:
     gated = c.flag("gated_mlp", default=True)
-    experts = parts.moe(c, "moe_intermediate_size", "intermediate_size", gated=gated, act="gelu")
+    keys = () if c.has("expert_ffn") else ("intermediate_size",)
+    experts = parts.moe(c, *keys, gated=gated, act="gelu")
     width = c.count("shared_expert_ffn")
     shared = MLP(ffn=width, gated=gated, activation=experts.activation) if width else None
     return replace(experts, shared=shared, latent=c.count("moe_latent"))
@@ -152,7 +153,10 @@ def _hybrid(
 
     main, *runs = c.text("hybrid_layer_pattern").split("/")
     kinds = spelled(c.with_text("hybrid_layer_pattern", main), "hybrid_layer_pattern")
-    kinds = c.cut(kinds, number)
+    if "num_layers" in c.overrides:
+        kinds = c.cut(kinds, number)
+    elif len(kinds) != number:
+        c.note(f"hybrid_layer_pattern has {len(kinds)} layers, and wins over num_hidden_layers = {number}")
     c.accept("ffn", "mlp_bias", "num_mtp_layers", "moe_layer_freq", "num_experts", "experts_per_token", "expert_ffn")
     c.accept("shared_expert_ffn", "moe_latent", "ssm_heads", "ssm_head_dim", "ssm_state", "ssm_groups")
     mtp = []

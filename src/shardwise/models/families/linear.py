@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardwise.models._config import Config
 from shardwise.models._model import Block, FeedForward, GatedDelta, Model
 from shardwise.models.families import _parts as parts
-from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse
+from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
 
 
 def qwen3_next(c: Config) -> Model:
@@ -33,8 +33,8 @@ def qwen3_next(c: Config) -> Model:
         (k, s): Block(mixers=(core if k == "full" else delta,), feed_forward=experts if s else dense)
         for k, s in dict.fromkeys(pairs)
     }
-    c.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype")
-    return parts.language_model(c, tuple(made[pair] for pair in pairs))
+    c.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "mlp_only_layers")
+    return with_mtp(c, parts.language_model(c, tuple(made[pair] for pair in pairs)))
 
 
 def _feed_forwards(c: Config, number: int) -> tuple[list[bool], FeedForward, FeedForward]:

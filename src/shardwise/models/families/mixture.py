@@ -52,7 +52,7 @@ def minimax_m2(c: Config) -> Model:
     """Return MiniMax-M2: norms over whole projections, a correction bias in the router."""
     core = replace(parts.attention(c), qk_norm="full" if c.flag("use_qk_norm", default=True) else "none")
     experts = replace(parts.moe(c, "intermediate_size"), correction_bias=True)
-    c.accept("shared_expert_ffn", "qk_norm_type", "attn_type_list")
+    c.accept("shared_expert_ffn", "qk_norm_type", "attn_type_list", "use_mtp")
     if c.count("num_mtp_layers"):
         c.note("multi-token-prediction modules of MiniMax-M2 are not counted: their layers are not in the file")
     return _uniform(c, core, experts)
@@ -119,6 +119,9 @@ def qwen3_moe(c: Config) -> Model:
     """Return Qwen3-MoE: a norm for each head, no shared expert."""
     bias = c.flag("attention_bias")
     core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head")
+    none = c.count("shared_expert_ffn") == 0
+    c.expect(none, "shared_expert_ffn", "must be 0: the family has no shared expert", "leave it out")
+    c.accept("use_qk_norm")
     return _qwen(c, core, parts.moe(c))
 
 
@@ -126,7 +129,10 @@ def _qwen(c: Config, core: Attention, experts: MoE) -> Model:
     number = c.layers()
     sparse = qwen_sparse(c, number)
     kinds = parts.windows(c, number, ("full",))
-    window = c.count("window") if c.flag("use_sliding_window") else 0
+    on = c.flag("use_sliding_window")
+    window = c.count("window") if on else 0
+    if not on:
+        c.accept("window", "max_window_layers")
     if window and not c.has("layer_types"):
         first = c.count("max_window_layers")
         kinds = ["sliding" if i >= first else "full" for i in range(number)]
@@ -197,9 +203,10 @@ def llama4(c: Config) -> Model:
     experts = replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation))
     listed, step = c.indices("moe_layers"), c.size("interleave_moe_layer_step", default=1)
     sparse = [i in listed if listed is not None else (i + 1) % step == 0 for i in range(number)]
-    dense = (
-        experts if all(sparse) else MLP(ffn=c.size_of("ffn", "intermediate_size_mlp"), activation=experts.activation)
-    )
+    dense: FeedForward = experts
+    if not all(sparse):
+        dense = MLP(ffn=c.size_of("ffn", "intermediate_size_mlp"), activation=experts.activation)
+    c.accept("intermediate_size_mlp")
     chunk = c.count("attention_chunk")
     kinds = parts.windows(c, number, ("chunked", "chunked", "chunked", "full"))
     pairs = list(zip(sparse, kinds, strict=True))

@@ -23,6 +23,10 @@ def build(c: Config) -> Model:
         c.problems.add("layers_block_type", None, "is missing", "list the kind of each layer")
         kinds = ["mlp"]
     c.accept("num_layers", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mamba_proj_bias", "expand")
+    c.accept(
+        "ffn", "mlp_bias", "mlp_hidden_act", "head_dim", "num_attention_heads", "num_key_value_heads", "moe_latent"
+    )
+    c.accept("num_experts", "experts_per_token", "expert_ffn", "shared_expert_ffn")
     c.accept("attention_bias", "moe_shared_expert_overlap", "mamba_ssm_dtype", "num_shared_experts", "window")
     if "num_layers" in c.overrides:
         kinds = c.cut(kinds, c.layers())
