@@ -5,5 +5,13 @@ from shardwise.cost._operators import PassSeconds, kernel_seconds, op_seconds
 from shardwise.cost._rates import Efficiencies, Rates, rates_of
 
 __all__ = [
-    "Efficiencies", "Network", "PassSeconds", "Rates", "collective_seconds", "kernel_seconds", "network_of", "op_seconds", "rates_of",
-]  # fmt: skip
+    "Efficiencies",
+    "Network",
+    "PassSeconds",
+    "Rates",
+    "collective_seconds",
+    "kernel_seconds",
+    "network_of",
+    "op_seconds",
+    "rates_of",
+]

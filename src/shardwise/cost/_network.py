@@ -1,7 +1,9 @@
 """Seconds of collectives over the tiers of a cluster.
 
-n ranks of a group, m_i of them inside one domain of tier i (m_-1 = 1, the last is n). Each tier that the group crosses carries
-its share over as many links as ranks sit in a domain below, at once (multi-ring form of transformer-perf-estimates, with its
+n ranks of a group, m_i of them inside one domain of tier i (m_-1 = 1, the last is n). Each tier that the group
+crosses carries
+its share over as many links as ranks sit in a domain below, at once (multi-ring form of transformer-perf-estimates,
+with its
 missing factor of two put right); the slowest tier binds and every step costs a latency. docs/formulas.md, collectives.
 """
 
@@ -19,7 +21,10 @@ from shardwise.ledger.traced import leaf, named
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link(Generic[X]):
-    """What one tier gives a device: achieved bytes per second in one direction, start, step and the size at half rate."""
+    """What one tier gives a device: achieved bytes per second in one direction, start.
+
+    Step and the size at half rate.
+    """
 
     name: str
     bytes_per_second: X
@@ -48,19 +53,31 @@ def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
         efficiency = 1.0 if imposed.ideal else fraction or row["efficiency"]
         scale = 0.0 if imposed.ideal else 1.0
         plain_rate = bool(imposed.ideal or fraction or rate)
-        links.append(Link(
-            name=tier.name, in_network=tier.in_network,
-            bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row["source"]),
-            start_seconds=leaf(f"{tier.name} start", scale * row["start_seconds"], row["source"]),
-            step_seconds=leaf(f"{tier.name} step", scale * max(row["step_seconds"], tier.latency_seconds if i else 0.0), row["source"]),
-            half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain_rate else row["half_bytes"], row["source"]),
-        ))  # fmt: skip
+        links.append(
+            Link(
+                name=tier.name,
+                in_network=tier.in_network,
+                bytes_per_second=leaf(
+                    f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row["source"]
+                ),
+                start_seconds=leaf(f"{tier.name} start", scale * row["start_seconds"], row["source"]),
+                step_seconds=leaf(
+                    f"{tier.name} step",
+                    scale * max(row["step_seconds"], tier.latency_seconds if i else 0.0),
+                    row["source"],
+                ),
+                half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain_rate else row["half_bytes"], row["source"]),
+            )
+        )
     notes = ("links use generic efficiencies",) if family == "generic" and len(links) else ()
     return Network(links=tuple(links), assumptions=notes)
 
 
 def _wire(link: Link[X], volume: X) -> X:
-    """Return seconds for a volume on one device's link: x/b * (1 + sqrt(s0/x)), mid sizes pay for the change of protocol."""
+    """Return seconds for a volume on one device's link.
+
+    X/b * (1 + sqrt(s0/x)), mid sizes pay for the change of protocol.
+    """
     return (volume + power(link.half_bytes * volume, 0.5)) / link.bytes_per_second
 
 
@@ -75,7 +92,8 @@ def _volume(verb: Verb, n: X, size: X) -> X:
 def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...]) -> X:
     """Return seconds of one collective of `size` bytes (the gathered tensor; for `send` one message).
 
-    `group` is how many ranks of the group sit in one domain of each tier, the last the whole group. A group of one is free.
+    `group` is how many ranks of the group sit in one domain of each tier, the last the whole group. A group of one is
+    free.
     In-network reduction (NVLS, SHARP) inside the fastest tier sends 1 + 1/n of the tensor instead of 2 (n - 1) / n.
     """
     n = group[-1]

@@ -1,6 +1,7 @@
 """Seconds of one operator: a smooth roofline over tiles, waves and kernel starts.
 
-Form C of docs/formulas.md: ((compute)^q + (memory)^q)^(1/q) + start, where compute charges whole tiles in whole waves of cores.
+Form C of docs/formulas.md: ((compute)^q + (memory)^q)^(1/q) + start, where compute charges whole tiles in whole waves
+of cores.
 Roofline: Williams, Waterman, Patterson 2009. Constants and their residuals: constants.toml.
 """
 
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
-from shardwise.cost._rates import Rates
+from shardwise.cost._rates import Rates, Tiling
 from shardwise.ledger.number import X, evaluate, maximum, power, register
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
@@ -20,31 +22,23 @@ from shardwise.ledger.traced import named
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
 
 
-def _tiled(m: float, n: float, k: float, batch: float, cores: float, depth: float, shrink: float) -> float:
-    """Return FLOPs charged when a product runs in whole tiles and whole waves: the best of the tiles."""
-    if not cores:
-        return 2 * m * n * k * batch
-    best = math.inf
-    for bm, bn in TILES:
-        tiles = math.ceil(m / bm) * math.ceil(n / bn) * batch
-        waves = math.ceil(tiles / cores)
-        best = min(best, waves * cores * 2 * bm * bn * (k + depth) / min(1.0, (bm * bn / 16384) ** shrink))
+def _charged(ceil: Callable[[Any], Any], least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
+    """Return FLOPs charged when a product runs in whole tiles and whole waves of cores: the best of the tiles."""
+    m, n, k, batch = shape
+    best: Any = math.inf if t.cores else 2 * m * n * k * batch
+    for bm, bn in TILES if t.cores else ():
+        waves = ceil(ceil(m / bm) * ceil(n / bn) * batch / t.cores)
+        penalty = min(1.0, (bm * bn / 16384) ** t.shrink)
+        best = least(best, waves * t.cores * 2 * bm * bn * (k + t.depth) / penalty)
     return best
 
 
-def _tiled_column(m: Any, n: Any, k: Any, batch: Any, cores: float, depth: float, shrink: float) -> Any:
+def _charged_column(*shape: Any) -> Any:
     numpy = sys.modules["numpy"]
-    if not cores:
-        return 2 * m * n * k * batch
-    best: Any = numpy.inf
-    for bm, bn in TILES:
-        tiles = numpy.ceil(numpy.divide(m, bm)) * numpy.ceil(numpy.divide(n, bn)) * batch
-        waves = numpy.ceil(tiles / cores)
-        best = numpy.minimum(best, waves * cores * 2 * bm * bn * (k + depth) / min(1.0, (bm * bn / 16384) ** shrink))
-    return best
+    return _charged(numpy.ceil, numpy.minimum, shape[:-1], shape[-1])
 
 
-register("tiled_flops", _tiled, _tiled_column)
+register("tiled_flops", lambda *shape: _charged(math.ceil, min, shape[:-1], shape[-1]), _charged_column)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +67,7 @@ def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:
         n, k = k, n
     elif swap == "weight":
         m, n, k = k, n, m
-    charged = named(cast(X, evaluate("tiled_flops", m, n, k, op.batch, r.cores, r.depth, r.tile)), "FLOPs in whole tiles and waves")
+    charged = named(cast(X, evaluate("tiled_flops", m, n, k, op.batch, r.tiling)), "FLOPs in whole tiles and waves")
     return blend(charged / r.matmul_flops, moved / r.matmul_bytes, r.sharpness) + r.matmul_start
 
 
@@ -105,5 +99,7 @@ def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:
     return PassSeconds(
         forward=named(kernel_seconds(r, op, "forward"), f"{op.name}, forward"),
         backward_input=named(kernel_seconds(r, op, "input"), f"{op.name}, input gradient"),
-        backward_weight=named(kernel_seconds(r, op, "weight"), f"{op.name}, weight gradient") if has_weight_pass else zero,
+        backward_weight=named(kernel_seconds(r, op, "weight"), f"{op.name}, weight gradient")
+        if has_weight_pass
+        else zero,
     )

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Generic, cast
+from typing import Any, Generic
 
 from shardwise.errors import Problems
 from shardwise.hardware import Device
@@ -16,8 +16,9 @@ from shardwise.ledger.traced import leaf
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiencies:
-    """Efficiencies that the user imposes in place of the fitted ones; 0 leaves the fit. `ideal` sets every one to 1, starts to 0.
+    """Efficiencies that the user imposes in place of the fitted ones; 0 leaves the fit.
 
+    `ideal` sets every one to 1 and starts to 0.
     `matmul_flops_per_second` and `memory_bytes_per_second` impose achieved rates instead of fractions.
     """
 
@@ -37,11 +38,38 @@ class Efficiencies:
         for name in ("compute", "memory", "fast_link", "slow_link"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                problems.add(f"{name}_efficiency", value, "must be a fraction of the peak, above 0 and at most 1", "use for example 0.7")
-        for name in ("matmul_flops_per_second", "memory_bytes_per_second", "fast_bytes_per_second", "slow_bytes_per_second"):
+                problems.add(
+                    f"{name}_efficiency",
+                    value,
+                    "must be a fraction of the peak, above 0 and at most 1",
+                    "use for example 0.7",
+                )
+        for name in (
+            "matmul_flops_per_second",
+            "memory_bytes_per_second",
+            "fast_bytes_per_second",
+            "slow_bytes_per_second",
+        ):
             if getattr(self, name) < 0:
-                problems.add(name, getattr(self, name), "must not be negative", "give an achieved rate, or leave it out")
+                problems.add(
+                    name, getattr(self, name), "must not be negative", "give an achieved rate, or leave it out"
+                )
         problems.raise_if_any()
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a device cuts products: cores that share tiles, k elements lost to a prologue, penalty of small tiles.
+
+    No cores means no quantisation at all.
+    """
+
+    cores: int
+    depth: float
+    shrink: float
+
+    def __str__(self) -> str:
+        return "tiles"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +88,7 @@ class Rates(Generic[X]):
     memory_start: X
     launch: X
     sharpness: float
-    depth: float
-    tile: float
-    cores: int
+    tiling: Tiling
     family: str
     assumptions: tuple[str, ...] = ()
 
@@ -101,10 +127,17 @@ def _matmul_row(family: str, dtype: str) -> tuple[dict[str, Any], str]:
     return table["generic"]["matmul"][wide], f"{dtype} matrix products use the generic {wide} efficiency"
 
 
+def tiling_of(device: Device, row: dict[str, Any], ideal: bool) -> Tiling:
+    """Return how a device cuts products; nothing is cut when efficiencies are one or the cores are not known."""
+    known = device.knows("num_cores") and not ideal
+    return Tiling(int(device.num_cores) if known else 0, row["depth"] if known else 0.0, row["tile"] if known else 0.0)
+
+
 def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
-    `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. Raises `InputError` when the
+    `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. Raises `InputError`
+    when the
     device has no rate for the data type or an imposed efficiency is out of range.
     """
     imposed.check()
@@ -128,22 +161,31 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
     stream = effective(table["memory"]["efficiency"], imposed.memory)
     attention = table["attention"]
     return Rates(
-        matmul_flops=named("achievable matrix FLOP/s", imposed.matmul_flops_per_second or compute * peak, row["source"]),
-        matmul_bytes=named("achievable HBM bytes/s", imposed.memory_bytes_per_second or memory * bandwidth, row["source"]),
+        matmul_flops=named(
+            "achievable matrix FLOP/s", imposed.matmul_flops_per_second or compute * peak, row["source"]
+        ),
+        matmul_bytes=named(
+            "achievable HBM bytes/s", imposed.memory_bytes_per_second or memory * bandwidth, row["source"]
+        ),
         matmul_start=named("kernel start", start * row["start_seconds"], row["source"]),
-        attention_forward_flops=named("attention forward FLOP/s", effective(attention["forward"], imposed.compute) * peak, attention["source"]),
-        attention_backward_flops=named("attention backward FLOP/s", effective(attention["backward"], imposed.compute) * peak, attention["source"]),
+        attention_forward_flops=named(
+            "attention forward FLOP/s", effective(attention["forward"], imposed.compute) * peak, attention["source"]
+        ),
+        attention_backward_flops=named(
+            "attention backward FLOP/s", effective(attention["backward"], imposed.compute) * peak, attention["source"]
+        ),
         attention_start=named("attention start", start * attention["start_seconds"], attention["source"]),
-        grouped_flops=named("grouped FLOP/s", effective(table["grouped"]["compute"], imposed.compute) * peak, table["grouped"]["source"]),
+        grouped_flops=named(
+            "grouped FLOP/s", effective(table["grouped"]["compute"], imposed.compute) * peak, table["grouped"]["source"]
+        ),
         grouped_start=named("grouped start", start * table["grouped"]["start_seconds"], table["grouped"]["source"]),
-        memory_bytes=named("streaming HBM bytes/s", imposed.memory_bytes_per_second or stream * bandwidth, table["memory"]["source"]),
+        memory_bytes=named(
+            "streaming HBM bytes/s", imposed.memory_bytes_per_second or stream * bandwidth, table["memory"]["source"]
+        ),
         memory_start=named("kernel start", start * table["memory"]["start_seconds"], table["memory"]["source"]),
         launch=named("launch", start * launch_seconds, "the stack's eager launch"),
-        sharpness=row["sharpness"], depth=0.0 if imposed.ideal else row["depth"], tile=0.0 if imposed.ideal else row["tile"],
-        cores=0 if imposed.ideal or not device.knows("num_cores") else int(device.num_cores), family=family, assumptions=tuple(notes),
-    )  # fmt: skip
-
-
-def plain(rates: Rates[Any]) -> Rates[Any]:
-    """Return the rates as a caller that needs no explanation reads them."""
-    return cast("Rates[Any]", rates)
+        sharpness=row["sharpness"],
+        tiling=tiling_of(device, row, imposed.ideal),
+        family=family,
+        assumptions=tuple(notes),
+    )

@@ -79,8 +79,15 @@ def _column(name: str, *args: Any) -> Any:
         return _COLUMN[name](*args)
     if name == "above":
         return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
-    function = {"max": numpy.maximum, "min": numpy.minimum, "ceil": numpy.ceil, "log2": numpy.log2,
-                "divide": numpy.true_divide, "power": numpy.power, "raised": numpy.power}[name]  # fmt: skip
+    function = {
+        "max": numpy.maximum,
+        "min": numpy.minimum,
+        "ceil": numpy.ceil,
+        "log2": numpy.log2,
+        "divide": numpy.true_divide,
+        "power": numpy.power,
+        "raised": numpy.power,
+    }[name]
     return function(*args)
 
 

@@ -20,7 +20,10 @@ WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight(Generic[X]):
-    """Parameters of an operator: `elements` on this rank, `whole` in the model; `expert` weights follow the expert axes."""
+    """Parameters of an operator: `elements` on this rank, `whole` in the model.
+
+    `expert` weights follow the expert axes.
+    """
 
     name: str
     elements: X
@@ -34,7 +37,8 @@ class Weight(Generic[X]):
 class Tensor(Generic[X]):
     """A tensor that backward reads. The name is its identity in a block: what two operators keep is counted once.
 
-    `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads from
+    `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads
+    from
     outside and drops what is born within.
     """
 
@@ -47,7 +51,8 @@ class Tensor(Generic[X]):
 class Collective(Generic[X]):
     """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
 
-    `hides`: "compute" runs beside this operator's own compute, "ring" is one step behind each block of attention, "panels"
+    `hides`: "compute" runs beside this operator's own compute, "ring" is one step behind each block of attention,
+    "panels"
     is pipelined behind panels of a product, "exposed" waits. `count` repeats the message.
     """
 
@@ -63,8 +68,10 @@ class Collective(Generic[X]):
 class Op(Generic[X]):
     """One operator on one rank.
 
-    `flops` and `forward_bytes` are of the forward pass; `backward_flops` and `backward_bytes` of the input gradient, and
-    `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are the m, n and
+    `flops` and `forward_bytes` are of the forward pass; `backward_flops` and `backward_bytes` of the input gradient,
+    and
+    `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are the
+    m, n and
     k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs again when its
     region is recomputed; `kernels` how many launches an unfused implementation makes.
     """

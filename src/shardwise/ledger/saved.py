@@ -1,4 +1,7 @@
-"""What is kept for backward: a fold over the tensors of a block, with what recompute drops and what it holds while it runs."""
+"""What is kept for backward: a fold over the tensors of a block.
+
+With what recompute drops and what it holds while it runs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from shardwise.ledger.op import Op, Tensor, within
 class Checkpoint:
     """Regions of a block that run again in backward as one unit.
 
-    `discards_output` also drops what the unit hands on (Megatron-LM's output-discarding checkpoint of moe_act, layernorm and
+    `discards_output` also drops what the unit hands on (Megatron-LM's output-discarding checkpoint of moe_act,
+    layernorm and
     mla_up_proj, core/tensor_parallel/random.py CheckpointWithoutOutput).
     """
 
@@ -28,7 +32,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept(Generic[X]):
-    """Tensors of one block: `kept` through the forward pass, `dropped` ones exist again while backward works on the block."""
+    """Tensors of one block: `kept` through the forward pass.
+
+    `dropped` ones exist again while backward works on the block.
+    """
 
     kept: tuple[Tensor[X], ...]
     dropped: tuple[Tensor[X], ...]
@@ -37,7 +44,8 @@ class Kept(Generic[X]):
 def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
     """Return the distinct tensors that a block keeps, and those that recompute drops.
 
-    An operator outside every unit keeps what it saves. One inside keeps what it saves or reads from outside its unit, and drops
+    An operator outside every unit keeps what it saves. One inside keeps what it saves or reads from outside its unit,
+    and drops
     what is born within (torch.utils.checkpoint). A tensor has one name and is counted once.
     """
     kept: dict[str, Tensor[X]] = {}

@@ -1,7 +1,10 @@
-"""Numbers that explain themselves: arithmetic records itself, so an explanation is what was computed and never a second formula.
+"""Numbers that explain themselves: arithmetic records itself, so an explanation is what was computed.
 
-A named node stops the printed formula of its parent and opens as a child. Opening a node gives contributions that sum to it: sums
-split, products scale, a maximum opens to the branch that binds and states the slack of the others, a ratio shows both terms.
+No formula is written a second time as text.
+A named node stops the printed formula of its parent and opens as a child. Opening a node gives contributions that sum
+to it: sums
+split, products scale, a maximum opens to the branch that binds and states the slack of the others, a ratio shows both
+terms.
 """
 
 from __future__ import annotations
@@ -16,7 +19,12 @@ from typing import Any, TypeVar, cast
 from shardwise.ledger.number import evaluate
 
 _TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
-_PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_PLAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 _T = TypeVar("_T")
 
 
@@ -26,7 +34,9 @@ class Traced:
     __slots__ = ("args", "name", "op", "source", "unit", "value")
     __array_ufunc__ = None
 
-    def __init__(self, value: Any, op: str = "", args: tuple[Any, ...] = (), label: tuple[str, str, str] = ("", "", "")) -> None:
+    def __init__(
+        self, value: Any, op: str = "", args: tuple[Any, ...] = (), label: tuple[str, str, str] = ("", "", "")
+    ) -> None:
         self.value, self.op, self.args = value, op, args
         self.name, self.source, self.unit = label
 
@@ -172,7 +182,11 @@ def parts(x: Traced) -> list[Part]:
     for part in found:
         key = (part.label, id(part.node))
         old = merged.get(key)
-        merged[key] = part if old is None else Part(part.label, old.amount + part.amount, old.times + part.times, part.node, old.note)
+        merged[key] = (
+            part
+            if old is None
+            else Part(part.label, old.amount + part.amount, old.times + part.times, part.node, old.note)
+        )
     return sorted((p for p in merged.values() if p.amount or p.note), key=lambda p: -abs(p.amount))
 
 

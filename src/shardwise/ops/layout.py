@@ -1,8 +1,11 @@
-"""How the operators of a block are split over ranks: the one place that knows 1D tensor parallelism, SUMMA and context parallelism.
+"""How the operators of a block are split over ranks: 1D tensor parallelism, SUMMA and context parallelism.
 
-Attention, feed-forwards and heads are written once against `Layout`. It owns the sizes on one rank (each divided once) and
-makes the linear layers with their messages. Sources: 1D arXiv:1909.08053, sequence parallelism arXiv:2205.05198 section 4.2,
-SUMMA arXiv:2104.05343 and arXiv:2410.00273 (transformer-perf-estimates), with the collectives of FORMULAS in docs/formulas.md.
+Attention, feed-forwards and heads are written once against `Layout`. It owns the sizes on one rank (each divided
+once) and
+makes the linear layers with their messages. Sources: 1D arXiv:1909.08053, sequence parallelism arXiv:2205.05198
+section 4.2,
+SUMMA arXiv:2104.05343 and arXiv:2410.00273 (transformer-perf-estimates), with the collectives of FORMULAS in
+docs/formulas.md.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ class Degrees(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Generic[X]):
-    """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones, and how bytes are counted.
+    """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones; bytes of elements.
 
-    `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and `activation_bytes`
+    `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
+    `activation_bytes`
     are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the key-value cache.
     """
 
@@ -103,7 +107,10 @@ class Layout(Generic[X]):
 
     @property
     def vocab_ranks(self) -> X:
-        """Ranks that split the vocabulary: the tensor-parallel ones, or one where the framework replicates the tables."""
+        """Ranks that split the vocabulary: the tensor-parallel ones.
+
+        Or one where the framework replicates the tables.
+        """
         return self.degrees.tp if self.stack.vocab_parallel else 0 * self.degrees.tp + 1
 
     def residual(self, name: str, D: int, born: str) -> Tensor[X]:
@@ -147,7 +154,14 @@ def linear_weights(name: str, shape: Shape[X], elements: X, bias: X) -> tuple[We
     if not shape.owned:
         return ()
     zero = 0 * elements
-    found = [Weight(name=f"{name}.weight", elements=elements, whole=zero + shape.whole_inputs * shape.whole_outputs, kind=shape.kind)]
+    found = [
+        Weight(
+            name=f"{name}.weight",
+            elements=elements,
+            whole=zero + shape.whole_inputs * shape.whole_outputs,
+            kind=shape.kind,
+        )
+    ]
     if shape.bias:
         found.append(Weight(name=f"{name}.bias", elements=bias, whole=zero + shape.whole_outputs, kind="vector"))
     return tuple(found)
@@ -162,11 +176,19 @@ def matmul_flops(m: X, n: X, k: X) -> X:
     return 2 * m * n * k
 
 
-def matmul(y: Layout[X], name: str, region: str, mnk: tuple[X, X, X], weights: tuple[Weight[X], ...], source: Tensor[X],
-           **more: object) -> Op[X]:  # fmt: skip
+def matmul(
+    y: Layout[X],
+    name: str,
+    region: str,
+    mnk: tuple[X, X, X],
+    weights: tuple[Weight[X], ...],
+    source: Tensor[X],
+    **more: object,
+) -> Op[X]:
     """Return the operator of a linear layer: each operand is moved once per product.
 
-    Forward reads the input and the weight and writes the output; the input gradient reads the output gradient and the weight;
+    Forward reads the input and the weight and writes the output; the input gradient reads the output gradient and the
+    weight;
     the weight gradient reads input and output gradient, and reads and writes the accumulated gradient.
     """
     m, n, k = mnk
@@ -174,21 +196,47 @@ def matmul(y: Layout[X], name: str, region: str, mnk: tuple[X, X, X], weights: t
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
     return Op(
-        name=name, kind="matmul", region=region, flops=flops, forward_bytes=edges + y.work.weight_bytes * weight,
-        backward_flops=flops, backward_bytes=edges + y.work.weight_bytes * weight,
-        weight_flops=flops, weight_bytes=edges + 2 * y.work.gradient_bytes * weight,
-        rows=m, columns=n, inner=k, weights=weights, reads=(source,), saves=(source,), dtype=y.work.dtype,
-        model_flops=flops, output_bytes=y.a * m * n, kernels=cast(float, kernels), **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name=name,
+        kind="matmul",
+        region=region,
+        flops=flops,
+        forward_bytes=edges + y.work.weight_bytes * weight,
+        backward_flops=flops,
+        backward_bytes=edges + y.work.weight_bytes * weight,
+        weight_flops=flops,
+        weight_bytes=edges + 2 * y.work.gradient_bytes * weight,
+        rows=m,
+        columns=n,
+        inner=k,
+        weights=weights,
+        reads=(source,),
+        saves=(source,),
+        dtype=y.work.dtype,
+        model_flops=flops,
+        output_bytes=y.a * m * n,
+        kernels=cast(float, kernels),
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def memory_op(y: Layout[X], name: str, region: str, moved: tuple[X, X], **more: object) -> Op[X]:
     """Return an operator bound by memory that moves so many bytes forward and backward."""
     zero = 0 * moved[0]
     return Op(
-        name=name, kind="memory", region=region, flops=zero, forward_bytes=moved[0], backward_flops=zero, backward_bytes=moved[1],
-        weight_flops=zero, weight_bytes=zero, rows=zero, columns=zero, inner=zero, **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name=name,
+        kind="memory",
+        region=region,
+        flops=zero,
+        forward_bytes=moved[0],
+        backward_flops=zero,
+        backward_bytes=moved[1],
+        weight_flops=zero,
+        weight_bytes=zero,
+        rows=zero,
+        columns=zero,
+        inner=zero,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 class OneD(Layout[X]):
@@ -209,34 +257,60 @@ class OneD(Layout[X]):
         gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input")
         if self.choices.sequence_parallel:
             back: tuple[Collective[X], ...] = (
-                    Collective(axis="tp", verb="all_gather", size_bytes=full, hides="compute", tensor="input"),
-                    Collective(axis="tp", verb="reduce_scatter", size_bytes=full, hides="compute", tensor="input gradient"))  # fmt: skip
+                Collective(axis="tp", verb="all_gather", size_bytes=full, hides="compute", tensor="input"),
+                Collective(axis="tp", verb="reduce_scatter", size_bytes=full, hides="compute", tensor="input gradient"),
+            )
             forward: tuple[Collective[X], ...] = (gather,)
         else:
             forward = ()
-            back = (Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="compute", tensor="input gradient"),)
+            back = (
+                Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="compute", tensor="input gradient"),
+            )
         weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
-        return matmul(self, name, region, (self.tokens, shape.outputs, shape.inputs), weights, source,
-                      forward=forward, backward=back, kernels=shape.kernels, **more)  # fmt: skip
+        return matmul(
+            self,
+            name,
+            region,
+            (self.tokens, shape.outputs, shape.inputs),
+            weights,
+            source,
+            forward=forward,
+            backward=back,
+            kernels=shape.kernels,
+            **more,
+        )
 
     def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Leave a split layer: reduce-scatter under sequence parallelism, else all-reduce; mirrored backward."""
         full = self.a * self.tokens * shape.outputs
         if self.choices.sequence_parallel:
             forward = (Collective(axis="tp", verb="reduce_scatter", size_bytes=full, tensor="output"),)
-            back: tuple[Collective[X], ...] = (Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="output gradient"),)
+            back: tuple[Collective[X], ...] = (
+                Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="output gradient"),
+            )
         else:
             forward = (Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output"),)
             back = ()
         weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
-        return matmul(self, name, region, (self.tokens, shape.outputs, shape.inputs), weights, source,
-                      forward=forward, backward=back, kernels=shape.kernels, **more)  # fmt: skip
+        return matmul(
+            self,
+            name,
+            region,
+            (self.tokens, shape.outputs, shape.inputs),
+            weights,
+            source,
+            forward=forward,
+            backward=back,
+            kernels=shape.kernels,
+            **more,
+        )
 
 
 class Summa(Layout[X]):
-    """Two-dimensional linear layers (SUMMA) on a tp x tp2 grid; attention splits heads over tp and the sequence over tp2.
+    """Two-dimensional linear layers (SUMMA) on a tp x tp2 grid; attention splits heads over tp, the sequence over tp2.
 
-    X is (T/tp2, D/tp), W is (D/tp2, F/tp), Y is (T/tp2, F/tp). Panels of X travel along tp, panels of W along tp2; backward
+    X is (T/tp2, D/tp), W is (D/tp2, F/tp), Y is (T/tp2, F/tp). Panels of X travel along tp, panels of W along tp2;
+    backward
     the products dX and dW reduce along the same axes (docs/formulas.md, two-dimensional layouts).
     """
 
@@ -258,20 +332,38 @@ class Summa(Layout[X]):
         tp = self.degrees.tp
         return self._panels(name, region, shape, source, shape.inputs * tp, divide(shape.outputs, tp), **more)
 
-    def _panels(self, name: str, region: str, shape: Shape[X], source: Tensor[X], inner: X, outputs: X, **more: object) -> Op[X]:
+    def _panels(
+        self, name: str, region: str, shape: Shape[X], source: Tensor[X], inner: X, outputs: X, **more: object
+    ) -> Op[X]:
         w, nb, m = self.work.weight_bytes, self.degrees.panels, self.tokens
         left, right = self.a * m * inner, w * inner * outputs
         own = divide(inner, self.degrees.tp2) * outputs
 
-        def panel(axis: Literal["tp", "tp2"], verb: Literal["broadcast", "reduce"], size: X, tensor: str) -> Collective[X]:
+        def panel(
+            axis: Literal["tp", "tp2"], verb: Literal["broadcast", "reduce"], size: X, tensor: str
+        ) -> Collective[X]:
             return Collective(axis=axis, verb=verb, size_bytes=size / nb, count=nb, hides="panels", tensor=tensor)
 
         forward = (panel("tp", "broadcast", left, "input"), panel("tp2", "broadcast", right, "weight"))
-        back = (panel("tp2", "broadcast", right, "weight"), panel("tp", "reduce", left, "input gradient"),
-                panel("tp", "broadcast", left, "input"), panel("tp2", "reduce", right, "weight gradient"))  # fmt: skip
+        back = (
+            panel("tp2", "broadcast", right, "weight"),
+            panel("tp", "reduce", left, "input gradient"),
+            panel("tp", "broadcast", left, "input"),
+            panel("tp2", "reduce", right, "weight gradient"),
+        )
         weights = linear_weights(name, shape, own, outputs)
-        return matmul(self, name, region, (m, outputs, inner), weights, source, forward=forward, backward=back,
-                      kernels=shape.kernels * nb, **more)  # fmt: skip
+        return matmul(
+            self,
+            name,
+            region,
+            (m, outputs, inner),
+            weights,
+            source,
+            forward=forward,
+            backward=back,
+            kernels=shape.kernels * nb,
+            **more,
+        )
 
     def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
         """Small layers are products by panels too: nothing is replicated."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Training:
     """A training job; `global_batch` is in sequences of `seq_len` tokens, 0 budgets and rates mean not asked.
 
-    `mean_tokens_squared` is the mean of squared document lengths over seq_len squared for packed sequences (1: no packing).
+    `mean_tokens_squared` is the mean of squared document lengths over seq_len squared for packed sequences (1: no
+    packing).
     `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and hour.
 
     >>> Training(seq_len=8192, global_batch=1024).tokens_per_step

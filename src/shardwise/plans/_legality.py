@@ -33,7 +33,13 @@ from shardwise.plans._plan import (
 
 MODULE_NAMES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
 _COUNTS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels", "shard")
-_CHOICES = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS, "schedule": SCHEDULES, "sharding": SHARDINGS, "recompute": RECOMPUTES}
+_CHOICES = {
+    "layout": LAYOUTS,
+    "cp_kind": CONTEXT_KINDS,
+    "schedule": SCHEDULES,
+    "sharding": SHARDINGS,
+    "recompute": RECOMPUTES,
+}
 
 
 def divisors(n: int, limit: int = 10**9) -> list[int]:
@@ -76,8 +82,14 @@ def field_problems(plan: Plan) -> Problems:
     for name in plan.modules:
         if name not in MODULE_NAMES:
             found.add("modules", name, "is not a module that can be recomputed", one_of(MODULE_NAMES))
-    if not isinstance(plan.recompute_layers, int) or isinstance(plan.recompute_layers, bool) or plan.recompute_layers < 0:
-        found.add("recompute_layers", plan.recompute_layers, "must be a whole number of layers", "use 0 for all of a stage")
+    if (
+        not isinstance(plan.recompute_layers, int)
+        or isinstance(plan.recompute_layers, bool)
+        or plan.recompute_layers < 0
+    ):
+        found.add(
+            "recompute_layers", plan.recompute_layers, "must be a whole number of layers", "use 0 for all of a stage"
+        )
     if sorted(plan.order) != sorted(AXES):
         found.add("order", ",".join(map(str, plan.order)), "must name every axis once", f"for example {','.join(AXES)}")
     if not isinstance(plan.sequence_parallel, bool):
@@ -135,7 +147,12 @@ def _tensor(model: Model, plan: Plan, found: Problems) -> None:
         for mixer in block.mixers:
             if isinstance(mixer, Attention) and mixer.kv_heads % plan.tp and plan.tp % mixer.kv_heads:
                 legal = [t for t in good if not mixer.kv_heads % t or not t % mixer.kv_heads]
-                found.add("tp", plan.tp, f"must divide the {mixer.kv_heads} key-value heads or be a multiple of them", one_of(legal))
+                found.add(
+                    "tp",
+                    plan.tp,
+                    f"must divide the {mixer.kv_heads} key-value heads or be a multiple of them",
+                    one_of(legal),
+                )
 
 
 def _experts(model: Model, plan: Plan, found: Problems) -> None:
@@ -155,7 +172,10 @@ def _experts(model: Model, plan: Plan, found: Problems) -> None:
         legal = [e for e in divisors(moes[0].experts) if stage % (e * plan.etp) == 0]
         found.add("ep", plan.ep, f"ep x etp = {plan.ep * plan.etp} must divide tp x cp x dp = {stage}", one_of(legal))
     if plan.tp > 1 and not plan.sequence_parallel and plan.layout == "1d":
-        rule = "experts under tensor parallelism need sequence parallelism, or every tp rank would route all tokens (Megatron-LM arguments.py)"
+        rule = (
+            "experts under tensor parallelism need sequence parallelism, or every tp rank would route all "
+            "tokens (Megatron-LM arguments.py)"
+        )
         found.add("sequence_parallel", False, rule, "use sequence parallelism, or tp 1")
 
 
@@ -163,24 +183,52 @@ def _pipeline(model: Model, plan: Plan, found: Problems) -> None:
     L, pieces = model.num_layers, plan.pp * plan.vpp
     if plan.stage_layers:
         if len(plan.stage_layers) != pieces:
-            found.add("stage_layers", plan.stage_layers, f"must list one number for each of pp x vpp = {pieces} pieces", f"list {pieces} numbers")
+            found.add(
+                "stage_layers",
+                plan.stage_layers,
+                f"must list one number for each of pp x vpp = {pieces} pieces",
+                f"list {pieces} numbers",
+            )
         if sum(plan.stage_layers) != L or min(plan.stage_layers) < 0:
-            found.add("stage_layers", plan.stage_layers, f"must add up to the {L} layers of {model.name}", f"for example {_even(L, pieces)}")
+            found.add(
+                "stage_layers",
+                plan.stage_layers,
+                f"must add up to the {L} layers of {model.name}",
+                f"for example {_even(L, pieces)}",
+            )
     elif pieces > L:
         found.add("pp", plan.pp, f"pp x vpp = {pieces} exceeds the {L} layers of {model.name}", one_of(divisors(L)))
     elif L % pieces:
         rule = f"pp x vpp = {pieces} must divide the {L} layers of {model.name}"
-        found.add("pp", plan.pp, rule, f"{one_of(d for d in divisors(L) if d % plan.vpp == 0)}, or state stage_layers, for example {_even(L, pieces)}")
+        found.add(
+            "pp",
+            plan.pp,
+            rule,
+            f"{one_of(d for d in divisors(L) if d % plan.vpp == 0)}, or state stage_layers, for example "
+            f"{_even(L, pieces)}",
+        )
     if plan.vpp > 1 and plan.pp == 1:
         found.add("vpp", plan.vpp, "needs a pipeline", "use pp above 1, or vpp 1")
     if plan.vpp > 1 and plan.schedule != "interleaved":
-        found.add("schedule", plan.schedule, f"runs one chunk a stage, and vpp is {plan.vpp}", "use schedule interleaved, or vpp 1")
+        found.add(
+            "schedule",
+            plan.schedule,
+            f"runs one chunk a stage, and vpp is {plan.vpp}",
+            "use schedule interleaved, or vpp 1",
+        )
     if plan.schedule == "interleaved" and plan.vpp == 1:
         found.add("schedule", plan.schedule, "needs several chunks a stage", "use vpp of 2 or more, or schedule 1f1b")
     if plan.schedule == "dualpipe" and plan.pp % 2:
-        found.add("pp", plan.pp, "DualPipe pairs stages and needs an even number of them", "use an even pp, or schedule 1f1b")
+        found.add(
+            "pp", plan.pp, "DualPipe pairs stages and needs an even number of them", "use an even pp, or schedule 1f1b"
+        )
     if plan.recompute_layers and plan.recompute == "none" and not plan.modules:
-        found.add("recompute_layers", plan.recompute_layers, "limits a recompute that is not asked for", "give recompute full, or 0 layers")
+        found.add(
+            "recompute_layers",
+            plan.recompute_layers,
+            "limits a recompute that is not asked for",
+            "give recompute full, or 0 layers",
+        )
 
 
 def _even(layers: int, pieces: int) -> str:
@@ -191,17 +239,28 @@ def _even(layers: int, pieces: int) -> str:
 def _context(model: Model, plan: Plan, seq_len: int, found: Problems) -> None:
     zigzag = 2 * plan.cp if plan.cp > 1 and plan.cp_kind != "all-to-all" else plan.cp
     if seq_len % zigzag:
-        rule = f"the {seq_len} tokens of a sequence must divide into {zigzag} chunks ({'2 x cp, for causal balance' if zigzag > plan.cp else 'cp'})"
+        cause = "2 x cp, for causal balance" if zigzag > plan.cp else "cp"
+        rule = f"the {seq_len} tokens of a sequence must divide into {zigzag} chunks ({cause})"
         found.add("cp", plan.cp, rule, one_of(c for c in divisors(seq_len, 4096) if seq_len % (2 * c) == 0))
     elif plan.sequence_parallel and plan.tp > 1 and plan.layout == "1d" and (seq_len // plan.cp) % plan.tp:
-        found.add("tp", plan.tp, f"sequence parallelism divides the {seq_len // plan.cp} tokens of a rank", one_of(divisors(seq_len // plan.cp, 1024)))
+        found.add(
+            "tp",
+            plan.tp,
+            f"sequence parallelism divides the {seq_len // plan.cp} tokens of a rank",
+            one_of(divisors(seq_len // plan.cp, 1024)),
+        )
     if plan.cp > 1 and plan.cp_kind == "all-to-all":
         for block in all_blocks(model):
             for mixer in block.mixers:
                 heads = mixer.heads if isinstance(mixer, Attention | LatentAttention) else 0
                 if heads and heads % (plan.tp * plan.cp):
                     legal = [c for c in divisors(heads) if heads % (plan.tp * c) == 0]
-                    found.add("cp", plan.cp, f"all-to-all divides the {heads} query heads by tp x cp = {plan.tp * plan.cp}", one_of(legal))
+                    found.add(
+                        "cp",
+                        plan.cp,
+                        f"all-to-all divides the {heads} query heads by tp x cp = {plan.tp * plan.cp}",
+                        one_of(legal),
+                    )
 
 
 def _summa(model: Model, plan: Plan, seq_len: int, found: Problems) -> None:
@@ -213,14 +272,31 @@ def _summa(model: Model, plan: Plan, seq_len: int, found: Problems) -> None:
         return
     for block in all_blocks(model):
         if not all(isinstance(x, Attention) for x in block.mixers) or isinstance(block.feed_forward, MoE):
-            found.add("layout", plan.layout, f"is built for attention and dense feed-forwards, which {model.name} does not have alone", "use layout 1d")
+            found.add(
+                "layout",
+                plan.layout,
+                f"is built for attention and dense feed-forwards, which {model.name} does not have alone",
+                "use layout 1d",
+            )
             break
     if plan.sequence_parallel and plan.tp > 1:
-        found.add("sequence_parallel", True, "has no meaning in the two-dimensional layout, which splits every tensor already", "use false")
+        found.add(
+            "sequence_parallel",
+            True,
+            "has no meaning in the two-dimensional layout, which splits every tensor already",
+            "use false",
+        )
     if model.hidden % (plan.tp * plan.tp2):
-        found.add("tp2", plan.tp2, f"tp x tp2 must divide the hidden width {model.hidden}", one_of(divisors(model.hidden // plan.tp, 1024) if model.hidden % plan.tp == 0 else []))
+        found.add(
+            "tp2",
+            plan.tp2,
+            f"tp x tp2 must divide the hidden width {model.hidden}",
+            one_of(divisors(model.hidden // plan.tp, 1024) if model.hidden % plan.tp == 0 else []),
+        )
     elif (model.hidden // (plan.tp * plan.tp2)) % plan.panels and model.hidden % plan.panels:
-        found.add("panels", plan.panels, f"must divide the hidden width {model.hidden}", one_of(divisors(model.hidden, 64)))
+        found.add(
+            "panels", plan.panels, f"must divide the hidden width {model.hidden}", one_of(divisors(model.hidden, 64))
+        )
     if seq_len % (plan.tp2 * plan.cp):
         found.add("tp2", plan.tp2, f"splits the {seq_len} tokens of a sequence", one_of(divisors(seq_len, 1024)))
 
@@ -230,7 +306,9 @@ def _sharding(plan: Plan, found: Problems) -> None:
         if plan.dp % plan.shard:
             found.add("shard", plan.shard, f"must divide dp = {plan.dp}", one_of(divisors(plan.dp)))
         if plan.shard == 1 and plan.dp > 1:
-            found.add("shard", plan.shard, "is the size of a sharding group, which hsdp needs", one_of(divisors(plan.dp)[1:]))
+            found.add(
+                "shard", plan.shard, "is the size of a sharding group, which hsdp needs", one_of(divisors(plan.dp)[1:])
+            )
     elif plan.shard != 1:
         found.add("shard", plan.shard, "is the sharding group of hsdp alone", "use sharding hsdp, or leave it out")
 
@@ -253,16 +331,36 @@ def batch_problems(plan: Plan, global_batch: int) -> tuple[Problem, ...]:
     """Return what is wrong between a plan and a global batch."""
     found = Problems()
     if not is_count(global_batch):
-        found.add("global_batch", global_batch, "must be a whole number of sequences of at least 1", f"use a multiple of {plan.dp * plan.micro_batch}")
+        found.add(
+            "global_batch",
+            global_batch,
+            "must be a whole number of sequences of at least 1",
+            f"use a multiple of {plan.dp * plan.micro_batch}",
+        )
     elif global_batch % (plan.dp * plan.micro_batch):
         unit = plan.dp * plan.micro_batch
         low = max(unit, global_batch // unit * unit)
-        found.add("global_batch", global_batch, f"must be a multiple of dp x micro_batch = {unit}", one_of(sorted({low, low + unit})))
+        found.add(
+            "global_batch",
+            global_batch,
+            f"must be a multiple of dp x micro_batch = {unit}",
+            one_of(sorted({low, low + unit})),
+        )
     else:
         micro = global_batch // (plan.dp * plan.micro_batch)
         if plan.schedule == "interleaved" and micro % plan.pp:
-            found.add("global_batch", global_batch, f"makes {micro} micro-batches, and the interleaved schedule needs a multiple of pp = {plan.pp}",
-                      f"use for example {max(1, -(-micro // plan.pp)) * plan.pp * plan.dp * plan.micro_batch}, or schedule 1f1b")  # fmt: skip
+            found.add(
+                "global_batch",
+                global_batch,
+                f"makes {micro} micro-batches, and the interleaved schedule needs a multiple of pp = {plan.pp}",
+                f"use for example {max(1, -(-micro // plan.pp)) * plan.pp * plan.dp * plan.micro_batch}, "
+                "or schedule 1f1b",
+            )
         if plan.schedule == "dualpipe" and micro % 2:
-            found.add("global_batch", global_batch, f"makes {micro} micro-batches, and DualPipe feeds both ends equally", "use an even number of micro-batches")
+            found.add(
+                "global_batch",
+                global_batch,
+                f"makes {micro} micro-batches, and DualPipe feeds both ends equally",
+                "use an even number of micro-batches",
+            )
     return tuple(found.items)

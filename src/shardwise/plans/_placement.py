@@ -1,4 +1,7 @@
-"""Where ranks sit: a mixed radix of the axes over the tiers of a cluster, and how much of each group stays inside a tier."""
+"""Where ranks sit: a mixed radix of the axes over the tiers of a cluster.
+
+And how much of each group stays inside a tier.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def inside(stride: int, degree: int, domain: int) -> int:
 def spans(plan: Plan, domains: Sequence[int]) -> Spans:
     """Return for every axis how many ranks of one of its groups sit in one domain of each tier, fastest tier first.
 
-    Experts live on the ranks of a stage in the order etp, ep, edp. Groups "dp_cp" hold the copies of dense weights, "edp"
+    Experts live on the ranks of a stage in the order etp, ep, edp. Groups "dp_cp" hold the copies of dense weights,
+    "edp"
     those of experts. The last tier spans the cluster, so the last entry is the whole degree.
 
     >>> spans(Plan(tp=4, dp=8, pp=2), (8, 64))["dp"]

@@ -14,7 +14,8 @@ OptimizerName: TypeAlias = Literal["adam", "adam8bit", "lion", "muon", "sgd"]
 class Precision:
     """Bytes per element of each copy of a parameter; names follow what frameworks call the recipe.
 
-    `compute` is the data type of matrix products and `activation_bytes` that of what is saved for backward. `master_bytes` is
+    `compute` is the data type of matrix products and `activation_bytes` that of what is saved for backward.
+    `master_bytes` is
     0 when the stored weight is what the optimizer updates. `state_bytes` is one optimizer moment.
     Source: Megatron-LM optimizer docs (18 bytes for bf16 with fp32 gradients), arXiv:1910.02054 section 3.1 (16 bytes).
     """
@@ -43,7 +44,9 @@ def _recipes() -> dict[str, Precision]:
         ("amp-bf16", "bf16", 4, 2, 4, 0, 4),
     )
     return {
-        n: Precision(name=n, compute=c, weight_bytes=w, activation_bytes=a, gradient_bytes=g, master_bytes=m, state_bytes=s)
+        n: Precision(
+            name=n, compute=c, weight_bytes=w, activation_bytes=a, gradient_bytes=g, master_bytes=m, state_bytes=s
+        )
         for n, c, w, a, g, m, s in rows
     }
 
@@ -55,8 +58,10 @@ PRECISIONS: dict[str, Precision] = _recipes()
 class Optimizer:
     """How many moments an optimizer keeps per parameter, and how wide; `vector_moments` where it treats matrices apart.
 
-    A `moment_bytes` of 0 takes the recipe's state width. Sources: Adam arXiv:1412.6980, Lion arXiv:2302.06675 (one moment),
-    8-bit Adam arXiv:2110.02861 (one byte a moment, one fp32 scale per 256 elements), Muon (one momentum for matrices; embeddings,
+    A `moment_bytes` of 0 takes the recipe's state width. Sources: Adam arXiv:1412.6980, Lion arXiv:2302.06675 (one
+    moment),
+    8-bit Adam arXiv:2110.02861 (one byte a moment, one fp32 scale per 256 elements), Muon (one momentum for matrices;
+    embeddings,
     head, norms and biases use Adam; github.com/KellerJordan/Muon).
     """
 
@@ -93,5 +98,7 @@ def find_optimizer(name: str) -> Optimizer:
     1
     """
     if name not in OPTIMIZERS:
-        raise InputError([Problem("optimizer", name, "is not a known optimizer", "use one of " + ", ".join(OPTIMIZERS))])
+        raise InputError(
+            [Problem("optimizer", name, "is not a known optimizer", "use one of " + ", ".join(OPTIMIZERS))]
+        )
     return OPTIMIZERS[name]

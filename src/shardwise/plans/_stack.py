@@ -1,6 +1,7 @@
 """The framework that runs a plan: what its operators save, which buffers it holds, what it overlaps.
 
-Two stacks with the same plan keep different bytes. Each stack is one table of `stacks.toml`, with the source of every entry.
+Two stacks with the same plan keep different bytes. Each stack is one table of `stacks.toml`, with the source of every
+entry.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ LossKernel: TypeAlias = Literal["eager", "vocab-parallel", "fused"]
 class Stack:
     """One framework in one version.
 
-    `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path. `gradients`
+    `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path.
+    `gradients`
     "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by `zero_grad`.
-    `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes. `overlap_*` says what runs beside
-    compute, `overlap_sends` under which schedules; `scattered_sends` splits a boundary message over the tensor-parallel ranks.
+    `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes. `overlap_*`
+    says what runs beside
+    compute, `overlap_sends` under which schedules; `scattered_sends` splits a boundary message over the tensor-
+    parallel ranks.
     """
 
     name: str

@@ -71,9 +71,12 @@ def elements(ops: Iterable[Op[X]], zero: X) -> Elements[X]:
         return total(chosen, zero)
 
     return Elements(
-        dense_matrix=own(False, True), dense_other=own(False, False), expert_matrix=own(True, True), expert_other=own(True, False),
+        dense_matrix=own(False, True),
+        dense_other=own(False, False),
+        expert_matrix=own(True, True),
+        expert_other=own(True, False),
         largest=largest([zero, *(w.elements for w in weights)]),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +104,10 @@ class Folded(Generic[X]):
 
 
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
-    """Return a list of operators folded into seconds, bytes and parameters, with the units that run again in backward."""
+    """Return a list of operators folded into seconds, bytes and parameters.
+
+    With the units that run again in backward.
+    """
     zero = 0 * ops[0].forward_bytes
     forward = backward = weight = replay = compute = zero
     exposed: dict[str, X] = {}
@@ -114,7 +120,9 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
         forward = forward + one
         back_waits = total((named(s, f"{a} messages") for a, s in back.exposed.items()), zero)
-        backward = backward + (named(t.backward_input + back_waits, f"{op.name} backward") if back.exposed else t.backward_input)
+        backward = backward + (
+            named(t.backward_input + back_waits, f"{op.name} backward") if back.exposed else t.backward_input
+        )
         weight = weight + t.backward_weight
         compute = compute + t.forward + t.backward_input + t.backward_weight
         for side in (ahead, back):
@@ -127,13 +135,22 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
             merge(hidden, ahead.hidden)
     kept = keep(ops, units)
     return Folded(
-        forward=named(forward, f"{label}forward"), backward_input=named(backward, f"{label}input gradients"), backward_weight=named(weight, f"{label}weight gradients"),
-        replay=named(replay, f"{label}recompute"), compute=compute, exposed=exposed, hidden=hidden,
+        forward=named(forward, f"{label}forward"),
+        backward_input=named(backward, f"{label}input gradients"),
+        backward_weight=named(weight, f"{label}weight gradients"),
+        replay=named(replay, f"{label}recompute"),
+        compute=compute,
+        exposed=exposed,
+        hidden=hidden,
         kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), f"{label}saved for backward"),
-        dropped_bytes=named(total((named(t.size_bytes, t.name) for t in kept.dropped), zero), f"{label}made again in backward"),
-        transient_bytes=largest([zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]),
+        dropped_bytes=named(
+            total((named(t.size_bytes, t.name) for t in kept.dropped), zero), f"{label}made again in backward"
+        ),
+        transient_bytes=largest(
+            [zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]
+        ),
         elements=elements(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
         + total((o.flops for o in ops if any(u.holds(o.region) for u in units)), zero),
         model_flops=total((3 * (zero + o.model_flops) for o in ops), zero),
-    )  # fmt: skip
+    )

@@ -1,8 +1,11 @@
-"""One fold for numbers, columns and traced numbers: from a model, a cluster and the sizes of plans to memory and time."""
+"""One fold for numbers, columns and traced numbers.
+
+From a model, a cluster and the sizes of plans to memory and time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
@@ -31,14 +34,19 @@ class Case:
     job: Training
     stack: Stack
     plan: Plan
-    efficiencies: Efficiencies = Efficiencies()
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
     overlap: bool = True
 
     @property
     def recipe(self) -> Recipe:
         """The bytes and updates of each parameter."""
         precision = find_precision(self.job.precision or self.stack.precision)
-        return Recipe(precision=precision, optimizer=find_optimizer(self.job.optimizer), sharding=self.plan.sharding, stack=self.stack)
+        return Recipe(
+            precision=precision,
+            optimizer=find_optimizer(self.job.optimizer),
+            sharding=self.plan.sharding,
+            stack=self.stack,
+        )
 
     @property
     def domains(self) -> tuple[int, ...]:
@@ -88,10 +96,24 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
     p = case.recipe.precision
     zero = 0 * z.tp
     dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
-    work = Work(B=z.micro_batch, S=zero + case.job.seq_len, context=zero, activation_bytes=p.activation_bytes, weight_bytes=p.activation_bytes,
-                gradient_bytes=p.gradient_bytes, dtype=p.compute, dropout=dropout, density=case.job.attention_density,
-                imbalance=case.job.expert_imbalance)  # fmt: skip
-    choices = Choices(stack=case.stack, layout=case.plan.layout, sequence_parallel=case.plan.sequence_parallel, cp_kind=case.plan.cp_kind)
+    work = Work(
+        B=z.micro_batch,
+        S=zero + case.job.seq_len,
+        context=zero,
+        activation_bytes=p.activation_bytes,
+        weight_bytes=p.activation_bytes,
+        gradient_bytes=p.gradient_bytes,
+        dtype=p.compute,
+        dropout=dropout,
+        density=case.job.attention_density,
+        imbalance=case.job.expert_imbalance,
+    )
+    choices = Choices(
+        stack=case.stack,
+        layout=case.plan.layout,
+        sequence_parallel=case.plan.sequence_parallel,
+        cp_kind=case.plan.cp_kind,
+    )
     return lay_out(Degrees(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
@@ -104,13 +126,22 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         return fold(ops or ledgers.nothing(y), m, units if again else (), f"{label}: ")
 
     kinds = tuple(
-        folded(f"layer kind {i}" if len(case.kinds) > 1 else "layer", ledgers.block_ops(y, k.block, model.hidden), k.recomputed)
+        folded(
+            f"layer kind {i}" if len(case.kinds) > 1 else "layer",
+            ledgers.block_ops(y, k.block, model.hidden),
+            k.recomputed,
+        )
         for i, k in enumerate(case.kinds)
     )
     mtp = tuple(o for b in model.mtp for o in (*ledgers.mtp_ops(y, model), *ledgers.block_ops(y, b, model.hidden)))
     extra = tuple(o for _ in model.mtp for o in (*ledgers.shared_head(y, model), *ledgers.loss(y, model)))
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
-    return Parts(kinds=kinds, embedding=folded("embedding", ledgers.embedding(y, model)), head=folded("head", head), loss=folded("loss", (*ledgers.loss(y, model), *extra)))
+    return Parts(
+        kinds=kinds,
+        embedding=folded("embedding", ledgers.embedding(y, model)),
+        head=folded("head", head),
+        loss=folded("loss", (*ledgers.loss(y, model), *extra)),
+    )
 
 
 def stages_of(case: Case) -> tuple[Stages[Any], ...]:
@@ -129,17 +160,28 @@ def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluati
     parts = parts_of(case, y, machine)
     shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
     memory = tuple(
-        named_stage(stage_memory(recipe, z, parts, s, in_flight(case.plan.schedule, shape, s.position), case.model.tied), i)
+        named_stage(
+            stage_memory(recipe, z, parts, s, in_flight(case.plan.schedule, shape, s.position), case.model.tied), i
+        )
         for i, s in enumerate(stages)
     )
     # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
     scattered = case.stack.scattered_sends and not case.plan.sequence_parallel
     boundary = y.residual("boundary", case.model.hidden, "").size_bytes
     table = parts.embedding.elements.largest * recipe.precision.gradient_bytes
-    job = StepJob(schedule=case.plan.schedule, boundary_bytes=boundary, scattered=scattered, tied=case.model.tied, tied_bytes=table, side=case.model.hidden)
+    job = StepJob(
+        schedule=case.plan.schedule,
+        boundary_bytes=boundary,
+        scattered=scattered,
+        tied=case.model.tied,
+        tied_bytes=table,
+        side=case.model.hidden,
+    )
     step = step_seconds(machine, z, recipe, parts, stages, job)
     peak = named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
-    return Evaluation(stages=stages, memory=memory, peak=peak, step=step, parts=parts, layout=y, sizes=z, rates=rates, network=network)
+    return Evaluation(
+        stages=stages, memory=memory, peak=peak, step=step, parts=parts, layout=y, sizes=z, rates=rates, network=network
+    )
 
 
 def counted(s: Stages[X], value: X) -> X:

@@ -1,11 +1,13 @@
 """Bytes on one rank of each stage at the named moments of a step; a peak is a moment.
 
-Sources: state bytes arXiv:1910.02054 and Megatron-LM distributed optimizer; in-flight micro-batches by schedule; the moments were
+Sources: state bytes arXiv:1910.02054 and Megatron-LM distributed optimizer; in-flight micro-batches by schedule; the
+moments were
 checked against PyTorch's memory tracker on whole training steps (tests/training).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -71,21 +73,30 @@ class StageMemory(Generic[X]):
 
 
 def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
-    """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage, mirrored ones included."""
+    """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.
+
+    Mirrored ones included.
+    """
     zero = 0 * s.count
 
-    def of(name: str) -> X:
-        layers = (
-            (n + m) * getattr(k.elements, name) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)
-        )
-        ends = s.embeds * getattr(parts.embedding.elements, name) + s.ends * getattr(parts.head.elements, name)
+    def of(pick: Callable[[Elements[X]], X]) -> X:
+        layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
+        ends = s.embeds * pick(parts.embedding.elements) + s.ends * pick(parts.head.elements)
         return total(layers, zero) + ends
 
-    return of("dense_matrix"), of("dense_other"), of("expert_matrix"), of("expert_other")
+    return (
+        of(lambda e: e.dense_matrix),
+        of(lambda e: e.dense_other),
+        of(lambda e: e.expert_matrix),
+        of(lambda e: e.expert_other),
+    )
 
 
 def tied_copy(parts: Parts[X], s: Stages[X], tied: bool) -> X:
-    """Return the parameters of the second copy of a tied table, on a last stage that does not hold the first one too."""
+    """Return the parameters of the second copy of a tied table.
+
+    On a last stage that does not hold the first one too.
+    """
     if not tied:
         return 0 * s.count
     return above(s.ends, 0, above(s.embeds, 0, 0 * s.count, parts.embedding.elements.largest), 0 * s.count)
@@ -94,7 +105,8 @@ def tied_copy(parts: Parts[X], s: Stages[X], tied: bool) -> X:
 def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
     """Return bytes of (weights, gradients, optimizer state) on a rank under the sharding.
 
-    Dense copies sit on dp * cp ranks, experts on their own; ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3 and FSDP
+    Dense copies sit on dp * cp ranks, experts on their own; ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3
+    and FSDP
     everything (arXiv:1910.02054 section 5).
     """
     dense_matrix, dense_other, expert_matrix, expert_other = params
@@ -110,16 +122,25 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     return (
         named(spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", "docs/formulas.md, state"),
         named(spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", "docs/formulas.md, state"),
-        named(spread(p.master_bytes + o.matrix_moments * moment, p.master_bytes + o.vector_moments * moment, r.shards_optimizer),
-              "optimizer state", "docs/formulas.md, state"),
-    )  # fmt: skip
+        named(
+            spread(
+                p.master_bytes + o.matrix_moments * moment,
+                p.master_bytes + o.vector_moments * moment,
+                r.shards_optimizer,
+            ),
+            "optimizer state",
+            "docs/formulas.md, state",
+        ),
+    )
 
 
 def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
-    The root unit (embedding, head, final norm) stays gathered from forward to backward; of the layers the running unit and the
-    prefetched next one, and the gradients of one unit before their reduction (torch.distributed.fsdp.fully_shard; the root's
+    The root unit (embedding, head, final norm) stays gathered from forward to backward; of the layers the running
+    unit and the
+    prefetched next one, and the gradients of one unit before their reduction (torch.distributed.fsdp.fully_shard; the
+    root's
     part is checked to the byte with torch 2.13.0's FSDP memory tracker).
     """
     zero = 0 * s.count
@@ -129,12 +150,15 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     units = [k.elements.dense + k.elements.expert for k in parts.kinds]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(s.layers, units, strict=True)])
     root = s.embeds * parts.embedding.elements.dense + s.ends * parts.head.elements.dense
-    return named(width * root, "gathered root unit"), named((2 * width + r.precision.gradient_bytes) * unit, "gathered layers and gradients")
+    return named(width * root, "gathered root unit"), named(
+        (2 * width + r.precision.gradient_bytes) * unit, "gathered layers and gradients"
+    )
 
 
 def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
-    """Return temporaries of the optimizer step: two of the largest tensor one by one, one of everything by foreach, none fused.
+    """Return temporaries of the optimizer step.
 
+    Two of the largest tensor when tensors are updated one by one, one of everything by foreach, none when fused.
     Source: torch/optim/adamw.py _single_tensor_adamw and _multi_tensor_adamw (the square root of the second moment).
     """
     if r.stack.optimizer_step == "fused":
@@ -146,21 +170,23 @@ def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) 
     return named(divide(width * total(params), share), "optimizer temporaries")
 
 
-def _stage_parts(parts: Parts[X], s: Stages[X], pick: str) -> X:
+def _stage_parts(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
     zero = 0 * s.count
-    layers = (n * getattr(k, pick) for n, k in zip(s.layers, parts.kinds, strict=True))
+    layers = (n * pick(k) for n, k in zip(s.layers, parts.kinds, strict=True))
     return total(layers, zero)
 
 
-def _largest_layer(parts: Parts[X], s: Stages[X], pick: str) -> X:
-    return largest([above(n, 0, getattr(k, pick), 0 * s.count) for n, k in zip(s.layers, parts.kinds, strict=True)])
+def _largest_layer(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
+    return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(s.layers, parts.kinds, strict=True)])
 
 
 def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X, tied: bool = False) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest.
 
-    Moments: the last forward pass in flight; the loss with its logits; backward of the first layer, with what recompute makes
-    again; all gradients complete; the optimizer step. Transient gradients do not exist before the first backward pass ends
+    Moments: the last forward pass in flight; the loss with its logits; backward of the first layer, with what
+    recompute makes
+    again; all gradients complete; the optimizer step. Transient gradients do not exist before the first backward pass
+    ends
     unless micro-batches are accumulated.
     """
     params = owned(parts, s)
@@ -170,28 +196,42 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, parts, s)
     buffers = root + units
-    kept_one = named(_stage_parts(parts, s, "kept_bytes"), "saved for backward, one micro-batch")
+    kept_one = named(_stage_parts(parts, s, lambda k: k.kept_bytes), "saved for backward, one micro-batch")
     entry = s.embeds * parts.embedding.kept_bytes
     activations = named(depth * (kept_one + entry), "activations in flight")
-    again = named(_largest_layer(parts, s, "dropped_bytes"), "recomputed layer")
-    transient = _largest_layer(parts, s, "transient_bytes")
+    again = named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer")
+    transient = _largest_layer(parts, s, lambda k: k.transient_bytes)
     base = weights + optimizer + root + standing
     ends = s.ends * (parts.head.kept_bytes + parts.loss.kept_bytes)
     logits = named(ends + s.ends * parts.loss.transient_bytes, "logits and loss")
-    last_layer = named(_largest_layer(parts, s, "kept_bytes"), "saved for backward, one layer")
+    last_layer = named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer")
     biggest = maximum(largest([k.elements.largest for k in parts.kinds]), s.embeds * parts.embedding.elements.largest)
     moments = {
         "forward": base + units + activations + transient,
         "loss": base + activations + logits,
         "backward": base + units + activations + again + transient,
-        "gradients complete": weights + optimizer + buffers + gradients + minimum(last_layer, activations) + again + transient,
+        "gradients complete": weights
+        + optimizer
+        + buffers
+        + gradients
+        + minimum(last_layer, activations)
+        + again
+        + transient,
         "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, biggest),
     }
     moments = {name: named(value, name) for name, value in moments.items()}
     return StageMemory(
-        weights=weights, gradients=gradients, optimizer=optimizer, activations=activations, logits=logits, recomputed=again,
-        buffers=buffers, in_flight=depth, moments=moments, peak=named(largest(moments.values()), "peak of the stage"),
-    )  # fmt: skip
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        logits=logits,
+        recomputed=again,
+        buffers=buffers,
+        in_flight=depth,
+        moments=moments,
+        peak=named(largest(moments.values()), "peak of the stage"),
+    )
 
 
 def whole_elements(e: Elements[X]) -> X:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,7 +103,12 @@ class TrainReport:
         """Whether the plan fits the device."""
         limit = self.case.cluster.device.usable_memory_bytes
         sizes = {name: getattr(self.memory, name) for name in CATEGORIES}
-        return Verdict(fits=self.device_bytes <= limit, limit_bytes=limit, needed_bytes=self.device_bytes, dominant=max(sizes, key=lambda n: sizes[n]))
+        return Verdict(
+            fits=self.device_bytes <= limit,
+            limit_bytes=limit,
+            needed_bytes=self.device_bytes,
+            dominant=max(sizes, key=lambda n: sizes[n]),
+        )
 
     @property
     def fits(self) -> bool:
@@ -203,7 +208,15 @@ class TrainReport:
         for name, value in neighbours(self.plan):
             changed = try_plan(replace(self.case, plan=replace(self.plan, **{name: value})))
             if changed is not None:
-                found.append(Change(field=name, value=value, needed_bytes=changed.device_bytes, step_seconds=changed.step_seconds, fits=changed.fits))
+                found.append(
+                    Change(
+                        field=name,
+                        value=value,
+                        needed_bytes=changed.device_bytes,
+                        step_seconds=changed.step_seconds,
+                        fits=changed.fits,
+                    )
+                )
         return tuple(sorted(found, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.needed_bytes)))
 
 
@@ -211,7 +224,11 @@ def neighbours(plan: Plan) -> list[tuple[str, Any]]:
     """Return (field, value) of plans that differ in one field and may need less memory; replicas follow the degrees."""
     found: list[tuple[str, Any]] = []
     found += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
-    found += [("sharding", s) for s in ("distributed-optimizer", "zero2", "fsdp") if s != plan.sharding and plan.dp * plan.cp > 1]
+    found += [
+        ("sharding", s)
+        for s in ("distributed-optimizer", "zero2", "fsdp")
+        if s != plan.sharding and plan.dp * plan.cp > 1
+    ]
     if plan.micro_batch > 1:
         found.append(("micro_batch", plan.micro_batch // 2))
     found += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
@@ -222,7 +239,9 @@ def try_plan(case: Case) -> TrainReport | None:
     """Return the report of a changed plan, with dp refilled, or None where it is not legal."""
     plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
     try:
-        return train(case.model, case.cluster, plan, case.job, Options(stack=case.stack, efficiencies=case.efficiencies))
+        return train(
+            case.model, case.cluster, plan, case.job, Options(stack=case.stack, efficiencies=case.efficiencies)
+        )
     except InputError:
         return None
 
@@ -232,7 +251,7 @@ class Options:
     """What else a prediction takes: the framework, imposed efficiencies, accumulation, overlap."""
 
     stack: Stack | str = "megatron"
-    efficiencies: Efficiencies = Efficiencies()
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
     accumulation: int = 0
     overlap: bool = True
 
@@ -244,28 +263,47 @@ def report_of(case: Case, notes: tuple[str, ...]) -> TrainReport:
     return TrainReport(case=case, evaluation=evaluation, assumptions=notes)
 
 
-def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options = Options()) -> TrainReport:  # noqa: B008
+def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options | None = None) -> TrainReport:
     """Return memory, time and cost of one training plan; raises `InputError` with every problem of the input.
 
     >>> from shardwise.hardware import Cluster
     >>> from shardwise.models import load_model
-    >>> report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), Plan(dp=0, sharding="fsdp"), Training(seq_len=4096, global_batch=64))
+    >>> model, cluster = load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
+    >>> report = train(model, cluster, Plan(dp=0, sharding="fsdp"), Training(seq_len=4096, global_batch=64))
     >>> report.plan.dp
     8
     """
+    options = options or Options()
     stack = find_stack(options.stack) if isinstance(options.stack, str) else options.stack
 
     def case(p: Plan, j: Training) -> Case:
-        return Case(model=model, cluster=cluster, job=j, stack=stack, plan=p, efficiencies=options.efficiencies, overlap=options.overlap)
+        return Case(
+            model=model,
+            cluster=cluster,
+            job=j,
+            stack=stack,
+            plan=p,
+            efficiencies=options.efficiencies,
+            overlap=options.overlap,
+        )
 
     def fits(p: Plan, j: Training) -> bool:
         return report_of(case(p, j), ()).fits
 
-    question = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
+    question = Question(
+        model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation
+    )
     plan, job, notes = complete(question, fits)
     whole = case(plan, job)
     report = report_of(whole, ())
-    said = (*model.assumptions, *cluster.assumptions, *notes, *_stated(whole), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions)
+    said = (
+        *model.assumptions,
+        *cluster.assumptions,
+        *notes,
+        *_stated(whole),
+        *report.evaluation.rates.assumptions,
+        *report.evaluation.network.assumptions,
+    )
     return replace(report, assumptions=tuple(dict.fromkeys(said)))
 
 

@@ -1,4 +1,7 @@
-"""From what was asked to a complete plan and job: replicas, micro-batch, accumulation and batch, every deduction listed."""
+"""From what was asked to a complete plan and job.
+
+Replicas, micro-batch, accumulation and batch, every deduction listed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from shardwise.plans._legality import batch_problems, divisors, field_problems, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A training question as it was asked: 0 in `dp`, `micro_batch`, `global_batch` or `accumulation` asks to deduce it."""
+    """A training question as it was asked: 0 in `dp`, `micro_batch`.
+
+    `global_batch` or `accumulation` asks to deduce it.
+    """
 
     model: Model
     cluster: Cluster
@@ -34,16 +40,37 @@ def job_problems(job: Training, model: Model) -> Problems:
         found.add("seq_len", job.seq_len, rule, f"use at most {model.positions}, or override max_positions")
     if not isinstance(job.global_batch, int) or isinstance(job.global_batch, bool) or job.global_batch < 0:
         found.add("global_batch", job.global_batch, "must be a whole number of sequences", "use 0 to deduce it")
-    for name in ("token_budget", "failures_per_device_hour", "restart_seconds", "checkpoint_seconds", "checkpoint_interval_seconds"):
+    for name in (
+        "token_budget",
+        "failures_per_device_hour",
+        "restart_seconds",
+        "checkpoint_seconds",
+        "checkpoint_interval_seconds",
+    ):
         value = getattr(job, name)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
             found.add(name, value, "must be a number of at least 0", "use 0 to leave it out")
-    if not 1 <= job.expert_imbalance:
-        found.add("expert_imbalance", job.expert_imbalance, "is the busiest expert rank's load over the mean, at least 1", "use 1 for even routing")
+    if not job.expert_imbalance >= 1:
+        found.add(
+            "expert_imbalance",
+            job.expert_imbalance,
+            "is the busiest expert rank's load over the mean, at least 1",
+            "use 1 for even routing",
+        )
     if not 0 < job.attention_density <= 1:
-        found.add("attention_density", job.attention_density, "is a share of the attention square, above 0 and at most 1", "use 1 for unpacked sequences")
+        found.add(
+            "attention_density",
+            job.attention_density,
+            "is a share of the attention square, above 0 and at most 1",
+            "use 1 for unpacked sequences",
+        )
     if job.checkpoint_seconds and not job.checkpoint_interval_seconds:
-        found.add("checkpoint_interval", job.checkpoint_interval_seconds, "is needed with the seconds of a checkpoint", "for example 30min")
+        found.add(
+            "checkpoint_interval",
+            job.checkpoint_interval_seconds,
+            "is needed with the seconds of a checkpoint",
+            "for example 30min",
+        )
     return found
 
 
@@ -57,28 +84,42 @@ def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
             # Each axis that could take another value is named with the values that would do.
             axis = max(("tp", "tp2", "cp", "pp"), key=lambda a: getattr(plan, a))
             others = used // getattr(plan, axis)
-            found.add(axis, getattr(plan, axis), rule, one_of(divisors(n // others) if n % others == 0 else []) if n % others == 0
-                      else f"use a number of devices that {used} divides")  # fmt: skip
+            found.add(
+                axis,
+                getattr(plan, axis),
+                rule,
+                one_of(divisors(n // others) if n % others == 0 else [])
+                if n % others == 0
+                else f"use a number of devices that {used} divides",
+            )
             return replace(plan, dp=1)
         notes.append(f"dp {n // used}: fills {n} devices")
         return replace(plan, dp=n // used)
     if plan.num_devices != n:
         rule = f"tp x tp2 x cp x pp x dp = {plan.num_devices} must equal the {n} devices"
-        found.add("dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use a cluster of {plan.num_devices} devices")
+        found.add(
+            "dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use a cluster of {plan.num_devices} devices"
+        )
     return plan
 
 
 def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan, Training, tuple[str, ...]]:
     """Return the plan, the job and the deductions made; raises `InputError` with everything that is wrong.
 
-    Any two of global batch, micro-batch and accumulation give the third. With the batch alone, or with none, the micro-batch is
+    Any two of global batch, micro-batch and accumulation give the third. With the batch alone, or with none, the
+    micro-batch is
     the largest that fits (`fits` decides), at least 1.
     """
     found, notes = job_problems(q.job, q.model), list[str]()
     plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=q.plan.micro_batch or 1)
     found.items += field_problems(plan).items
     if q.accumulation and not is_count(q.accumulation):
-        found.add("accumulation", q.accumulation, "must be a whole number of micro-batches of at least 1", "use 0 to deduce it")
+        found.add(
+            "accumulation",
+            q.accumulation,
+            "must be a whole number of micro-batches of at least 1",
+            "use 0 to deduce it",
+        )
     found.raise_if_any()
     plan = replace(_replicas(q, found, notes), micro_batch=q.plan.micro_batch)
     if plan.sequence_parallel and (plan.tp == 1 or plan.layout == "summa"):
@@ -91,7 +132,9 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
     return plan, job, tuple(notes)
 
 
-def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], fits: Callable[[Plan, Training], bool]) -> tuple[Plan, Training]:
+def _batch(
+    q: Question, plan: Plan, found: Problems, notes: list[str], fits: Callable[[Plan, Training], bool]
+) -> tuple[Plan, Training]:
     job, micro, steps = q.job, plan.micro_batch, q.accumulation
     if job.global_batch and micro and steps:
         if job.global_batch != micro * steps * plan.dp:
@@ -100,14 +143,21 @@ def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], fits: Cal
         return plan, job
     if job.global_batch and steps:
         if job.global_batch % (steps * plan.dp):
-            found.add("accumulation", steps, f"x dp = {steps * plan.dp} must divide the global batch {job.global_batch}",
-                      one_of(divisors(job.global_batch // plan.dp) if job.global_batch % plan.dp == 0 else []))  # fmt: skip
+            found.add(
+                "accumulation",
+                steps,
+                f"x dp = {steps * plan.dp} must divide the global batch {job.global_batch}",
+                one_of(divisors(job.global_batch // plan.dp) if job.global_batch % plan.dp == 0 else []),
+            )
             return replace(plan, micro_batch=1), job
         return replace(plan, micro_batch=job.global_batch // (steps * plan.dp)), job
     if micro:
         if not job.global_batch:
             steps = steps or _fewest(plan)
-            notes.append(f"global_batch {micro * steps * plan.dp}: {steps} micro-batches of {micro} on each of {plan.dp} replicas")
+            notes.append(
+                f"global_batch {micro * steps * plan.dp}: {steps} micro-batches of {micro} on each of "
+                f"{plan.dp} replicas"
+            )
             job = replace(job, global_batch=micro * steps * plan.dp)
         return plan, job
     return _largest(plan, job, steps, notes, fits)
@@ -118,7 +168,9 @@ def _fewest(plan: Plan) -> int:
     return plan.pp if plan.pp > 1 else 1
 
 
-def _largest(plan: Plan, job: Training, steps: int, notes: list[str], fits: Callable[[Plan, Training], bool]) -> tuple[Plan, Training]:
+def _largest(
+    plan: Plan, job: Training, steps: int, notes: list[str], fits: Callable[[Plan, Training], bool]
+) -> tuple[Plan, Training]:
     """Return the plan with the largest micro-batch that fits."""
     if job.global_batch:
         if job.global_batch % plan.dp:
@@ -135,7 +187,11 @@ def _largest(plan: Plan, job: Training, steps: int, notes: list[str], fits: Call
         if not fits(*one):
             break
         best = one
-    notes.append(f"micro_batch {best[0].micro_batch}: the largest that fits" if fits(*best) else f"micro_batch {best[0].micro_batch}: the smallest")
+    notes.append(
+        f"micro_batch {best[0].micro_batch}: the largest that fits"
+        if fits(*best)
+        else f"micro_batch {best[0].micro_batch}: the smallest"
+    )
     if not job.global_batch:
         notes.append(f"global_batch {best[1].global_batch}: {steps} micro-batches on each of {plan.dp} replicas")
     return best

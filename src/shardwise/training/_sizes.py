@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, cast
+from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.traced import leaf
@@ -63,7 +63,10 @@ def num_micro_batches(plan: Plan, global_batch: int) -> float:
 
 def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> Sizes[Any]:
     """Return the numbers of one plan, each a named leaf while tracing."""
-    shared = {axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in spans(plan, domains).items()}
+    shared = {
+        axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at))
+        for axis, at in spans(plan, domains).items()
+    }
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
     if plan.sharding != "hsdp":
         values["shard"] = values["dp"]
@@ -81,4 +84,4 @@ def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence
     shared = {a: tuple(column([s[a][i] for s in placed]) for i in range(len(domains))) for a in placed[0]}
     values = {name: column([getattr(p, name) for p in plans]) for name in _DEGREES}
     values["shard"] = column([p.shard if p.sharding == "hsdp" else p.dp for p in plans])
-    return cast("Sizes[Any]", Sizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values))
+    return Sizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)

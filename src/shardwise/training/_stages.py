@@ -17,7 +17,8 @@ from shardwise.models import Block, Model
 class Stages(Generic[X]):
     """Consecutive equal pipeline stages: how many, where the first is, and how many layers of each kind one holds.
 
-    A kind is a distinct block with or without recompute, in the order of `kinds_of`. `embeds` and `ends` are 1 where the stage
+    A kind is a distinct block with or without recompute, in the order of `kinds_of`. `embeds` and `ends` are 1 where
+    the stage
     has the embedding or the head. `mirrored` counts the layers of the opposite stage, which DualPipe holds too.
     """
 
@@ -66,7 +67,8 @@ def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:
 def stage_layers(order: tuple[int, ...], pp: int, vpp: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return for every stage the block indices of its layers, over its chunks.
 
-    Chunk c of stage i is the (c * pp + i)-th piece of the model (Megatron-LM core/pipeline_parallel/schedules.py). Sizes are
+    Chunk c of stage i is the (c * pp + i)-th piece of the model (Megatron-LM core/pipeline_parallel/schedules.py).
+    Sizes are
     layers of each piece, in order of the model.
 
     >>> stage_layers((0, 0, 1, 1), 2, 1, (2, 2))
@@ -87,7 +89,10 @@ def _counts(layers: tuple[int, ...], num_blocks: int, recomputed: int | None) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """How layers go to stages: pipeline and chunk degrees, layers a piece, and recompute of the first so many of a stage."""
+    """How layers go to stages: pipeline and chunk degrees, layers a piece.
+
+    And recompute of the first so many of a stage.
+    """
 
     pp: int
     vpp: int
@@ -107,8 +112,16 @@ def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tu
     for key, group in groupby(keys):
         count = len(list(group))
         layers, mirror, embeds, ends = key
-        runs.append(Stages(count=count, position=at, layers=layers, mirrored=mirror or (0,) * len(layers),
-                                  embeds=int(embeds or (p.mirrored and ends)), ends=int(ends or (p.mirrored and embeds))))  # fmt: skip
+        runs.append(
+            Stages(
+                count=count,
+                position=at,
+                layers=layers,
+                mirrored=mirror or (0,) * len(layers),
+                embeds=int(embeds or (p.mirrored and ends)),
+                ends=int(ends or (p.mirrored and embeds)),
+            )
+        )
         at += count
     return tuple(runs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -50,17 +51,22 @@ class StepSeconds(Generic[X]):
     overhead: X
 
 
-def _weighted(parts: Parts[X], s: Stages[X], pick: str) -> X:
-    layers = (n * getattr(k, pick) for n, k in zip(s.layers, parts.kinds, strict=True))
-    ends = s.embeds * getattr(parts.embedding, pick) + s.ends * (getattr(parts.head, pick) + getattr(parts.loss, pick))
+def _weighted(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
+    layers = (n * pick(k) for n, k in zip(s.layers, parts.kinds, strict=True))
+    ends = s.embeds * pick(parts.embedding) + s.ends * (pick(parts.head) + pick(parts.loss))
     return total(layers, 0 * s.count) + ends
 
 
-def _weighted_axes(parts: Parts[X], s: Stages[X], pick: str) -> dict[str, X]:
+def _weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], dict[str, X]]) -> dict[str, X]:
     found: dict[str, X] = {}
-    rows = [*zip(s.layers, parts.kinds, strict=True), (s.embeds, parts.embedding), (s.ends, parts.head), (s.ends, parts.loss)]
+    rows = [
+        *zip(s.layers, parts.kinds, strict=True),
+        (s.embeds, parts.embedding),
+        (s.ends, parts.head),
+        (s.ends, parts.loss),
+    ]
     for n, folded in rows:
-        for axis, seconds in getattr(folded, pick).items():
+        for axis, seconds in pick(folded).items():
             found[axis] = found[axis] + n * seconds if axis in found else n * seconds
     return found
 
@@ -68,7 +74,8 @@ def _weighted_axes(parts: Parts[X], s: Stages[X], pick: str) -> dict[str, X]:
 def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X]:
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
 
-    Weights are gathered a unit ahead, forward and backward, and gradients reduce-scattered behind the next unit's backward, for
+    Weights are gathered a unit ahead, forward and backward, and gradients reduce-scattered behind the next unit's
+    backward, for
     every micro-batch (torch.distributed.fsdp; arXiv:2304.11277). ZeRO-2 scatters gradients every micro-batch.
     """
     zero = 0 * k.forward
@@ -79,16 +86,23 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
 
     def both(verb: Verb, width: float) -> X:
         return collective_seconds(m.network, verb, width * dense, m.spans["shard"]) + collective_seconds(
-            m.network, verb, width * expert, m.spans["expert_shard"])  # fmt: skip
+            m.network, verb, width * expert, m.spans["expert_shard"]
+        )
 
     scatter = both("reduce_scatter", g)
     if r.sharding == "hsdp":
-        scatter = scatter + collective_seconds(m.network, "all_reduce", divide(g * dense, z.shard_share), m.spans["replicate"])
+        scatter = scatter + collective_seconds(
+            m.network, "all_reduce", divide(g * dense, z.shard_share), m.spans["replicate"]
+        )
     gather = both("all_gather", w) if r.shards_weights else zero
     hides = m.overlap and r.stack.overlap_gradients
     ahead = maximum(gather - k.forward, 0.0) if hides else gather
     behind = maximum(gather + scatter - k.backward, 0.0) if hides else gather + scatter
-    return named(ahead, "waiting for weights"), named(behind, "waiting for weights and gradients"), 2 * gather + scatter - ahead - behind
+    return (
+        named(ahead, "waiting for weights"),
+        named(behind, "waiting for weights and gradients"),
+        2 * gather + scatter - ahead - behind,
+    )
 
 
 def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
@@ -98,22 +112,29 @@ def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
     ahead = total((n * w[0] for n, w in zip(s.layers, waits, strict=True)), zero)
     behind = total((n * w[1] for n, w in zip(s.layers, waits, strict=True)), zero)
     covered = total((n * w[2] for n, w in zip(s.layers, waits, strict=True)), zero)
-    replay = _weighted(parts, s, "replay")
-    exposed, hidden = _weighted_axes(parts, s, "exposed"), _weighted_axes(parts, s, "hidden")
+    replay = _weighted(parts, s, lambda k: k.replay)
+    exposed, hidden = _weighted_axes(parts, s, lambda k: k.exposed), _weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
         exposed["dp"], hidden["dp"] = ahead + behind, covered
     return StageSeconds(
-        forward=named(_weighted(parts, s, "forward") + ahead, "forward of a micro-batch"),
-        backward_input=named(_weighted(parts, s, "backward_input") + replay + behind, "input gradients and recompute of a micro-batch"),
-        backward_weight=named(_weighted(parts, s, "backward_weight"), "weight gradients of a micro-batch"),
-        recompute=replay, compute=_weighted(parts, s, "compute"), exposed=exposed, hidden=hidden,
-    )  # fmt: skip
+        forward=named(_weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
+        backward_input=named(
+            _weighted(parts, s, lambda k: k.backward_input) + replay + behind,
+            "input gradients and recompute of a micro-batch",
+        ),
+        backward_weight=named(_weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
+        recompute=replay,
+        compute=_weighted(parts, s, lambda k: k.compute),
+        exposed=exposed,
+        hidden=hidden,
+    )
 
 
 def _reduced(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], verb: Verb, width: float) -> X:
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    return collective_seconds(m.network, verb, width * (dense_matrix + dense_other), m.spans["dp_cp"]) + collective_seconds(
-        m.network, verb, width * (expert_matrix + expert_other), m.spans["edp"])  # fmt: skip
+    return collective_seconds(
+        m.network, verb, width * (dense_matrix + dense_other), m.spans["dp_cp"]
+    ) + collective_seconds(m.network, verb, width * (expert_matrix + expert_other), m.spans["edp"])
 
 
 def _layers(s: Stages[X]) -> X:
@@ -121,17 +142,23 @@ def _layers(s: Stages[X]) -> X:
 
 
 def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
-    """Return what stays exposed of messages cut in as many buckets as layers: the last bucket, and what compute cannot cover."""
+    """Return what stays exposed of messages cut in as many buckets as layers.
+
+    The last bucket, and what compute cannot cover.
+    """
     if not hides:
         return seconds
     return maximum(seconds / _layers(s), seconds - compute)
 
 
-def data_parallel_seconds(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], t: StageSeconds[X]) -> tuple[X, X, X, X]:
+def data_parallel_seconds(
+    m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], t: StageSeconds[X]
+) -> tuple[X, X, X, X]:
     """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
 
     Without sharding gradients are all-reduced; with a sharded optimizer they are reduce-scattered and the new weights
-    gathered. Gradients hide behind the last micro-batch's backward, weights behind the first one's forward (docs/formulas.md).
+    gathered. Gradients hide behind the last micro-batch's backward, weights behind the first one's forward
+    (docs/formulas.md).
     """
     zero = 0 * t.forward
     if r.shards_gradients:
@@ -148,10 +175,12 @@ def data_parallel_seconds(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X
 
 
 def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
-    """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight once each way.
+    """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
-    Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes. Muon adds
-    five Newton-Schulz steps of three products of the smaller side each (github.com/KellerJordan/Muon): 5 * 6 * side FLOPs an
+    Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes.
+    Muon adds
+    five Newton-Schulz steps of three products of the smaller side each (github.com/KellerJordan/Muon): 5 * 6 * side
+    FLOPs an
     element, side the hidden width's order, charged at matrix rate on the shard.
     """
     p, o = r.precision, r.optimizer
@@ -188,7 +217,9 @@ def boundary_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
     return above(z.pp, 1, sent + collective_seconds(m.network, "all_gather", size, m.spans["tp"]), zero)
 
 
-def step_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]) -> StepSeconds[X]:
+def step_seconds(
+    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
+) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
     per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
     runs = tuple(
@@ -196,16 +227,30 @@ def step_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages:
         for s, t in zip(stages, per_stage, strict=True)
     )
     send = boundary_seconds(m, z, job)
-    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=named(send, "stage boundary message"),
-                          overlap_send=m.overlap and job.schedule in r.stack.overlap_sends)  # fmt: skip
+    shape = PipelineShape(
+        num_stages=z.pp,
+        num_chunks=z.vpp,
+        num_micro=z.num_micro,
+        send=named(send, "stage boundary message"),
+        overlap_send=m.overlap and job.schedule in r.stack.overlap_sends,
+    )
     pipeline = pipeline_time(job.schedule, runs, shape)
     reduced = [data_parallel_seconds(m, r, parts, s, t) for s, t in zip(stages, per_stage, strict=True)]
     grads, grads_hidden, gather, gather_hidden = (
-        largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)]) for i in range(4)
+        largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
+        for i in range(4)
     )
-    update = largest([
-        above(s.count, 0, optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s, job.side), 0 * s.count) for s in stages
-    ])  # fmt: skip
+    update = largest(
+        [
+            above(
+                s.count,
+                0,
+                optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s, job.side),
+                0 * s.count,
+            )
+            for s in stages
+        ]
+    )
     tied = job.tied_bytes
     if job.tied:
         # The first and the last stage share a domain only where the whole pipeline does.
@@ -213,11 +258,24 @@ def step_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages:
         table = above(z.pp, 1, collective_seconds(m.network, "all_reduce", tied, pair), 0 * z.pp)
         grads = grads + named(table, "tied table gradients")
     overhead = 0 * z.pp + r.stack.step_overhead_seconds
-    whole = named(pipeline.total, "pipeline") + named(grads, "gradients exposed") + named(gather, "weight gather exposed") + update + overhead
+    whole = (
+        named(pipeline.total, "pipeline")
+        + named(grads, "gradients exposed")
+        + named(gather, "weight gather exposed")
+        + update
+        + overhead
+    )
     return StepSeconds(
-        total=named(whole, "step"), pipeline=pipeline, stages=per_stage, gradients_exposed=grads, gradients_hidden=grads_hidden,
-        parameters_exposed=gather, parameters_hidden=gather_hidden, optimizer=update, overhead=overhead,
-    )  # fmt: skip
+        total=named(whole, "step"),
+        pipeline=pipeline,
+        stages=per_stage,
+        gradients_exposed=grads,
+        gradients_hidden=grads_hidden,
+        parameters_exposed=gather,
+        parameters_hidden=gather_hidden,
+        optimizer=update,
+        overhead=overhead,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
