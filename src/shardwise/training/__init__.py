@@ -1,1 +1,20 @@
-"""training."""
+"""Training: memory at the moments of a step, seconds of the step, and the report of a plan."""
+
+from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
+from shardwise.training._report import Change, Options, TrainReport, Verdict, train
+from shardwise.training._sizes import Sizes, sizes_of, sizes_of_columns
+
+__all__ = [
+    "Case",
+    "Change",
+    "Evaluation",
+    "Options",
+    "Sizes",
+    "TrainReport",
+    "Verdict",
+    "evaluate",
+    "sizes_of",
+    "sizes_of_columns",
+    "stages_of",
+    "train",
+]
