@@ -38,17 +38,29 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """A static batch to be served: `batch` requests of `input_tokens`, each generating `output_tokens`.
+    """A static batch to be served: `batch` requests on each replica, each of `input_tokens`, generating `output_tokens`.
 
-    >>> Serving(batch=8, input_tokens=512, output_tokens=32).batch
-    8
+    `weights`, `kv_cache` and `compute` name formats; empty ones follow the checkpoint. `prefix_tokens` of the input are in
+    the cache already. `max_batched_tokens` cuts the prefill into steps of so many tokens, `max_sequences` is what the
+    engine sets buffers aside for; 0 means the batch. `memory_fraction` 0 is the engine's own.
+
+    >>> Serving(batch=8, input_tokens=512, output_tokens=32).total_tokens
+    544
     """
 
     batch: int = 1
     input_tokens: int = 512
     output_tokens: int = 32
-    weights: str = "bf16"
-    kv_cache: str = "bf16"
-    compute: str = "bf16"
-    memory_fraction: float = 0.9
+    weights: str = ""
+    kv_cache: str = ""
+    compute: str = ""
+    memory_fraction: float = 0.0
     expert_imbalance: float = 1.0
+    prefix_tokens: int = 0
+    max_batched_tokens: int = 0
+    max_sequences: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of one request at its end."""
+        return self.input_tokens + self.output_tokens
