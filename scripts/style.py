@@ -41,7 +41,7 @@ def problems_of(path: Path, lengths: list[int]) -> list[str]:
         if lines > LONGEST_FUNCTION:
             found.append(f"{where}:{function.lineno}: {function.name} has {lines} lines, at most {LONGEST_FUNCTION}")
         if count > MOST_ARGUMENTS:
-            found.append(f"{where}:{function.lineno}: {function.name} takes {count} arguments, at most {MOST_ARGUMENTS}")
+            found.append(f"{where}:{function.lineno}: {function.name} takes {count} arguments (max {MOST_ARGUMENTS})")
     return found
 
 

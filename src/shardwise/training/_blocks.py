@@ -90,6 +90,7 @@ class Folded(Generic[X]):
     compute: X
     exposed: dict[str, X]
     hidden: dict[str, X]
+    forward_exposed: dict[str, X]
     kept_bytes: X
     dropped_bytes: X
     transient_bytes: X
@@ -104,14 +105,12 @@ class Folded(Generic[X]):
 
 
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
-    """Return a list of operators folded into seconds, bytes and parameters.
-
-    With the units that run again in backward.
-    """
+    """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
     forward = backward = weight = replay = compute = zero
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
+    forward_exposed: dict[str, X] = {}
     for op in ops:
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
@@ -125,6 +124,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         )
         weight = weight + t.backward_weight
         compute = compute + t.forward + t.backward_input + t.backward_weight
+        merge(forward_exposed, ahead.exposed)
         for side in (ahead, back):
             merge(exposed, side.exposed)
             merge(hidden, side.hidden)
@@ -142,6 +142,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         compute=compute,
         exposed=exposed,
         hidden=hidden,
+        forward_exposed=forward_exposed,
         kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), f"{label}saved for backward"),
         dropped_bytes=named(
             total((named(t.size_bytes, t.name) for t in kept.dropped), zero), f"{label}made again in backward"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from shardwise.cost import Efficiencies
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
-from shardwise.ledger.traced import Traced, plain, tracing
+from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, find_stack
@@ -18,6 +18,7 @@ from shardwise.training._memory import StageMemory
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
 
+HEADLINES = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "recomputed", "buffers")
 
 
@@ -197,9 +198,36 @@ class TrainReport:
             return evaluate(self.case, sizes, stages)
 
     def explain(self, what: str = "step") -> Traced:
-        """Return a headline as a number that opens: "step" or "memory"."""
-        found: dict[str, Any] = {"step": self.traced.step.total, "memory": self.traced.peak}
-        return found[what]
+        """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.
+
+        >>> from shardwise.hardware import Cluster
+        >>> from shardwise.models import load_model
+        >>> job = Training(seq_len=1024, global_batch=8)
+        >>> report = train(load_model("gpt2"), Cluster.parse("8xa100-sxm-80gb"), Plan(dp=0), job)
+        >>> float(report.explain("step")) == report.step_seconds
+        True
+        """
+        if what not in HEADLINES:
+            rule, remedy = "is not a number that can be explained", "use one of " + ", ".join(HEADLINES)
+            raise InputError([Problem("what", what, rule, remedy)])
+        step, peak = self.traced.step.total, self.traced.peak
+        if what == "step":
+            return step
+        if what == "memory":
+            return peak
+        with tracing():
+            tokens = leaf("tokens of a step", self.job.tokens_per_step) / (
+                step * leaf("devices", self.plan.num_devices)
+            )
+            tokens = named(tokens, "tokens a second and device")
+            if what == "tokens_per_second_per_gpu":
+                return cast("Traced", tokens)
+            per_token = {"mfu": self.model_flops_per_token, "hfu": self.hardware_flops_per_token}[what]
+            peak_flops = float(self.case.cluster.device.peak_flops(self.case.recipe.precision.compute))
+            achieved = named(
+                leaf("FLOPs a token", per_token, "PaLM, arXiv:2204.02311, appendix B") * tokens, "FLOP/s achieved"
+            )
+            return cast("Traced", named(achieved / leaf("peak FLOP/s", peak_flops, "datasheet, dense"), what))
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -317,8 +345,3 @@ def _stated(case: Case) -> tuple[str, ...]:
     if case.cluster.usd_per_device_hour is None:
         notes.append("price: not known, no cost given")
     return tuple(notes)
-
-
-def as_number(value: Any) -> float:
-    """Return a plain float from a number of any kind."""
-    return float(plain(value))

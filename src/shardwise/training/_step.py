@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.cost import collective_seconds
@@ -75,8 +75,8 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
 
     Weights are gathered a unit ahead, forward and backward, and gradients reduce-scattered behind the next unit's
-    backward, for
-    every micro-batch (torch.distributed.fsdp; arXiv:2304.11277). ZeRO-2 scatters gradients every micro-batch.
+    backward, for every micro-batch (torch.distributed.fsdp; arXiv:2304.11277). ZeRO-2 scatters gradients every
+    micro-batch.
     """
     zero = 0 * k.forward
     if not r.shards_gradients:
@@ -105,6 +105,42 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     )
 
 
+def root_exposure(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+    """Return seconds of (gathering, scattering) the root unit: once each, with nothing beside them.
+
+    The root holds embedding, head and final norm and stays gathered from forward to backward (torch.distributed.fsdp).
+    """
+    zero = 0 * s.count
+    if not r.shards_weights:
+        return zero, zero
+    root = s.embeds * parts.embedding.elements.dense + s.ends * parts.head.elements.dense
+    w, g = r.precision.activation_bytes, r.precision.gradient_bytes
+    return (
+        named(collective_seconds(m.network, "all_gather", w * root, m.spans["shard"]), "gathering the root unit"),
+        named(collective_seconds(m.network, "reduce_scatter", g * root, m.spans["shard"]), "scattering the root unit"),
+    )
+
+
+def paired(t: StageSeconds[X], forward_waits: X) -> StageSeconds[X]:
+    """Return the seconds of a stage whose expert messages run beside the compute of a paired micro-batch.
+
+    DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both hides
+    behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
+    """
+    waits = t.exposed.get("ep", 0 * t.forward)
+    left = maximum(waits - t.compute, 0.0)
+    gone = 1 - left / maximum(waits, 1e-30)
+    hidden = named(waits - left, "expert messages behind the paired micro-batch")
+    ahead = gone * forward_waits
+    return replace(
+        t,
+        forward=named(t.forward - ahead, "forward of a micro-batch, paired"),
+        backward_input=named(t.backward_input - (hidden - ahead), "input gradients of a micro-batch, paired"),
+        exposed={**t.exposed, "ep": left},
+        hidden={**t.hidden, "ep": t.hidden.get("ep", 0 * left) + hidden},
+    )
+
+
 def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
     waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
@@ -112,6 +148,8 @@ def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
     ahead = total((n * w[0] for n, w in zip(s.layers, waits, strict=True)), zero)
     behind = total((n * w[1] for n, w in zip(s.layers, waits, strict=True)), zero)
     covered = total((n * w[2] for n, w in zip(s.layers, waits, strict=True)), zero)
+    root_gather, root_scatter = root_exposure(m, r, parts, s)
+    ahead, behind = ahead + root_gather, behind + root_scatter
     replay = _weighted(parts, s, lambda k: k.replay)
     exposed, hidden = _weighted_axes(parts, s, lambda k: k.exposed), _weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
@@ -222,6 +260,10 @@ def step_seconds(
 ) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
     per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
+    if job.schedule == "dualpipe" and m.overlap:
+        zero = 0 * z.pp
+        waits = [_weighted_axes(parts, s, lambda k: k.forward_exposed).get("ep", zero) for s in stages]
+        per_stage = tuple(paired(t, w) for t, w in zip(per_stage, waits, strict=True))
     runs = tuple(
         Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
         for s, t in zip(stages, per_stage, strict=True)
