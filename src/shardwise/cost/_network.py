@@ -1,10 +1,9 @@
 """Seconds of collectives over the tiers of a cluster.
 
 n ranks of a group, m_i of them inside one domain of tier i (m_-1 = 1, the last is n). Each tier that the group
-crosses carries
-its share over as many links as ranks sit in a domain below, at once (multi-ring form of transformer-perf-estimates,
-with its
-missing factor of two put right); the slowest tier binds and every step costs a latency. docs/formulas.md, collectives.
+crosses carries its share over as many links as ranks sit in a domain below, at once (multi-ring form of
+transformer-perf-estimates, with its missing factor of two put right); the slowest tier binds and every step costs a
+latency. docs/formulas.md, collectives.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
     """Return seconds of one collective of `size` bytes (the gathered tensor; for `send` one message).
 
     `group` is how many ranks of the group sit in one domain of each tier, the last the whole group. A group of one is
-    free.
-    In-network reduction (NVLS, SHARP) inside the fastest tier sends 1 + 1/n of the tensor instead of 2 (n - 1) / n.
+    free. In-network reduction (NVLS, SHARP) inside the fastest tier sends 1 + 1/n of the tensor instead of 2 (n - 1)
+    / n.
     """
     n = group[-1]
     wires: list[X] = []

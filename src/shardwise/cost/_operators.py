@@ -1,8 +1,7 @@
 """Seconds of one operator: a smooth roofline over tiles, waves and kernel starts.
 
 Form C of docs/formulas.md: ((compute)^q + (memory)^q)^(1/q) + start, where compute charges whole tiles in whole waves
-of cores.
-Roofline: Williams, Waterman, Patterson 2009. Constants and their residuals: constants.toml.
+of cores. Roofline: Williams, Waterman, Patterson 2009. Constants and their residuals: constants.toml.
 """
 
 from __future__ import annotations

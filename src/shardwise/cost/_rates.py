@@ -18,8 +18,8 @@ from shardwise.ledger.traced import leaf
 class Efficiencies:
     """Efficiencies that the user imposes in place of the fitted ones; 0 leaves the fit.
 
-    `ideal` sets every one to 1 and starts to 0.
-    `matmul_flops_per_second` and `memory_bytes_per_second` impose achieved rates instead of fractions.
+    `ideal` sets every one to 1 and starts to 0. `matmul_flops_per_second` and `memory_bytes_per_second` impose
+    achieved rates instead of fractions.
     """
 
     compute: float = 0.0
@@ -137,8 +137,7 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. Raises `InputError`
-    when the
-    device has no rate for the data type or an imposed efficiency is out of range.
+    when the device has no rate for the data type or an imposed efficiency is out of range.
     """
     imposed.check()
     family = family_of(device)

@@ -1,8 +1,8 @@
 """What a number is: a plain number, a column of float64, or a traced number; formulas are generic over the three.
 
 `Number` has no ordering and no truth value, so the type checker refuses `if tp > 1` and `max(tp, 1)` on a column. The
-functions below are the only ways to branch on a value. NumPy is looked up, never imported: whoever passes a column has
-imported it already.
+functions below are the only ways to branch on a value. NumPy is looked up, never imported: whoever passes a column
+has imported it already.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger's lines: an operator as one rank runs it, and what it says of weights, saved tensors and messages.
 
-Letters of this project: B sequences, S tokens a sequence, T tokens, D hidden, F ffn, N query heads, K key-value heads,
-H head dim, V vocabulary, L layers, E experts, k experts a token.
+Letters of this project: B sequences, S tokens a sequence, T tokens, D hidden, F ffn, N query heads, K key-value
+heads, H head dim, V vocabulary, L layers, E experts, k experts a token.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class Tensor(Generic[X]):
     """A tensor that backward reads. The name is its identity in a block: what two operators keep is counted once.
 
     `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads
-    from
-    outside and drops what is born within.
+    from outside and drops what is born within.
     """
 
     name: str
@@ -52,8 +51,7 @@ class Collective(Generic[X]):
     """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
 
     `hides`: "compute" runs beside this operator's own compute, "ring" is one step behind each block of attention,
-    "panels"
-    is pipelined behind panels of a product, "exposed" waits. `count` repeats the message.
+    "panels" is pipelined behind panels of a product, "exposed" waits. `count` repeats the message.
     """
 
     axis: GroupAxis
@@ -69,11 +67,9 @@ class Op(Generic[X]):
     """One operator on one rank.
 
     `flops` and `forward_bytes` are of the forward pass; `backward_flops` and `backward_bytes` of the input gradient,
-    and
-    `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are the
-    m, n and
-    k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs again when its
-    region is recomputed; `kernels` how many launches an unfused implementation makes.
+    and `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are
+    the m, n and k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs
+    again when its region is recomputed; `kernels` how many launches an unfused implementation makes.
     """
 
     name: str

@@ -18,8 +18,7 @@ class Checkpoint:
     """Regions of a block that run again in backward as one unit.
 
     `discards_output` also drops what the unit hands on (Megatron-LM's output-discarding checkpoint of moe_act,
-    layernorm and
-    mla_up_proj, core/tensor_parallel/random.py CheckpointWithoutOutput).
+    layernorm and mla_up_proj, core/tensor_parallel/random.py CheckpointWithoutOutput).
     """
 
     regions: tuple[str, ...]
@@ -45,8 +44,7 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
     """Return the distinct tensors that a block keeps, and those that recompute drops.
 
     An operator outside every unit keeps what it saves. One inside keeps what it saves or reads from outside its unit,
-    and drops
-    what is born within (torch.utils.checkpoint). A tensor has one name and is counted once.
+    and drops what is born within (torch.utils.checkpoint). A tensor has one name and is counted once.
     """
     kept: dict[str, Tensor[X]] = {}
     dropped: dict[str, Tensor[X]] = {}

@@ -1,10 +1,8 @@
 """Numbers that explain themselves: arithmetic records itself, so an explanation is what was computed.
 
-No formula is written a second time as text.
-A named node stops the printed formula of its parent and opens as a child. Opening a node gives contributions that sum
-to it: sums
-split, products scale, a maximum opens to the branch that binds and states the slack of the others, a ratio shows both
-terms.
+No formula is written a second time as text. A named node stops the printed formula of its parent and opens as a
+child. Opening a node gives contributions that sum to it: sums split, products scale, a maximum opens to the branch
+that binds and states the slack of the others, a ratio shows both terms.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """How the operators of a block are split over ranks: 1D tensor parallelism, SUMMA and context parallelism.
 
 Attention, feed-forwards and heads are written once against `Layout`. It owns the sizes on one rank (each divided
-once) and
-makes the linear layers with their messages. Sources: 1D arXiv:1909.08053, sequence parallelism arXiv:2205.05198
-section 4.2,
-SUMMA arXiv:2104.05343 and arXiv:2410.00273 (transformer-perf-estimates), with the collectives of FORMULAS in
-docs/formulas.md.
+once) and makes the linear layers with their messages. Sources: 1D arXiv:1909.08053, sequence parallelism
+arXiv:2205.05198 section 4.2, SUMMA arXiv:2104.05343 and arXiv:2410.00273 (transformer-perf-estimates), with the
+collectives of FORMULAS in docs/formulas.md.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ class Work(Generic[X]):
     """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones; bytes of elements.
 
     `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
-    `activation_bytes`
-    are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the key-value cache.
+    `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
+    key-value cache.
     """
 
     B: X
@@ -188,8 +186,7 @@ def matmul(
     """Return the operator of a linear layer: each operand is moved once per product.
 
     Forward reads the input and the weight and writes the output; the input gradient reads the output gradient and the
-    weight;
-    the weight gradient reads input and output gradient, and reads and writes the accumulated gradient.
+    weight; the weight gradient reads input and output gradient, and reads and writes the accumulated gradient.
     """
     m, n, k = mnk
     flops = matmul_flops(m, n, k)
@@ -310,8 +307,7 @@ class Summa(Layout[X]):
     """Two-dimensional linear layers (SUMMA) on a tp x tp2 grid; attention splits heads over tp, the sequence over tp2.
 
     X is (T/tp2, D/tp), W is (D/tp2, F/tp), Y is (T/tp2, F/tp). Panels of X travel along tp, panels of W along tp2;
-    backward
-    the products dX and dW reduce along the same axes (docs/formulas.md, two-dimensional layouts).
+    backward the products dX and dW reduce along the same axes (docs/formulas.md, two-dimensional layouts).
     """
 
     @cached_property

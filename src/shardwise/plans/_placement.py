@@ -38,8 +38,7 @@ def spans(plan: Plan, domains: Sequence[int]) -> Spans:
     """Return for every axis how many ranks of one of its groups sit in one domain of each tier, fastest tier first.
 
     Experts live on the ranks of a stage in the order etp, ep, edp. Groups "dp_cp" hold the copies of dense weights,
-    "edp"
-    those of experts. The last tier spans the cluster, so the last entry is the whole degree.
+    "edp" those of experts. The last tier spans the cluster, so the last entry is the whole degree.
 
     >>> spans(Plan(tp=4, dp=8, pp=2), (8, 64))["dp"]
     (2, 8)

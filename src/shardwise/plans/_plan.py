@@ -25,11 +25,9 @@ class Plan:
     """One way to lay a training job or a served model out.
 
     `tp2` is the second axis of the "summa" layout (1 otherwise). `dp` counts all replicas, sharded or not; `shard` is
-    the
-    sharding group of "hsdp" (elsewhere all of dp). `recompute_layers` limits recompute to so many layers of each stage
-    (0: all). `modules` adds Megatron's named modules to recompute. `stage_layers` gives the layers of every stage
-    when they
-    are not equal. `order` lists the axes from the fastest links outwards.
+    the sharding group of "hsdp" (elsewhere all of dp). `recompute_layers` limits recompute to so many layers of each
+    stage (0: all). `modules` adds Megatron's named modules to recompute. `stage_layers` gives the layers of every
+    stage when they are not equal. `order` lists the axes from the fastest links outwards.
 
     >>> Plan(tp=8, pp=4).tp
     8

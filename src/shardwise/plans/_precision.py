@@ -15,9 +15,9 @@ class Precision:
     """Bytes per element of each copy of a parameter; names follow what frameworks call the recipe.
 
     `compute` is the data type of matrix products and `activation_bytes` that of what is saved for backward.
-    `master_bytes` is
-    0 when the stored weight is what the optimizer updates. `state_bytes` is one optimizer moment.
-    Source: Megatron-LM optimizer docs (18 bytes for bf16 with fp32 gradients), arXiv:1910.02054 section 3.1 (16 bytes).
+    `master_bytes` is 0 when the stored weight is what the optimizer updates. `state_bytes` is one optimizer moment.
+    Source: Megatron-LM optimizer docs (18 bytes for bf16 with fp32 gradients), arXiv:1910.02054 section 3.1 (16
+    bytes).
     """
 
     name: str
@@ -59,10 +59,8 @@ class Optimizer:
     """How many moments an optimizer keeps per parameter, and how wide; `vector_moments` where it treats matrices apart.
 
     A `moment_bytes` of 0 takes the recipe's state width. Sources: Adam arXiv:1412.6980, Lion arXiv:2302.06675 (one
-    moment),
-    8-bit Adam arXiv:2110.02861 (one byte a moment, one fp32 scale per 256 elements), Muon (one momentum for matrices;
-    embeddings,
-    head, norms and biases use Adam; github.com/KellerJordan/Muon).
+    moment), 8-bit Adam arXiv:2110.02861 (one byte a moment, one fp32 scale per 256 elements), Muon (one momentum for
+    matrices; embeddings, head, norms and biases use Adam; github.com/KellerJordan/Muon).
     """
 
     name: OptimizerName

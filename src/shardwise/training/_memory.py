@@ -1,8 +1,7 @@
 """Bytes on one rank of each stage at the named moments of a step; a peak is a moment.
 
 Sources: state bytes arXiv:1910.02054 and Megatron-LM distributed optimizer; in-flight micro-batches by schedule; the
-moments were
-checked against PyTorch's memory tracker on whole training steps (tests/training).
+moments were checked against PyTorch's memory tracker on whole training steps (tests/training).
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     """Return bytes of (weights, gradients, optimizer state) on a rank under the sharding.
 
     Dense copies sit on dp * cp ranks, experts on their own; ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3
-    and FSDP
-    everything (arXiv:1910.02054 section 5).
+    and FSDP everything (arXiv:1910.02054 section 5).
     """
     dense_matrix, dense_other, expert_matrix, expert_other = params
     share, expert_share = z.shard_share, z.expert_share
@@ -138,10 +136,9 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
     The root unit (embedding, head, final norm) stays gathered from forward to backward; of the layers the running
-    unit and the
-    prefetched next one, and the gradients of one unit before their reduction (torch.distributed.fsdp.fully_shard; the
-    root's
-    part is checked to the byte with torch 2.13.0's FSDP memory tracker).
+    unit and the prefetched next one, and the gradients of one unit before their reduction
+    (torch.distributed.fsdp.fully_shard; the root's part is checked to the byte with torch 2.13.0's FSDP memory
+    tracker).
     """
     zero = 0 * s.count
     if not r.shards_weights:
@@ -184,10 +181,8 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest.
 
     Moments: the last forward pass in flight; the loss with its logits; backward of the first layer, with what
-    recompute makes
-    again; all gradients complete; the optimizer step. Transient gradients do not exist before the first backward pass
-    ends
-    unless micro-batches are accumulated.
+    recompute makes again; all gradients complete; the optimizer step. Transient gradients do not exist before the
+    first backward pass ends unless micro-batches are accumulated.
     """
     params = owned(parts, s)
     params = (params[0], params[1] + tied_copy(parts, s, tied), params[2], params[3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from shardwise.cost import Efficiencies
 from shardwise.errors import InputError, Problem
@@ -221,13 +221,13 @@ class TrainReport:
             )
             tokens = named(tokens, "tokens a second and device")
             if what == "tokens_per_second_per_gpu":
-                return cast("Traced", tokens)
+                return tokens
             per_token = {"mfu": self.model_flops_per_token, "hfu": self.hardware_flops_per_token}[what]
             peak_flops = float(self.case.cluster.device.peak_flops(self.case.recipe.precision.compute))
             achieved = named(
                 leaf("FLOPs a token", per_token, "PaLM, arXiv:2204.02311, appendix B") * tokens, "FLOP/s achieved"
             )
-            return cast("Traced", named(achieved / leaf("peak FLOP/s", peak_flops, "datasheet, dense"), what))
+            return named(achieved / leaf("peak FLOP/s", peak_flops, "datasheet, dense"), what)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:

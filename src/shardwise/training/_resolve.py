@@ -107,8 +107,7 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
     """Return the plan, the job and the deductions made; raises `InputError` with everything that is wrong.
 
     Any two of global batch, micro-batch and accumulation give the third. With the batch alone, or with none, the
-    micro-batch is
-    the largest that fits (`fits` decides), at least 1.
+    micro-batch is the largest that fits (`fits` decides), at least 1.
     """
     found, notes = job_problems(q.job, q.model), list[str]()
     plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=q.plan.micro_batch or 1)

@@ -18,8 +18,8 @@ class Stages(Generic[X]):
     """Consecutive equal pipeline stages: how many, where the first is, and how many layers of each kind one holds.
 
     A kind is a distinct block with or without recompute, in the order of `kinds_of`. `embeds` and `ends` are 1 where
-    the stage
-    has the embedding or the head. `mirrored` counts the layers of the opposite stage, which DualPipe holds too.
+    the stage has the embedding or the head. `mirrored` counts the layers of the opposite stage, which DualPipe holds
+    too.
     """
 
     count: X
@@ -68,8 +68,7 @@ def stage_layers(order: tuple[int, ...], pp: int, vpp: int, sizes: tuple[int, ..
     """Return for every stage the block indices of its layers, over its chunks.
 
     Chunk c of stage i is the (c * pp + i)-th piece of the model (Megatron-LM core/pipeline_parallel/schedules.py).
-    Sizes are
-    layers of each piece, in order of the model.
+    Sizes are layers of each piece, in order of the model.
 
     >>> stage_layers((0, 0, 1, 1), 2, 1, (2, 2))
     ((0, 0), (1, 1))

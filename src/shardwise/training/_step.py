@@ -108,7 +108,8 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
 def root_exposure(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return seconds of (gathering, scattering) the root unit: once each, with nothing beside them.
 
-    The root holds embedding, head and final norm and stays gathered from forward to backward (torch.distributed.fsdp).
+    The root holds embedding, head and final norm and stays gathered from forward to backward
+    (torch.distributed.fsdp).
     """
     zero = 0 * s.count
     if not r.shards_weights:
@@ -124,8 +125,8 @@ def root_exposure(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tu
 def paired(t: StageSeconds[X], forward_waits: X) -> StageSeconds[X]:
     """Return the seconds of a stage whose expert messages run beside the compute of a paired micro-batch.
 
-    DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both hides
-    behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
+    DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both
+    hides behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
     """
     waits = t.exposed.get("ep", 0 * t.forward)
     left = maximum(waits - t.compute, 0.0)
@@ -216,10 +217,8 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes.
-    Muon adds
-    five Newton-Schulz steps of three products of the smaller side each (github.com/KellerJordan/Muon): 5 * 6 * side
-    FLOPs an
-    element, side the hidden width's order, charged at matrix rate on the shard.
+    Muon adds five Newton-Schulz steps of three products of the smaller side each (github.com/KellerJordan/Muon): 5 *
+    6 * side FLOPs an element, side the hidden width's order, charged at matrix rate on the shard.
     """
     p, o = r.precision, r.optimizer
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
