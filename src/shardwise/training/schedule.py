@@ -1,0 +1,89 @@
+"""Seconds and activations of a pipeline schedule in closed form, on numbers, columns and traced numbers alike.
+
+The forms are the longest paths through a fixed order of tasks, and `simulate` is what they are held against.
+Largest differences, over 2 to 16 stages and 1 to 64 micro-batches (DualPipe: an even number, at least 2p):
+
+| schedule | equal stages, messages free | stages +-20 %, messages free |
+|---|---|---|
+| gpipe | exact | exact |
+| 1f1b | exact | 1 % |
+| interleaved, zb-h1, dualpipe | exact | 3 % |
+
+Messages are part of the paths, and so are exposed wherever the order of tasks leaves no slack: the two ends of every
+schedule, and the steady state of 1F1B and DualPipe, which wait even for messages that overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwise.ledger.number import X, maximum, minimum
+from shardwise.training.schedule_dualpipe import dualpipe_seconds
+from shardwise.training.schedule_forms import (
+    gpipe_seconds,
+    interleaved_seconds,
+    one_f_one_b_seconds,
+    rounds,
+    zb_h1_seconds,
+)
+from shardwise.training.schedule_orders import ScheduleName, schedule_problems
+from shardwise.training.schedule_points import slowest_work
+from shardwise.training.schedule_types import PipelineShape, PipelineTime, Run
+
+__all__ = ["PipelineShape", "PipelineTime", "Run", "ScheduleName", "in_flight", "pipeline_time", "schedule_problems"]
+
+
+def _seconds(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
+    forms: dict[ScheduleName, Callable[[tuple[Run[X], ...], PipelineShape[X]], X]] = {
+        "gpipe": gpipe_seconds,
+        "1f1b": one_f_one_b_seconds,
+        "interleaved": interleaved_seconds,
+        "zb-h1": zb_h1_seconds,
+        "dualpipe": dualpipe_seconds,
+    }
+    return forms[schedule](runs, shape)
+
+
+def pipeline_time(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
+    """Return the seconds of the pipeline part of a step, and which of them are bubble and exposed messages.
+
+    arXiv:1811.06965 (gpipe), arXiv:2104.04473 section 2.2 (1f1b, interleaved), arXiv:2401.10241 section 2.1 (zb-h1),
+    arXiv:2412.19437 section 3.2.1 (dualpipe); unequal stages are derived, see `schedule_forms`. What no order of tasks
+    can run (`schedule_problems`) is not refused here.
+
+    >>> stages = Run(count=4, forward=1.0, backward_input=1.0, backward_weight=1.0)
+    >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0.0, overlap_send=True)
+    >>> for schedule in ("1f1b", "zb-h1", "dualpipe"):
+    ...     print(schedule, pipeline_time(schedule, (stages,), shape).bubble)
+    1f1b 9.0
+    zb-h1 3.0
+    dualpipe 2.0
+    """
+    busy = shape.num_micro * slowest_work(runs, mirrored=schedule == "dualpipe")
+    free = maximum(_seconds(schedule, runs, replace(shape, send=shape.send * 0)), busy)
+    total = maximum(_seconds(schedule, runs, shape), free)
+    return PipelineTime(total=total, busy=busy, bubble=free - busy, exposed_send=total - free)
+
+
+def in_flight(schedule: ScheduleName, shape: PipelineShape[X], stage: X) -> X:
+    """Return the micro-batches whose activations a stage holds at its peak, in activations of one whole stage.
+
+    Stages count from 0. Never more than there are micro-batches: arXiv:2104.04473 (1f1b: p - stage), Megatron-Core
+    pipeline_parallel/schedules.py (interleaved: 2(p - 1 - stage) + (v-1)p + 1 chunks), arXiv:2401.10241 section 2.1
+    (zb-h1: p everywhere, until the weight gradient is done) and the DualPipe README (p + 1 on the device, both of its
+    stages together). The first round of the interleaved schedule takes the micro-batches that do not fill a round,
+    so that with m not a multiple of p it holds more; Megatron-Core refuses such m unless told to group them so.
+
+    >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0.0, overlap_send=True)
+    >>> [in_flight("1f1b", shape, stage) for stage in range(4)]
+    [4, 3, 2, 1]
+    """
+    p, v, m = shape.num_stages, shape.num_chunks, shape.num_micro
+    if schedule == "gpipe":
+        return m
+    if schedule == "interleaved":
+        chunks = minimum(v, 2) * (p - 1 - stage) + (v - 1) * rounds(shape) + 1
+        return minimum(chunks / v, m)
+    held = {"1f1b": p - stage, "zb-h1": p, "dualpipe": p + minimum(p - 1, 1)}
+    return minimum(held[schedule], m)

@@ -1,0 +1,233 @@
+"""Seconds of the pipeline part of a step for DualPipe as longest paths (arXiv:2412.19437; deepseek-ai/DualPipe).
+
+Device d of the first half holds stage d, "early", for the micro-batches that enter at its end, and stage p-1-d,
+"late", for the others; the second half mirrors it, so half of the devices are evaluated and h = p/2 - 1 is the middle
+one. "Inward" is the pair of an early forward with a late backward, whose results go towards the middle, "outward" the
+pair of a late forward with an early backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
+from shardwise.training.schedule_points import longest, overlaps, running_largest
+from shardwise.training.schedule_types import PipelineShape, Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lane(Generic[X]):
+    """One kind of task: its seconds on a device, and those of all devices up to and with it, messages included."""
+
+    own: X
+    through: X
+
+    @property
+    def before(self) -> X:
+        return self.through - self.own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Device(Generic[X]):
+    """One device of the first half."""
+
+    present: X
+    index: X
+    middle: X
+    forward_early: _Lane[X]
+    forward_late: _Lane[X]
+    gradient_early: _Lane[X]
+    gradient_late: _Lane[X]
+    inward: _Lane[X]
+    outward: _Lane[X]
+    full_early: X
+    full_late: X
+    weights: X
+
+    @property
+    def late_step(self) -> X:
+        """Seconds of a late backward and a late forward, one after the other."""
+        return self.full_late + self.forward_late.own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Half(Generic[X]):
+    """The devices of the first half in order, p/2 - 1, half of the micro-batches, and the message that turns."""
+
+    devices: tuple[_Device[X], ...]
+    present: tuple[X, ...]
+    last: X
+    rounds: X
+    turn: X
+    round_mean: X
+    gradient_early: X
+    gradient_late: X
+
+
+_Costs = tuple[X, ...]
+
+
+def _segments(runs: Sequence[Run[X]]) -> list[tuple[X, _Costs[X]]]:
+    """Devices in a row whose early and late stages lie in one run each: their count and six costs, absent ones zero."""
+    found: list[tuple[X, _Costs[X]]] = []
+    for (i, k), count in overlaps(runs).items():
+        early, late, on = runs[i], runs[k], minimum(count, 1)
+        costs = (early.forward * on, early.backward_input * on, early.backward_weight * on,
+                 late.forward * on, late.backward_input * on, late.backward_weight * on)  # fmt: skip
+        found.append((count, costs))
+    return found
+
+
+def _half(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> _Half[X]:
+    p = shape.num_stages
+    devices: list[_Device[X]] = []
+    zero = p * 0
+    index = zero
+    before: _Costs[X] = (zero,) * 6
+    for count, costs in _segments(runs):
+        last = maximum(count - 1, 0)
+        offsets = [zero, last] if shape.overlap_send else [zero, minimum(last, 1), last]
+        for offset in offsets:
+            sums = tuple(b + offset * c for b, c in zip(before, costs, strict=True))
+            devices.append(_device(minimum(count, 1), index + offset, costs, sums, shape))
+        index = index + count
+        before = tuple(b + count * c for b, c in zip(before, costs, strict=True))
+    return _Half(
+        devices=tuple(devices),
+        present=tuple(device.present for device in devices),
+        last=p / 2 - 1,
+        rounds=shape.num_micro / 2,
+        turn=shape.send if shape.overlap_send else zero,
+        round_mean=total(before) / (p / 2),
+        gradient_early=before[1] + (p / 2 - 1) * shape.send,
+        gradient_late=before[4] + p / 2 * shape.send,
+    )
+
+
+def _device(present: X, index: X, costs: _Costs[X], sums: _Costs[X], shape: PipelineShape[X]) -> _Device[X]:
+    """One device. What goes outwards stops at device 0, which therefore does not send it."""
+    c, zero = shape.send, index * 0
+    in_send = zero if shape.overlap_send else c * present
+    out_send = zero if shape.overlap_send else c * minimum(index, 1) * present
+    out_hops = index if shape.overlap_send else maximum(index - 1, 0)
+
+    def inwards(own: X, before: X) -> _Lane[X]:
+        return _Lane(own=own + in_send, through=before + own + in_send + index * c)
+
+    def outwards(own: X, before: X) -> _Lane[X]:
+        return _Lane(own=own + out_send, through=before + own + out_send + out_hops * c)
+
+    fe, ge, we, fl, gl, wl = costs
+    fe0, ge0, we0, fl0, gl0, wl0 = sums
+    return _Device(
+        present=present,
+        index=index,
+        middle=above(index, shape.num_stages / 2 - 1.5, present, 0),
+        forward_early=inwards(fe, fe0),
+        gradient_late=inwards(gl, gl0),
+        inward=inwards(fe + gl + wl, fe0 + gl0 + wl0),
+        forward_late=outwards(fl, fl0),
+        gradient_early=outwards(ge, ge0),
+        outward=outwards(fl + ge + we, fl0 + ge0 + we0),
+        full_early=ge + we + out_send,
+        full_late=gl + wl + in_send,
+        weights=(we + wl) / 2,
+    )
+
+
+def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+    """DualPipe: a path fills inwards, starts the pairs, stays on a device or moves inwards, and drains outwards.
+
+    With equal stages this is m (f + b) plus the larger of (p - 2) f and (p/2 - 2) f + (p/2 - 1) g plus, where it is
+    positive, (p/2 - 1)(g - w): the bubble of the DualPipe README, (p/2 - 1)(f + 2g - w), less one forward, because the
+    middle devices do not pair their first forward and backward.
+    """
+    half = _half(runs, shape)
+    seconds = _drained(half, _pairs_end(half, _pairs_start(half, _first_late_forward(half))))
+    lone = largest([run.forward + run.backward_input + run.backward_weight for run in runs])
+    return above(shape.num_stages, 1, seconds, shape.num_micro * lone)
+
+
+def _first_late_forward(half: _Half[X]) -> list[X]:
+    """When each device ends its first late forward: it comes over the middle, from a device busy with early ones."""
+    reached = [
+        d.present
+        * (
+            d.forward_early.before
+            + (2 * (half.last - d.index) + 1) * d.forward_early.own
+            + d.middle * half.turn
+            + d.forward_late.through
+        )
+        for d in half.devices
+    ]
+    best = running_largest(reached[::-1])[::-1]
+    return [at - d.forward_late.before for at, d in zip(best, half.devices, strict=True)]
+
+
+def _pairs_start(half: _Half[X], first: Sequence[X]) -> tuple[list[X], list[X]]:
+    """When each device ends its first inward pair, and when it starts its first outward pair."""
+    inwards = running_largest([at - d.gradient_late.before for at, d in zip(first, half.devices, strict=True)])
+    ends: list[X] = []
+    starts: list[X] = []
+    for k, d in enumerate(half.devices):
+        left = half.last - d.index
+        alternating = d.index * (d.forward_early.own + d.forward_late.own + d.middle * half.turn)
+        own = first[k] + alternating + left * d.late_step
+        ways = [own + d.middle * d.forward_early.own, inwards[k] + d.gradient_late.before + left * d.late_step]
+        for at, i in zip(first[:k], half.devices[:k], strict=True):
+            way = at + left * i.late_step + d.gradient_late.before - i.gradient_late.before
+            ways.append(i.present * way)
+        ends.append(largest(ways) + d.inward.own + d.middle * (d.full_late - d.inward.own))
+        starts.append(d.present * (ends[-1] + d.middle * half.turn + d.outward.through))
+    best = running_largest(starts[::-1])[::-1]
+    return ends, [at - d.outward.through for at, d in zip(best, half.devices, strict=True)]
+
+
+def _pairs_end(half: _Half[X], pairs: tuple[list[X], list[X]]) -> list[X]:
+    """When each device ends its last outward pair: devices nearer the middle run inward pairs for longer."""
+    reached = []
+    for first, at, d in zip(*pairs, half.devices, strict=True):
+        num_rounds = half.rounds - 2 * half.last - 2 + d.index
+        steady = maximum(num_rounds * (d.inward.own + d.outward.own), _swinging(half, d, num_rounds))
+        reached.append(d.present * above(num_rounds, 0, at + steady, first) - d.inward.through)
+    reached = [at + d.inward.through for at, d in zip(running_largest(reached), half.devices, strict=True)]
+    ends = []
+    for k, d in enumerate(half.devices):
+        ways = [
+            i.present
+            * (
+                at
+                + i.middle * half.turn
+                + i.outward.through
+                - d.outward.before
+                + (half.last - i.index) * (d.full_late + d.outward.own)
+            )
+            for at, i in zip(reached[k:], half.devices[k:], strict=True)
+        ]
+        ends.append(largest(ways))
+    return ends
+
+
+def _swinging(half: _Half[X], d: _Device[X], num_rounds: X) -> X:
+    """Rounds of pairs on a path that swings between device 0 and the middle, once in p/2 rounds, messages included."""
+    from_middle = 2 * num_rounds - ceil(num_rounds / (half.last + 1))
+    from_outer = 2 * (num_rounds - 1) - ceil((num_rounds - 1) / (half.last + 1))
+    messages = maximum(d.middle * from_middle + (1 - d.middle) * from_outer - 1, 0)
+    return num_rounds * half.round_mean + messages * half.turn
+
+
+def _drained(half: _Half[X], ends: Sequence[X]) -> X:
+    """The last backwards: those of one device, or from device 0 inwards over the late stages and out over the early."""
+    own = [
+        at + (d.index + 1) * d.full_late + (half.last + 1) * d.full_early
+        for at, d in zip(ends, half.devices, strict=True)
+    ]
+    entered = [
+        (1 - minimum(d.index, 1)) * (at + d.full_late - d.gradient_late.through)
+        for at, d in zip(ends, half.devices, strict=True)
+    ]
+    left = [(d.index + 1) * d.weights - d.gradient_early.before for d in half.devices]
+    around = longest(half.present, entered) + half.gradient_late + half.gradient_early + largest(left)
+    return maximum(longest(half.present, own), around)

@@ -1,0 +1,205 @@
+"""Seconds of the pipeline part of a step for GPipe, 1F1B, interleaved 1F1B and ZB-H1, as longest paths.
+
+Letters: p stages, v chunks of the model on each, m micro-batches; s a stage counted from 0; f, g, w the seconds of one
+micro-batch on it, forward, the backward that the stage before waits for, and the backward that can wait.
+The equal-stage limits are those of arXiv:1811.06965 (GPipe), arXiv:2104.04473 section 2.2 (1F1B, interleaved) and
+arXiv:2401.10241 section 2 (ZB-H1); with unequal stages the paths were found and checked with `simulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
+from shardwise.training.schedule_points import Pipeline, Point, longest, pipeline, running_largest
+from shardwise.training.schedule_types import PipelineShape, Run
+
+
+def rounds(shape: PipelineShape[X]) -> X:
+    """Return how many micro-batches the first round of the interleaved schedule takes; every later round takes p.
+
+    The first round takes what does not fill a round of its own, which costs memory and no time.
+    """
+    p, m = shape.num_stages, shape.num_micro
+    whole = ceil((m - p + 1) / p)
+    return m - p * maximum(whole - 1, 0)
+
+
+def gpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+    """All forwards, then all backwards: each pass is one way through plus m - 1 more on its slowest stage."""
+    pipe = pipeline(runs, shape, split_backward=False)
+    slowest = largest([x.forward for x in pipe.points]) + largest([x.gradient for x in pipe.points])
+    return pipe.path + (shape.num_micro - 1) * slowest
+
+
+def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+    """1F1B: a path fills down to stage s, stays there, and drains; at both ends it may dive below s instead of idling.
+
+    Stage s holds p-1-s micro-batches ahead, so that a dive to stage r gains the way there and back and gives up r-s
+    forwards (at the start) or backwards (at the end) of s. With fewer micro-batches than stages below s the dive
+    of the start runs into that of the end; then the path comes up to a stage that has only forwards or only
+    backwards left. Messages make every further dive longer than staying: one for each p micro-batches.
+    """
+    p, m = shape.num_stages, shape.num_micro
+    pipe = pipeline(runs, shape, split_backward=False)
+    lone = running_largest([maximum(x.forward, x.gradient) for x in pipe.points])
+    lengths = []
+    for x, slowest_lone in zip(pipe.points, lone, strict=True):
+        ahead = minimum(p - 1 - x.index, m - 1)
+        start = maximum(pipe.below(x) - ahead * x.forward, 0)
+        end = _dive(x, pipe.points)
+        both = above(m, p - x.index, start + end, 0)
+        stay = x.forward_before + x.gradient_before + m * x.work + both
+        lengths.append(maximum(stay, pipe.path + (m - 1 - ahead) * x.work + ahead * slowest_lone))
+    slowest = longest(pipe.present, lengths)
+    return maximum(slowest, _diving(pipe, shape, m - 1)) if shape.overlap_send else slowest
+
+
+def _dive(x: Point[X], points: Sequence[Point[X]]) -> X:
+    """What the best dive from the last forward of stage x gains over its own backwards."""
+    gains = [r.present * (r.through - x.through - (r.index - x.index) * x.gradient) for r in points]
+    return maximum(largest(gains), 0)
+
+
+def _diving(pipe: Pipeline[X], shape: PipelineShape[X], steps: X) -> X:
+    """The path that dives from the first stage to the last again and again, in a steady state of so many steps.
+
+    1F1B has p steps for a dive and fills what is left with a shorter one; interleaved, 2p - 1 chunks pass meanwhile.
+    """
+    p, per_stage = shape.num_stages, minimum(shape.num_chunks, 2)
+    length = per_stage * (p - 1) + 1
+    dives = ceil((steps - length + 1) / length)
+    rest = steps - dives * length
+    hops = dives * (p - 1) + maximum(rest - 1, 0) * (2 - per_stage) * minimum(p - 1, 1)
+    return pipe.path + (dives + rest / p) * (pipe.forward_sum + pipe.gradient_sum) + 2 * shape.send * hops
+
+
+def interleaved_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+    """Interleaved 1F1B: as 1F1B, between a phase of forwards and one of backwards of v-1 chunks of one round.
+
+    A round through one chunk takes its micro-batches on the slowest stage, or the way through all stages where that
+    is longer (fewer micro-batches than stages). Lengths are v times the seconds: a chunk takes 1/v of its stage.
+    """
+    v = shape.num_chunks
+    whole = replace(shape, send=shape.send * v)
+    pipe = pipeline(runs, whole, split_backward=False)
+    phases = _chunk_phases(pipe, whole)
+    dives = _wrapped_dives(pipe, whole)
+    lone = running_largest([maximum(x.forward, x.gradient) for x in pipe.points])
+    lengths = [
+        maximum(_stay(x, pipe, whole, dives), _meet(x, pipe, whole, peak))
+        for x, peak in zip(pipe.points, lone, strict=True)
+    ]
+    slowest = longest(pipe.present, lengths)
+    if shape.overlap_send:
+        slowest = maximum(slowest, _diving(pipe, whole, _ahead(pipe.points[0], whole)[1]))
+    return (slowest + phases) / v
+
+
+def _chunk_phases(pipe: Pipeline[X], shape: PipelineShape[X]) -> X:
+    """The forwards before and the backwards after the steady state, on the stage that is slowest at them."""
+    p, m, v, head = shape.num_stages, shape.num_micro, shape.num_chunks, rounds(shape)
+    forward = largest([x.forward for x in pipe.points])
+    gradient = largest([x.gradient for x in pipe.points])
+    wrap = p * shape.send * minimum(p - 1, 1)
+    tail = above(2 * p, m, head, p)
+    forwards = maximum(head * forward, pipe.forward_sum + wrap)
+    backwards = maximum(tail * gradient, pipe.gradient_sum + wrap) + (head - tail) * gradient
+    return (v - 1) * (forwards + backwards)
+
+
+def _wrapped_dives(pipe: Pipeline[X], shape: PipelineShape[X]) -> tuple[X, X]:
+    """The longest way from the first round over some stage r into the second, and the same from the end."""
+    p, head, late = shape.num_stages, rounds(shape), _extra_ahead(shape)
+    wrap = p * shape.send * minimum(p - 1, 1)
+    first = [(head - 2 * (p - 1 - r.index)) * r.work + pipe.below(r) for r in pipe.points]
+    last = [(p - late - 2 * (p - 1 - r.index)) * r.work + pipe.below(r) for r in pipe.points]
+    return (
+        pipe.forward_sum + wrap + longest(pipe.present, first),
+        pipe.gradient_sum + wrap + longest(pipe.present, last),
+    )
+
+
+def _extra_ahead(shape: PipelineShape[X]) -> X:
+    """Chunks held beyond those of a round of p, because the first round is longer."""
+    return (shape.num_chunks - 1) * maximum(rounds(shape) - shape.num_stages, 0)
+
+
+def _ahead(x: Point[X], shape: PipelineShape[X]) -> tuple[X, X]:
+    """Chunks that stage x runs ahead beyond the phases, and how many there are to run; v = 1 is 1F1B."""
+    most = shape.num_micro * shape.num_chunks - 1 - (shape.num_chunks - 1) * rounds(shape)
+    return minimum(shape.num_chunks, 2) * (shape.num_stages - 1 - x.index), most
+
+
+def _stay(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], dives: tuple[X, X]) -> X:
+    """A path that fills down to stage x, stays there and drains, diving below it at both ends where that is longer."""
+    p, m, v, head, late = shape.num_stages, shape.num_micro, shape.num_chunks, rounds(shape), _extra_ahead(shape)
+    ahead, most = _ahead(x, shape)
+    wraps = above(2 * p, m, 0, 1) * minimum(v - 1, 1)
+    first = dives[0] - (head + p) * x.work + ahead * x.gradient
+    last = dives[1] - 2 * p * x.work + (ahead + late) * x.forward
+    start = maximum(maximum(pipe.below(x) - ahead * x.forward, wraps * first), 0)
+    end = maximum(maximum(pipe.below(x) - (ahead + late) * x.gradient, wraps * last), 0)
+    steady = (m * v - (v - 1) * head) * x.work
+    return x.forward_before + x.gradient_before + steady + above(ahead, most, 0, start + end)
+
+
+def _meet(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], lone: X) -> X:
+    """A path whose dive of the start runs into that of the end, and that finds forwards or backwards alone."""
+    ahead, most = _ahead(x, shape)
+    alone = minimum(ahead, most)
+    return pipe.path + (most - alone) * x.work + alone * lone
+
+
+def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+    """ZB-H1: as 1F1B, with the weight gradients of stage s run s micro-batches late, to fill the drain.
+
+    After its last forward a path stays and drains upwards, dives to the last stage and comes up anywhere, dives
+    to a stage below and back, or goes up to a stage that has backwards left; it ends with late weight gradients.
+    """
+    p, m = shape.num_stages, shape.num_micro
+    pipe = pipeline(runs, shape, split_backward=True)
+    points = pipe.points
+    tails = [(minimum(x.index, m - 1) + 1) * x.weight - x.gradient_before for x in points]
+    drains = running_largest(tails)
+    deepest = pipe.gradient_path + largest(tails)
+    lengths = []
+    for k, x in enumerate(points):
+        ahead = minimum(p - 1 - x.index, m - 1)
+        start = maximum(pipe.below(x) - ahead * x.forward, 0)
+        last = x.forward_before + m * x.forward + (m - 1 - ahead) * x.gradient + _weights_done(x, ahead, m) * x.weight
+        own = (ahead + 1) * x.gradient + _weights_left(x, ahead, m) * x.weight + x.gradient_before + drains[k]
+        bounce = pipe.forward_path - x.forward_before - x.forward + deepest
+        bounce = maximum(bounce, own + largest([_zb_dive(x, r, shape) for r in points[k:]]))
+        rise = largest([own, *(_zb_rise(x, r, m, ahead) for r in points[:k])])
+        full = above(m, p - x.index, start, 0)
+        lengths.append(last + maximum(start + rise, full + bounce))
+    if not shape.overlap_send:
+        return longest(pipe.present, lengths)
+    again = _diving(pipe, shape, m - 1) + (ceil((m - p) / p) + 1) * points[0].weight
+    return maximum(longest(pipe.present, lengths), again)
+
+
+def _weights_done(x: Point[X], held: X, m: X) -> X:
+    """Weight gradients run on stage x when all but `held` + 1 of its backwards have."""
+    return maximum(m - 1 - held - minimum(x.index, m - 1), 0)
+
+
+def _weights_left(x: Point[X], held: X, m: X) -> X:
+    """Weight gradients between then and the last backward of stage x."""
+    return m - 1 - minimum(x.index, m - 1) - _weights_done(x, held, m)
+
+
+def _zb_dive(x: Point[X], r: Point[X], shape: PipelineShape[X]) -> X:
+    """What a dive from the last forward of stage x to stage r below and back gains over the tasks of x meanwhile."""
+    p, m = shape.num_stages, shape.num_micro
+    ahead, there = minimum(p - 1 - x.index, m - 1), minimum(p - 1 - r.index, m - 1)
+    weights = _weights_done(x, there, m) - _weights_done(x, ahead, m)
+    return r.present * (r.through - x.through - (ahead - there) * x.gradient - weights * x.weight)
+
+
+def _zb_rise(x: Point[X], r: Point[X], m: X, ahead: X) -> X:
+    """From the last forward of stage x up to stage r above it, and all that r then has left."""
+    climb = x.gradient_before + x.gradient - r.gradient_before - r.gradient
+    return r.present * (climb + (ahead + 1) * r.gradient + (m - _weights_done(r, ahead, m)) * r.weight)

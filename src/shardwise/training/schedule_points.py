@@ -1,0 +1,173 @@
+"""Where on a pipeline its time is evaluated: the ends of each run of equal stages.
+
+The time of a fixed order of tasks is the longest path through them. Every path that the closed forms follow turns at
+one or two stages; along a run of equal stages its length is linear in where it turns, or convex, so the ends of the
+runs are enough. Counts are numbers that may be columns, so stages are never listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.ledger.number import X, above, largest, maximum, minimum
+from shardwise.training.schedule_types import PipelineShape, Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point(Generic[X]):
+    """One stage: what a micro-batch takes on it, and on the way to it from the first stage and back.
+
+    `gradient` is the part of the backward that the stage before waits for and `weight` the part that can wait. With
+    sends that do not overlap, `forward` and `gradient` include what the stage sends. Absent stages cost nothing.
+    """
+
+    present: X
+    index: X
+    forward: X
+    gradient: X
+    weight: X
+    forward_before: X
+    gradient_before: X
+
+    @property
+    def work(self) -> X:
+        """Seconds of one micro-batch, forward and all of the backward."""
+        return self.forward + self.gradient + self.weight
+
+    @property
+    def through(self) -> X:
+        """Seconds from the first stage down to this one and back, both passes of this stage included."""
+        return self.forward_before + self.forward + self.gradient_before + self.gradient
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline(Generic[X]):
+    """The points of a pipeline in order, and one micro-batch's way through all stages."""
+
+    points: tuple[Point[X], ...]
+    present: tuple[X, ...]
+    forward_path: X
+    gradient_path: X
+    forward_sum: X
+    gradient_sum: X
+
+    @property
+    def path(self) -> X:
+        """Seconds of the first micro-batch from the first stage to the last and back."""
+        return self.forward_path + self.gradient_path
+
+    def below(self, point: Point[X]) -> X:
+        """Return the seconds from the end of a forward at the point until its gradient is back from the last stage."""
+        return self.path - point.through
+
+
+def slowest_work(runs: Sequence[Run[X]], *, mirrored: bool) -> X:
+    """Return the seconds of one micro-batch, forward and backward, on the slowest stage.
+
+    Mirrored, a device holds the stages at the same distance from both ends, and half of the micro-batches go through
+    each: then it is the largest mean of such a pair.
+    """
+    work = [run.forward + run.backward_input + run.backward_weight for run in runs]
+    if not mirrored:
+        return largest([above(run.count, 0, own, 0) for run, own in zip(runs, work, strict=True)])
+    held = overlaps(runs)
+    return largest([above(count, 0, (work[i] + work[k]) / 2, 0) for (i, k), count in held.items()])
+
+
+def overlaps(runs: Sequence[Run[X]]) -> dict[tuple[int, int], X]:
+    """Return how many devices hold a stage of one run and, mirrored, a stage of another, in the order of devices.
+
+    Only the first half of the devices is counted: the second mirrors it. A lone device is half of one.
+    """
+    starts, start = [], runs[0].count * 0
+    for run in runs:
+        starts.append(start)
+        start = start + run.count
+    counts = {}
+    for i, early in enumerate(runs):
+        for k in reversed(range(len(runs))):
+            mirrored = start - starts[k] - runs[k].count
+            end = minimum(minimum(starts[i] + early.count, mirrored + runs[k].count), start / 2)
+            counts[i, k] = maximum(end - maximum(starts[i], mirrored), 0)
+    return counts
+
+
+def pipeline(runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward: bool) -> Pipeline[X]:
+    """Return the points of the runs, the message of the shape included; without a split the backward is one task.
+
+    With a split, the number of late weight gradients bends at stage m - 1, so that stage is a point too.
+    """
+    points: list[Point[X]] = []
+    start = forward = gradient = shape.num_stages * 0
+    for run in runs:
+        present = minimum(run.count, 1)
+        cost = (
+            run.forward * present,
+            (run.backward_input if split_backward else run.backward_input + run.backward_weight) * present,
+            (run.backward_weight if split_backward else run.backward_weight * 0) * present,
+        )
+        offsets = _offsets(run, shape)
+        if split_backward:
+            offsets.insert(1, minimum(maximum(shape.num_micro - 1 - start, 0), offsets[-1]))
+        points += [_point(present, cost, (start, forward, gradient), offset, shape) for offset in offsets]
+        start, forward, gradient = start + run.count, forward + run.count * cost[0], gradient + run.count * cost[1]
+    hops = (shape.num_stages - 1) * shape.send
+    return Pipeline(
+        points=tuple(points),
+        present=tuple(point.present for point in points),
+        forward_path=forward + hops,
+        gradient_path=gradient + hops,
+        forward_sum=forward,
+        gradient_sum=gradient,
+    )
+
+
+def _offsets(run: Run[X], shape: PipelineShape[X]) -> list[X]:
+    """The first and last stage of a run, and with sends that do not overlap one more: the end stages send less."""
+    last = maximum(run.count - 1, 0)
+    return [last * 0, last] if shape.overlap_send else [last * 0, maximum(run.count - 2, 0), last]
+
+
+def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, shape: PipelineShape[X]) -> Point[X]:
+    index = before[0] + offset
+    forward, gradient = cost[0], cost[1]
+    hops = index
+    if not shape.overlap_send:
+        hops = maximum(index - 1, 0)
+        # The last stage sends forward, and the first one backward, for all chunks but one.
+        idle_chunks = (shape.num_chunks - 1) * minimum(shape.num_stages - 1, 1)
+        send = shape.send / shape.num_chunks
+        forward = (forward + send * (idle_chunks + minimum(maximum(shape.num_stages - 1 - index, 0), 1))) * present
+        gradient = (gradient + send * (idle_chunks + minimum(index, 1))) * present
+    return Point(
+        present=present,
+        index=index,
+        forward=forward,
+        gradient=gradient,
+        weight=cost[2],
+        forward_before=before[1] + offset * cost[0] + index * shape.send,
+        gradient_before=before[2] + offset * cost[1] + hops * shape.send,
+    )
+
+
+def longest(present: Sequence[X], lengths: Sequence[X]) -> X:
+    """Return the longest of one length per point, those of absent stages (0 in `present`) left out.
+
+    >>> longest([1.0, 0.0], [3.0, 5.0])
+    3.0
+    """
+    return largest([on * length for on, length in zip(present, lengths, strict=True)])
+
+
+def running_largest(values: Sequence[X]) -> list[X]:
+    """Return for each value the largest up to it.
+
+    >>> running_largest([1, 3, 2])
+    [1, 3, 3]
+    """
+    seen: list[X] = []
+    for value in values:
+        seen.append(maximum(seen[-1], value) if seen else value)
+    return seen
