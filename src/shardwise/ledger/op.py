@@ -51,7 +51,8 @@ class Collective(Generic[X]):
     """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
 
     `hides`: "compute" runs beside this operator's own compute, "ring" is one step behind each block of attention,
-    "panels" is pipelined behind panels of a product, "exposed" waits. `count` repeats the message.
+    "panels" is pipelined behind panels of a product, "exposed" waits. `count` repeats the message. `fanout` is set
+    where copies of a token for one domain travel to it once: how many a token has.
     """
 
     axis: GroupAxis
@@ -60,6 +61,7 @@ class Collective(Generic[X]):
     count: X | float = 1
     hides: Hiding = "exposed"
     tensor: str = ""
+    fanout: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

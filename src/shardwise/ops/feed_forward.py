@@ -132,7 +132,8 @@ def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> t
                 backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=zero + m.experts, inner=zero + D,
                 weights=tuple(router_weights), reads=(source,), saves=(source, logits), model_flops=flops, dtype=y.work.dtype,
                 kernels=4, output_bytes=4 * T * m.experts)  # fmt: skip
-    hop = Collective(axis="ep", verb="all_to_all", size_bytes=y.a * rows * width, tensor="routed tokens")
+    hop = Collective(axis="ep", verb="all_to_all", size_bytes=y.a * rows * width, tensor="routed tokens",
+                     fanout=m.top_k if y.stack.dispatch == "deduplicated" else 0)
     arrived = y.a * rows * y.degrees.etp * width
     gather = Collective(axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens")
     scatter = Collective(axis="etp", verb="reduce_scatter", size_bytes=arrived, tensor="expert outputs")

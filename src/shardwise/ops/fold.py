@@ -29,7 +29,7 @@ class Machine(Generic[X]):
 
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
-        return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis])
+        return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis], c.fanout)
 
 
 def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:

@@ -1,6 +1,6 @@
 """How it is laid out and what runs it."""
 
-from shardwise.plans._jobs import Serving, Training
+from shardwise.plans._jobs import Serving, Training, density_of
 from shardwise.plans._placement import degrees, groups, spans
 from shardwise.plans._plan import (
     AXES,
@@ -42,6 +42,7 @@ __all__ = [
     "Stack",
     "Training",
     "degrees",
+    "density_of",
     "find_optimizer",
     "find_precision",
     "find_stack",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -9,9 +10,9 @@ from dataclasses import dataclass
 class Training:
     """A training job; `global_batch` is in sequences of `seq_len` tokens, 0 budgets and rates mean not asked.
 
-    `mean_tokens_squared` is the mean of squared document lengths over seq_len squared for packed sequences (1: no
-    packing).
-    `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and hour.
+    `attention_density` is the share of the causal square that packed documents leave (see `density_of`), 1 without
+    packing. `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and
+    hour.
 
     >>> Training(seq_len=8192, global_batch=1024).tokens_per_step
     8388608
@@ -36,13 +37,25 @@ class Training:
         return self.seq_len * self.global_batch
 
 
+def density_of(document_lengths: Sequence[float], seq_len: int) -> float:
+    """Return the share of a sequence's causal attention that documents packed into it leave.
+
+    A document of l tokens has l * (l + 1) / 2 pairs; the mean over tokens, over the (S + 1) / 2 of one whole sequence.
+
+    >>> density_of([4096], 4096), round(density_of([1024] * 4, 4096), 4)
+    (1.0, 0.2502)
+    """
+    tokens = sum(document_lengths)
+    return sum(length * (length + 1) for length in document_lengths) / tokens / (seq_len + 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
     """A static batch to be served: `batch` requests on each replica, each of `input_tokens`, generating `output_tokens`.
 
-    `weights`, `kv_cache` and `compute` name formats; empty ones follow the checkpoint. `prefix_tokens` of the input are in
-    the cache already. `max_batched_tokens` cuts the prefill into steps of so many tokens, `max_sequences` is what the
-    engine sets buffers aside for; 0 means the batch. `memory_fraction` 0 is the engine's own.
+    `weights`, `kv_cache` and `compute` name formats; empty ones follow the checkpoint. `prefix_tokens` of the input
+    are in the cache already. `max_batched_tokens` cuts the prefill into steps of so many tokens, `max_sequences` is
+    what the engine sets buffers aside for; 0 means the batch. `memory_fraction` 0 is the engine's own.
 
     >>> Serving(batch=8, input_tokens=512, output_tokens=32).total_tokens
     544

@@ -24,12 +24,11 @@ class Stack:
     """One framework in one version.
 
     `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path.
-    `gradients`
-    "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by `zero_grad`.
-    `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes. `overlap_*`
-    says what runs beside
-    compute, `overlap_sends` under which schedules; `scattered_sends` splits a boundary message over the tensor-
-    parallel ranks.
+    `gradients` "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by
+    `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
+    `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a
+    boundary message over the tensor-parallel ranks. `dispatch` "deduplicated" sends a token once to each node with one
+    of its experts.
     """
 
     name: str
@@ -39,6 +38,7 @@ class Stack:
     activation: Kernel
     loss: LossKernel
     experts: Literal["grouped-mm", "permuted"]
+    dispatch: Literal["all-to-all", "deduplicated"]
     gradients: Literal["persistent", "transient"]
     optimizer_step: Literal["single", "foreach", "fused"]
     precision: str
@@ -75,6 +75,15 @@ def stack_names() -> tuple[str, ...]:
     return tuple(_table())
 
 
+def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the table of a stack with what it takes from the one it extends, sources too."""
+    row = table[name]
+    if "extends" not in row:
+        return row
+    base = _extended(table, row["extends"])
+    return {**base, **row, "sources": {**base["sources"], **row["sources"]}}
+
+
 @cache
 def find_stack(name: str) -> Stack:
     """Return the named stack; raises `InputError` naming the known ones.
@@ -85,7 +94,7 @@ def find_stack(name: str) -> Stack:
     table = _table()
     if name not in table:
         raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
-    row = table[name]
+    row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources")}
     values["overlap_sends"] = tuple(values["overlap_sends"])
     return Stack(name=name, sources=tuple(row["sources"].items()), **values)
