@@ -1,5 +1,85 @@
-"""Know before you launch."""
+"""Know before you launch: does a model fit, how fast does it train or serve, what does it cost, and why.
+
+    import shardwise as sw
+
+    model = sw.Model.load("llama-3.1-70b")
+    cluster = sw.Cluster.parse("64xh100-sxm-80gb")
+    report = sw.train(model, cluster, sw.Plan(tp=8, pp=4, dp=0), sw.Training(seq_len=8192, global_batch=128))
+    report.fits, report.step_seconds, report.mfu
+
+Names are loaded when they are first used, so that the import itself takes milliseconds.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from shardwise.cost import Efficiencies
+    from shardwise.errors import InputError, Problem
+    from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
+    from shardwise.models import Model, load_model, model_names
+    from shardwise.plans import Plan, Serving, Stack, Training, find_stack, stack_names
+    from shardwise.training import Options, TrainReport, train
+
+_HOMES = {
+    "Cluster": "hardware",
+    "Device": "hardware",
+    "Efficiencies": "cost",
+    "InputError": "errors",
+    "Model": "models",
+    "Options": "training",
+    "Plan": "plans",
+    "Problem": "errors",
+    "Serving": "plans",
+    "Stack": "plans",
+    "Tier": "hardware",
+    "TrainReport": "training",
+    "Training": "plans",
+    "device_names": "hardware",
+    "find_device": "hardware",
+    "find_stack": "plans",
+    "load_device": "hardware",
+    "load_model": "models",
+    "model_names": "models",
+    "stack_names": "plans",
+    "train": "training",
+}
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "Efficiencies",
+    "InputError",
+    "Model",
+    "Options",
+    "Plan",
+    "Problem",
+    "Serving",
+    "Stack",
+    "Tier",
+    "TrainReport",
+    "Training",
+    "__version__",
+    "device_names",
+    "find_device",
+    "find_stack",
+    "load_device",
+    "load_model",
+    "model_names",
+    "stack_names",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
+    value = getattr(import_module(f"shardwise.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,8 @@
+"""Runs the command line: `python -m shardwise`."""
+
+import sys
+
+from shardwise.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""An answer to a command: the exit status, the tree that `--json` prints and the page that people read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from shardwise.report._page import Page
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An exit status, and how to make the tree or the page; only the one that is printed is made."""
+
+    status: int
+    tree: Callable[[], Any]
+    page: Callable[[], Page]
+
+
+def check_finite(headlines: Mapping[str, float]) -> None:
+    """Raise `InputError` where a headline is beyond what numbers can hold."""
+    problems = [
+        Problem(name, str(value), "is beyond what can be computed", "use rates and sizes that exist")
+        for name, value in headlines.items()
+        if not math.isfinite(value)
+    ]
+    if problems:
+        raise InputError(problems)

@@ -1,0 +1,245 @@
+"""From the values of flags to the model, the cluster, the plan and the job; every problem is collected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwise.cli import _flags
+from shardwise.cli._flags import Command
+from shardwise.cli._kinds import nearest, plain
+from shardwise.errors import InputError, Problem, Problems
+
+if TYPE_CHECKING:
+    from shardwise.cost import Efficiencies
+    from shardwise.hardware import Cluster
+    from shardwise.models import Model
+    from shardwise.plans import Plan, Stack, Training
+
+# What the layers below call a field -> the flag that sets it.
+FLAG_OF = {
+    "token_budget": "tokens",
+    "restart_seconds": "restart",
+    "checkpoint_seconds": "checkpoint",
+    "checkpoint_interval_seconds": "checkpoint_interval",
+    "fast_link_efficiency": "fast_efficiency",
+    "slow_link_efficiency": "slow_efficiency",
+    "matmul_flops_per_second": "matmul_flops",
+    "memory_bytes_per_second": "memory_bandwidth_achieved",
+    "fast_bytes_per_second": "fast_bandwidth_achieved",
+    "slow_bytes_per_second": "slow_bandwidth_achieved",
+    "cluster": "on",
+    "dtype": "precision",
+}
+_JOB = {
+    "tokens": "token_budget",
+    "restart": "restart_seconds",
+    "checkpoint": "checkpoint_seconds",
+    "checkpoint_interval": "checkpoint_interval_seconds",
+}
+_EFFICIENCIES = {
+    "compute_efficiency": "compute",
+    "memory_efficiency": "memory",
+    "fast_efficiency": "fast_link",
+    "slow_efficiency": "slow_link",
+    "matmul_flops": "matmul_flops_per_second",
+    "memory_bandwidth_achieved": "memory_bytes_per_second",
+    "fast_bandwidth_achieved": "fast_bytes_per_second",
+    "slow_bandwidth_achieved": "slow_bytes_per_second",
+    "ideal": "ideal",
+}
+# A problem of the first follows from a wrong value of the others, even where its rule does not name them.
+_FOLLOWS = {
+    "vpp": {"pp"},
+    "schedule": {"pp", "vpp"},
+    "recompute_layers": {"recompute", "modules"},
+    "shard": {"sharding", "dp", "tp", "pp", "cp", "on"},
+    "tp2": {"layout", "seq_len", "cp"},
+    "panels": {"layout"},
+    "sequence_parallel": {"tp", "layout"},
+    "stage_layers": {"pp", "vpp"},
+    "cp": {"seq_len"},
+    "tp": {"seq_len"},
+    "dp": {"tp", "tp2", "cp", "pp", "on"},
+    "ep": {"tp", "tp2", "cp", "dp", "pp", "on", "etp"},
+    "global_batch": {"micro_batch", "accumulation", "dp", "pp", "tp", "tp2", "cp", "vpp", "on", "schedule"},
+    "accumulation": {"global_batch", "dp", "pp", "tp", "tp2", "cp", "on"},
+    "checkpoint_interval": {"checkpoint"},
+    "precision": {"stack"},
+}
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The values of one command, typed, by key; `bad` are the keys that could not be read."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+    bad: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, or the default where it was not given."""
+        return self.values.get(key, default)
+
+    def fail(self, key: str, value: object, rule: str, remedy: str) -> None:
+        """Record a problem of a key."""
+        self.problems.add(key, plain(value), rule, remedy)
+        self.bad.add(key)
+
+    def merge(self, error: InputError) -> None:
+        """Record the problems of an error under the names of flags, leaving out what follows from other problems."""
+        for p in error.problems:
+            key = FLAG_OF.get(p.field, p.field)
+            causes = self.bad - {key}
+            named = {word for word in causes if re.search(rf"\b{word}\b", p.rule)}
+            if not named and not causes & _FOLLOWS.get(key, set()) and p not in self.problems.items:
+                self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
+
+
+def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> None:
+    """Convert raw values into typed ones, recording what is wrong with them and what is missing."""
+    inputs.bad |= {p.field for p in inputs.problems.items}
+    for key, value in raw.items():
+        try:
+            inputs.values[key] = command.flags[key].kind.read(value, key)
+        except InputError as error:
+            inputs.problems.items += error.problems
+            inputs.bad.add(key)
+    for key in command.required:
+        if key not in raw and key not in inputs.bad:
+            inputs.fail(key, None, "is missing", _example(key))
+
+
+def _example(key: str) -> str:
+    return {
+        "model": "name a model, such as llama-3.1-70b; `shardwise models` lists them",
+        "on": "write for example --on 64xh100; `shardwise devices` lists devices",
+    }.get(key, f"give --{key.replace('_', '-')}")
+
+
+def known_keys(
+    every: Mapping[str, Command], file: Mapping[str, object], command: Command, inputs: Inputs
+) -> dict[str, object]:
+    """Return the keys of a case file that a command takes; keys of no command are problems, of another notes."""
+    known = {"command", *(key for c in every.values() for key in c.flags)}
+    found: dict[str, object] = {}
+    for key, value in file.items():
+        if key in command.flags:
+            found[key] = value
+        elif key not in known:
+            inputs.problems.add(
+                key, plain(value), "is not a key of a case file", f"did you mean {nearest(key, tuple(sorted(known)))}?"
+            )
+        elif key != "command":
+            inputs.notes.append(f"{key}: in the case file, not used by {command.name}")
+    return found
+
+
+def load_the_model(inputs: Inputs) -> Model | None:
+    """Return the model with its overrides, or None with the problems recorded."""
+    if "model" not in inputs.values:
+        return None
+    from shardwise.models import load_model
+
+    overrides = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
+    try:
+        return load_model(inputs.values["model"], overrides)
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("model")
+    return None
+
+
+def load_the_cluster(inputs: Inputs) -> Cluster | None:
+    """Return the cluster with its overrides, or None with the problems recorded."""
+    if "on" not in inputs.values:
+        return None
+    from shardwise.hardware import Cluster
+
+    text = inputs.values["on"]
+    overrides = {key: inputs.values[key] for key in _flags.cluster_flags() if key in inputs.values}
+    try:
+        if text.endswith(".toml") and not text[0].isdigit():
+            return _from_file(text, overrides)
+        return Cluster.parse(text, overrides)
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("on")
+    return None
+
+
+def _from_file(path: str, overrides: Mapping[str, Any]) -> Cluster:
+    from shardwise.hardware import Cluster
+
+    if overrides:
+        key, value = next(iter(overrides.items()))
+        rule = f"is given beside {path}, which describes the whole cluster"
+        raise InputError([Problem(key, plain(value), rule, "change the file, or name a device in --on")])
+    return Cluster.load(path)
+
+
+def make_plan(inputs: Inputs) -> Plan:
+    """Return the plan that was asked for; dp and the micro-batch are 0 where they are to be deduced."""
+    from shardwise.plans import Plan
+
+    names = {f.name for f in fields(Plan)}
+    given = {key: value for key, value in inputs.values.items() if key in names}
+    given.setdefault("dp", 0)
+    given.setdefault("micro_batch", 0)
+    if given.get("vpp", 1) > 1:
+        given.setdefault("schedule", "interleaved")
+    order = given.get("order")
+    if order is not None and "tp2" not in order and "tp" in order:
+        at = order.index("tp") + 1
+        given["order"] = (*order[:at], "tp2", *order[at:])
+    return Plan(**given)
+
+
+DEFAULT_SEQ_LEN = 4096
+
+
+def make_job(inputs: Inputs, model: Model | None) -> Training:
+    """Return the training job; the sequence length is 4096 or the model's own limit where it is not given."""
+    from shardwise.plans import Training
+
+    names = {f.name for f in fields(Training)}
+    given = {_JOB.get(key, key): value for key, value in inputs.values.items() if _JOB.get(key, key) in names}
+    given.setdefault("global_batch", 0)
+    if "seq_len" not in given:
+        limit = (model.positions or model.max_context) if model is not None else 0
+        given["seq_len"] = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
+        inputs.notes.append(f"seq_len {given['seq_len']}: not given")
+    return Training(**given)
+
+
+def make_efficiencies(inputs: Inputs) -> Efficiencies:
+    """Return the efficiencies that were imposed."""
+    from shardwise.cost import Efficiencies
+
+    return Efficiencies(**{name: inputs.values[key] for key, name in _EFFICIENCIES.items() if key in inputs.values})
+
+
+def make_stack(inputs: Inputs, default: str = "megatron") -> Stack | None:
+    """Return the framework, or None with the problem recorded."""
+    from shardwise.plans import find_stack
+
+    try:
+        return find_stack(cast(str, inputs.get("stack", default)))
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("stack")
+    return None
+
+
+def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:
+    """Record a problem where the device has no rate for the compute type of a precision."""
+    from shardwise.plans import find_precision
+
+    dtype = find_precision(precision).compute
+    try:
+        cluster.device.peak_flops(dtype)
+    except InputError as error:
+        inputs.merge(error)

@@ -1,0 +1,39 @@
+"""The commands: what each takes, and who answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.cli import _flags, _kinds
+from shardwise.cli._flags import OUTPUT, Command, Flag
+
+_MODEL = {"model": Flag("model", _kinds.TEXT, "catalogue name, config.json, folder or hub id", "positional")}
+
+SUMMARIES = {
+    "train": "one training plan: does it fit, how long is a step, what does it cost",
+}
+COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
+
+
+def _train() -> Command:
+    return Command(
+        "train", SUMMARIES["train"], ("model",), {**_MODEL, **_flags.train_flags(), **OUTPUT}, COMMON, ("model", "on")
+    )
+
+
+_MAKERS: dict[str, Callable[[], Command]] = {"train": _train}
+NAMES = tuple(_MAKERS)
+
+
+def command(name: str) -> Command:
+    """Return a command by name.
+
+    >>> command("train").positionals
+    ('model',)
+    """
+    return _MAKERS[name]()
+
+
+def every() -> dict[str, Command]:
+    """Return all commands; only reading a case file needs them all."""
+    return {name: command(name) for name in NAMES}

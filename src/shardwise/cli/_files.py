@@ -1,0 +1,65 @@
+"""Case files: a whole case (command, model, devices, flags) in TOML or JSON, read and written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shardwise.cli._kinds import fail
+
+
+def read_case(path: str) -> dict[str, Any]:
+    """Return the keys of a case file; dashes in keys become underscores. Raises `InputError` when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read().decode("utf-8")
+    except UnicodeDecodeError:
+        raise fail("config", path, "is not UTF-8 text", "save the file as UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise fail("config", path, f"cannot be read ({_reason(error)})", "give a TOML or JSON file") from None
+    table = _parsed(path, text)
+    if not isinstance(table, dict):
+        raise fail("config", path, "must hold a table of keys", 'write for example tp = 8, or {"tp": 8}')
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        word = key.replace("-", "_")
+        if word in found:
+            raise fail(word, str(value), f"stands twice in {path}", "keep one")
+        found[word] = value
+    return found
+
+
+def _parsed(path: str, text: str) -> Any:
+    try:
+        if path.endswith(".json"):
+            return json.loads(text)
+        import tomllib
+
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if path.endswith(".json") else "TOML"
+        raise fail("config", path, f"is not valid {kind} ({_reason(error)})", f"correct the {kind}") from None
+
+
+def write_case(path: str, case: dict[str, Any]) -> None:
+    """Write a case to a file, JSON where its name ends in .json, TOML otherwise; raises `InputError` when it cannot."""
+    table = {key: list(value) if isinstance(value, tuple) else value for key, value in case.items()}
+    try:
+        if path.endswith(".json"):
+            text = json.dumps(table, indent=2) + "\n"
+        else:
+            import tomli_w
+
+            text = tomli_w.dumps(table)
+        data = text.encode("utf-8")
+        with open(path, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as error:
+        raise fail(
+            "save", path, f"cannot be written ({_reason(error)})", "give a file in a folder that exists"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split())

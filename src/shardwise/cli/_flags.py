@@ -1,0 +1,171 @@
+"""Every flag of the command line, once: its key (which is the key of a case file), its kind and its help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from shardwise.cli import _kinds as k
+from shardwise.cli._kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: `key` is the field in files and in problems, and with dashes the flag."""
+
+    key: str
+    kind: Kind
+    help: str
+    group: str
+
+    @property
+    def option(self) -> str:
+        """The flag as it is typed."""
+        return "--" + self.key.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it does, what it takes by position, and its flags by key."""
+
+    name: str
+    help: str
+    positionals: tuple[str, ...]
+    flags: dict[str, Flag]
+    exits: str = ""
+    required: tuple[str, ...] = ()
+
+
+# Flags that are planned and refused by name until they do something.
+NOT_BUILT = {
+    "offload": "offloading to the host",
+    "optimizer_offload": "offloading to the host",
+    "activation_offload": "offloading to the host",
+    "cpu_offload": "offloading to the host",
+    "lora": "fine-tuning of adapters",
+    "lora_rank": "fine-tuning of adapters",
+    "qlora": "fine-tuning of adapters",
+    "adapter": "fine-tuning of adapters",
+    "adapters": "fine-tuning of adapters",
+    "freeze": "fine-tuning of a part",
+}
+
+
+def _flags(group: str, *rows: tuple[str, Kind, str]) -> dict[str, Flag]:
+    return {key: Flag(key, kind, text, group) for key, kind, text in rows}
+
+
+OUTPUT = _flags(
+    "output",
+    ("json", k.SWITCH, "print the answer as JSON"),
+    ("width", k.whole(40, 1000), "columns of the page"),
+    ("config", k.FILE, "read a case from a TOML or JSON file; flags override it"),
+    ("save", k.FILE, "write the case to a TOML or JSON file"),
+    ("help", k.SWITCH, "show this help"),
+)
+WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
+
+
+@cache
+def cluster_flags() -> dict[str, Flag]:
+    """Return the flags that override numbers of the cluster and its device."""
+    from shardwise.hardware._parse import OVERRIDES
+
+    return _flags(
+        "cluster", *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in OVERRIDES if name != "num_devices")
+    )
+
+
+@cache
+def model_flags() -> dict[str, Flag]:
+    """Return the flags that override fields of the model."""
+    from shardwise.models import FIELDS
+
+    rows = (
+        (f.name, k.SWITCH if f.kind is bool else k.whole(0, 10_000 if f.name == "num_layers" else k.MOST_WHOLE), f.help)
+        for f in FIELDS.values()
+    )
+    return _flags("model", *rows)
+
+
+@cache
+def efficiency_flags() -> dict[str, Flag]:
+    """Return the flags that impose what the machine reaches."""
+    return _flags(
+        "efficiency",
+        ("compute_efficiency", k.FRACTION, "share of peak FLOP/s that matrix products reach"),
+        ("memory_efficiency", k.FRACTION, "share of peak memory bandwidth"),
+        ("fast_efficiency", k.FRACTION, "share of the fast links' rate"),
+        ("slow_efficiency", k.FRACTION, "share of the network's rate"),
+        ("matmul_flops", k.FLOPS, "achieved FLOP/s of matrix products"),
+        ("memory_bandwidth_achieved", k.BANDWIDTH, "achieved memory bandwidth"),
+        ("fast_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the fast links, per device and direction"),
+        ("slow_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the network, per device and direction"),
+        ("ideal", k.SWITCH, "every efficiency one, every start zero"),
+        ("overlap", k.SWITCH, "communication beside compute, where the framework does it; --no-overlap exposes all"),
+    )
+
+
+@cache
+def plan_flags() -> dict[str, Flag]:
+    """Return the flags of a training plan."""
+    from shardwise.plans import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+
+    return _flags(
+        "plan",
+        ("tp", k.WHOLE, "tensor-parallel degree"),
+        ("tp2", k.WHOLE, "second tensor-parallel degree of the two-dimensional layout"),
+        ("cp", k.WHOLE, "context-parallel degree"),
+        ("pp", k.WHOLE, "pipeline stages"),
+        ("vpp", k.WHOLE, "chunks of the model on each stage"),
+        ("dp", k.WHOLE, "replicas; left out, what fills the cluster"),
+        ("ep", k.WHOLE, "expert-parallel degree"),
+        ("etp", k.WHOLE, "tensor-parallel degree of experts"),
+        ("micro_batch", k.WHOLE, "sequences of a micro-batch; left out, the most that fit"),
+        ("layout", k.choice(*LAYOUTS), "how products are split"),
+        ("panels", k.WHOLE, "panels of the two-dimensional layout"),
+        (
+            "sequence_parallel",
+            k.SWITCH,
+            "split what tensor parallelism leaves whole; on by default where tp is above 1",
+        ),
+        ("cp_kind", k.choice(*CONTEXT_KINDS), "how context parallelism exchanges keys and values"),
+        ("schedule", k.choice(*SCHEDULES), "pipeline schedule"),
+        ("sharding", k.choice(*SHARDINGS), "what data parallelism shards"),
+        ("shard", k.WHOLE, "size of a sharding group of hsdp"),
+        ("recompute", k.choice(*RECOMPUTES), "what is computed again in backward"),
+        ("recompute_layers", k.whole(0), "recompute only so many layers of each stage"),
+        ("modules", k.WORDS, "Megatron's modules to recompute as well"),
+        ("stage_layers", k.WHOLES, "layers of every stage, where they differ"),
+        ("order", k.WORDS, "axes from the fastest links outwards"),
+        ("stack", k.TEXT, "framework that runs the plan"),
+    )
+
+
+@cache
+def job_flags() -> dict[str, Flag]:
+    """Return the flags of a training job."""
+    from shardwise.plans import OPTIMIZERS, PRECISIONS
+
+    return _flags(
+        "job",
+        ("seq_len", k.WHOLE, "tokens of a sequence"),
+        ("global_batch", k.WHOLE, "sequences of a step"),
+        ("accumulation", k.WHOLE, "micro-batches of a step on each replica"),
+        ("precision", k.choice(*PRECISIONS), "bytes of each copy of a parameter; left out, the framework's own"),
+        ("optimizer", k.choice(*OPTIMIZERS), "optimizer"),
+        ("dropout", k.SWITCH, "whether dropout keeps masks; left out, as the model says"),
+        ("tokens", k.COUNT, "tokens of the whole run, such as 15T"),
+        ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
+        ("attention_density", k.FRACTION, "share of the attention square that packed documents leave"),
+        ("failures_per_device_hour", k.RATE_OF_FAILURE, "failures of a device in an hour"),
+        ("restart", k.SECONDS, "time to come back after a failure"),
+        ("checkpoint", k.SECONDS, "time that a checkpoint stops the run"),
+        ("checkpoint_interval", k.SECONDS, "time between checkpoints"),
+    )
+
+
+@cache
+def train_flags() -> dict[str, Flag]:
+    """Return every flag that describes a training case."""
+    return {**WHERE, **plan_flags(), **job_flags(), **efficiency_flags(), **cluster_flags(), **model_flags()}

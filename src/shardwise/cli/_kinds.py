@@ -1,0 +1,197 @@
+"""What a flag takes: each kind reads the text of a flag or the value of a file, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.errors import InputError, Problem
+from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
+
+# Beyond these no model, cluster or job is meant, and products of them stay finite.
+MOST_WHOLE = 10**9
+MOST = 1e24
+LEAST = 1e-12
+_DIGITS = re.compile(r"[+-]?\d[\d_]*", re.ASCII)
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the value of a flag is read, and its word in the help; a greedy one takes words with dashes."""
+
+    read: Callable[[Any, str], Any]
+    word: str
+    switch: bool = False
+    greedy: bool = False
+
+
+def plain(value: object) -> object:
+    """Return a value that a problem can hold: text and numbers as they are, anything else as its text."""
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def fail(field: str, value: object, rule: str, remedy: str) -> InputError:
+    """Return the error of one problem."""
+    return InputError([Problem(field, plain(value), rule, remedy)])
+
+
+def whole(least: int = 1, most: int = MOST_WHOLE) -> Kind:
+    """Return the kind of whole numbers in a range.
+
+    >>> whole().read("8", "tp"), whole().read(8, "tp")
+    (8, 8)
+    """
+
+    def read(value: object, field: str) -> int:
+        remedy = f"write a number such as {max(least, 8) if most >= 8 else most}"
+        if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) and len(value) <= 40:
+            value = int(value.strip())
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise fail(field, value, f"must be a whole number of at least {least}", remedy)
+        if value < least:
+            raise fail(field, value, f"must be a whole number of at least {least}", remedy)
+        if value > most:
+            raise fail(field, value if value < 10**18 else str(value), f"must be at most {most}", remedy)
+        return value
+
+    return Kind(read, "N")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number may take, and an example of one."""
+
+    least: float = 0.0
+    most: float = MOST
+    above: bool = False
+    example: str = "1"
+
+
+def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Kind:
+    """Return the kind of numbers in a range, read with their unit; a file may give the plain number in SI units.
+
+    >>> number(parse_seconds, "TIME", Range()).read("50ms", "restart")
+    0.05
+    """
+    least, most, remedy = allowed.least, allowed.most, f"write for example {allowed.example}"
+
+    def read(value: object, field: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise fail(field, value, "must be a number", remedy)
+        try:
+            found = parse(value, field) if isinstance(value, str) else float(value)
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found):
+            raise fail(field, str(value)[:60], "must be finite", remedy)
+        if found < least or (allowed.above and found <= least) or found > most:
+            low = f"above {least:g}" if allowed.above else f"at least {least:g}"
+            raise fail(
+                field, value, f"must be {low}" + (f" and at most {most:g}" if found > most or most <= 1 else ""), remedy
+            )
+        if 0 < found < LEAST:
+            raise fail(field, value, f"must not be below {LEAST:g}", remedy)
+        return found
+
+    return Kind(read, word)
+
+
+def choice(*allowed: str) -> Kind:
+    """Return the kind of one word out of several.
+
+    >>> choice("ring", "all-gather").read("ring", "cp_kind")
+    'ring'
+    """
+
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and value.strip().lower() in allowed:
+            return value.strip().lower()
+        raise fail(field, value, "is not a known choice", _near(value, allowed))
+
+    return Kind(read, "{" + ",".join(allowed) + "}")
+
+
+def _near(value: object, allowed: tuple[str, ...]) -> str:
+    return f"use {nearest(str(value), allowed, 3)}" if len(allowed) > 8 else "use one of " + ", ".join(allowed)
+
+
+def nearest(word: str, allowed: tuple[str, ...], shown: int = 1) -> str:
+    """Return the words closest to a wrong one, or the first few where none is close.
+
+    >>> nearest("micro-bach", ("tp", "micro-batch"))
+    'micro-batch'
+    """
+    from difflib import get_close_matches
+
+    return " or ".join(get_close_matches(word, allowed, shown, 0.5) or allowed[:shown])
+
+
+def _read_switch(value: object, field: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in (*TRUE, *FALSE):
+        return value.lower() in TRUE
+    raise fail(
+        field, value, "must be true or false", f"write --{field.replace('_', '-')} or --no-{field.replace('_', '-')}"
+    )
+
+
+def _read_text(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise fail(field, value, "must be text that is not empty", f"give the {field}")
+    if "\0" in value:
+        raise fail(field, value.replace("\0", "\\0"), "must not hold a null character", f"give the {field}")
+    return value.strip()
+
+
+def _items(value: object, field: str) -> list[Any]:
+    if isinstance(value, str):
+        return [piece.strip() for piece in value.split(",")]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise fail(field, value, "must be a list", "write values with commas between them")
+
+
+def _read_words(value: object, field: str) -> tuple[str, ...]:
+    found = _items(value, field)
+    if not found or not all(isinstance(word, str) and word for word in found):
+        raise fail(field, value, "must be words with commas between them", "for example a,b")
+    return tuple(found)
+
+
+def _read_wholes(value: object, field: str) -> tuple[int, ...]:
+    one = whole(0)
+    try:
+        return tuple(one.read(item, field) for item in _items(value, field))
+    except InputError:
+        raise fail(field, value, "must be whole numbers with commas between them", "for example 10,11,11") from None
+
+
+def _read_raw(value: object, field: str) -> str | int | float:
+    """Values that the cluster reads itself, with their units."""
+    if isinstance(value, str):
+        return _read_text(value, field)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise fail(field, value, "must be a finite number, or text with a unit", "write the number with its unit")
+    return value
+
+
+SWITCH = Kind(_read_switch, "", switch=True)
+TEXT = Kind(_read_text, "NAME")
+FILE = Kind(_read_text, "FILE")
+WORDS = Kind(_read_words, "A,B,...")
+WHOLES = Kind(_read_wholes, "N,N,...")
+RAW = Kind(_read_raw, "VALUE")
+WHOLE = whole()
+COUNT = number(parse_count, "N", Range(above=True, example='"15T"'))
+RATIO = number(parse_count, "X", Range(least=1, most=1e6, example="1.2"))
+RATE_OF_FAILURE = number(parse_count, "RATE", Range(most=1e3, example="1e-5"))
+FRACTION = number(parse_count, "SHARE", Range(most=1, above=True, example="0.8"))
+SECONDS = number(parse_seconds, "TIME", Range(most=1e10, example='"5min"'))
+BANDWIDTH = number(parse_bandwidth, "RATE", Range(above=True, example='"400GB/s"'))
+FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
+BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))

@@ -1,0 +1,99 @@
+"""From the words of a command line to its answer: find the command, read its flags and case file, and ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from shardwise.cli import _commands
+from shardwise.cli._answer import Answer
+from shardwise.cli._case import Inputs, known_keys, read_values
+from shardwise.cli._files import read_case, write_case
+from shardwise.cli._flags import Command
+from shardwise.cli._kinds import fail, nearest
+from shardwise.cli._scan import Scan, scan
+from shardwise.errors import InputError
+
+_NOT_SAVED = ("json", "width", "config", "save", "help")
+
+
+def answer(words: Sequence[str]) -> Answer:
+    """Return the answer to the words of a command line; raises `InputError` with everything that is wrong."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        from shardwise.cli._help import overview
+
+        return overview(2 if not words else 0)
+    name, rest = _command_of(words)
+    command = _commands.command(name)
+    found = scan(rest, command)
+    if found.given.get("help") is True:
+        from shardwise.cli._help import help_of
+
+        return help_of(command)
+    inputs = _inputs(found, command)
+    width = inputs.get("width") or _columns()
+    handler = import_module(f"shardwise.cli._{name}")
+    result: Answer = handler.answer(inputs, width)
+    if "save" in inputs.values:
+        write_case(inputs.values["save"], case_of(name, inputs))
+    return result
+
+
+def case_of(name: str, inputs: Inputs) -> dict[str, Any]:
+    """Return the case that a file keeps: the command and every value that was given."""
+    return {"command": name, **{key: value for key, value in inputs.values.items() if key not in _NOT_SAVED}}
+
+
+def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the command and the other words; without one, a case file names it."""
+    for i, word in enumerate(words):
+        if word in _commands.NAMES:
+            return word, [*words[:i], *words[i + 1 :]]
+    plain = [word for word in words if not word.startswith("-")]
+    path = _config_of(words)
+    if path is not None:
+        name = read_case(path).get("command")
+        if name in _commands.NAMES:
+            return name, list(words)
+        plain = [str(name)]
+    remedy = f"did you mean {nearest(plain[0], _commands.NAMES)}? " if plain else ""
+    raise fail(
+        "command",
+        plain[0] if plain else None,
+        "is not a command" if plain else "is missing",
+        remedy + "use one of " + ", ".join(_commands.NAMES),
+    )
+
+
+def _config_of(words: Sequence[str]) -> str | None:
+    for i, word in enumerate(words):
+        if word == "--config" and i + 1 < len(words):
+            return words[i + 1]
+        if word.startswith("--config="):
+            return word.removeprefix("--config=")
+    return None
+
+
+def _inputs(found: Scan, command: Command) -> Inputs:
+    inputs = Inputs(problems=found.problems)
+    raw: dict[str, Any] = {}
+    if isinstance(path := found.given.get("config"), str):
+        try:
+            raw = known_keys(_commands.every(), read_case(path), command, inputs)
+        except InputError as error:
+            inputs.merge(error)
+    raw |= dict(zip(command.positionals, found.words, strict=False))
+    raw |= found.given
+    read_values(raw, command, inputs)
+    return inputs
+
+
+def _columns() -> int:
+    """Return the width of the page: the terminal's, at most 100; 80 elsewhere."""
+    try:
+        return max(60, min(100, os.get_terminal_size(sys.stdout.fileno()).columns))
+    except (OSError, ValueError):
+        return 80

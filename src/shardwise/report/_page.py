@@ -1,0 +1,145 @@
+"""A page of styled lines: laid out once, printed plainly or in colour.
+
+Glyphs differ as well as colours, so that a page pasted as plain text still says which part of a bar is what.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO, TypeAlias
+
+Span: TypeAlias = tuple[str, str]
+MARGIN = 10
+FULL, DARK, MEDIUM, LIGHT, DOT = "\u2588", "\u2593", "\u2592", "\u2591", "\u00b7"
+_ASCII = str.maketrans(
+    dict(
+        zip(
+            "\u2588\u2593\u2592\u2591\u00b7\u2571\u2573\u25b2\u2502\u2514\u251c\u2500\u25aa\u00d7",
+            "#=+-./x^|`|-ox",
+            strict=True,
+        )
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a bar: what it is, how much, and how it looks."""
+
+    label: str
+    amount: float
+    glyph: str
+    style: str
+
+
+class Page:
+    """Lines of styled spans, at most `width` columns wide.
+
+    >>> page = Page(40)
+    >>> page.label("FITS", "62.1 of 80.0 GiB")
+    >>> print(page.plain())
+    FITS      62.1 of 80.0 GiB
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.lines: list[list[Span]] = []
+
+    @property
+    def body(self) -> int:
+        """Columns to the right of the labels."""
+        return self.width - MARGIN
+
+    def add(self, *spans: Span) -> None:
+        """Append one line of spans as they are."""
+        self.lines.append(list(spans))
+
+    def blank(self) -> None:
+        """Append an empty line, never two in a row."""
+        if self.lines and self.lines[-1]:
+            self.lines.append([])
+
+    def label(self, word: str, text: str, style: str = "bold", text_style: str = "") -> None:
+        """Append text under a label in the margin, wrapped at the width."""
+        pieces = textwrap.wrap(text, self.body, break_long_words=False, break_on_hyphens=False) or [""]
+        gap = " " if len(word) >= MARGIN else ""
+        self.add((f"{word:<{MARGIN}}" + gap, style), (pieces[0], text_style))
+        for piece in pieces[1:]:
+            self.add((" " * MARGIN, ""), (piece, text_style))
+
+    def note(self, text: str, style: str = "") -> None:
+        """Append text in the body, wrapped."""
+        self.label("", text, "", style)
+
+    def items(self, texts: Iterable[str], style: str = "") -> None:
+        """Append a list, each item wrapped with a hanging indent."""
+        for text in texts:
+            pieces = textwrap.wrap(text, self.body - 2, break_long_words=False, break_on_hyphens=False) or [""]
+            for i, piece in enumerate(pieces):
+                self.add((" " * MARGIN, ""), ("- " if i == 0 else "  ", "dim"), (piece, style))
+
+    def bar(self, word: str, segments: Sequence[Segment], whole: float, text: str) -> None:
+        """Append a bar of segments on the scale `whole`, with a text to the right of it."""
+        cells = max(10, self.body - len(text) - 2)
+        self.add((f"{word:<{MARGIN}}", "bold"), *cells_of(segments, whole, cells), ("  " + text, ""))
+
+    def table(
+        self, rows: Sequence[Sequence[str]], right: Iterable[int] = (), header: bool = False, indent: int = MARGIN
+    ) -> None:
+        """Append rows in aligned columns; the columns in `right` are aligned to the right."""
+        flush = set(right)
+        widths = [max(len(r[i]) for r in rows if i < len(r)) for i in range(max(map(len, rows), default=0))]
+        for n, row in enumerate(rows):
+            cells = [f"{c:>{widths[i]}}" if i in flush else f"{c:<{widths[i]}}" for i, c in enumerate(row)]
+            self.add((" " * indent, ""), ("  ".join(cells).rstrip(), "bold" if header and n == 0 else ""))
+
+    def plain(self) -> str:
+        """Return the page without colour."""
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines)
+
+
+def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Span]:
+    """Return the spans of a bar; ends are rounded one after another, so that the bar is as long as its sum.
+
+    >>> cells_of([Segment("a", 1, "#", ""), Segment("b", 1, "=", "")], 4, 8)
+    [('##', ''), ('==', '')]
+    """
+    found, done, at = [], 0.0, 0
+    for s in segments:
+        done += s.amount
+        end = min(cells, round(cells * done / whole)) if whole else 0
+        if end > at:
+            found.append((s.glyph * (end - at), s.style))
+            at = end
+    return found
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Return whether a stream can show block characters."""
+    try:
+        (FULL + DOT).encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Return whether to print colour: a terminal, and `NO_COLOR` (no-color.org) not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def show(page: Page, stream: TextIO) -> None:
+    """Print a page on a stream, in colour on a terminal."""
+    translate = {} if is_unicode(stream) else _ASCII
+    if not wants_colour(stream):
+        stream.write(page.plain().translate(translate) + "\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, width=page.width, highlight=False, soft_wrap=True)
+    for line in page.lines:
+        console.print(Text.assemble(*((text.translate(translate), style) for text, style in line)), end="\n")

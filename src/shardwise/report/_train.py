@@ -1,0 +1,197 @@
+"""A training report as the tree that `--json` prints; its keys are stable."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from shardwise.ledger.traced import parts
+from shardwise.training import Change, TrainReport
+from shardwise.training._memory import StageMemory
+from shardwise.training._report import CATEGORIES
+from shardwise.training._step import StageSeconds
+
+CONVENTION = (
+    "model FLOPs with attention over the full square (PaLM, arXiv:2204.02311, appendix B) "
+    "over the dense peak of the compute type"
+)
+
+
+def train_tree(report: TrainReport) -> dict[str, Any]:
+    """Return a training report as plain values: bytes, seconds, FLOP/s, dollars.
+
+    >>> from shardwise import Cluster, Plan, Training, load_model, train
+    >>> report = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), Training(seq_len=1024, global_batch=8))
+    >>> train_tree(report)["fits"]
+    True
+    """
+    asked = report.job.token_budget > 0
+    return {
+        "fits": report.fits,
+        "memory": _memory(report),
+        "step_seconds": report.step_seconds,
+        "step": step_tree(report),
+        "tokens_per_step": report.job.tokens_per_step,
+        "tokens_per_second": report.tokens_per_second_per_gpu * report.plan.num_devices,
+        "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
+        "model_flops_per_second_per_gpu": report.model_flops_per_second_per_gpu,
+        "mfu": report.mfu,
+        "hfu": report.hfu,
+        "mfu_convention": CONVENTION,
+        "interval": getattr(report, "interval", None),
+        "goodput": report.goodput,
+        "days": report.training_seconds / 86400 if asked else None,
+        "device_hours": report.device_hours if asked else None,
+        "usd": report.usd if asked else None,
+        "model": report.case.model.name,
+        "cluster": _cluster(report),
+        "plan": {
+            **asdict(report.plan),
+            "precision": report.case.recipe.precision.name,
+            "stack": report.case.stack.name,
+        },
+        "job": asdict(report.job),
+        "assumptions": list(report.assumptions),
+        "changes": [change_tree(c) for c in report.changes],
+    }
+
+
+def _cluster(report: TrainReport) -> dict[str, Any]:
+    cluster = report.case.cluster
+    return {
+        "name": cluster.name,
+        "device": cluster.device.name,
+        "num_devices": cluster.num_devices,
+        "num_nodes": cluster.num_nodes,
+        "tiers": [asdict(t) for t in cluster.tiers],
+        "usd_per_device_hour": cluster.usd_per_device_hour,
+    }
+
+
+def change_tree(change: Change) -> dict[str, Any]:
+    """Return a change of one field and what it would do."""
+    return asdict(change)
+
+
+def _memory(report: TrainReport) -> dict[str, Any]:
+    verdict = report.verdict
+    return {
+        "peak_bytes": report.allocated_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "device_bytes": report.device_bytes,
+        "limit_bytes": verdict.limit_bytes,
+        "short_by_bytes": verdict.short_by_bytes,
+        "dominant": verdict.dominant,
+        "peak_stage": report.peak_stage,
+        "peak_moment": report.peak_moment,
+        "at_peak": peak_parts(report),
+        "stages": [_stage(report, i, m) for i, m in enumerate(report.evaluation.memory)],
+    }
+
+
+def _stage(report: TrainReport, index: int, memory: StageMemory[float]) -> dict[str, Any]:
+    run = report.evaluation.stages[index]
+    return {
+        "first": run.position,
+        "count": run.count,
+        "layers": sum(run.layers),
+        "mirrored_layers": sum(run.mirrored),
+        "embedding": bool(run.embeds),
+        "head": bool(run.ends),
+        "in_flight": memory.in_flight,
+        "categories": {name: getattr(memory, name) for name in CATEGORIES},
+        "moments": dict(memory.moments),
+        "peak_bytes": memory.peak,
+    }
+
+
+_LABELS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer state": "optimizer",
+    "activations in flight": "activations",
+    "logits and loss": "logits",
+    "recomputed layer": "recomputed",
+    "saved for backward, one layer": "activations",
+}
+
+
+def _category(label: str) -> str:
+    if label.startswith("gathered"):
+        return "buffers"
+    return _LABELS.get(label, "temporaries")
+
+
+def peak_parts(report: TrainReport) -> dict[str, float]:
+    """Return bytes by category at the moment of the peak, which add up to what the device shows.
+
+    The parts are read from the traced peak itself, so they are its arithmetic and not a second formula.
+    """
+    found = dict.fromkeys(
+        ("weights", "gradients", "optimizer", "buffers", "activations", "logits", "recomputed", "temporaries"), 0.0
+    )
+    traced = report.traced.memory[report.peak_stage].moments[report.peak_moment]
+    for part in parts(traced):
+        found[_category(part.label)] += part.amount
+    found["temporaries"] += report.allocated_bytes - report.memory.peak
+    found["allocator"] = report.reserved_bytes - report.allocated_bytes
+    found["context"] = report.device_bytes - report.reserved_bytes
+    return found
+
+
+def slowest_stage(report: TrainReport) -> int:
+    """Return the index of the run of stages that sets the pace of the pipeline."""
+    busy = [s.busy for s in report.evaluation.step.stages]
+    return busy.index(max(busy))
+
+
+def step_tree(report: TrainReport) -> dict[str, Any]:
+    """Return the seconds of a step; `compute`, `exposed`, `bubble`, `optimizer` and `overhead` add up to the step.
+
+    `exposed` and `hidden` are by axis on the slowest stage, messages of data parallelism and between stages included.
+    """
+    step = report.evaluation.step
+    slowest = step.stages[slowest_stage(report)]
+    times = step.pipeline.busy / slowest.busy
+    exposed = {axis: times * s for axis, s in slowest.exposed.items()}
+    hidden = {axis: times * s for axis, s in slowest.hidden.items()}
+    _add(exposed, "pp", step.pipeline.exposed_send)
+    _add(exposed, "dp", step.gradients_exposed + step.parameters_exposed)
+    _add(hidden, "dp", step.gradients_hidden + step.parameters_hidden)
+    return {
+        "compute_seconds": times * slowest.compute,
+        "recompute_seconds": times * slowest.recompute,
+        "exposed_seconds": _shown(exposed),
+        "hidden_seconds": _shown(hidden),
+        "bubble_seconds": step.pipeline.bubble,
+        "optimizer_seconds": step.optimizer,
+        "overhead_seconds": step.overhead,
+        "micro_batches": report.evaluation.sizes.num_micro,
+        "slowest_stage": slowest_stage(report),
+        "pipeline": asdict(step.pipeline),
+        "gradients": {"exposed_seconds": step.gradients_exposed, "hidden_seconds": step.gradients_hidden},
+        "parameters": {"exposed_seconds": step.parameters_exposed, "hidden_seconds": step.parameters_hidden},
+        "stages": [_stage_seconds(s) for s in step.stages],
+    }
+
+
+def _add(into: dict[str, float], axis: str, seconds: float) -> None:
+    into[axis] = into.get(axis, 0.0) + seconds
+
+
+def _shown(seconds: dict[str, float]) -> dict[str, float]:
+    return {axis: value for axis, value in seconds.items() if value}
+
+
+def _stage_seconds(stage: StageSeconds[float]) -> dict[str, Any]:
+    return {
+        "micro_batch": {
+            "forward_seconds": stage.forward,
+            "backward_input_seconds": stage.backward_input,
+            "backward_weight_seconds": stage.backward_weight,
+            "recompute_seconds": stage.recompute,
+            "compute_seconds": stage.compute,
+        },
+        "exposed_seconds": _shown(stage.exposed),
+        "hidden_seconds": _shown(stage.hidden),
+    }

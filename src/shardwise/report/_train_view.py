@@ -1,0 +1,246 @@
+"""A training report as a page: the verdict, memory, time, what was assumed and the command to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.plans import Plan
+from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment
+from shardwise.report._train import peak_parts, step_tree
+from shardwise.training import Change, TrainReport
+from shardwise.units import show_bytes, show_count, show_seconds
+
+_MEMORY = {
+    "weights": ("weights", FULL, "blue"),
+    "gradients": ("gradients", DARK, "cyan"),
+    "optimizer": ("optimizer state", MEDIUM, "magenta"),
+    "buffers": ("gathered weights", "\u2573", "bright_blue"),
+    "activations": ("activations", LIGHT, "green"),
+    "logits": ("logits and loss", "\u25aa", "yellow"),
+    "recomputed": ("recomputed layer", "\u25b2", "bright_green"),
+    "temporaries": ("temporaries", "\u2571", "bright_yellow"),
+    "allocator": ("allocator reserve", "\u2502", "white"),
+    "context": ("context, communicators", "\u2502", "bright_black"),
+}
+_AXES = {
+    "tp": "tensor parallel",
+    "tp2": "tensor parallel, second axis",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "etp": "expert tensor parallel",
+    "pp": "between stages",
+    "dp": "data parallel",
+}
+
+
+def train_page(report: TrainReport, command: Sequence[str], width: int = 80) -> Page:
+    """Return a report as a page; `command` are the words that reproduce it."""
+    page = Page(width)
+    _verdict(page, report)
+    page.blank()
+    _speed(page, report)
+    page.blank()
+    _memory(page, report)
+    page.blank()
+    _time(page, report)
+    page.blank()
+    assumptions(page, report.assumptions)
+    page.blank()
+    again(page, command)
+    return page
+
+
+def describe(plan: Plan) -> str:
+    """Return the degrees of a plan that are above one, and what else stands out.
+
+    >>> describe(Plan(tp=8, pp=4, dp=2))
+    'tp 8, pp 4, dp 2'
+    """
+    axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
+    said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
+    said += [plan.sharding] if plan.sharding != "none" else []
+    said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    return ", ".join(said) or "one device, nothing split"
+
+
+def _verdict(page: Page, report: TrainReport) -> None:
+    verdict, cluster = report.verdict, report.case.cluster
+    style = "bold green" if verdict.fits else "bold red"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+    page.label("FITS" if verdict.fits else "NO FIT", title, style, "bold")
+    gap = show_bytes(abs(verdict.short_by_bytes))
+    more = f"{gap} to spare" if verdict.fits else f"{gap} too much"
+    page.note(
+        f"{show_bytes(verdict.needed_bytes)} of {show_bytes(verdict.limit_bytes)} on the fullest device, {more}", style
+    )
+    parts = peak_parts(report)
+    largest = max(parts, key=lambda name: parts[name])
+    page.note(
+        f"{_MEMORY[largest][0]} dominate{'' if largest.endswith('s') else 's'} "
+        f"({show_bytes(parts[largest])}) at the peak: {_moment(report)}"
+    )
+    if not verdict.fits:
+        page.note(_nearest(report), "bold")
+
+
+def _moment(report: TrainReport) -> str:
+    words = {"forward": "end of forward", "loss": "logits and loss", "backward": "start of backward"}
+    return f"{words.get(report.peak_moment, report.peak_moment)}, {_stages(report)}"
+
+
+def _stages(report: TrainReport) -> str:
+    run = report.evaluation.stages[report.peak_stage]
+    first, last = int(run.position), int(run.position + run.count - 1)
+    if report.plan.pp == 1:
+        return "every device alike"
+    return f"stage {first} of {report.plan.pp}" if first == last else f"stages {first} to {last} of {report.plan.pp}"
+
+
+def _nearest(report: TrainReport) -> str:
+    fitting = [c for c in report.changes if c.fits]
+    if fitting:
+        return f"nearest change that fits: {say_change(fitting[0])}, step {show_seconds(fitting[0].step_seconds)}"
+    if not report.changes:
+        return "no single change is legal here; use more devices, or a smaller job"
+    best = min(report.changes, key=lambda c: c.needed_bytes)
+    return f"no single change fits; nearest is {say_change(best)}; combine changes, or use more devices"
+
+
+def say_change(change: Change) -> str:
+    """Return a change as the flag that makes it and the memory it then takes."""
+    return f"--{change.field.replace('_', '-')} {change.value} ({show_bytes(change.needed_bytes)})"
+
+
+def _speed(page: Page, report: TrainReport) -> None:
+    rate, devices = report.tokens_per_second_per_gpu, report.plan.num_devices
+    tokens = f"{show_seconds(report.step_seconds)} for {report.job.tokens_per_step:,} tokens"
+    page.label("STEP", f"{tokens}; {rate:,.0f} tokens/s per device, {rate * devices:,.0f} in all")
+    work = show_count(report.model_flops_per_second_per_gpu, "FLOP/s")
+    hfu = f", HFU {report.hfu:.1%} with recompute" if report.hfu != report.mfu else ""
+    page.note(f"{work} of model work per device, MFU {report.mfu:.1%} of {report.case.recipe.precision.compute}{hfu}")
+    _cost(page, report)
+
+
+def _cost(page: Page, report: TrainReport) -> None:
+    if not report.job.token_budget:
+        return
+    time = f"{days(report.training_seconds)}, {report.device_hours:,.0f} device hours"
+    text = f"{show_count(report.job.token_budget)} tokens: {time}"
+    price = report.case.cluster.usd_per_device_hour
+    if report.usd is not None and price is not None:
+        text += f", ${report.usd:,.0f} at ${price:.2f} an hour"
+    if report.goodput < 1:
+        text += f"; {report.goodput:.1%} of the time trains, the rest saves, fails or restarts"
+    page.label("COST", text)
+
+
+def days(seconds: float) -> str:
+    """Return a long time as people plan it: days, or shorter units below two days.
+
+    >>> days(86400 * 2509.7), days(86400 * 12.34), days(7200)
+    ('2,510 days', '12.3 days', '2.00 h')
+    """
+    count = seconds / 86400
+    if count < 2:
+        return show_seconds(seconds)
+    return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"
+
+
+def _legend(page: Page, segments: Sequence[Segment], whole: float, show: str) -> None:
+    for s in segments:
+        if not s.amount:
+            continue
+        amount = show_bytes(s.amount) if show == "bytes" else show_seconds(s.amount)
+        page.add((" " * 10, ""), (s.glyph, s.style), (f" {s.label:<30}{amount:>13}{s.amount / whole:>9.1%}", ""))
+
+
+def _memory(page: Page, report: TrainReport) -> None:
+    parts, verdict = peak_parts(report), report.verdict
+    segments = [Segment(*(_MEMORY[n][0], parts[n], *_MEMORY[n][1:])) for n in _MEMORY]
+    free = max(0.0, -verdict.short_by_bytes)
+    scale = max(verdict.needed_bytes, verdict.limit_bytes)
+    page.bar("MEMORY", [*segments, Segment("free", free, DOT, "dim")], scale, show_bytes(verdict.needed_bytes))
+    if not verdict.fits:
+        cells = max(10, page.body - len(show_bytes(verdict.needed_bytes)) - 2)
+        at = min(cells - 1, round(cells * verdict.limit_bytes / scale))
+        words = f"limit {show_bytes(verdict.limit_bytes)} "
+        mark = words + "^" if at > len(words) else "^ " + words
+        page.add((" " * (10 + at - (len(words) if at > len(words) else 0)), ""), (mark, "bold red"))
+    _legend(page, segments, verdict.limit_bytes, "bytes")
+    _categories(page, report)
+
+
+def _categories(page: Page, report: TrainReport) -> None:
+    if free := max(0.0, -report.verdict.short_by_bytes):
+        page.add(
+            (" " * 10, ""),
+            (DOT, "dim"),
+            (f" {'free':<30}{show_bytes(free):>13}{free / report.verdict.limit_bytes:>9.1%}", ""),
+        )
+    depth = report.memory.in_flight
+    if report.plan.pp > 1:
+        page.note(f"{depth:g} micro-batches in flight on this stage", "dim")
+
+
+def _time(page: Page, report: TrainReport) -> None:
+    step = step_tree(report)
+    exposed, hidden = step["exposed_seconds"], step["hidden_seconds"]
+    whole = report.step_seconds
+    segments = [
+        Segment("compute", step["compute_seconds"], FULL, "green"),
+        Segment("exposed communication", sum(exposed.values()), DARK, "red"),
+        Segment("pipeline bubble", step["bubble_seconds"], LIGHT, "yellow"),
+        Segment("optimizer step", step["optimizer_seconds"], MEDIUM, "magenta"),
+        Segment("overhead of the framework", step["overhead_seconds"], "\u2571", "bright_black"),
+    ]
+    page.bar("TIME", segments, whole, show_seconds(whole))
+    covered = sum(hidden.values())
+    if covered:
+        page.bar(
+            "hidden",
+            [Segment("hidden communication", min(covered, whole), "\u2500", "cyan")],
+            whole,
+            show_seconds(covered),
+        )
+    for s in segments:
+        _legend(page, [s], whole, "seconds")
+        if s.label == "compute" and step["recompute_seconds"]:
+            _under(page, "of it recompute and its messages", step["recompute_seconds"], whole)
+        if s.label.startswith("exposed"):
+            _by_axis(page, exposed, whole)
+    if covered:
+        page.add(
+            (" " * 10, ""),
+            ("\u2500", "cyan"),
+            (f" {'hidden behind compute':<30}{show_seconds(covered):>13}{covered / whole:>9.1%}", ""),
+        )
+        _by_axis(page, hidden, whole)
+
+
+def _by_axis(page: Page, seconds: dict[str, float], whole: float) -> None:
+    for axis, value in sorted(seconds.items(), key=lambda row: -row[1]):
+        _under(page, _AXES.get(axis, axis), value, whole)
+
+
+def _under(page: Page, label: str, seconds: float, whole: float) -> None:
+    page.add((" " * 14, ""), (f"{label:<32}{show_seconds(seconds):>9}{seconds / whole:>9.1%}", "dim"))
+
+
+def assumptions(page: Page, notes: Sequence[str]) -> None:
+    """Append what was assumed."""
+    if notes:
+        page.add(("ASSUMED", "bold"))
+        page.items(notes, "dim")
+
+
+def again(page: Page, command: Sequence[str]) -> None:
+    """Append the command that gives the same answer, broken into lines that a shell takes as one."""
+    page.add(("AGAIN", "bold"))
+    lines, line = [], " " * 2
+    for word in command:
+        if len(line) + len(word) + 3 > page.width and line.strip():
+            lines.append(line + " \\")
+            line = " " * 4
+        line += word if not line.strip() else " " + word
+    for text in [*lines, line]:
+        page.add((text, "cyan"))
