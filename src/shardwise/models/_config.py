@@ -18,7 +18,8 @@ DROPOUTS = (
     *("residual_dropout", "embedding_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "ffn_dropout"),
     *("attn_dropout", "resid_dropout", "embed_dropout"),
 )
-MOST_LAYERS = 100_000
+MOST_LAYERS = 10_000
+MOST = 1_000_000_000
 _MISSING: Any = object()
 _REQUIRED: Any = object()
 
@@ -72,6 +73,12 @@ class Config:
         if value is _MISSING:
             return 0 if default is _REQUIRED and self._missing(name) else int(default)
         return 0 if value is None else self._whole(key, value, 0)
+
+    def repeats(self, name: str, *keys: str, default: Any = 0) -> int:
+        """Return a whole number of things that are listed one by one, so that there are not more than layers can be."""
+        number = self.count(name, *keys, default=default)
+        self.expect(number <= MOST_LAYERS, name, f"must be at most {MOST_LAYERS}", "write a smaller number")
+        return min(number, MOST_LAYERS)
 
     def flag(self, name: str, *keys: str, default: bool = False) -> bool:
         """Return a truth value; null means the default."""
@@ -189,11 +196,8 @@ class Config:
 
     def layers(self) -> int:
         """Return the number of layers."""
-        number = self.size("num_layers")
-        if number > MOST_LAYERS:
-            self.problems.add("num_layers", number, f"must be at most {MOST_LAYERS}", "write the number of layers")
-            return 1
-        return number
+        self.size("num_layers")
+        return max(self.repeats("num_layers", default=1), 1)
 
     def finish(self) -> tuple[str, ...]:
         """Raise every problem at once, or return what was assumed."""
@@ -232,8 +236,9 @@ class Config:
         return True
 
     def _whole(self, key: str, value: object, least: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.problems.add(key, value, f"must be a whole number of at least {least}", "write a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            rule = f"must be a whole number of at least {least}, and at most {MOST}"
+            self.problems.add(key, value, rule, "write a whole number")
             return max(least, 1)
         return value
 

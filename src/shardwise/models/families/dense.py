@@ -139,8 +139,8 @@ def _attention(c: Config, style: Style) -> Attention:
 
 
 def _feed_forward(c: Config, style: Style) -> MLP:
-    if not style.gated and not c.has("ffn"):
-        c.note("ffn not given, so 4 * hidden_size")
+    if c.model_type in ("gptj", "codegen") and not c.has("ffn"):
+        c.accept("ffn")
         width = 4 * c.size("hidden_size")
         return MLP(ffn=width, gated=False, bias=_is(c, style.mlp_bias), activation=parts.activation(c, style.act))
     return parts.mlp(c, gated=style.gated, bias=_is(c, style.mlp_bias), act=style.act)
@@ -184,7 +184,7 @@ def _pattern(c: Config, style: Style) -> tuple[str, ...]:
     if isinstance(c.raw.get("sliding_window_pattern"), str):
         letters = c.text("sliding_window_pattern")
         return tuple("full" if letter == "G" else "sliding" for letter in letters)
-    period = c.count("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
+    period = c.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
     return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)
 
 

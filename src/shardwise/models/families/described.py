@@ -78,14 +78,14 @@ def _layers(
         return _hybrid(c, number, core, norm)
     if not c.count("num_experts"):
         block = Block(mixers=(core,), feed_forward=_mlp(c), norm=norm)
-        return (block,) * number, (block,) * c.count("num_mtp_layers")
+        return (block,) * number, (block,) * c.repeats("num_mtp_layers")
     experts = _experts(c)
     sparse = _frequency(c, number)
     dense = experts if all(sparse) else _mlp(c)
     c.accept("ffn", "mlp_bias")
     blocks = {s: Block(mixers=(core,), feed_forward=experts if s else dense, norm=norm) for s in (True, False)}
     layers = tuple(blocks[s] for s in sparse)
-    return layers, (layers[-1],) * c.count("num_mtp_layers")
+    return layers, (layers[-1],) * c.repeats("num_mtp_layers")
 
 
 def _mlp(c: Config) -> MLP:

@@ -74,7 +74,7 @@ def _altup(hidden: int, streams: int) -> tuple[Projection, ...]:
 def gemma3n(c: Config) -> Model:
     """Return Gemma 3n: AltUp streams, a low-rank LAuReL branch and layer embeddings around Gemma 3's layer."""
     number, hidden, rank = c.layers(), c.size("hidden_size"), c.size("laurel_rank")
-    core, window, streams = _core(c), c.size("window"), c.size("altup_num_inputs")
+    core, window, streams = _core(c), c.size("window"), c.repeats("altup_num_inputs", default=4)
     laurel = (
         Projection(name="laurel_left", inputs=hidden, outputs=rank),
         Projection(name="laurel_right", inputs=rank, outputs=hidden),

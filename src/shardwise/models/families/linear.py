@@ -25,7 +25,7 @@ def qwen3_next(c: Config) -> Model:
         value_dim=c.size("linear_value_head_dim"),
         conv=c.size("linear_conv"),
     )
-    period = c.count("full_attention_interval", default=4) or 4
+    period = c.repeats("full_attention_interval", default=4) or 4
     kinds = parts.windows(c, number, ("linear",) * (period - 1) + ("full",))
     sparse, experts, dense = _feed_forwards(c, number)
     pairs = list(zip(kinds, sparse, strict=True))

@@ -32,7 +32,7 @@ def afmoe(c: Config) -> Model:
     number, window = c.layers(), c.size("window")
     c.expect(not c.flag("attention_bias"), "attention_bias", "is not supported for afmoe", "leave it out")
     core = replace(parts.attention(c), qk_norm="head", output_gate=True)
-    period = c.size("global_attn_every_n_layers", default=4)
+    period = c.repeats("global_attn_every_n_layers", default=4) or 1
     kinds = parts.windows(c, number, ("sliding",) * (period - 1) + ("full",))
     experts = replace(parts.moe(c, shared_count=True), router_bias=True)
     first = c.count("first_dense_layers")
