@@ -61,6 +61,7 @@ def spans(plan: Plan, domains: Sequence[int]) -> Spans:
     found["edp"] = tuple(math.gcd(plan.expert_dp, s // (a * b)) for s, a, b in zip(stage, etp, ep, strict=True))
     expert_shard = max(1, plan.expert_dp * shard // plan.dp)
     found["expert_shard"] = tuple(math.gcd(d, expert_shard) for d in found["edp"])
+    found["expert_replicate"] = tuple(d // a for d, a in zip(found["edp"], found["expert_shard"], strict=True))
     return found
 
 

@@ -5,12 +5,13 @@ From a model, a cluster and the sizes of plans to memory and time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
 from shardwise.hardware import Cluster
-from shardwise.ledger.number import X, above, largest
+from shardwise.ledger.number import X, above, divide, largest
 from shardwise.ledger.traced import named
 from shardwise.models import Model
 from shardwise.ops import blocks as ledgers
@@ -18,9 +19,18 @@ from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
 from shardwise.training._blocks import Folded, checkpoints, fold
-from shardwise.training._memory import Parts, Recipe, StageMemory, stage_memory
-from shardwise.training._sizes import Sizes
-from shardwise.training._stages import Kind, Partition, Stages, block_order, kinds_of, runs_of, split_evenly
+from shardwise.training._memory import InFlight, Parts, Recipe, StageMemory, stage_memory
+from shardwise.training._sizes import Sizes, sizes_of_columns
+from shardwise.training._stages import (
+    Kind,
+    Partition,
+    Stages,
+    block_order,
+    kinds_of,
+    runs_of,
+    split_evenly,
+    stack_runs,
+)
 from shardwise.training._step import StepJob, StepSeconds, step_seconds
 from shardwise.training.schedule import PipelineShape, in_flight
 
@@ -141,13 +151,46 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         embedding=folded("embedding", ledgers.embedding(y, model)),
         head=folded("head", head),
         loss=folded("loss", (*ledgers.loss(y, model), *extra)),
+        shared_table=model.embedding and bool(model.tied or model.mtp),
     )
 
 
 def stages_of(case: Case) -> tuple[Stages[Any], ...]:
     """Return the runs of equal stages of one plan."""
-    blocks = tuple(case.model.kinds)
-    return runs_of(block_order(case.model), len(blocks), case.partition)
+    return runs_of(block_order(case.model), len(case.model.kinds), case.partition)
+
+
+def structure(plan: Plan) -> tuple[object, ...]:
+    """Return what plans must have in common to be evaluated as one column.
+
+    >>> structure(Plan(tp=2)) == structure(Plan(pp=4)), structure(Plan()) == structure(Plan(recompute="full"))
+    (True, False)
+    """
+    same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules")
+    return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers))
+
+
+def evaluate_columns(case: Case, plans: Sequence[Plan]) -> Evaluation[Any]:
+    """Return memory and time of many plans as columns in their order; the plans share their `structure`."""
+    order, kinds = block_order(case.model), len(case.model.kinds)
+    runs = [runs_of(order, kinds, partition_of(p, case.model.num_layers)) for p in plans]
+    sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
+    return evaluate(replace(case, plan=plans[0]), sizes, stack_runs(runs))
+
+
+def held_in_flight(case: Case, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
+    """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
+
+    Counted from the order of tasks in github.com/deepseek-ai/DualPipe.
+    """
+    schedule = case.plan.schedule
+    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
+    held = in_flight(schedule, shape, s.position)
+    zero = 0 * held
+    if schedule == "dualpipe":
+        mirrored = held * divide(s.position + 1, z.pp + 1)
+        return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)
+    return InFlight(own=held, mirrored=zero, heads=held if schedule == "gpipe" else zero + 1)
 
 
 def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
@@ -158,12 +201,8 @@ def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluati
     machine: Machine[X] = Machine(rates=rates, network=network, spans=z.spans, overlap=case.overlap)
     y = layout_of(case, z)
     parts = parts_of(case, y, machine)
-    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
     memory = tuple(
-        named_stage(
-            stage_memory(recipe, z, parts, s, in_flight(case.plan.schedule, shape, s.position), case.model.tied), i
-        )
-        for i, s in enumerate(stages)
+        named_stage(stage_memory(recipe, z, parts, s, held_in_flight(case, z, s)), i) for i, s in enumerate(stages)
     )
     # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
     scattered = case.stack.scattered_sends and not case.plan.sequence_parallel
@@ -173,7 +212,7 @@ def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluati
         schedule=case.plan.schedule,
         boundary_bytes=boundary,
         scattered=scattered,
-        tied=case.model.tied,
+        tied=parts.shared_table,
         tied_bytes=table,
         side=case.model.hidden,
     )

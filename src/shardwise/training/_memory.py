@@ -47,12 +47,25 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts(Generic[X]):
-    """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them."""
+    """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
+
+    `shared_table` says that the last stage needs the input table too: as its head, or for multi-token prediction.
+    """
 
     kinds: tuple[Folded[X], ...]
     embedding: Folded[X]
     head: Folded[X]
     loss: Folded[X]
+    shared_table: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InFlight(Generic[X]):
+    """Micro-batches a stage holds at its fullest: of its own layers, of the mirrored stage's, and of the head."""
+
+    own: X
+    mirrored: X
+    heads: X
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,25 +93,32 @@ def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
 
     def of(pick: Callable[[Elements[X]], X]) -> X:
         layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
-        ends = s.embeds * pick(parts.embedding.elements) + s.ends * pick(parts.head.elements)
+        ends = s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
         return total(layers, zero) + ends
 
     return (
         of(lambda e: e.dense_matrix),
-        of(lambda e: e.dense_other),
+        of(lambda e: e.dense_other) + tied_copy(parts, s),
         of(lambda e: e.expert_matrix),
         of(lambda e: e.expert_other),
     )
 
 
-def tied_copy(parts: Parts[X], s: Stages[X], tied: bool) -> X:
-    """Return the parameters of the second copy of a tied table.
+def tied_copy(parts: Parts[X], s: Stages[X]) -> X:
+    """Return the parameters of the second copy of a shared table: on a last stage that does not hold the first too.
 
-    On a last stage that does not hold the first one too.
+    Megatron-LM core/models/common/embeddings and core/transformer/multi_token_prediction.py copy the table so.
     """
-    if not tied:
-        return 0 * s.count
-    return above(s.ends, 0, above(s.embeds, 0, 0 * s.count, parts.embedding.elements.largest), 0 * s.count)
+    zero = 0 * s.count
+    if not parts.shared_table:
+        return zero
+    return above(s.heads, 0, above(s.embeddings, 0, zero, parts.embedding.elements.largest), zero)
+
+
+def root_elements(parts: Parts[X], s: Stages[X]) -> X:
+    """Return the parameters of the root unit of a stage: embedding, head and final norm."""
+    table = s.embeddings * parts.embedding.elements.dense
+    return table + s.heads * parts.head.elements.dense + tied_copy(parts, s)
 
 
 def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
@@ -145,9 +165,9 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
         return zero, zero
     width = r.precision.activation_bytes
     units = [k.elements.dense + k.elements.expert for k in parts.kinds]
-    unit = largest([above(n, 0, u, 0 * u) for n, u in zip(s.layers, units, strict=True)])
-    root = s.embeds * parts.embedding.elements.dense + s.ends * parts.head.elements.dense
-    return named(width * root, "gathered root unit"), named(
+    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
+    return named(width * root_elements(parts, s), "gathered root unit"), named(
         (2 * width + r.precision.gradient_bytes) * unit, "gathered layers and gradients"
     )
 
@@ -167,17 +187,31 @@ def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) 
     return named(divide(width * total(params), share), "optimizer temporaries")
 
 
-def _stage_parts(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
-    zero = 0 * s.count
-    layers = (n * pick(k) for n, k in zip(s.layers, parts.kinds, strict=True))
-    return total(layers, zero)
-
-
 def _largest_layer(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
-    return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(s.layers, parts.kinds, strict=True)])
+    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(held, parts.kinds, strict=True)])
 
 
-def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X, tied: bool = False) -> StageMemory[X]:
+def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
+    """Return the bytes saved for backward by the layers and the embedding of all micro-batches in flight."""
+    zero = 0 * s.count
+
+    def one(layers: tuple[X, ...], embeds: X) -> X:
+        kept = total((n * k.kept_bytes for n, k in zip(layers, parts.kinds, strict=True)), zero)
+        return named(kept + embeds * parts.embedding.kept_bytes, "saved for backward, one micro-batch")
+
+    own, mirrored = one(s.layers, s.embeds), one(s.mirrored, s.mirrored_embeds)
+    return named(depth.own * own + depth.mirrored * mirrored, "activations in flight")
+
+
+def _biggest_tensor(parts: Parts[X], s: Stages[X]) -> X:
+    """Return the parameters of the largest weight of a stage."""
+    table = above(s.embeddings + tied_copy(parts, s), 0, parts.embedding.elements.largest, 0 * s.count)
+    ends = maximum(table, above(s.heads, 0, parts.head.elements.largest, 0 * s.count))
+    return maximum(_largest_layer(parts, s, lambda k: k.elements.largest), ends)
+
+
+def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest.
 
     Moments: the last forward pass in flight; the loss with its logits; backward of the first layer, with what
@@ -185,26 +219,24 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X
     first backward pass ends unless micro-batches are accumulated.
     """
     params = owned(parts, s)
-    params = (params[0], params[1] + tied_copy(parts, s, tied), params[2], params[3])
     weights, gradients, optimizer = state_bytes(r, z, params)
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, parts, s)
     buffers = root + units
-    kept_one = named(_stage_parts(parts, s, lambda k: k.kept_bytes), "saved for backward, one micro-batch")
-    entry = s.embeds * parts.embedding.kept_bytes
-    activations = named(depth * (kept_one + entry), "activations in flight")
+    activations = held_bytes(parts, s, depth)
     again = named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer")
     transient = _largest_layer(parts, s, lambda k: k.transient_bytes)
     base = weights + optimizer + root + standing
-    ends = s.ends * (parts.head.kept_bytes + parts.loss.kept_bytes)
-    logits = named(ends + s.ends * parts.loss.transient_bytes, "logits and loss")
+    ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
+    # GPipe runs every loss before the first backward pass; the others have one head in flight.
+    waiting = (depth.heads - 1) * ends
+    logits = named(waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss")
     last_layer = named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer")
-    biggest = maximum(largest([k.elements.largest for k in parts.kinds]), s.embeds * parts.embedding.elements.largest)
     moments = {
         "forward": base + units + activations + transient,
         "loss": base + activations + logits,
-        "backward": base + units + activations + again + transient,
+        "backward": base + units + activations + waiting + again + transient,
         "gradients complete": weights
         + optimizer
         + buffers
@@ -212,7 +244,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X
         + minimum(last_layer, activations)
         + again
         + transient,
-        "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, biggest),
+        "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, _biggest_tensor(parts, s)),
     }
     moments = {name: named(value, name) for name, value in moments.items()}
     return StageMemory(
@@ -223,7 +255,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: X
         logits=logits,
         recomputed=again,
         buffers=buffers,
-        in_flight=depth,
+        in_flight=depth.own + depth.mirrored,
         moments=moments,
         peak=named(largest(moments.values()), "peak of the stage"),
     )

@@ -12,7 +12,7 @@ from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.training._blocks import Folded
-from shardwise.training._memory import Parts, Recipe, owned
+from shardwise.training._memory import Parts, Recipe, owned, root_elements
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training.schedule import PipelineShape, PipelineTime, Run, ScheduleName, pipeline_time
@@ -71,6 +71,21 @@ def _weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], di
     return found
 
 
+def scatter_seconds(m: Machine[X], z: Sizes[X], r: Recipe, params: tuple[X, X]) -> X:
+    """Return seconds to reduce-scatter the gradients of (dense, expert) parameters.
+
+    Hybrid sharding then all-reduces the shards over its replicas (torch.distributed.fsdp, HSDP).
+    """
+    groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
+    found = 0 * params[0]
+    for count, (inner, outer, share) in zip(params, groups, strict=True):
+        size = r.precision.gradient_bytes * count
+        found = found + collective_seconds(m.network, "reduce_scatter", size, m.spans[inner])
+        if r.sharding == "hsdp":
+            found = found + collective_seconds(m.network, "all_reduce", divide(size, share), m.spans[outer])
+    return found
+
+
 def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X]:
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
 
@@ -81,20 +96,12 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     zero = 0 * k.forward
     if not r.shards_gradients:
         return zero, zero, zero
-    w, g = r.precision.activation_bytes, r.precision.gradient_bytes
     dense, expert = k.elements.dense, k.elements.expert
-
-    def both(verb: Verb, width: float) -> X:
-        return collective_seconds(m.network, verb, width * dense, m.spans["shard"]) + collective_seconds(
-            m.network, verb, width * expert, m.spans["expert_shard"]
-        )
-
-    scatter = both("reduce_scatter", g)
-    if r.sharding == "hsdp":
-        scatter = scatter + collective_seconds(
-            m.network, "all_reduce", divide(g * dense, z.shard_share), m.spans["replicate"]
-        )
-    gather = both("all_gather", w) if r.shards_weights else zero
+    scatter, gather = scatter_seconds(m, z, r, (dense, expert)), zero
+    if r.shards_weights:
+        w = r.precision.activation_bytes
+        gather = collective_seconds(m.network, "all_gather", w * dense, m.spans["shard"])
+        gather = gather + collective_seconds(m.network, "all_gather", w * expert, m.spans["expert_shard"])
     hides = m.overlap and r.stack.overlap_gradients
     ahead = maximum(gather - k.forward, 0.0) if hides else gather
     behind = maximum(gather + scatter - k.backward, 0.0) if hides else gather + scatter
@@ -105,21 +112,22 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     )
 
 
-def root_exposure(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
-    """Return seconds of (gathering, scattering) the root unit: once each, with nothing beside them.
+def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+    """Return seconds of (gathering, scattering) the root unit: once each a micro-batch, with nothing beside them.
 
-    The root holds embedding, head and final norm and stays gathered from forward to backward
-    (torch.distributed.fsdp).
+    The root holds embedding, head and final norm and stays gathered from forward to backward (torch.distributed.fsdp).
     """
     zero = 0 * s.count
-    if not r.shards_weights:
+    if not r.shards_gradients:
         return zero, zero
-    root = s.embeds * parts.embedding.elements.dense + s.ends * parts.head.elements.dense
-    w, g = r.precision.activation_bytes, r.precision.gradient_bytes
-    return (
-        named(collective_seconds(m.network, "all_gather", w * root, m.spans["shard"]), "gathering the root unit"),
-        named(collective_seconds(m.network, "reduce_scatter", g * root, m.spans["shard"]), "scattering the root unit"),
-    )
+    root = root_elements(parts, s)
+    scatter = named(scatter_seconds(m, z, r, (root, 0 * root)), "scattering the root unit")
+    if not r.shards_weights:
+        return zero, scatter
+    size = r.precision.activation_bytes * root
+    return named(
+        collective_seconds(m.network, "all_gather", size, m.spans["shard"]), "gathering the root unit"
+    ), scatter
 
 
 def paired(t: StageSeconds[X], forward_waits: X) -> StageSeconds[X]:
@@ -149,7 +157,7 @@ def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
     ahead = total((n * w[0] for n, w in zip(s.layers, waits, strict=True)), zero)
     behind = total((n * w[1] for n, w in zip(s.layers, waits, strict=True)), zero)
     covered = total((n * w[2] for n, w in zip(s.layers, waits, strict=True)), zero)
-    root_gather, root_scatter = root_exposure(m, r, parts, s)
+    root_gather, root_scatter = root_exposure(m, z, r, parts, s)
     ahead, behind = ahead + root_gather, behind + root_scatter
     replay = _weighted(parts, s, lambda k: k.replay)
     exposed, hidden = _weighted_axes(parts, s, lambda k: k.exposed), _weighted_axes(parts, s, lambda k: k.hidden)
@@ -196,16 +204,18 @@ def data_parallel_seconds(
     """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
 
     Without sharding gradients are all-reduced; with a sharded optimizer they are reduce-scattered and the new weights
-    gathered. Gradients hide behind the last micro-batch's backward, weights behind the first one's forward
-    (docs/formulas.md).
+    gathered; ZeRO-2 scatters every micro-batch instead (`unit_exposure`). Gradients hide behind the last micro-batch's
+    backward, weights behind the first one's forward (docs/formulas.md).
     """
     zero = 0 * t.forward
-    if r.shards_gradients:
+    if r.shards_weights:
         return zero, zero, zero, zero
     verb: Verb = "reduce_scatter" if r.shards_optimizer else "all_reduce"
     grads = named(_reduced(m, r, parts, s, verb, r.precision.gradient_bytes), "gradient reduction")
     backward = t.backward_input + t.backward_weight
     shown = _overlapped(grads, backward, s, m.overlap and r.stack.overlap_gradients)
+    if r.shards_gradients:
+        grads = shown = zero
     if not r.shards_optimizer:
         return shown, grads - shown, zero, zero
     gather = named(_reduced(m, r, parts, s, "all_gather", r.precision.weight_bytes), "weight gather")
