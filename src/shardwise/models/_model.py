@@ -13,9 +13,11 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 NormKind: TypeAlias = Literal[
-    "rmsnorm", "layernorm", "layernorm-no-bias", "rmsnorm-no-weight", "layernorm-no-weight", "none"
+    "rmsnorm", "rmsnorm-offset", "layernorm", "layernorm-no-bias", "rmsnorm-no-weight", "layernorm-no-weight", "none"
 ]
-Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "xielu"]
+"""How a norm is learned; "rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next)."""
+Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "relu", "relu2", "xielu"]
+"""Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and its kin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +38,8 @@ class Attention:
     "full" the whole projection, "heads" has weights of heads * head_dim but normalises each head. `kv_from_earlier`
     marks a layer that reads the key-value cache of an earlier layer and so has no key and value projections.
     `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
-    `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys.
+    `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys,
+    `softcap` whether scores go through a tanh.
     """
 
     heads: int
@@ -58,6 +61,7 @@ class Attention:
     shared_key_value: bool = False
     kv_from_earlier: bool = False
     input_width: int = 0
+    softcap: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -235,7 +239,8 @@ class MoE:
 
     `latent` is the width the routed experts work on (0: hidden). `correction_bias` is one router value per expert, a
     buffer in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost
-    nothing.
+    nothing. `normalised` is whether the weights of the chosen experts are made to sum to one, `float_weights` whether
+    they stay in fp32 (Mixtral in transformers).
     """
 
     experts: int
@@ -251,6 +256,8 @@ class MoE:
     latent: int = 0
     zero_experts: int = 0
     router_norm: bool = False
+    normalised: bool = False
+    float_weights: bool = False
 
 
 FeedForward: TypeAlias = MLP | MoE
@@ -284,7 +291,8 @@ class Model:
     """A language model. Build one with `Model.load`; every width is stored, none is derived later.
 
     `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each
-    with a 2 * hidden to hidden projection and `mtp_norms` norms beside its block.
+    with a 2 * hidden to hidden projection and `mtp_norms` norms beside its block. `logit_softcap` is whether logits go
+    through a tanh.
     """
 
     name: str
@@ -300,6 +308,7 @@ class Model:
     token_types: int = 0
     head: bool = True
     head_bias: bool = False
+    logit_softcap: bool = False
     embedding: bool = True
     max_context: int = 0
     dropout: bool = False

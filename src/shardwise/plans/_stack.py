@@ -28,7 +28,8 @@ class Stack:
     `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
     `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a
     boundary message over the tensor-parallel ranks. `dispatch` "deduplicated" sends a token once to each node with one
-    of its experts.
+    of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
+    a row of 16-bit input.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Stack:
     vocab_multiple: int
     vocab_parallel: bool
     dropout_mask_bytes: int
+    layernorm_statistics_bytes: int
     merged_attention_copy: bool
     overlap_gradients: bool
     overlap_parameters: bool
