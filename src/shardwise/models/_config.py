@@ -20,12 +20,15 @@ DROPOUTS = (
 )
 MOST_LAYERS = 10_000
 MOST = 1_000_000_000
+_KINDS = {key: field.kind for field in FIELDS.values() for key in field.keys}
 _MISSING: Any = object()
 _REQUIRED: Any = object()
 
 
 class Config:
     """One configuration: the file's keys over the class defaults of its family, with overrides on top.
+
+    `replaced` are the old values of keys that an override has changed in `raw` itself.
 
     >>> config = Config({"n_embd": 768}, "gpt2", overrides={"num_layers": 2})
     >>> config.size("hidden_size"), config.size("num_layers")
@@ -39,16 +42,18 @@ class Config:
         *,
         defaults: Mapping[str, Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
-        nested: bool = False,
+        replaced: Mapping[str, Any] | None = None,
     ) -> None:
         self.raw = raw
         self.model_type = model_type
         self.defaults = defaults or {}
         self.overrides = overrides or {}
-        self.nested = nested
+        self.replaced = replaced or {}
         self.problems = Problems()
         self.notes: list[str] = []
         self._read: set[str] = set()
+        self._accepted: set[str] = set()
+        self._asked: set[str] = set()
         self._overridden: dict[str, Any] = {}
         self._defaulted: dict[str, Any] = {}
 
@@ -167,6 +172,7 @@ class Config:
             self.problems.add(key, value, "must be an object", "write { } with its fields")
         inner = Config(value if isinstance(value, Mapping) else {}, self.model_type, overrides=self.overrides)
         inner.problems, inner.notes, inner._overridden = self.problems, self.notes, self._overridden
+        inner._asked = self._asked
         return inner
 
     def with_text(self, name: str, text: str) -> Config:
@@ -181,7 +187,7 @@ class Config:
 
     def accept(self, *names: str) -> None:
         """Take keys as read: the family knows them and has no use for what they say."""
-        self._read.update(key for name in names for key in keys_of(name))
+        self._accepted.update(key for name in names for key in keys_of(name))
 
     def note(self, text: str) -> None:
         """Record something that was assumed."""
@@ -189,23 +195,27 @@ class Config:
             self.notes.append(text)
 
     def expect(self, holds: bool, name: str, rule: str, remedy: str) -> None:
-        """Record a problem with a field unless the condition holds."""
-        if not holds:
-            key, value = self._find(name, ())
+        """Record a problem with a field unless the condition holds, or the field has a problem already."""
+        key, value = self._find(name, ()) if not holds else (name, None)
+        known = any(problem.field == key for problem in self.problems.items)
+        if not holds and not known:
             self.problems.add(key, None if value is _MISSING else value, rule, remedy)
 
     def layers(self) -> int:
         """Return the number of layers."""
-        self.size("num_layers")
-        return max(self.repeats("num_layers", default=1), 1)
+        number = self.size("num_layers")
+        self.expect(number <= MOST_LAYERS, "num_layers", f"must be at most {MOST_LAYERS}", "write a smaller number")
+        return min(number, MOST_LAYERS)
 
     def finish(self) -> tuple[str, ...]:
         """Raise every problem at once, or return what was assumed."""
         self._refuse_unused_overrides()
+        self._check_unused_sizes()
         self.problems.raise_if_any()
         return tuple([*self._say_overrides(), *self.notes, *self._say_defaults(), *self._say_ignored()])
 
     def _find(self, name: str, keys: tuple[str, ...]) -> tuple[str, Any]:
+        self._asked.add(name)
         if name in self.overrides:
             self._overridden[name] = self._in_file(name, keys)[1]
             return name, self.overrides[name]
@@ -236,6 +246,7 @@ class Config:
         return True
 
     def _whole(self, key: str, value: object, least: int) -> int:
+        value = _uniform(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
             rule = f"must be a whole number of at least {least}, and at most {MOST}"
             self.problems.add(key, value, rule, "write a whole number")
@@ -255,21 +266,31 @@ class Config:
         return [*values, *[values[-1] if values else ""] * length][:length]
 
     def _refuse_unused_overrides(self) -> None:
-        for name in self.overrides:
-            if name in self._overridden:
-                continue
-            used = ", ".join(sorted(field for field in FIELDS if field in self._used_fields()))
+        unused = {name: self.overrides[name] for name in self.overrides if name not in self._overridden}
+        unused |= {key: self.raw[key] for key in self.replaced if key not in self._read}
+        used = ", ".join(sorted(self._asked & set(FIELDS)))
+        for name, value in unused.items():
             rule = f"is a field that {self.model_type} models have no use for"
-            self.problems.add(name, self.overrides[name], rule, f"leave it out, or override one of: {used}")
+            self.problems.add(name, value, rule, f"leave it out, or override one of: {used}")
 
-    def _used_fields(self) -> set[str]:
-        read = self._read | set(self._defaulted)
-        return {name for name, field in FIELDS.items() if name in self._overridden or read & set(field.keys)}
+    def _check_unused_sizes(self) -> None:
+        """A size that the family has no use for must still be a size."""
+        for key, value in self.raw.items():
+            kind = _KINDS.get(key)
+            entries = value if isinstance(value, list) else [value]
+            if kind is None or value is None or any(problem.field == key for problem in self.problems.items):
+                continue
+            if kind is int and not all(_is(int, entry) and entry >= 0 for entry in entries):
+                self.problems.add(key, value, "must be a whole number of at least 0", "write a whole number")
+            if kind is bool and not isinstance(value, bool) and value != "qkv":
+                self.problems.add(key, value, "must be true or false", "write true or false")
 
     def _say_overrides(self) -> list[str]:
+        told = [(name, self.overrides[name], old) for name, old in self._overridden.items()]
+        told += [(key, self.raw[key], old) for key, old in self.replaced.items()]
         return [
-            f"override: {name} = {self.overrides[name]!r}" + ("" if old is _MISSING else f" (was {old!r})")
-            for name, old in self._overridden.items()
+            f"override: {name} = {new!r}" + ("" if old is _MISSING or old is None else f" (was {old!r})")
+            for name, new, old in told
         ]
 
     def _say_defaults(self) -> list[str]:
@@ -280,8 +301,17 @@ class Config:
         return [f"absent from the file, so the {self.model_type} default: {listing}"]
 
     def _say_ignored(self) -> list[str]:
-        ignored = sorted(k for k in self.raw if k not in self._read and k not in NO_EFFECT and not k.startswith("_"))
+        ignored = sorted(
+            k for k in self.raw if k not in self._read | self._accepted | NO_EFFECT and not k.startswith("_")
+        )
         return [f"ignored: {', '.join(ignored)}"] if ignored else []
+
+
+def _uniform(value: object) -> object:
+    """A list of one number for each layer, all the same, means that number."""
+    if isinstance(value, list) and len(value) > 1 and all(_is(int, one) and one == value[0] for one in value):
+        return value[0]
+    return value
 
 
 def _is(kind: type, value: object) -> bool:

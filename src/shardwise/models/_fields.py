@@ -63,7 +63,7 @@ _SIZES = (
     ("expert_ffn", "moe_intermediate_size expert_ffn_hidden_size moe_ffn_hidden_size", "width of one routed expert"),
     (
         "num_shared_experts",
-        "n_shared_experts num_shared_experts moe_num_shared_experts",
+        "n_shared_experts num_shared_experts moe_num_shared_experts num_shared_expert",
         "experts that every token visits",
     ),
     (

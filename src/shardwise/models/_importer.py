@@ -16,6 +16,11 @@ from shardwise.models._model import Model
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, builder
 
 _WRAPPED = ("text_config", "language_config", "llm_config", "thinker_config")
+_LLAMA = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "hidden_act"),
+    "rms_norm_eps",
+)
+_NOT_LLAMA = ("expert", "moe", "lora", "mamba", "ssm", "conv", "linear_", "block_type", "latent", "mlp_type", "alibi")
 _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
 _OUTER = ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype")
 
@@ -31,10 +36,10 @@ def model_from_config(
     """
     keys, nested, more = _unwrap(raw)
     model_type = _model_type(keys, more)
-    keys, canonical = _place(keys, overrides or {})
+    keys, canonical, replaced = _place(keys, overrides or {})
     described = model_type in DESCRIBED and "gated_mlp" in keys and "norm_type" in keys
     defaults = {} if described else _defaults(model_type, nested)
-    c = Config(keys, model_type, defaults=defaults, overrides=canonical)
+    c = Config(keys, model_type, defaults=defaults, overrides=canonical, replaced=replaced)
     c.notes += [*notes, *more]
     model = builder(model_type, described)(c)
     quantization = _quantization(c)
@@ -64,23 +69,51 @@ def _model_type(keys: Mapping[str, Any], notes: list[str]) -> str:
         raise InputError([Problem("model_type", word, "is missing or not text", remedy)])
     known = SAME_AS.get(word, word)
     if known not in FAMILIES:
-        from difflib import get_close_matches  # only a mistake needs it
-
-        near = get_close_matches(word, [*FAMILIES, *SAME_AS], 3, 0.5)
-        remedy = f"use a supported type{', such as ' + ', '.join(near) if near else ''}"
-        raise InputError([Problem("model_type", word, "is not a supported family", remedy)])
+        return _nearest(word, keys, notes)
     if known != word:
         notes.append(f"model_type {word} is read as {known}")
     return known
 
 
-def _place(keys: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Overrides by field name apart; overrides by a file's key (`n_embd`) put in its place in the file."""
+def _nearest(word: str, keys: Mapping[str, Any], notes: list[str]) -> str:
+    """The family of an unknown type: the one its `architectures` name, or Llama if it says all that Llama says."""
+    by_class = {name.replace("_", "").replace("-", ""): name for name in FAMILIES}
+    named = keys.get("architectures")
+    for architecture in named if isinstance(named, list) else ():
+        family = by_class.get(str(architecture).lower().partition("for")[0])
+        if family:
+            notes.append(f"model_type {word} is unknown, read as {family} because its architecture is {architecture}")
+            return family
+    missing = [key for key in _LLAMA if keys.get(key) is None]
+    strange = [key for key in keys if any(part in key for part in _NOT_LLAMA) and keys[key] not in (None, 0, False)]
+    if not missing and not strange:
+        notes.append(f"model_type {word} is unknown, read as llama because it has its keys: no biases or norms beyond")
+        return "llama"
+    raise InputError([Problem("model_type", word, _why_not(missing, strange), _near(word))])
+
+
+def _why_not(missing: list[str], strange: list[str]) -> str:
+    lacks = f"lacks {', '.join(missing)}" if missing else ""
+    has = f"has {', '.join(strange)}" if strange else ""
+    return f"is not a supported family, and cannot be read as llama: it {' and '.join(filter(None, (lacks, has)))}"
+
+
+def _near(word: str) -> str:
+    from difflib import get_close_matches  # only a mistake needs it
+
+    near = get_close_matches(word, [*FAMILIES, *SAME_AS], 3, 0.5)
+    return f"use a supported type{', such as ' + ', '.join(near) if near else ''}"
+
+
+def _place(keys: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Keys with overrides put in, overrides by field name, and old values of overrides by a file's key (`n_embd`)."""
     canonical = {name: value for name, value in overrides.items() if name in FIELDS}
-    for key, value in overrides.items():
-        if key not in FIELDS:
-            keys[key] = value
-    return keys, canonical
+    replaced: dict[str, Any] = {}
+    for key in overrides.keys() - canonical.keys():
+        aliases = {alias for field in FIELDS.values() if key in field.keys for alias in field.keys}
+        old = [keys.pop(alias) for alias in aliases if alias in keys]
+        replaced[key], keys[key] = (old[0] if old else None), overrides[key]
+    return keys, canonical, replaced
 
 
 @cache

@@ -136,7 +136,9 @@ def _full_layer(c: Config, kv: int) -> tuple[int, int]:
     by_layer = c.raw.get("per_layer_config")
     c.accept("per_layer_config")
     if isinstance(by_layer, dict) and not c.has("global_head_dim"):
-        first = Config(next(iter(by_layer.values()), {}), c.model_type)
+        own: object = next(iter(by_layer.values()), {})
+        c.expect(isinstance(own, dict), "per_layer_config", "must hold an object for each layer", "write { } for each")
+        first = Config(own if isinstance(own, dict) else {}, c.model_type)
         first.problems = c.problems
         return first.size("head_dim", default=c.size("head_dim")), first.size("num_key_value_heads", default=kv)
     return c.size("global_head_dim", default=512), kv
