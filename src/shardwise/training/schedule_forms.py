@@ -45,20 +45,20 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     pipe = pipeline(runs, shape, split_backward=False)
     lone = running_largest([maximum(x.forward, x.gradient) for x in pipe.points])
     lengths = []
-    for x, slowest_lone in zip(pipe.points, lone, strict=True):
+    for k, x in enumerate(pipe.points):
         ahead = minimum(p - 1 - x.index, m - 1)
         start = maximum(pipe.below(x) - ahead * x.forward, 0)
-        end = _dive(x, pipe.points)
+        end = _dive(x, pipe.points[k:])
         both = above(m, p - x.index, start + end, 0)
         stay = x.forward_before + x.gradient_before + m * x.work + both
-        lengths.append(maximum(stay, pipe.path + (m - 1 - ahead) * x.work + ahead * slowest_lone))
+        lengths.append(maximum(stay, pipe.path + (m - 1 - ahead) * x.work + ahead * lone[k]))
     slowest = longest(pipe.present, lengths)
     return maximum(slowest, _diving(pipe, shape, m - 1)) if shape.overlap_send else slowest
 
 
-def _dive(x: Point[X], points: Sequence[Point[X]]) -> X:
+def _dive(x: Point[X], below: Sequence[Point[X]]) -> X:
     """What the best dive from the last forward of stage x gains over its own backwards."""
-    gains = [r.present * (r.through - x.through - (r.index - x.index) * x.gradient) for r in points]
+    gains = [r.present * (r.through - x.through - (r.index - x.index) * x.gradient) for r in below]
     return maximum(largest(gains), 0)
 
 
@@ -72,7 +72,8 @@ def _diving(pipe: Pipeline[X], shape: PipelineShape[X], steps: X) -> X:
     dives = ceil((steps - length + 1) / length)
     rest = steps - dives * length
     hops = dives * (p - 1) + maximum(rest - 1, 0) * (2 - per_stage) * minimum(p - 1, 1)
-    return pipe.path + (dives + rest / p) * (pipe.forward_sum + pipe.gradient_sum) + 2 * shape.send * hops
+    swings = dives * (pipe.forward_sum + pipe.gradient_sum) + rest * pipe.quickest
+    return pipe.path + swings + 2 * shape.send * hops
 
 
 def interleaved_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
@@ -141,15 +142,24 @@ def _stay(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], dives: tuple[
     last = dives[1] - 2 * p * x.work + (ahead + late) * x.forward
     start = maximum(maximum(pipe.below(x) - ahead * x.forward, wraps * first), 0)
     end = maximum(maximum(pipe.below(x) - (ahead + late) * x.gradient, wraps * last), 0)
-    steady = (m * v - (v - 1) * head) * x.work
-    return x.forward_before + x.gradient_before + steady + above(ahead, most, 0, start + end)
+    steady = (m * v - (v - 1) * head) * x.work - _phase_sends(x, shape)
+    return x.forward_before + x.gradient_before + steady + above(most, ahead, start + end, 0)
 
 
 def _meet(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], lone: X) -> X:
     """A path whose dive of the start runs into that of the end, and that finds forwards or backwards alone."""
     ahead, most = _ahead(x, shape)
     alone = minimum(ahead, most)
-    return pipe.path + (most - alone) * x.work + alone * lone
+    return pipe.path + (most - alone) * x.work - _phase_sends(x, shape) + alone * lone
+
+
+def _phase_sends(x: Point[X], shape: PipelineShape[X]) -> X:
+    """Sends of an end stage that fall in the phases: there it sends every chunk, so its steady state sends fewer."""
+    p, v = shape.num_stages, shape.num_chunks
+    if shape.overlap_send:
+        return x.index * 0
+    ends = minimum(p - 1, 1) * 2 - minimum(p - 1 - x.index, 1) - minimum(x.index, 1)
+    return (v - 1) * rounds(shape) * ends * shape.send / v
 
 
 def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
@@ -162,17 +172,17 @@ def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     pipe = pipeline(runs, shape, split_backward=True)
     points = pipe.points
     tails = [(minimum(x.index, m - 1) + 1) * x.weight - x.gradient_before for x in points]
-    drains = running_largest(tails)
+    drains = [x.gradient_before + best for x, best in zip(points, running_largest(tails), strict=True)]
     deepest = pipe.gradient_path + largest(tails)
     lengths = []
     for k, x in enumerate(points):
         ahead = minimum(p - 1 - x.index, m - 1)
         start = maximum(pipe.below(x) - ahead * x.forward, 0)
         last = x.forward_before + m * x.forward + (m - 1 - ahead) * x.gradient + _weights_done(x, ahead, m) * x.weight
-        own = (ahead + 1) * x.gradient + _weights_left(x, ahead, m) * x.weight + x.gradient_before + drains[k]
+        own = (ahead + 1) * x.gradient + _weights_left(x, ahead, m) * x.weight + drains[k]
         bounce = pipe.forward_path - x.forward_before - x.forward + deepest
         bounce = maximum(bounce, own + largest([_zb_dive(x, r, shape) for r in points[k:]]))
-        rise = largest([own, *(_zb_rise(x, r, m, ahead) for r in points[:k])])
+        rise = largest([own, *(_zb_rise(x, r, shape, drain) for r, drain in zip(points[:k], drains, strict=False))])
         full = above(m, p - x.index, start, 0)
         lengths.append(last + maximum(start + rise, full + bounce))
     if not shape.overlap_send:
@@ -199,7 +209,9 @@ def _zb_dive(x: Point[X], r: Point[X], shape: PipelineShape[X]) -> X:
     return r.present * (r.through - x.through - (ahead - there) * x.gradient - weights * x.weight)
 
 
-def _zb_rise(x: Point[X], r: Point[X], m: X, ahead: X) -> X:
-    """From the last forward of stage x up to stage r above it, and all that r then has left."""
+def _zb_rise(x: Point[X], r: Point[X], shape: PipelineShape[X], drain: X) -> X:
+    """From the last forward of stage x up to stage r above it, on through the backwards r has left, and its drain."""
+    m = shape.num_micro
+    ahead = minimum(shape.num_stages - 1 - x.index, m - 1)
     climb = x.gradient_before + x.gradient - r.gradient_before - r.gradient
-    return r.present * (climb + (ahead + 1) * r.gradient + (m - _weights_done(r, ahead, m)) * r.weight)
+    return r.present * (climb + (ahead + 1) * r.gradient + _weights_left(r, ahead, m) * r.weight + drain)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Generic
 
-from shardwise.ledger.number import X, above, largest, maximum, minimum
+from shardwise.ledger.number import X, above, largest, maximum, minimum, total
 from shardwise.training.schedule_types import PipelineShape, Run
 
 
@@ -52,6 +53,7 @@ class Pipeline(Generic[X]):
     gradient_path: X
     forward_sum: X
     gradient_sum: X
+    quickest: X
 
     @property
     def path(self) -> X:
@@ -121,7 +123,14 @@ def pipeline(runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward:
         gradient_path=gradient + hops,
         forward_sum=forward,
         gradient_sum=gradient,
+        quickest=_quickest(points),
     )
+
+
+def _quickest(points: Sequence[Point[X]]) -> X:
+    """The smallest forward and gradient of a stage that is there; the sum of all stands in for absent ones."""
+    whole = total(x.forward + x.gradient for x in points)
+    return reduce(minimum, [above(x.present, 0, x.forward + x.gradient, whole) for x in points])
 
 
 def _offsets(run: Run[X], shape: PipelineShape[X]) -> list[X]:
