@@ -1,0 +1,19 @@
+"""Inference: what a served batch takes of memory and time, and what its tokens cost."""
+
+from shardwise.serving._capacity import Capacity
+from shardwise.serving._engine import Engine, engine_names, find_engine
+from shardwise.serving._quantization import Format, find_format, format_names
+from shardwise.serving._report import InferReport, Options, infer
+
+__all__ = [
+    "Capacity",
+    "Engine",
+    "Format",
+    "InferReport",
+    "Options",
+    "engine_names",
+    "find_engine",
+    "find_format",
+    "format_names",
+    "infer",
+]

@@ -1,0 +1,118 @@
+"""What stays the same for all plans of one question: model, cluster, job, engine, formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardwise.cost import Efficiencies, network_of, rates_of
+from shardwise.hardware import Cluster
+from shardwise.ledger.number import X
+from shardwise.ledger.traced import leaf
+from shardwise.models import Model
+from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.plans import Plan, Serving
+from shardwise.serving._engine import Engine, kernels_of
+from shardwise.serving._ledger import Views
+from shardwise.serving._price import Server, captured
+from shardwise.serving._quantization import Format
+from shardwise.serving._sizes import Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One serving question, complete: `dtype` is the 16-bit (or fp32) type, `compute` that of the format's products."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    job: Serving
+    engine: Engine
+    format: Format
+    dtype: str
+    compute: str
+    cache_element_bytes: float
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
+
+    @property
+    def domains(self) -> tuple[int, ...]:
+        """Devices in one domain of each tier."""
+        return tuple(tier.size for tier in self.cluster.tiers)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one activation element."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def new_input_tokens(self) -> int:
+        """Input tokens of a request that the cache does not hold yet."""
+        return self.job.input_tokens - self.job.prefix_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One engine step: `sequences` (0: the whole batch) of `tokens` new tokens each, after `context` cached ones."""
+
+    phase: Any
+    tokens: float
+    context: float
+    sequences: float = 0.0
+
+
+def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
+    """Return the device and links that a phase runs on."""
+    device, wanted = case.cluster.device, case.efficiencies
+    wide = captured(rates_of(device, case.dtype, 0.0, wanted), case.engine, wanted.ideal)
+    narrow = wide
+    if case.compute != case.dtype:
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal)
+        narrow = _fused_quantisation(narrow, case)
+    bandwidth = wanted.memory_bytes_per_second or device.memory_bytes_per_second
+    return Server(
+        rates=wide,
+        narrow=narrow,
+        narrow_dtype=case.compute,
+        network=network_of(case.cluster, wanted),
+        spans=z.spans,
+        bandwidth=leaf("HBM bytes/s", bandwidth, "datasheet", "bytes/s"),
+        peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
+        narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
+        kernels=kernels_of(device, wide.family, case.engine, wanted),
+        engine=case.engine,
+        decoding=decoding,
+    )
+
+
+def _fused_quantisation(rates: Any, case: Case) -> Any:
+    """Return rates of narrow products whose inputs are quantised by the kernel before."""
+    if case.efficiencies.ideal or float(rates.matmul_start) <= case.engine.quantised_start_seconds:
+        return rates
+    start = leaf(
+        "kernel start", case.engine.quantised_start_seconds, dict(case.engine.sources)["quantised_start_seconds"]
+    )
+    return replace(rates, matmul_start=start)
+
+
+def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
+    """Return one step laid out on the ranks of a plan."""
+    zero = 0 * z.tp
+
+    def layout(weight_bytes: float, dtype: str) -> Layout[X]:
+        work = Work(
+            B=z.batch if not step.sequences else zero + step.sequences,
+            S=zero + step.tokens,
+            context=zero + step.context,
+            phase=step.phase,
+            activation_bytes=case.activation_bytes,
+            weight_bytes=weight_bytes,
+            cache_bytes=case.cache_element_bytes,
+            dtype=dtype,
+            imbalance=case.job.expert_imbalance,
+        )
+        one = zero + 1
+        degrees = Degrees(tp=z.tp, tp2=one, cp=one, ep=z.ep, etp=z.etp, panels=one)
+        return lay_out(degrees, work, Choices(stack=case.engine.stack))
+
+    wide = layout(case.format.rest_bytes if case.dtype != "fp32" else 4.0, case.dtype)
+    return Views(wide=wide, narrow=layout(case.format.bytes, case.compute), format=case.format)

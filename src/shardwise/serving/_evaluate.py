@@ -1,0 +1,186 @@
+"""One fold for numbers, columns and traced numbers: from a case and the sizes of plans to seconds and bytes.
+
+Sources: prefill and decode by operator as in docs/formulas.md, inference; pipeline as the sum of its stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from shardwise.ledger.number import X, ceil, largest, maximum, minimum, total
+from shardwise.ledger.op import Collective
+from shardwise.ledger.traced import named
+from shardwise.models import Block, MoE
+from shardwise.ops.layout import Layout
+from shardwise.serving._cache import Cache, block_caches, breakpoints
+from shardwise.serving._case import Case, Step, server_of, views_of
+from shardwise.serving._fold import Parts, Phase, add, fold, weighted
+from shardwise.serving._ledger import embedding_ops, head_ops, layer_ops
+from shardwise.serving._memory import StageMemory, stage_memory
+from shardwise.serving._price import Server
+from shardwise.serving._sizes import Sizes, Stage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation(Generic[X]):
+    """Seconds and bytes of a plan or of a column of plans; `decode` is the mean step of the generation."""
+
+    prefill: Phase[X]
+    decode: Phase[X]
+    memory: tuple[StageMemory[X], ...]
+    caches: tuple[tuple[Cache[X], ...], ...]
+    request_seconds: X
+    sizes: Sizes[X]
+    notes: tuple[str, ...]
+
+
+def label_of(block: Block, index: int) -> str:
+    """Return the name of a kind of layer.
+
+    >>> label_of(Block(mixers=(), feed_forward=None), 0)
+    'layer kind 0'
+    """
+    words = [type(m).__name__ for m in block.mixers]
+    if block.feed_forward is not None:
+        words.append("experts" if isinstance(block.feed_forward, MoE) else "feed-forward")
+    return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
+
+
+def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
+    """Return the model folded for one step."""
+    model, form = case.model, case.format
+    views = views_of(case, z, step)
+    kinds = tuple(
+        fold(layer_ops(views, block, model.hidden), m, form, label_of(block, i)) for i, block in enumerate(model.kinds)
+    )
+    boundary = views.wide.residual("boundary", model.hidden, "").size_bytes
+    message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=boundary)
+    return Parts(
+        kinds=kinds,
+        embedding=fold(embedding_ops(views, model), m, form, "embedding"),
+        head=fold(head_ops(views, model), m, form, "head"),
+        send=named(m.message(message), "stage boundary message"),
+        stream_bytes=boundary,
+    )
+
+
+def _slowest(parts: Parts[X], stages: tuple[Stage[X], ...]) -> X:
+    """Return seconds of the slowest stage for one step, its message to the next one included."""
+    return largest(
+        total((n * k.seconds for n, k in zip(s.layers, parts.kinds, strict=True)), 0 * parts.send)
+        + s.embeds * parts.embedding.seconds
+        + s.ends * parts.head.seconds
+        + parts.send
+        for s in stages
+    )
+
+
+def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[X]:
+    """Return seconds of `count` equal engine steps; a step passes all stages in turn, and the next ones follow it.
+
+    One pass is the sum of the stages and the p - 1 messages between them, never less than on one stage; the count - 1
+    further passes each cost the slowest stage.
+    """
+    m = server_of(case, z, step.phase == "decode")
+    parts = parts_of(case, z, step, m)
+    rows = [*zip(case.model.kinds.values(), parts.kinds, strict=True), (1, parts.embedding), (1, parts.head)]
+    operators: dict[str, X] = {}
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for times, part in rows:
+        add(operators, part.operators, count * times)
+        add(exposed, part.exposed, count * times)
+        add(hidden, part.hidden, count * times)
+    sends = (z.pp - 1) * parts.send
+    add(exposed, {"pp": count * sends})
+    overhead = named(0 * z.pp + (0.0 if case.efficiencies.ideal else case.engine.step_seconds), "engine step")
+    one = total((times * part.seconds for times, part in rows), sends) + overhead
+    slowest = _slowest(parts, z.stages)
+    overlapped = (count - 1) * maximum(one - slowest - overhead, 0.0)
+    return Phase(
+        seconds=named(count * one - overlapped, name),
+        operators=operators,
+        exposed=exposed,
+        hidden=hidden,
+        overhead=count * overhead,
+        overlapped=overlapped,
+        slowest_stage=slowest + overhead,
+        live_bytes=parts.stream_bytes + largest([part.live_bytes for part in (*parts.kinds, parts.embedding)]),
+        flops=count * total((times * part.flops for times, part in rows), 0 * z.pp),
+        moved_bytes=count * total((times * part.moved_bytes for times, part in rows), 0 * z.pp),
+    )
+
+
+def prefill_of(case: Case, z: Sizes[X]) -> Phase[X]:
+    """Return seconds of the prefill of a batch: at once, or in steps of at most `max_batched_tokens`.
+
+    A step takes whole sequences while they fit, else an equal piece of one; a piece attends to those before it,
+    and since that grows linearly the middle piece stands for all (Sarathi-Serve, arXiv:2403.02310).
+    """
+    new, past, limit = case.new_input_tokens, case.job.prefix_tokens, case.job.max_batched_tokens
+    if not limit:
+        return phase_of(case, z, Step(phase="prefill", tokens=new, context=past), 0 * z.batch + 1, "prefill")
+    if limit >= new:
+        together = minimum(z.batch, limit // new)
+        count = ceil(z.batch / (limit // new))
+        even = minimum(together, z.batch / count)
+        whole = Step(phase="prefill", tokens=new, context=past)
+        return phase_of(case, replace(z, batch=even), whole, count, "prefill")
+    pieces = -(-new // limit)
+    size = new / pieces
+    piece = Step(phase="prefill", tokens=size, context=past + (new - size) / 2, sequences=1)
+    return phase_of(case, z, piece, z.batch * pieces, "prefill")
+
+
+def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float, float]]:
+    """Return (context, weight) at which a decode step is evaluated so that its mean over the generation is exact.
+
+    Cost is linear in the context between windows, so the middle of each piece stands for it: sums of arithmetic series.
+
+    >>> decode_contexts(100, 109, {105})
+    [(102.0, 0.5), (107.0, 0.5)]
+    """
+    edges = sorted(b - 1 for b in breaks if first < b - 1 < last)
+    found, low = [], first
+    for high in (*edges, last):
+        found.append(((low + high) / 2, (high - low + 1) / (last - first + 1)))
+        low = high + 1
+    return found
+
+
+def decode_of(case: Case, z: Sizes[X]) -> Phase[X]:
+    """Return the mean decode step over the generation: step k reads input + k - 1 cached tokens."""
+    job = case.job
+    last = max(job.input_tokens, job.input_tokens + job.output_tokens - 2)
+    contexts = decode_contexts(job.input_tokens, last, breakpoints(case.model.kinds))
+    one = 0 * z.batch + 1
+    phases = [
+        (phase_of(case, z, Step(phase="decode", tokens=1, context=at), one, f"step at {at:g} tokens"), share)
+        for at, share in contexts
+    ]
+    return weighted(phases, "decode step")
+
+
+def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
+    """Return the layout of a decode step, for sizes that do not depend on the phase."""
+    return views_of(case, z, Step(phase="decode", tokens=1, context=0)).wide
+
+
+def evaluate(case: Case, z: Sizes[X]) -> Evaluation[X]:
+    """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes."""
+    prefill, decode = prefill_of(case, z), decode_of(case, z)
+    caches = tuple(block_caches(layout_of(case, z), block) for block in case.model.kinds)
+    m = server_of(case, z, False)
+    parts = parts_of(case, z, Step(phase="prefill", tokens=1, context=0, sequences=1), m)
+    memory = tuple(stage_memory(case, z, s, parts, caches, (prefill, decode)) for s in z.stages)
+    request = prefill.seconds + (case.job.output_tokens - 1) * decode.seconds
+    return Evaluation(
+        prefill=prefill,
+        decode=decode,
+        memory=memory,
+        caches=caches,
+        request_seconds=named(request, "request"),
+        sizes=z,
+        notes=(*m.rates.assumptions, *m.narrow.assumptions, *m.network.assumptions),
+    )

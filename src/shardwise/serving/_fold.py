@@ -1,0 +1,116 @@
+"""Operators folded: seconds by operator and axis, bytes alive, of one layer and of one engine step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.ledger.number import X, largest, total
+from shardwise.ledger.op import Op
+from shardwise.ledger.traced import named
+from shardwise.ops.fold import messages
+from shardwise.serving._ledger import live_bytes, weight_bytes
+from shardwise.serving._price import Server, op_seconds
+from shardwise.serving._quantization import Format
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part(Generic[X]):
+    """A list of operators on one rank: seconds, and of these by operator and by axis; bytes alive and of weights."""
+
+    seconds: X
+    operators: dict[str, X]
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+    live_bytes: X
+    weight_bytes: X
+    flops: X
+    moved_bytes: X
+
+
+def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
+    """Add numbers by key to others, so many times each, in place."""
+    for key, value in more.items():
+        into[key] = into[key] + times * value if key in into else times * value
+
+
+def fold(ops: tuple[Op[X], ...], m: Server[X], form: Format, label: str) -> Part[X]:
+    """Return a list of operators folded for one forward pass; messages wait unless their operator hides them."""
+    zero = 0 * ops[0].forward_bytes
+    seconds = zero
+    operators: dict[str, X] = {}
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for op in ops:
+        compute = op_seconds(m, op)
+        said = messages(m, op.forward, compute)
+        waits = total((named(s, f"{axis} messages of {op.name}") for axis, s in said.exposed.items()), zero)
+        seconds = seconds + compute + waits if said.exposed else seconds + compute
+        add(operators, {op.name: compute})
+        add(exposed, said.exposed)
+        add(hidden, said.hidden)
+    return Part(
+        seconds=named(seconds, label),
+        operators=operators,
+        exposed=exposed,
+        hidden=hidden,
+        live_bytes=largest([zero, *map(live_bytes, ops)]),
+        weight_bytes=named(weight_bytes(ops, form, zero), f"weights of {label}"),
+        flops=total((op.flops for op in ops), zero),
+        moved_bytes=total((op.forward_bytes for op in ops), zero),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts(Generic[X]):
+    """A model folded for one step: its kinds of layer, embedding, head, and the stream between stages."""
+
+    kinds: tuple[Part[X], ...]
+    embedding: Part[X]
+    head: Part[X]
+    send: X
+    stream_bytes: X
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase(Generic[X]):
+    """Seconds of prefill or of one decode step: their sum is `seconds`; `slowest_stage` is one stage with its send."""
+
+    seconds: X
+    operators: dict[str, X]
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+    overhead: X
+    overlapped: X
+    slowest_stage: X
+    live_bytes: X
+    flops: X
+    moved_bytes: X
+
+
+def weighted(phases: list[tuple[Phase[X], float]], name: str) -> Phase[X]:
+    """Return the weighted mean of phases whose weights add up to one."""
+    operators: dict[str, X] = {}
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for phase, weight in phases:
+        add(operators, phase.operators, weight)
+        add(exposed, phase.exposed, weight)
+        add(hidden, phase.hidden, weight)
+
+    def mean(pick: str) -> X:
+        zero: X = 0 * phases[0][0].seconds
+        return total((weight * getattr(phase, pick) for phase, weight in phases), zero)
+
+    return Phase(
+        seconds=named(mean("seconds"), name),
+        operators=operators,
+        exposed=exposed,
+        hidden=hidden,
+        overhead=mean("overhead"),
+        overlapped=mean("overlapped"),
+        slowest_stage=mean("slowest_stage"),
+        live_bytes=largest([phase.live_bytes for phase, _ in phases]),
+        flops=mean("flops"),
+        moved_bytes=mean("moved_bytes"),
+    )

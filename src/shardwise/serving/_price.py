@@ -1,0 +1,100 @@
+"""Seconds of operators and messages in an engine: captured kernels, fused additions, one-shot all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shardwise.cost import Rates, kernel_seconds
+from shardwise.ledger.number import X, above, maximum, minimum
+from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.traced import named
+from shardwise.ops.fold import Machine
+from shardwise.serving._engine import Engine, Kernels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Server(Machine[X]):
+    """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine."""
+
+    narrow: Rates[X]
+    narrow_dtype: str
+    bandwidth: X
+    peak: X
+    narrow_peak: X
+    kernels: Kernels
+    engine: Engine
+    decoding: bool
+    starts: float = 1.0
+
+    def message(self, c: Collective[X]) -> X:
+        """Return seconds of one message; small all-reduces take the faster of NCCL and the engine's one-shot kernel.
+
+        The one-shot kernel needs peer access, so the group lies in the fastest tier (docs/formulas.md, collectives).
+        """
+        seconds = Machine.message(self, c)
+        ranks = self.kernels.all_reduce
+        if c.verb != "all_reduce" or not ranks:
+            return seconds
+        group = self.spans[c.axis]
+        direct = one_shot_seconds(ranks, c.size_bytes, group[-1])
+        inside = above(group[-1], group[0], seconds, minimum(seconds, direct))
+        return above(group[-1], ranks[-1][0], seconds, above(c.size_bytes, 0, inside, 0 * inside))
+
+
+def one_shot_seconds(ranks: tuple[tuple[int, float, float], ...], size: X, n: X) -> X:
+    """Return seconds of an all-reduce in which every rank reads all others: start + bytes / rate by group size."""
+    found = above(n, 1, ranks[-1][1] + size / ranks[-1][2], 0 * size)
+    for upto, start, rate in reversed(ranks[:-1]):
+        found = above(n, upto, found, above(n, 1, start + size / rate, 0 * size))
+    return found
+
+
+def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
+    return m.narrow if op.dtype == m.narrow_dtype else m.rates
+
+
+def _attention(m: Server[X], op: Op[X]) -> X:
+    """Return seconds of one decode attention kernel: it streams the cache, in tiles of at least `floor` tokens.
+
+    Form and constants: docs/formulas.md, decode attention.
+    """
+    k = m.kernels
+    grown = maximum(op.columns, k.attention_floor_tokens) / op.columns
+    streamed = op.forward_bytes * grown / (k.attention_efficiency * m.bandwidth)
+    return maximum(streamed, op.flops / m.rates.attention_forward_flops) + k.attention_start_seconds
+
+
+def _experts(m: Server[X], op: Op[X]) -> X:
+    """Return seconds of one product over the experts that got a token; each runs half a tile of rows more.
+
+    The ledger's rows are a mean over those experts. Form and constants: docs/formulas.md, fused experts.
+    """
+    k = m.kernels
+    narrow = op.dtype == m.narrow_dtype and m.narrow is not m.rates
+    rate = k.experts_narrow * m.narrow_peak if narrow else k.experts_wide * m.peak
+    padded = op.flops + 2 * k.experts_pad_rows * op.batch * op.columns * op.inner
+    return maximum(padded / rate, op.forward_bytes / m.rates.memory_bytes) + k.experts_start_seconds
+
+
+def op_seconds(m: Server[X], op: Op[X]) -> X:
+    """Return seconds of one operator's forward pass in an engine, without its messages."""
+    if op.kind == "none" or op.kernels == 0:
+        return 0 * op.forward_bytes
+    if op.name in m.engine.fused:
+        seconds = op.forward_bytes / m.rates.memory_bytes
+    elif op.kind == "attention" and m.decoding:
+        seconds = _attention(m, op)
+    elif op.kind == "grouped":
+        seconds = _experts(m, op)
+    elif op.kind == "matmul":
+        seconds = kernel_seconds(_rates(m, op), op, "forward")
+    else:
+        seconds = kernel_seconds(m.rates, op, "forward")
+    return named(seconds, op.name)
+
+
+def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
+    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
+    scale = 0.0 if ideal else 1.0
+    zero = 0 * rates.memory_start
+    return replace(rates, memory_start=zero + scale * engine.small_kernel_seconds, launch=zero)

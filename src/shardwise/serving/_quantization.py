@@ -1,0 +1,112 @@
+"""Formats of weights and caches: bits an element with the scales of its group, and which weights take the format."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, cast
+
+from shardwise.errors import InputError, Problem
+from shardwise.ledger.op import Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its products.
+
+    `scope` says which weights take it: "linear" every linear layer but router and head, "experts" the routed experts,
+    "all" everything. The rest stays in 16 bits.
+    """
+
+    name: str
+    bits: float
+    scope: Literal["linear", "experts", "all"]
+    group: int = 0
+    scale_bits: float = 0.0
+    compute: str = ""
+    source: str = ""
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of one element, its share of the group's scales included.
+
+        >>> find_format("nvfp4").bytes, find_format("bf16").bytes
+        (0.5625, 2.0)
+        """
+        return (self.bits + (self.scale_bits / self.group if self.group else 0.0)) / 8
+
+    @property
+    def rest_bytes(self) -> float:
+        """Bytes of one element of the weights that do not take the format."""
+        return self.bytes if self.scope == "all" else 2.0
+
+    def holds(self, weight: Weight[Any]) -> bool:
+        """Return whether a weight takes the format: vectors never below 16 bits, routers only where all do."""
+        if self.scope == "all":
+            return weight.kind != "vector" or self.bits >= 16
+        if weight.kind != "matrix":
+            return False
+        return weight.expert if self.scope == "experts" else "router" not in weight.name
+
+    def element_bytes(self, weight: Weight[Any]) -> float:
+        """Return bytes of one element of a weight."""
+        return self.bytes if self.holds(weight) else max(2.0, 4.0 if self.bits == 32 else 0.0)
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("shardwise.serving").joinpath("quantization.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def format_names() -> tuple[str, ...]:
+    """Return the names of the weight formats, other spellings included.
+
+    >>> "int4" in format_names()
+    True
+    """
+    return (*_table()["formats"], *_table()["aliases"])
+
+
+def find_format(name: str, field: str = "weights") -> Format:
+    """Return the named weight format; raises `InputError` naming near ones.
+
+    >>> find_format("fp4").name
+    'nvfp4'
+    """
+    table = _table()
+    key = table["aliases"].get(name, name)
+    if key not in table["formats"]:
+        near = get_close_matches(name, format_names(), 3, 0.4) or format_names()
+        raise InputError([Problem(field, name, "is not a known weight format", "use one of " + ", ".join(near))])
+    return Format(name=key, **table["formats"][key])
+
+
+def checkpoint_format(quantization: str) -> Format:
+    """Return the format of a checkpoint by its own word, 16 bits where it has none; raises for unknown methods.
+
+    >>> checkpoint_format("awq-int4").name, checkpoint_format("").name
+    ('int4', 'bf16')
+    """
+    known = _table()["checkpoints"]
+    if not quantization:
+        return find_format("bf16")
+    if quantization not in known:
+        rule = f"the checkpoint's quantization {quantization!r} is not known"
+        raise InputError([Problem("weights", "", rule, "state one of " + ", ".join(_table()["formats"]))])
+    return find_format(known[quantization])
+
+
+def cache_bytes(name: str) -> float:
+    """Return bytes of one element of the key-value cache in a format, its scales included.
+
+    >>> cache_bytes("fp8")
+    1.0
+    """
+    known = cast("dict[str, float]", _table()["cache"])
+    if name not in known:
+        raise InputError([Problem("kv_cache", name, "is not a known cache format", "use one of " + ", ".join(known))])
+    return known[name] / 8

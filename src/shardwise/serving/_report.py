@@ -1,0 +1,240 @@
+"""The answer about one serving plan: does it fit, how fast are first and next tokens, what do they cost, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+from shardwise.cost import Efficiencies
+from shardwise.hardware import Cluster
+from shardwise.ledger.traced import Traced, tracing
+from shardwise.models import Model
+from shardwise.plans import Plan, Serving
+from shardwise.serving._capacity import Capacity, capacity_of
+from shardwise.serving._case import Case
+from shardwise.serving._engine import Engine
+from shardwise.serving._evaluate import Evaluation, evaluate
+from shardwise.serving._fold import Phase
+from shardwise.serving._memory import StageMemory
+from shardwise.serving._resolve import Question, complete
+from shardwise.serving._sizes import sizes_of
+
+CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What else a prediction takes: the engine, and efficiencies imposed in place of the fitted ones."""
+
+    engine: Engine | str = "vllm"
+    efficiencies: Efficiencies = Efficiencies()  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferReport:
+    """Memory, time and cost of one serving plan. Build one with `infer`.
+
+    Times are of one replica's batch; rates and cost are of the whole deployment.
+    """
+
+    case: Case
+    evaluation: Evaluation[float]
+    assumptions: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The complete plan."""
+        return self.case.plan
+
+    @property
+    def job(self) -> Serving:
+        """The job as it was asked."""
+        return self.case.job
+
+    @cached_property
+    def memory(self) -> StageMemory[float]:
+        """Bytes of the stage that is nearest to its limit, or farthest beyond it."""
+        return max(self.evaluation.memory, key=lambda m: m.kv_cache - m.cache_budget)
+
+    @property
+    def short_by_bytes(self) -> float:
+        """Bytes that are missing; negative when there is room."""
+        return self.memory.kv_cache - self.memory.cache_budget
+
+    @property
+    def fits(self) -> bool:
+        """Whether the batch fits at its full length under the engine's memory budget."""
+        return self.short_by_bytes <= 0
+
+    @property
+    def dominant(self) -> str:
+        """What takes most of the memory."""
+        return max(CATEGORIES, key=lambda name: float(getattr(self.memory, name)))
+
+    @property
+    def weights_bytes_per_gpu(self) -> float:
+        """Bytes of weights on a device of the heaviest stage."""
+        return max(m.weights for m in self.evaluation.memory)
+
+    @property
+    def kv_cache_bytes_per_gpu(self) -> float:
+        """Bytes of the batch's cache at full length on a device of the heaviest stage."""
+        return max(m.kv_cache for m in self.evaluation.memory)
+
+    @property
+    def kv_cache_budget_bytes_per_gpu(self) -> float:
+        """Bytes that the engine sets aside for the cache on a device, on the tightest stage; 0 when nothing is left."""
+        return max(0.0, min(m.cache_budget for m in self.evaluation.memory))
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What would fit on one replica."""
+        return capacity_of(self.case, self.evaluation)
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens of cache that fit on one replica."""
+        return self.capacity.kv_cache_tokens
+
+    @property
+    def max_concurrency(self) -> int:
+        """Requests of input and output tokens that fit on one replica at once."""
+        return self.capacity.max_concurrency
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Seconds from a batch's arrival to its first tokens: the prefill of the whole batch."""
+        return self.evaluation.prefill.seconds
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Seconds of one decode step, the mean over the generation."""
+        return self.evaluation.decode.seconds
+
+    @property
+    def request_seconds(self) -> float:
+        """Seconds from a batch's arrival to its last tokens: TTFT and output - 1 decode steps."""
+        return self.evaluation.request_seconds
+
+    @property
+    def batch_in_flight(self) -> int:
+        """Requests that run at once on all replicas."""
+        return self.job.batch * self.plan.dp
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Input tokens a second while prefilling, all replicas."""
+        return self.batch_in_flight * self.job.input_tokens / self.ttft_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Output tokens a second while decoding, all replicas."""
+        return self.batch_in_flight / self.tpot_seconds
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Output tokens a second over whole requests, prefill included, all replicas."""
+        return self.batch_in_flight * self.job.output_tokens / self.request_seconds
+
+    @property
+    def pipelined_decode_tokens_per_second(self) -> float:
+        """Output tokens a second while decoding with a batch in every pipeline stage."""
+        return self.batch_in_flight / self.evaluation.decode.slowest_stage
+
+    def _usd(self, seconds: float, tokens: float) -> float | None:
+        price = self.case.cluster.usd_per_device_hour
+        return None if price is None else price * self.plan.num_devices / 3600 * seconds / tokens * 1e6
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """Dollars per million output tokens, the whole request charged to them; None without a price."""
+        return self._usd(self.request_seconds, self.batch_in_flight * self.job.output_tokens)
+
+    @property
+    def usd_per_million_input_tokens(self) -> float | None:
+        """Dollars per million input tokens, by the prefill's share of the time; None without a price."""
+        return self._usd(self.ttft_seconds, self.batch_in_flight * self.job.input_tokens)
+
+    @cached_property
+    def traced(self) -> Evaluation[Traced]:
+        """The same evaluation with every number recording its arithmetic."""
+        with tracing():
+            return evaluate(self.case, sizes_of(self.case.model, self.plan, self.job, self.case.domains))
+
+    def explain(self, what: str = "ttft") -> Traced:
+        """Return a headline as a number that opens: "ttft", "tpot", "request", "memory" or "kv_cache"."""
+        e = self.traced
+        heaviest = e.memory[self.evaluation.memory.index(self.memory)]
+        found: dict[str, Any] = {
+            "ttft": e.prefill.seconds,
+            "tpot": e.decode.seconds,
+            "request": e.request_seconds,
+            "memory": heaviest.needed,
+            "kv_cache": heaviest.kv_cache,
+        }
+        return cast(Traced, found[what])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""
+        names = (
+            "fits", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
+            "output_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second", "pipelined_decode_tokens_per_second",
+            "weights_bytes_per_gpu", "kv_cache_bytes_per_gpu", "kv_cache_budget_bytes_per_gpu", "kv_cache_tokens",
+            "max_concurrency", "usd_per_million_output_tokens", "usd_per_million_input_tokens",
+        )  # fmt: skip
+        record: dict[str, Any] = {name: getattr(self, name) for name in names}
+        wanted = ("largest_prefill_batch", "largest_decode_batch", "longest_context")
+        record.update({name: getattr(self.capacity, name) for name in wanted})
+        record["memory"] = memory_tree(self)
+        record["time"] = {"prefill": time_tree(self.evaluation.prefill), "decode": time_tree(self.evaluation.decode)}
+        record["weights"], record["compute"] = self.case.format.name, self.case.compute
+        record["assumptions"] = list(self.assumptions)
+        return record
+
+
+def memory_tree(r: InferReport) -> dict[str, Any]:
+    """Return bytes of every distinct stage by category, and those of the tightest one."""
+
+    def tree(m: StageMemory[float]) -> dict[str, float]:
+        found = {name: float(getattr(m, name)) for name in CATEGORIES}
+        return {**found, "needed_bytes": float(m.needed), "limit_bytes": float(m.limit)}
+
+    stages = r.evaluation.memory
+    return {
+        "peak_bytes": float(r.memory.needed),
+        "limit_bytes": float(r.memory.limit),
+        "stages": [tree(m) for m in stages],
+    }
+
+
+def time_tree(p: Phase[float]) -> dict[str, Any]:
+    """Return seconds of a phase: operators, exposed messages and overhead, less `overlapped`, add up to them."""
+    axes = {a: {"exposed": float(s), "hidden": float(p.hidden.get(a, 0.0))} for a, s in p.exposed.items()}
+    return {
+        "seconds": float(p.seconds),
+        "operators": {name: float(s) for name, s in p.operators.items()},
+        "axes": axes,
+        "overhead": float(p.overhead),
+        "overlapped": float(p.overlapped),
+    }
+
+
+def infer(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: Options = Options()) -> InferReport:
+    """Return memory, time and cost of one static batch; raises `InputError` with every problem of the input.
+
+    >>> from shardwise.hardware import Cluster
+    >>> from shardwise.models import load_model
+    >>> job = Serving(batch=8, input_tokens=1024, output_tokens=128)
+    >>> report = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(), job)
+    >>> report.fits, round(report.tpot_seconds * 1000, 1) > 4.8
+    (True, True)
+    """
+    question = Question(
+        model=model, cluster=cluster, plan=plan, job=job, engine=options.engine, efficiencies=options.efficiencies
+    )
+    case, notes = complete(question)
+    evaluation: Evaluation[float] = evaluate(case, sizes_of(model, case.plan, job, case.domains))
+    report = InferReport(case=case, evaluation=evaluation, assumptions=())
+    said = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
+    return replace(report, assumptions=tuple(dict.fromkeys(said)))

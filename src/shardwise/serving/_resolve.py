@@ -1,0 +1,202 @@
+"""From what was asked to a complete case: formats, replicas, experts; every deduction listed, every problem at once."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields, replace
+
+from shardwise.cost import Efficiencies
+from shardwise.errors import Problems
+from shardwise.hardware import Cluster, Device
+from shardwise.models import Model
+from shardwise.plans import Plan, Serving
+from shardwise.plans._legality import divisors, field_problems, is_count, one_of, plan_problems
+from shardwise.serving._case import Case
+from shardwise.serving._engine import Engine, find_engine
+from shardwise.serving._quantization import Format, cache_bytes, checkpoint_format, find_format
+from shardwise.serving._sizes import split_evenly
+
+# What a plan may say that has no meaning when nothing is trained, and why.
+_TRAINING_ONLY = {
+    "sharding": "divides gradients and optimizer state, and inference has none",
+    "shard": "divides gradients and optimizer state, and inference has none",
+    "schedule": "orders forward and backward passes, and inference has no backward pass",
+    "recompute": "makes activations again for the backward pass, and inference has none",
+    "recompute_layers": "makes activations again for the backward pass, and inference has none",
+    "modules": "makes activations again for the backward pass, and inference has none",
+    "vpp": "interleaves chunks of a training pipeline",
+    "micro_batch": "cuts a training batch; a served batch runs as one",
+    "cp": "splits sequences over ranks, which no engine here does",
+    "cp_kind": "splits sequences over ranks, which no engine here does",
+    "layout": "is a training layout; engines split one-dimensionally",
+    "tp2": "is the second axis of a training layout",
+    "panels": "belong to a training layout",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A serving question as it was asked: `plan.dp` 0 fills the cluster, empty formats follow the checkpoint."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    job: Serving
+    engine: Engine | str = "vllm"
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
+
+
+def job_problems(job: Serving, model: Model) -> Problems:
+    """Return what is wrong with a job by itself."""
+    found = Problems()
+    for name in ("batch", "input_tokens", "output_tokens"):
+        if not is_count(getattr(job, name)):
+            found.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
+    for name in ("prefix_tokens", "max_batched_tokens", "max_sequences"):
+        value = getattr(job, name)
+        if value != 0 and not is_count(value):
+            found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
+    if not found.items and job.prefix_tokens >= job.input_tokens:
+        rule = f"must be below the {job.input_tokens} input tokens: the last one is always computed"
+        found.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
+    if not found.items and model.positions and job.total_tokens > model.positions:
+        rule = f"input and output exceed the {model.positions} learned positions of {model.name}"
+        found.add("input_tokens", job.input_tokens, rule, f"use at most {model.positions} together")
+    if not _is_number(job.memory_fraction) or not 0 <= job.memory_fraction <= 1:
+        found.add("memory_fraction", job.memory_fraction, "is a share of the memory, above 0 and at most 1", "use 0.9")
+    if not _is_number(job.expert_imbalance) or not 1 <= job.expert_imbalance < float("inf"):
+        rule = "is the busiest expert rank's load over the mean, at least 1"
+        found.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _only_training(plan: Plan, found: Problems) -> None:
+    for one in fields(Plan):
+        value = getattr(plan, one.name)
+        default = one.default if one.default is not MISSING else ()
+        # 0 asks training to deduce the micro-batch; here it says nothing.
+        if one.name in _TRAINING_ONLY and value not in (default, 0 if one.name == "micro_batch" else default):
+            shown = default if default != () else "none"
+            found.add(one.name, value, _TRAINING_ONLY[one.name], f"leave it at {shown}")
+
+
+def _replicas(q: Question, plan: Plan, found: Problems, notes: list[str]) -> Plan:
+    used, n = plan.tp * plan.pp, q.cluster.num_devices
+    if q.plan.dp == 0:
+        if n % used:
+            legal = [t for t in divisors(n) if n % (t * plan.pp) == 0]
+            found.add("tp", plan.tp, f"tp x pp = {used} must divide the {n} devices", one_of(legal))
+            return replace(plan, dp=1)
+        if n != used:
+            notes.append(f"dp {n // used}: replicas fill {n} devices")
+        return replace(plan, dp=n // used)
+    if used * plan.dp != n:
+        rule = f"tp x pp x dp = {used * plan.dp} must equal the {n} devices"
+        found.add("dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices")
+    return plan
+
+
+def _experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
+    """Spread experts over the tensor-parallel ranks that the plan leaves over, as engines do by default."""
+    moes = any(b.feed_forward is not None and hasattr(b.feed_forward, "experts") for b in model.kinds)
+    if not moes or plan.ep * plan.etp >= plan.tp or plan.tp % plan.ep:
+        return plan
+    etp = plan.tp // plan.ep
+    notes.append(f"etp {etp}: experts are split over the tensor-parallel ranks, as engines do by default")
+    return replace(plan, etp=etp)
+
+
+def complete_plan(q: Question, found: Problems, notes: list[str]) -> Plan:
+    """Return the complete plan, with what is wrong with it added to `found`."""
+    plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=1)
+    _only_training(q.plan, found)
+    wrong = field_problems(plan).items
+    found.items += [p for p in wrong if p.field not in _TRAINING_ONLY]
+    if wrong:
+        return plan
+    plan = _experts(_replicas(q, plan, found, notes), q.model, notes)
+    if not plan.stage_layers and 1 < plan.pp <= q.model.num_layers and q.model.num_layers % plan.pp:
+        plan = replace(plan, stage_layers=split_evenly(q.model.num_layers, plan.pp))
+        notes.append(
+            f"stage_layers {','.join(map(str, plan.stage_layers))}: {q.model.num_layers} layers over {plan.pp}"
+        )
+    neutral = {name: f.default for f in fields(Plan) if (name := f.name) in _TRAINING_ONLY and f.default is not MISSING}
+    # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
+    legal = replace(plan, sequence_parallel=plan.tp > 1, **neutral)
+    found.items += plan_problems(q.model, legal, plan.tp)
+    return replace(legal, sequence_parallel=False)
+
+
+def _formats(q: Question, device: Device, found: Problems, notes: list[str]) -> tuple[Format, str, str]:
+    """Return the weight format, the type of other products and the type of the format's products on a device."""
+    form = find_format("bf16")
+    with found.collect():
+        form = find_format(q.job.weights) if q.job.weights else checkpoint_format(q.model.quantization)
+    if not q.job.weights and q.model.quantization:
+        notes.append(f"weights {form.name}: the checkpoint is quantised ({q.model.quantization})")
+    rates = device.matrix_flops
+    wide = "fp32" if form.bits == 32 else "fp16" if q.job.weights in ("fp16", "float16") else "bf16"
+    if wide not in rates and wide != "fp32":
+        other = "fp16" if wide == "bf16" else "bf16"
+        notes.append(f"{other} products: {device.name} has no rate for {wide}")
+        wide = other
+    with found.collect():
+        device.peak_flops(wide)
+    narrow = q.job.compute or form.compute or wide
+    if narrow in ("bf16", "fp16") and not q.job.compute:
+        narrow = wide
+    if q.job.compute:
+        with found.collect():
+            device.peak_flops(narrow)
+    elif narrow not in rates:
+        notes.append(
+            f"{form.name} weights are widened to {wide} in the product: {device.name} has no rate for {narrow}"
+        )
+        narrow = wide
+    return form, wide, narrow
+
+
+def _stated(case: Case) -> list[str]:
+    """Return what was assumed because the input was silent."""
+    form, engine, job = case.format, case.engine, case.job
+    scope = {"linear": "linear layers but router and head", "experts": "routed experts alone", "all": "all matrices"}
+    group = f", scales of {form.scale_bits:g} bits a group of {form.group}" if form.group else ""
+    fraction = job.memory_fraction or engine.memory_fraction
+    spelled = {
+        "total": f"weights, activations and cache within {fraction:g} of usable memory",
+        "static": f"weights and cache within {fraction:g} of usable memory",
+        "free": f"cache within {fraction:g} of what weights and activations leave",
+    }
+    notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.budget]}"]
+    notes.append(f"weights {form.name}: {scope[form.scope]}{group}")
+    if case.model.mtp:
+        notes.append("multi-token-prediction layers are not loaded")
+    if case.model.max_context and job.total_tokens > case.model.max_context:
+        notes.append(f"{job.total_tokens} tokens exceed the trained context of {case.model.max_context}")
+    if case.cluster.usd_per_device_hour is None:
+        notes.append("price: not known, no cost given")
+    return notes
+
+
+def complete(q: Question) -> tuple[Case, tuple[str, ...]]:
+    """Return the complete case and the deductions made; raises `InputError` with everything that is wrong."""
+    found, notes = job_problems(q.job, q.model), list[str]()
+    engine = q.engine if isinstance(q.engine, Engine) else find_engine("vllm")
+    with found.collect():
+        engine = find_engine(q.engine) if isinstance(q.engine, str) else q.engine
+    with found.collect():
+        q.efficiencies.check()
+    plan = complete_plan(q, found, notes)
+    form, wide, narrow = _formats(q, q.cluster.device, found, notes)
+    element = 2.0
+    with found.collect():
+        element = cache_bytes(q.job.kv_cache or wide)
+    found.raise_if_any()
+    case = Case(
+        model=q.model, cluster=q.cluster, plan=plan, job=q.job, engine=engine, format=form, dtype=wide, compute=narrow,
+        cache_element_bytes=element, efficiencies=q.efficiencies,
+    )  # fmt: skip
+    return case, (*notes, *_stated(case))
