@@ -147,6 +147,7 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
     extra = tuple(o for _ in model.mtp for o in (*ledgers.shared_head(y, model), *ledgers.loss(y, model)))
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     return Parts(
+        stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
         kinds=kinds,
         embedding=folded("embedding", ledgers.embedding(y, model)),
         head=folded("head", head),

@@ -49,13 +49,14 @@ class Recipe:
 class Parts(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
-    `shared_table` says that the last stage needs the input table too: as its head, or for multi-token prediction.
+    `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table too: as its head, or for multi-token prediction.
     """
 
     kinds: tuple[Folded[X], ...]
     embedding: Folded[X]
     head: Folded[X]
     loss: Folded[X]
+    stream_bytes: X
     shared_table: bool = False
 
 
@@ -227,6 +228,8 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     activations = held_bytes(parts, s, depth)
     again = named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer")
     transient = _largest_layer(parts, s, lambda k: k.transient_bytes)
+    # The gradient of the residual stream flows beside whatever an operator of a branch makes.
+    flowing = named(parts.stream_bytes, "gradient of the residual stream")
     base = weights + optimizer + root + standing
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
@@ -236,14 +239,15 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     moments = {
         "forward": base + units + activations + transient,
         "loss": base + activations + logits,
-        "backward": base + units + activations + waiting + again + transient,
+        "backward": base + units + activations + waiting + again + transient + flowing,
         "gradients complete": weights
         + optimizer
         + buffers
         + gradients
         + minimum(last_layer, activations)
         + again
-        + transient,
+        + transient
+        + flowing,
         "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, _biggest_tensor(parts, s)),
     }
     moments = {name: named(value, name) for name, value in moments.items()}
