@@ -11,6 +11,7 @@ _MODEL = {"model": Flag("model", _kinds.TEXT, "catalogue name, config.json, fold
 
 SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
+    "explain": "any number of an answer, opened down to formulas, inputs and sources",
 }
 COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
@@ -21,7 +22,12 @@ def _train() -> Command:
     )
 
 
-_MAKERS: dict[str, Callable[[], Command]] = {"train": _train}
+def _explain() -> Command:
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.EXPLAIN, **OUTPUT}
+    return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
+
+
+_MAKERS: dict[str, Callable[[], Command]] = {"train": _train, "explain": _explain}
 NAMES = tuple(_MAKERS)
 
 

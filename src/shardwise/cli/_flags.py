@@ -66,6 +66,14 @@ OUTPUT = _flags(
 WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
 
 
+EXPLAIN = _flags(
+    "number",
+    ("what", k.choice("step", "memory", "ttft", "tpot"), "the number to open"),
+    ("path", k.TEXT, "names, or places from 1, that lead further in, such as pipeline/1"),
+    ("depth", k.whole(1, 12), "levels to open"),
+)
+
+
 @cache
 def cluster_flags() -> dict[str, Flag]:
     """Return the flags that override numbers of the cluster and its device."""

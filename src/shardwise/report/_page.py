@@ -117,6 +117,19 @@ def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Span
     return found
 
 
+def command_lines(page: Page, word: str, words: Sequence[str]) -> None:
+    """Append a command under a heading, broken into lines that a shell takes as one."""
+    page.add((word, "bold"))
+    lines, line = [], " " * 2
+    for piece in words:
+        if len(line) + len(piece) + 3 > page.width and line.strip():
+            lines.append(line + " \\")
+            line = " " * 4
+        line += piece if not line.strip() else " " + piece
+    for text in [*lines, line]:
+        page.add((text, "cyan"))
+
+
 def is_unicode(stream: TextIO) -> bool:
     """Return whether a stream can show block characters."""
     try:

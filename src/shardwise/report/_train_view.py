@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.plans import Plan
-from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment
+from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import peak_parts, step_tree
 from shardwise.training import Change, TrainReport
 from shardwise.units import show_bytes, show_count, show_seconds
@@ -46,7 +46,7 @@ def train_page(report: TrainReport, command: Sequence[str], width: int = 80) -> 
     page.blank()
     assumptions(page, report.assumptions)
     page.blank()
-    again(page, command)
+    command_lines(page, "AGAIN", command)
     return page
 
 
@@ -231,16 +231,3 @@ def assumptions(page: Page, notes: Sequence[str]) -> None:
     if notes:
         page.add(("ASSUMED", "bold"))
         page.items(notes, "dim")
-
-
-def again(page: Page, command: Sequence[str]) -> None:
-    """Append the command that gives the same answer, broken into lines that a shell takes as one."""
-    page.add(("AGAIN", "bold"))
-    lines, line = [], " " * 2
-    for word in command:
-        if len(line) + len(word) + 3 > page.width and line.strip():
-            lines.append(line + " \\")
-            line = " " * 4
-        line += word if not line.strip() else " " + word
-    for text in [*lines, line]:
-        page.add((text, "cyan"))

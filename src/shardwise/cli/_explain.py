@@ -1,0 +1,43 @@
+"""`shardwise explain`: any number of a report, opened down to its inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli import _train
+from shardwise.cli._answer import Answer
+from shardwise.cli._case import Inputs
+from shardwise.cli._words import command_words
+
+if TYPE_CHECKING:
+    from shardwise.report._explain import Opened
+    from shardwise.report._page import Page
+
+UNITS = {"step": "seconds", "memory": "bytes", "ttft": "seconds", "tpot": "seconds"}
+
+
+def _root(inputs: Inputs, what: str) -> Opened:
+    from shardwise.report._explain import Opened
+
+    if what in ("ttft", "tpot"):
+        from shardwise.cli import _infer
+
+        return Opened(_infer.ask(inputs).explain(what), UNITS[what])
+    return Opened(_train.ask(inputs).explain(what), UNITS[what])
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise explain`."""
+    from shardwise.report._explain import explain_page, explain_tree, follow
+
+    what, depth = inputs.get("what", "step"), inputs.get("depth", 2)
+    at = follow(_root(inputs, what), inputs.get("path", ""))
+    words = command_words("explain", {k: v for k, v in inputs.values.items() if k != "path"})
+
+    def tree() -> dict[str, Any]:
+        return {"what": what, "path": list(at.path), "times": at.times, **explain_tree(at, depth)}
+
+    def page() -> Page:
+        return explain_page(at, what, depth, words, width)
+
+    return Answer(0, tree, page)
