@@ -248,7 +248,8 @@ class Config:
     def _whole(self, key: str, value: object, least: int) -> int:
         value = _uniform(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-            rule = f"must be a whole number of at least {least}, and at most {MOST}"
+            over = isinstance(value, int) and value > MOST
+            rule = f"must be a whole number of {f'at most {MOST}' if over else f'at least {least}'}"
             self.problems.add(key, value, rule, "write a whole number")
             return max(least, 1)
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardwise.models._config import DROPOUTS, Config
 from shardwise.models._model import MLP, Activation, Attention, Block, LatentAttention, Model, MoE, NormKind
@@ -12,13 +13,23 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "swiglu": "silu",
     "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
+    "gelu_new": "gelu-new",
+    "gelu_fast": "gelu-new",
     "gelu_pytorch_tanh": "gelu-tanh",
     "relu": "relu",
     "relu2": "relu2",
     "xielu": "xielu",
 }
+
+
+_NORMALISED = (
+    *("mixtral", "minimax_m2", "qwen3_5_moe_text", "ernie4_5_moe", "hunyuan_v1_moe", "step3p5", "deepseek_v4"),
+    *("gemma4_text", "afmoe", "dbrx"),
+)
+_AS_THEY_ARE = (
+    *("phimoe", "gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "deepseek_v2"),
+    *("longcat_flash", "jamba"),
+)
 
 
 def activation(c: Config, default: str = "silu") -> Activation:
@@ -89,8 +100,23 @@ def moe(c: Config, *keys: str, shared_count: bool = False, gated: bool = True, a
         ffn=ffn,
         gated=gated,
         activation=act_kind,
+        normalised=_normalised(c),
+        float_weights=c.model_type == "mixtral",
         shared=MLP(ffn=shared * ffn, gated=gated, activation=act_kind) if shared else None,
     )
+
+
+def _normalised(c: Config) -> bool:
+    """Whether the chosen experts' weights are made to sum to one: a fact of the class, or the file's word."""
+    if c.model_type in _NORMALISED:
+        c.accept("norm_topk_prob", "route_norm")
+        return True
+    return c.model_type not in _AS_THEY_ARE and c.flag("norm_topk_prob", "moe_renormalize")
+
+
+def capped(c: Config, *keys: str) -> bool:
+    """Return whether one of the keys gives a value that scores or logits are capped at."""
+    return any(c.number(key, default=0) > 0 for key in keys)
 
 
 def windows(c: Config, number: int, pattern: Sequence[str] = ("full",)) -> list[str]:
@@ -117,7 +143,14 @@ def language_model(c: Config, layers: tuple[Block, ...], *, norm: NormKind = "rm
         norm=norm,
         max_context=c.count("max_context"),
         dropout=drops(c),
+        logit_softcap=capped(c, "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
     )
+
+
+def renormed(model: Model, norm: NormKind) -> Model:
+    """Return the model with every norm of its residual stream of another kind."""
+    made = {block: replace(block, norm=norm) for block in dict.fromkeys(model.layers)}
+    return replace(model, layers=tuple(made[block] for block in model.layers), norm=norm)
 
 
 def drops(c: Config) -> bool:

@@ -19,6 +19,7 @@ def gpt2(c: Config) -> Model:
         head_dim=parts.head_dim(c, heads),
         qkv_bias=True,
         out_bias=True,
+        rotary=False,
     )
     c.accept("num_key_value_heads")
     block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
@@ -29,7 +30,7 @@ def gpt2(c: Config) -> Model:
 def gpt_neo(c: Config) -> Model:
     """Return GPT-Neo: bias on the output projection only, every other layer local."""
     heads, number = c.size("num_attention_heads", "num_heads"), c.layers()
-    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads), out_bias=True)
+    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads), out_bias=True, rotary=False)
     kinds = c.sequence("attention_layers", number) or _neo_pattern(c, number)
     window = c.size("window")
 
@@ -55,7 +56,7 @@ def opt(c: Config) -> Model:
     """Return OPT: learned positions with two spare rows, embedding optionally narrower than the model."""
     bias, hidden = c.flag("enable_bias"), c.size("hidden_size")
     norm: NormKind = "layernorm" if c.flag("layer_norm_elementwise_affine") else "layernorm-no-weight"
-    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), rotary=False)
     ffn = MLP(ffn=c.size("ffn"), gated=False, bias=bias, activation=parts.activation(c, "relu"))
     model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
     width = c.size("word_embed_proj_dim", default=hidden)
@@ -74,8 +75,8 @@ def opt(c: Config) -> Model:
 
 def bloom(c: Config) -> Model:
     """Return BLOOM: ALiBi, biases everywhere, a norm behind the embedding."""
-    core = parts.attention(c, qkv_bias=True, out_bias=True)
-    block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
+    core = replace(parts.attention(c, qkv_bias=True, out_bias=True), rotary=False)
+    block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_pytorch_tanh"), norm="layernorm")
     return replace(parts.language_model(c, (block,) * c.layers(), norm="layernorm"), embedding_norm=True)
 
 
@@ -93,6 +94,7 @@ def mpt(c: Config) -> Model:
         out_bias=bias,
         qk_norm="full" if inner.flag("qk_ln") else "none",
         qk_norm_kind="layernorm" if bias else "layernorm-no-bias",
+        rotary=not inner.flag("alibi", default=True) and not learned,
     )
     width = round(c.number("expansion_ratio", default=4) * c.size("hidden_size"))
     ffn = MLP(ffn=c.count("ffn") or width, gated=False, bias=bias, activation=parts.activation(c, "gelu"))
@@ -112,9 +114,9 @@ def falcon(c: Config) -> Model:
         head_dim=parts.head_dim(c, heads),
         qkv_bias=bias,
         out_bias=bias,
+        rotary=not c.flag("alibi"),
     )
     two = c.count("num_ln_in_parallel_attn") or (2 if new else 1)
-    c.accept("alibi")
     norms = two if parallel else 2
     ffn = _plain(c, "gelu", bias=bias)
     block = Block(mixers=(core,), feed_forward=ffn, norm="layernorm", norms=norms, parallel=parallel)

@@ -38,7 +38,7 @@ class Style(NamedTuple):
 _MLP_FREE = Style(mlp_bias=False)
 _BARE = Style(qkv_bias=False, out_bias=False, mlp_bias=False)
 _QK_HEAD = _MLP_FREE._replace(qk_norm="head")
-_GEMMA = _MLP_FREE._replace(act="gelu_pytorch_tanh")
+_GEMMA = _MLP_FREE._replace(norm="rmsnorm-offset", qk_norm_kind="rmsnorm-offset", act="gelu_pytorch_tanh")
 _SWA = ("sliding", "sliding", "sliding", "full")
 _CLASSIC = Style(norm="layernorm", gated=False, act="gelu", qkv_bias=True, out_bias=True, mlp_bias=True)
 
@@ -133,6 +133,8 @@ def _block(c: Config, style: Style) -> Block:
 
 def _attention(c: Config, style: Style) -> Attention:
     core = parts.attention(c, qkv_bias=_is(c, style.qkv_bias), out_bias=_is(c, style.out_bias))
+    if parts.capped(c, "attn_logit_softcapping"):
+        core = replace(core, softcap=True)
     if style.qk_norm == "none" or not _is(c, style.qk_norm_flag):
         return core
     return replace(core, qk_norm=style.qk_norm, qk_norm_kind=style.qk_norm_kind)

@@ -62,7 +62,7 @@ def mamba2(c: Config) -> Model:
 def jamba(c: Config) -> Model:
     """Return Jamba: one attention layer a period, Mamba elsewhere; a mixture every second layer."""
     number, hidden = c.layers(), c.size("hidden_size")
-    core = parts.attention(c)
+    core = replace(parts.attention(c), rotary=False)
     scan = Mamba1(
         inner=round(c.number("mamba_expand", default=2) * hidden),
         state=c.size("ssm_state"),
@@ -124,11 +124,12 @@ def granitemoehybrid(c: Config) -> Model:
     number, bias = c.layers(), c.flag("attention_bias")
     kinds = c.sequence("layer_types", number) or c.sequence("layers_block_type", number) or ["mamba"] * number
     core, scan = parts.attention(c, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(c)
+    core = replace(core, rotary=c.text("position_embedding_type", default="nope") == "rope")
     shared = MLP(ffn=c.size("shared_expert_ffn"), activation=parts.activation(c))
     ffn: FeedForward = shared
     if c.count("num_experts"):
         ffn = replace(parts.moe(c, "intermediate_size"), shared=shared)
-    c.accept("position_embedding_type", "ffn", "experts_per_token")
+    c.accept("ffn", "experts_per_token")
     made = parts.build(kinds, lambda k: Block(mixers=(scan if k in MAMBA else core,), feed_forward=ffn))
     return parts.language_model(c, made)
 

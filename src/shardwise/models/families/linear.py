@@ -17,7 +17,8 @@ from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sp
 def qwen3_next(c: Config) -> Model:
     """Return Qwen3-Next or Qwen3.5: three gated-delta layers to each gated full-attention layer."""
     number, bias = c.layers(), c.flag("attention_bias")
-    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head", output_gate=True)
+    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head", qk_norm_kind="rmsnorm-offset")
+    core = replace(core, output_gate=True)
     delta = GatedDelta(
         key_heads=c.size("linear_key_heads"),
         value_heads=c.size("linear_value_heads"),
@@ -34,7 +35,8 @@ def qwen3_next(c: Config) -> Model:
         for k, s in dict.fromkeys(pairs)
     }
     c.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "mlp_only_layers")
-    return with_mtp(c, parts.language_model(c, tuple(made[pair] for pair in pairs)))
+    model = parts.language_model(c, tuple(made[pair] for pair in pairs))
+    return with_mtp(c, parts.renormed(model, "rmsnorm-offset"))
 
 
 def _feed_forwards(c: Config, number: int) -> tuple[list[bool], FeedForward, FeedForward]:

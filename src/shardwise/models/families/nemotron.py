@@ -67,7 +67,7 @@ class _Blocks:
         if kind == "mamba":
             return replace(one, mixers=(mamba2(c),))
         if kind == "attention":
-            return replace(one, mixers=(parts.attention(c),))
+            return replace(one, mixers=(replace(parts.attention(c), rotary=False),))
         if kind == "moe":
             return replace(one, feed_forward=_experts(c), extra_vectors=_latent_bias(c))
         return replace(one, feed_forward=parts.mlp(c, gated=False, bias=c.flag("mlp_bias"), act="relu2"))

@@ -24,7 +24,8 @@ def recurrent_gemma(c: Config) -> Model:
     kinds = [pattern[i % len(pattern)] for i in range(number)]
     c.accept("layers_block_type", "layer_types")
     mixers: dict[str, Mixer] = {"attention": core, "recurrent": gate}
-    return parts.language_model(c, parts.build(kinds, lambda k: Block(mixers=(mixers.get(k, core),), feed_forward=ffn)))
+    layers = parts.build(kinds, lambda k: Block(mixers=(mixers.get(k, core),), feed_forward=ffn))
+    return parts.renormed(parts.language_model(c, layers), "rmsnorm-offset")
 
 
 def rwkv(c: Config) -> Model:

@@ -70,7 +70,10 @@ def step3p5(c: Config) -> Model:
     """Return Step-3.5: a gate for each head, more heads in windowed layers, a shared expert."""
     number, bias = c.layers(), c.flag("attention_bias")
     core = replace(
-        parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head", head_gate=c.flag("gating", default=True)
+        parts.attention(c, qkv_bias=bias, out_bias=bias),
+        qk_norm="head",
+        qk_norm_kind="rmsnorm-offset",
+        head_gate=c.flag("gating", default=True),
     )
     heads = c.count("num_sliding_attention_heads") or core.heads
     local = replace(core, heads=heads, window=c.count("window"))
@@ -83,7 +86,7 @@ def step3p5(c: Config) -> Model:
     shared = MLP(ffn=c.size("shared_expert_ffn"), activation=experts.activation)
     model = _assemble(c, kinds, sparse, {"full": core, "sliding": local}, replace(experts, shared=shared))
     c.accept("per_layer_config", "mtp_layer_types", "mtp_mlp_layer_types")
-    return with_mtp(c, model)
+    return with_mtp(c, parts.renormed(model, "rmsnorm-offset"))
 
 
 BUILDERS: dict[str, Callable[[Config], Model]] = {

@@ -71,7 +71,11 @@ def _transformer(c: Config, hidden: int) -> Block:
     """The shared transformer: it reads stream and embeddings side by side, so its first norm is twice as wide."""
     heads = c.size("num_attention_heads")
     core = Attention(
-        heads=heads, kv_heads=parts.kv_heads(c, heads), head_dim=max(2 * hidden // heads, 1), input_width=2 * hidden
+        heads=heads,
+        kv_heads=parts.kv_heads(c, heads),
+        head_dim=max(2 * hidden // heads, 1),
+        input_width=2 * hidden,
+        rotary=c.flag("use_mem_rope"),
     )
     width = c.count("ffn") or 4 * hidden
     ffn = MLP(ffn=width, bias=c.flag("add_bias_linear"), activation=parts.activation(c, "gelu"))
