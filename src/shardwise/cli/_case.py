@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwise.cost import Efficiencies
     from shardwise.hardware import Cluster
     from shardwise.models import Model
-    from shardwise.plans import Plan, Stack, Training
+    from shardwise.plans import Plan, Serving, Stack, Training
 
 # What the layers below call a field -> the flag that sets it.
 FLAG_OF = {
@@ -232,6 +232,14 @@ def make_stack(inputs: Inputs, default: str = "megatron") -> Stack | None:
         inputs.merge(error)
         inputs.bad.add("stack")
     return None
+
+
+def make_serving(inputs: Inputs) -> Serving:
+    """Return the batch to be served."""
+    from shardwise.plans import Serving
+
+    names = {f.name for f in fields(Serving)}
+    return Serving(**{key: value for key, value in inputs.values.items() if key in names})
 
 
 def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:

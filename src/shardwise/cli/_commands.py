@@ -11,6 +11,7 @@ _MODEL = {"model": Flag("model", _kinds.TEXT, "catalogue name, config.json, fold
 
 SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
+    "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
 }
 COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
@@ -22,12 +23,18 @@ def _train() -> Command:
     )
 
 
+def _infer() -> Command:
+    return Command(
+        "infer", SUMMARIES["infer"], ("model",), {**_MODEL, **_flags.infer_flags(), **OUTPUT}, COMMON, ("model", "on")
+    )
+
+
 def _explain() -> Command:
-    flags = {**_MODEL, **_flags.train_flags(), **_flags.EXPLAIN, **OUTPUT}
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.EXPLAIN, **OUTPUT}
     return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
 
 
-_MAKERS: dict[str, Callable[[], Command]] = {"train": _train, "explain": _explain}
+_MAKERS: dict[str, Callable[[], Command]] = {"train": _train, "infer": _infer, "explain": _explain}
 NAMES = tuple(_MAKERS)
 
 

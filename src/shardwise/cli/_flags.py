@@ -177,3 +177,27 @@ def job_flags() -> dict[str, Flag]:
 def train_flags() -> dict[str, Flag]:
     """Return every flag that describes a training case."""
     return {**WHERE, **plan_flags(), **job_flags(), **efficiency_flags(), **cluster_flags(), **model_flags()}
+
+
+@cache
+def infer_flags() -> dict[str, Flag]:
+    """Return every flag that describes a serving case."""
+    plan = plan_flags()
+    taken = ("tp", "pp", "dp", "ep", "etp", "stage_layers", "order")
+    serving = _flags(
+        "job",
+        ("batch", k.WHOLE, "requests at once on each replica"),
+        ("input_tokens", k.WHOLE, "tokens of a prompt"),
+        ("output_tokens", k.WHOLE, "tokens generated for a request"),
+        ("weights", k.TEXT, "format of the weights, such as fp8; left out, the checkpoint's own"),
+        ("kv_cache", k.TEXT, "format of the key-value cache"),
+        ("compute", k.TEXT, "data type of matrix products"),
+        ("memory_fraction", k.FRACTION, "share of memory the engine may use, as it spells it"),
+        ("prefix_tokens", k.whole(0), "tokens of the prompt that the cache holds already"),
+        ("max_batched_tokens", k.WHOLE, "tokens of one prefill step"),
+        ("max_sequences", k.WHOLE, "requests the engine sets buffers aside for"),
+        ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
+        ("engine", k.TEXT, "inference engine"),
+    )
+    machine = {key: flag for key, flag in efficiency_flags().items() if key != "overlap"}
+    return {**WHERE, **{key: plan[key] for key in taken}, **serving, **machine, **cluster_flags(), **model_flags()}

@@ -156,6 +156,12 @@ def core(x: Any, top: bool = False) -> Any:
     return x
 
 
+def _inner(x: Any, top: bool) -> tuple[Any, bool]:
+    """Return the core of a number, and whether it is still the number at the top."""
+    inner = core(x, top)
+    return inner, top and (inner is x or not getattr(inner, "name", ""))
+
+
 def _neutral(x: Traced) -> Any:
     """Return the argument that an operation leaves as it is, 0 for a product with nothing, or the number itself."""
     if x.op == "above":
@@ -163,6 +169,8 @@ def _neutral(x: Traced) -> Any:
     if x.op not in ("+", "-", "*", "/", "divide"):
         return x
     a, b = core(x.args[0]), core(x.args[1])
+    if not isinstance(a, Traced) and not isinstance(b, Traced):
+        return x.value
     if x.op in ("+", "-"):
         return a if _is(b, 0) else b if _is(a, 0) and x.op == "+" else x
     if _is(a, 0) or (x.op == "*" and _is(b, 0)):
@@ -189,7 +197,7 @@ def formula(x: Any, top: bool = True) -> str:
     ...     print(formula(2 * leaf("tokens", 8) * leaf("width", 4)))
     2 * tokens * width
     """
-    x = core(x, top)
+    x, top = _inner(x, top)
     if not isinstance(x, Traced):
         return f"{x:.6g}" if isinstance(x, float) else str(x) if isinstance(x, int) else type(x).__name__.lower()
     if not _opens(x, top):
@@ -245,7 +253,7 @@ def operands(x: Traced) -> list[Traced]:
     [('width', 4), ('depth', 2)]
     """
     found: dict[int, Traced] = {}
-    _collect(core(x, True), True, found)
+    _collect(*_inner(x, True), found)
     return list({(o.name, plain(o)): o for o in found.values()}.values())
 
 
@@ -271,8 +279,8 @@ def parts(x: Traced) -> list[Part]:
     if not x.op:
         return []
     found: list[Part] = []
-    top = core(x, True)
-    _open(top, 1.0, top is x, _FREE, found)
+    inner = core(x, True)
+    _open(x, 1.0, True, _FREE, found)
     merged: dict[tuple[str, int], Part] = {}
     for part in found:
         key = (part.label, id(part.node) if part.node is not None and part.node.name else 0)
@@ -281,7 +289,7 @@ def parts(x: Traced) -> list[Part]:
             part if old is None else replace(old, amount=old.amount + part.amount, times=old.times + part.times)
         )
     kept = [p for p in merged.values() if p.amount or (p.against and not plain(x))]
-    if len(kept) == 1 and kept[0].node is top and not kept[0].against:
+    if len(kept) == 1 and kept[0].node is inner and not kept[0].against and (inner is x or not inner.name):
         return []
     return sorted(kept, key=lambda p: -abs(p.amount))
 
@@ -292,7 +300,7 @@ _FREE: _Choice = ("", ())
 
 def _open(x: Any, times: float, top: bool, choice: _Choice, found: list[Part]) -> None:
     """Append the contributions of `times` * x."""
-    x = core(x, top)
+    x, top = _inner(x, top)
     value = float(plain(x))
     if not isinstance(x, Traced) or not _opens(x, top):
         found.append(

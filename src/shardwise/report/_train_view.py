@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardwise.plans import Plan
-from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.report._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import peak_parts, step_tree
 from shardwise.training import Change, TrainReport
 from shardwise.units import show_bytes, show_count, show_seconds
@@ -146,40 +147,36 @@ def days(seconds: float) -> str:
     return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"
 
 
-def _legend(page: Page, segments: Sequence[Segment], whole: float, show: str) -> None:
+def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable[[float], str]) -> None:
+    """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
     for s in segments:
-        if not s.amount:
-            continue
-        amount = show_bytes(s.amount) if show == "bytes" else show_seconds(s.amount)
-        page.add((" " * 10, ""), (s.glyph, s.style), (f" {s.label:<30}{amount:>13}{s.amount / whole:>9.1%}", ""))
+        if s.amount:
+            row = f" {s.label:<30}{show(s.amount):>13}{s.amount / whole:>9.1%}"
+            page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
+
+
+def mark_limit(page: Page, share: float, words: str, taken: int) -> None:
+    """Append a mark under the bar above at a share of it; `taken` are the columns of the text beside the bar."""
+    cells = max(10, page.body - taken - 2)
+    at = min(cells - 1, round(cells * share))
+    left = at > len(words)
+    page.add(
+        (" " * (MARGIN + at - (len(words) + 1 if left else 0)), ""),
+        (f"{words} ^" if left else f"^ {words}", "bold red"),
+    )
 
 
 def _memory(page: Page, report: TrainReport) -> None:
     parts, verdict = peak_parts(report), report.verdict
-    segments = [Segment(*(_MEMORY[n][0], parts[n], *_MEMORY[n][1:])) for n in _MEMORY]
-    free = max(0.0, -verdict.short_by_bytes)
-    scale = max(verdict.needed_bytes, verdict.limit_bytes)
-    page.bar("MEMORY", [*segments, Segment("free", free, DOT, "dim")], scale, show_bytes(verdict.needed_bytes))
+    free = Segment("free", max(0.0, -verdict.short_by_bytes), DOT, "dim")
+    segments = [*(Segment(_MEMORY[n][0], parts[n], *_MEMORY[n][1:]) for n in _MEMORY), free]
+    scale, shown = max(verdict.needed_bytes, verdict.limit_bytes), show_bytes(verdict.needed_bytes)
+    page.bar("MEMORY", segments, scale, shown)
     if not verdict.fits:
-        cells = max(10, page.body - len(show_bytes(verdict.needed_bytes)) - 2)
-        at = min(cells - 1, round(cells * verdict.limit_bytes / scale))
-        words = f"limit {show_bytes(verdict.limit_bytes)} "
-        mark = words + "^" if at > len(words) else "^ " + words
-        page.add((" " * (10 + at - (len(words) if at > len(words) else 0)), ""), (mark, "bold red"))
-    _legend(page, segments, verdict.limit_bytes, "bytes")
-    _categories(page, report)
-
-
-def _categories(page: Page, report: TrainReport) -> None:
-    if free := max(0.0, -report.verdict.short_by_bytes):
-        page.add(
-            (" " * 10, ""),
-            (DOT, "dim"),
-            (f" {'free':<30}{show_bytes(free):>13}{free / report.verdict.limit_bytes:>9.1%}", ""),
-        )
-    depth = report.memory.in_flight
+        mark_limit(page, verdict.limit_bytes / scale, f"limit {show_bytes(verdict.limit_bytes)}", len(shown))
+    legend(page, segments, verdict.limit_bytes, show_bytes)
     if report.plan.pp > 1:
-        page.note(f"{depth:g} micro-batches in flight on this stage", "dim")
+        page.note(f"{report.memory.in_flight:g} micro-batches in flight on this stage", "dim")
 
 
 def _time(page: Page, report: TrainReport) -> None:
@@ -194,27 +191,17 @@ def _time(page: Page, report: TrainReport) -> None:
         Segment("overhead of the framework", step["overhead_seconds"], "\u2571", "bright_black"),
     ]
     page.bar("TIME", segments, whole, show_seconds(whole))
-    covered = sum(hidden.values())
-    if covered:
-        page.bar(
-            "hidden",
-            [Segment("hidden communication", min(covered, whole), "\u2500", "cyan")],
-            whole,
-            show_seconds(covered),
-        )
+    covered = Segment("hidden behind compute", sum(hidden.values()), "\u2500", "cyan")
+    if covered.amount:
+        page.bar("hidden", [replace(covered, amount=min(covered.amount, whole))], whole, show_seconds(covered.amount))
     for s in segments:
-        _legend(page, [s], whole, "seconds")
+        legend(page, [s], whole, show_seconds)
         if s.label == "compute" and step["recompute_seconds"]:
             _under(page, "of it recompute and its messages", step["recompute_seconds"], whole)
         if s.label.startswith("exposed"):
             _by_axis(page, exposed, whole)
-    if covered:
-        page.add(
-            (" " * 10, ""),
-            ("\u2500", "cyan"),
-            (f" {'hidden behind compute':<30}{show_seconds(covered):>13}{covered / whole:>9.1%}", ""),
-        )
-        _by_axis(page, hidden, whole)
+    legend(page, [covered], whole, show_seconds)
+    _by_axis(page, hidden, whole)
 
 
 def _by_axis(page: Page, seconds: dict[str, float], whole: float) -> None:

@@ -1,0 +1,175 @@
+"""A serving report as a tree and as a page: the verdict, latency, rates, capacity, memory, time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.report._train_view import assumptions, describe, legend, mark_limit
+from shardwise.serving import InferReport, Options, infer
+from shardwise.units import show_bytes, show_count, show_seconds
+
+_MEMORY = {
+    "weights": ("weights", FULL, "blue"),
+    "working": ("activations or sampling", LIGHT, "green"),
+    "kv_cache": ("key-value cache of the batch", DARK, "cyan"),
+    "context": ("context", "\u2571", "bright_black"),
+    "communicators": ("communicators", "\u2571", "bright_black"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one flag of a serving plan and what it would do."""
+
+    field: str
+    value: object
+    short_by_bytes: float
+    tpot_seconds: float
+    fits: bool
+
+
+def infer_tree(report: InferReport) -> dict[str, Any]:
+    """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
+    cluster = report.case.cluster
+    return {
+        **report.to_dict(),
+        "interval": getattr(report, "interval", None),
+        "model": report.case.model.name,
+        "cluster": {"name": cluster.name, "device": cluster.device.name, "num_devices": cluster.num_devices},
+        "plan": {**asdict(report.plan), "engine": report.case.engine.name},
+        "job": asdict(report.job),
+        "changes": [asdict(c) for c in infer_changes(report)],
+    }
+
+
+def infer_changes(report: InferReport) -> tuple[Change, ...]:
+    """Return changes of one flag that may need less memory, those that fit first, the fastest first."""
+    plan, job = report.plan, report.job
+    options: list[tuple[str, object, dict[str, Any], dict[str, Any]]] = []
+    if plan.dp % 2 == 0:
+        options += [
+            (axis, 2 * getattr(plan, axis), {axis: 2 * getattr(plan, axis), "dp": plan.dp // 2, "etp": 1}, {})
+            for axis in ("tp", "pp")
+        ]
+    options += [("weights", "fp8", {}, {"weights": "fp8"}), ("kv_cache", "fp8", {}, {"kv_cache": "fp8"})]
+    if 0 < report.max_concurrency < job.batch:
+        options.append(("batch", report.max_concurrency, {}, {"batch": report.max_concurrency}))
+    found = [_change(report, field, value, (p, j)) for field, value, p, j in options]
+    kept = [c for c in found if c is not None]
+    return tuple(sorted(kept, key=lambda c: (not c.fits, c.tpot_seconds if c.fits else c.short_by_bytes)))
+
+
+def _change(
+    report: InferReport, field: str, value: object, new: tuple[dict[str, Any], dict[str, Any]]
+) -> Change | None:
+    case = report.case
+    if new[1] and getattr(report.job, field) == value:
+        return None
+    options = Options(engine=case.engine, efficiencies=case.efficiencies)
+    plan = replace(report.plan, **{"stage_layers": (), **new[0]})
+    try:
+        tried = infer(case.model, case.cluster, plan, replace(report.job, **new[1]), options)
+    except InputError:
+        return None
+    return Change(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
+
+
+def infer_page(report: InferReport, command: Sequence[str], width: int = 80) -> Page:
+    """Return a serving report as a page; `command` are the words that reproduce it."""
+    page = Page(width)
+    _verdict(page, report)
+    page.blank()
+    _speed(page, report)
+    page.blank()
+    _memory(page, report)
+    for word, key in (("PREFILL", "prefill"), ("DECODE", "decode")):
+        page.blank()
+        _phase(page, word, report.to_dict()["time"][key])
+    page.blank()
+    assumptions(page, report.assumptions)
+    page.blank()
+    command_lines(page, "AGAIN", command)
+    return page
+
+
+def _verdict(page: Page, report: InferReport) -> None:
+    cluster, job = report.case.cluster, report.job
+    style = "bold green" if report.fits else "bold red"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+    page.label("FITS" if report.fits else "NO FIT", title, style, "bold")
+    gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
+    memory = report.memory
+    page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} on the fullest device, {gap}", style)
+    page.note(
+        f"{job.batch} requests at once on each replica, {job.input_tokens:,} tokens in and {job.output_tokens:,} out"
+    )
+    if not report.fits:
+        page.note(_nearest(report), "bold")
+
+
+def _nearest(report: InferReport) -> str:
+    fitting = [c for c in infer_changes(report) if c.fits]
+    if not fitting:
+        return "no single change fits; combine changes, or use more devices"
+    flag = f"--{fitting[0].field.replace('_', '-')} {fitting[0].value}"
+    return f"nearest change that fits: {flag}, a token every {show_seconds(fitting[0].tpot_seconds)}"
+
+
+def _speed(page: Page, report: InferReport) -> None:
+    page.label(
+        "LATENCY",
+        f"first tokens after {show_seconds(report.ttft_seconds)} (TTFT), then one every "
+        f"{show_seconds(report.tpot_seconds)} (TPOT); a request takes {show_seconds(report.request_seconds)}",
+    )
+    rate, devices = report.output_tokens_per_second, report.plan.num_devices
+    page.label(
+        "RATE",
+        f"{rate:,.0f} output tokens/s in all, {rate / devices:,.0f} per device; {1 / report.tpot_seconds:,.1f} each request",
+    )
+    page.label(
+        "ROOM",
+        f"{show_count(report.kv_cache_tokens)} tokens of cache a replica: {report.max_concurrency:,} such requests at once",
+    )
+    price = report.usd_per_million_output_tokens
+    if price is not None:
+        page.label("COST", f"${price:,.2f} per million output tokens, the whole request charged to them")
+
+
+def _memory(page: Page, report: InferReport) -> None:
+    memory = report.memory
+    segments = [Segment(_MEMORY[n][0], float(getattr(memory, n)), *_MEMORY[n][1:]) for n in _MEMORY]
+    free = max(0.0, memory.limit - memory.needed)
+    shown = show_bytes(memory.needed)
+    scale = max(memory.needed, memory.limit)
+    page.bar("MEMORY", [*segments, Segment("free for cache", free, DOT, "dim")], scale, shown)
+    if not report.fits:
+        mark_limit(page, memory.limit / scale, f"limit {show_bytes(memory.limit)}", len(shown))
+    legend(page, [*segments, Segment("free for cache", free, DOT, "dim")], memory.limit, show_bytes)
+
+
+_PARTS = (
+    ("attention and cache", LIGHT, "cyan", ("attention", "cache_write", "rotary", "indexer")),
+    ("embedding, head, sampling", "\u25aa", "yellow", ("embedding", "final_norm", "head", "sampling")),
+)
+
+
+def _phase(page: Page, word: str, time: Mapping[str, Any]) -> None:
+    operators: Mapping[str, float] = time["operators"]
+    small = sum(s for name, s in operators.items() if name.startswith(("norm", "add")) or name.endswith("activation"))
+    named = {label: sum(s for n, s in operators.items() if n in names) for label, _, _, names in _PARTS}
+    products = sum(operators.values()) - small - sum(named.values())
+    exposed = {axis: row["exposed"] for axis, row in time["axes"].items() if row["exposed"]}
+    segments = [
+        Segment("weights times activations", products, FULL, "green"),
+        *(Segment(label, named[label], glyph, style) for label, glyph, style, _ in _PARTS),
+        Segment("norms and element-wise", small, "\u2571", "bright_black"),
+        *(Segment(f"exposed messages, {axis}", s, DARK, "red") for axis, s in exposed.items()),
+        Segment("host work of a step", time["overhead"], MEDIUM, "magenta"),
+        Segment("overlapped", -time["overlapped"], " ", ""),
+    ]
+    page.bar(word, segments, time["seconds"], show_seconds(time["seconds"]))
+    legend(page, segments, time["seconds"], show_seconds)
