@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from laws.helpers import SLACK, evaluated, peak, report, tried
 from laws.strategies import ANY, GIB, Wanted, cases, models, refilled
-
 from shardwise.hardware import Cluster
 from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import Attention, Model, MoE, load_model

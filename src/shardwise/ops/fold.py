@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.cost import Network, Rates, collective_seconds
-from shardwise.ledger.number import X, above, maximum
+from shardwise.ledger.number import X, maximum, total
 from shardwise.ledger.op import Collective
 
 
@@ -40,13 +40,25 @@ def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
     if c.hides == "ring":
         # Each of the c blocks of attention covers one step (arXiv:2310.01889).
         waits = c.count * maximum(one - compute / (c.count + 1), 0.0)
-    elif c.hides == "panels":
-        # t = t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is exposed.
-        waits = one + (c.count - 1) * maximum(one - compute / c.count, 0.0)
-        waits = above(one, 0, waits, 0 * waits)
     else:
         waits = maximum(one * c.count - compute, 0.0)
     return waits, one * c.count - waits
+
+
+def _panels(m: Machine[X], panels: tuple[Collective[X], ...], compute: X) -> list[tuple[X, X]]:
+    """Return (exposed, hidden) seconds of the messages of panels, each its share of the set that one panel needs.
+
+    With t1 of a set and tc of compute, nb panels take t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is
+    exposed (arXiv:2410.00273, whose form waits for one set more when bound by messages).
+    """
+    sends = [m.message(c) for c in panels]
+    one_set = total(sends)
+    found = []
+    for c, one in zip(panels, sends, strict=True):
+        waits = one_set + (c.count - 1) * maximum(one_set - compute / c.count, 0.0)
+        exposed = waits * (one / maximum(one_set, 1e-30))
+        found.append((exposed, one * c.count - exposed))
+    return found
 
 
 def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X) -> Messages[X]:
@@ -54,8 +66,10 @@ def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X) 
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
     left = compute
+    panels = tuple(c for c in collectives if c.hides == "panels" and m.overlap)
+    of_panels = dict(zip(map(id, panels), _panels(m, panels, compute), strict=True)) if panels else {}
     for c in collectives:
-        waits, behind = _exposed(m, c, left)
+        waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(m, c, left)
         if c.hides == "compute":
             left = maximum(left - behind, 0.0)
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits

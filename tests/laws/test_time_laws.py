@@ -1,0 +1,227 @@
+"""Laws of training time: what no plan, link, device or overlap may break."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from laws.helpers import SLACK, evaluated, seconds, tried
+from laws.strategies import ANY, Wanted, cases, refilled
+from shardwise.hardware import Cluster
+from shardwise.ledger.op import Collective
+from shardwise.models import load_model
+from shardwise.ops.fold import Machine, messages
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.training import Case
+from shardwise.training._step import StageSeconds
+
+FLAT = Wanted(layouts=("1d",), modules=False)
+# What a law of memory says grows less, in the order in which it runs longer.
+MODES = ("none", "selective", "attention", "norm-attention-norm", "full")
+RATES = ("memory_bytes_per_second", *(f"matrix_flops.{d}" for d in ("bf16", "fp32", "tf32")))
+
+
+def _slower_link(case: Case, tier: int, factor: float) -> Case:
+    tiers = [
+        replace(t, bytes_per_second=t.bytes_per_second * factor) if i == tier % len(case.cluster.tiers) else t
+        for i, t in enumerate(case.cluster.tiers)
+    ]
+    return replace(case, cluster=replace(case.cluster, tiers=tuple(tiers)))
+
+
+def _slower_device(case: Case, rate: str, factor: float) -> Case:
+    device = case.cluster.device
+    changed = device.with_values({rate: device.fact(rate).value * factor}, "assumption: a law", "2026")
+    return replace(case, cluster=replace(case.cluster, device=changed))
+
+
+@given(cases(), st.integers(0, 2), st.floats(0.05, 1.0))
+@tried(60)
+def test_a_slower_link_never_makes_a_plan_faster(case: Case, tier: int, factor: float) -> None:
+    """Taking bandwidth from any tier never shortens a step, whichever axes use it."""
+    assert seconds(_slower_link(case, tier, factor)) * SLACK >= seconds(case)
+
+
+@given(cases(replace(ANY, layouts=("1d",), schedules=("1f1b",), models=("dense",))), st.sampled_from((2, 4)))
+@tried(30)
+def test_a_slower_pipeline_link_costs_time(case: Case, pp: int) -> None:
+    """The boundary between pipeline stages is charged: a link ten times slower lengthens the step."""
+    assume(case.model.num_layers >= pp)
+    layers = (case.model.num_layers - pp + 1,) + (1,) * (pp - 1)
+    alone = refilled(case, tp=1, cp=1, dp=1, pp=pp, stage_layers=layers, sharding="none", shard=1)
+    assert seconds(_slower_link(alone, len(alone.cluster.tiers) - 1, 0.1)) > seconds(alone)
+
+
+@given(cases(), st.sampled_from(RATES), st.floats(0.1, 1.0))
+@tried(60)
+def test_a_slower_device_never_makes_a_plan_faster(case: Case, rate: str, factor: float) -> None:
+    """Taking FLOP/s or memory bandwidth from the device never shortens a step."""
+    assert seconds(_slower_device(case, rate, factor)) * SLACK >= seconds(case)
+
+
+@given(cases(replace(FLAT, recomputes=("none",))))
+@tried(40)
+def test_more_recompute_never_runs_shorter(case: Case) -> None:
+    """Full recompute takes at least as long as selective, and selective as none."""
+    times = [seconds(replace(case, plan=replace(case.plan, recompute=mode))) for mode in MODES]  # type: ignore[arg-type]
+    assert all(a <= b * SLACK for a, b in pairwise(times))
+
+
+@given(cases(replace(FLAT, recomputes=("none",))))
+@tried(40)
+def test_selective_recompute_costs_at_most_the_attention_core_again(case: Case) -> None:
+    """On every stage selective recompute adds at most the forward seconds of the attention cores it holds."""
+    selective = replace(case, plan=replace(case.plan, recompute="selective"))
+    plain, again = evaluated(case), evaluated(selective)
+    assert all(k.replay <= k.forward for k in again.parts.kinds)
+    for stage, before, after in zip(plain.stages, plain.step.stages, again.step.stages, strict=True):
+        forward = sum(n * k.forward for n, k in zip(stage.layers, plain.parts.kinds, strict=True))
+        assert before.recompute == 0
+        assert after.recompute <= forward
+        # Weights that are gathered hide behind the longer backward pass, so it never adds more than the replay.
+        assert after.busy - before.busy <= after.recompute * SLACK
+
+
+@given(cases())
+@tried(60)
+def test_exposed_messages_lie_between_nothing_and_all(case: Case) -> None:
+    """What is exposed after overlap is at least zero, and with what is hidden it is what no overlap would expose."""
+    overlapped, exposed = (evaluated(replace(case, overlap=on)).step for on in (True, False))
+    for some, whole in zip(overlapped.stages, exposed.stages, strict=True):
+        for axis, waits in some.exposed.items():
+            hidden = some.hidden[axis]
+            assert waits >= 0
+            assert hidden >= -1e-12
+            assert whole.hidden[axis] == pytest.approx(0, abs=1e-12)
+            assert waits + hidden == pytest.approx(whole.exposed[axis], rel=1e-9, abs=1e-15)
+    for name in ("gradients", "parameters"):
+        shown, hidden = getattr(overlapped, f"{name}_exposed"), getattr(overlapped, f"{name}_hidden")
+        assert shown >= 0
+        assert hidden >= -1e-12
+    assert overlapped.total <= exposed.total * SLACK
+
+
+@given(cases())
+@tried(40)
+def test_the_parts_of_a_step_make_the_step(case: Case) -> None:
+    """Pipeline, exposed messages, optimizer and overhead add up to the step; busy, bubble and sends to the pipeline."""
+    step = evaluated(case).step
+    pipeline = step.pipeline
+    whole = pipeline.total + step.gradients_exposed + step.parameters_exposed + step.optimizer + step.overhead
+    assert step.total == pytest.approx(whole, rel=1e-12)
+    assert pipeline.total == pytest.approx(pipeline.busy + pipeline.bubble + pipeline.exposed_send, rel=1e-9)
+    assert min(pipeline.busy, pipeline.bubble, pipeline.exposed_send) >= 0
+
+
+@given(cases(replace(ANY, schedules=("gpipe", "1f1b", "interleaved"))))
+@tried(60)
+def test_a_pipeline_has_a_bubble(case: Case) -> None:
+    """A pipeline of p stages runs m micro-batches in at least m + (p - 1) / v of the quickest stage's work."""
+    found = evaluated(case)
+    quickest = min(s.busy for s in found.step.stages)
+    plan, m = case.plan, found.sizes.num_micro
+    assert found.step.pipeline.total * SLACK >= (m + (plan.pp - 1) / plan.vpp) * quickest
+    slowest = max(s.busy for s in found.step.stages)
+    assert found.step.pipeline.busy == pytest.approx(m * slowest, rel=1e-12)
+
+
+@given(cases())
+@tried(40)
+def test_the_pipeline_never_beats_its_slowest_device(case: Case) -> None:
+    """No schedule finishes before its busiest device has done its own work."""
+    found = evaluated(case)
+    stages, m = found.step.stages, found.sizes.num_micro
+    mean = sum(run.count * s.busy for run, s in zip(found.stages, stages, strict=True)) / case.plan.pp
+    assert found.step.pipeline.total * SLACK >= m * mean
+
+
+@given(cases(replace(ANY, shardings=("none",))))
+@tried(30)
+def test_without_sharding_no_weights_are_gathered(case: Case) -> None:
+    """With ZeRO off no parameter all-gather is charged, neither once a step nor for each layer."""
+    step = evaluated(case).step
+    assert step.parameters_exposed == 0
+    assert step.parameters_hidden == 0
+    assert all("dp" not in s.exposed for s in step.stages)
+
+
+@given(cases(replace(ANY, shardings=("none", "zero1", "zero2", "distributed-optimizer"))))
+@tried(40)
+def test_gradient_reduction_is_charged_from_zero_0_to_2(case: Case) -> None:
+    """Whatever of ZeRO 0 to 2 runs, gradients are reduced over the replicas, and sharded optimizers gather weights."""
+    step = evaluated(case).step
+    assume(case.plan.dp * case.plan.cp > 1)
+    each_micro_batch = sum(s.exposed.get("dp", 0) + s.hidden.get("dp", 0) for s in step.stages)
+    assert step.gradients_exposed + step.gradients_hidden + each_micro_batch > 0
+    if case.plan.sharding != "none":
+        assert step.parameters_exposed + step.parameters_hidden > 0
+
+
+@given(cases(), cases())
+@tried(20)
+def test_the_order_of_questions_does_not_matter(case: Case, other: Case) -> None:
+    """Nothing global changes: the same case evaluated again, after another, gives the same numbers."""
+    first = evaluated(case)
+    evaluated(other)
+    again = evaluated(case)
+    assert (again.peak, again.step.total) == (first.peak, first.step.total)
+
+
+@given(cases())
+@tried(40)
+def test_more_tokens_never_take_less_time(case: Case) -> None:
+    """A longer sequence or more micro-batches never shorten a step."""
+    base = seconds(case)
+    longer = replace(case, job=replace(case.job, seq_len=2 * case.job.seq_len))
+    more = replace(case, job=replace(case.job, global_batch=2 * case.job.global_batch))
+    assert seconds(longer) * SLACK >= base
+    assert seconds(more) * SLACK >= base
+
+
+def _summa(panels: int, slow: bool) -> Any:
+    cluster = Cluster.parse("16xh100-sxm-80gb", {"fast_bandwidth": "1GB/s" if slow else "4500GB/s", "fast_domain": 16})
+    plan = Plan(layout="summa", tp=4, tp2=4, panels=panels, sequence_parallel=False)
+    job = Training(seq_len=8192, global_batch=4)
+    stack = find_stack("megatron")
+    return Case(model=load_model("llama-3.1-8b"), cluster=cluster, job=job, stack=stack, plan=plan)
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_best_number_of_panels_is_never_slower_than_waiting(slow: bool) -> None:
+    """Two-dimensional products with their best panels take at most the sum of messages and compute."""
+    whole = seconds(replace(_summa(1, slow), overlap=False))
+    assert min(seconds(_summa(n, slow)) for n in (1, 2, 4, 8, 16, 32)) <= whole * SLACK
+
+
+@pytest.mark.parametrize("panels", [1, 2, 8])
+def test_panels_expose_one_set_and_what_compute_does_not_cover(panels: int) -> None:
+    """Bound by messages, panels cost all of their sets; bound by compute, they expose one set."""
+    found = evaluated(_summa(panels, True))
+    machine: Any = Machine(rates=found.rates, network=found.network, spans=found.sizes.spans)
+    pair = tuple(
+        Collective(axis=axis, verb="broadcast", size_bytes=1e8 / panels, count=panels, hides="panels", tensor=axis)  # type: ignore[arg-type]
+        for axis in ("tp", "tp2")
+    )
+    one_set = sum(machine.message(c) for c in pair)
+    everything = panels * one_set
+    for compute in (0.0, everything / 3, everything, 10 * everything):
+        found_messages = messages(machine, pair, compute)
+        waits = sum(found_messages.exposed.values())
+        expected = one_set + (panels - 1) * max(one_set, compute / panels) + compute / panels - compute
+        assert waits == pytest.approx(expected, rel=1e-9)
+        assert waits + sum(found_messages.hidden.values()) == pytest.approx(everything, rel=1e-9)
+
+
+@given(cases())
+@tried(30)
+def test_stage_seconds_are_what_their_operators_say(case: Case) -> None:
+    """Compute of a stage plus its exposed messages is its busy time, DualPipe's pairs included."""
+    step = evaluated(case).step
+    for stage in step.stages:
+        assert isinstance(stage, StageSeconds)
+        assert stage.busy == pytest.approx(stage.compute + sum(stage.exposed.values()), rel=1e-9)
