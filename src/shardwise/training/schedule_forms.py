@@ -28,7 +28,7 @@ def rounds(shape: PipelineShape[X]) -> X:
 
 def gpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     """All forwards, then all backwards: each pass is one way through plus m - 1 more on its slowest stage."""
-    pipe = pipeline(runs, shape, split_backward=False)
+    pipe = pipeline(runs, shape)
     slowest = largest([x.forward for x in pipe.points]) + largest([x.gradient for x in pipe.points])
     return pipe.path + (shape.num_micro - 1) * slowest
 
@@ -42,7 +42,7 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     backwards left. Messages make every further dive longer than staying: one for each p micro-batches.
     """
     p, m = shape.num_stages, shape.num_micro
-    pipe = pipeline(runs, shape, split_backward=False)
+    pipe = pipeline(runs, shape, bend=p - m + 1 if shape.overlap_send else None)
     lone = running_largest([maximum(x.forward, x.gradient) for x in pipe.points])
     lengths = []
     for k, x in enumerate(pipe.points):
@@ -51,7 +51,8 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
         end = _dive(x, pipe.points[k:])
         both = above(m, p - x.index, start + end, 0)
         stay = x.forward_before + x.gradient_before + m * x.work + both
-        lengths.append(maximum(stay, pipe.path + (m - 1 - ahead) * x.work + ahead * lone[k]))
+        length = maximum(stay, pipe.path + (m - 1 - ahead) * x.work + ahead * lone[k])
+        lengths.append(maximum(length, _dives(x, pipe, shape, pipe.points[k:])) if shape.overlap_send else length)
     slowest = longest(pipe.present, lengths)
     return maximum(slowest, _diving(pipe, shape, m - 1)) if shape.overlap_send else slowest
 
@@ -60,6 +61,22 @@ def _dive(x: Point[X], below: Sequence[Point[X]]) -> X:
     """What the best dive from the last forward of stage x gains over its own backwards."""
     gains = [r.present * (r.through - x.through - (r.index - x.index) * x.gradient) for r in below]
     return maximum(largest(gains), 0)
+
+
+def _dives(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], below: Sequence[Point[X]]) -> X:
+    """Stage x with a dive at the start, one at the end and as many as fit between them, to the same stage below.
+
+    A dive over k stages takes k steps of x, and is the longer way where messages outweigh what x is slower.
+    """
+    p, m = shape.num_stages, shape.num_micro
+    steps = m - 1 - (p - x.index)
+    gains = []
+    for r in below:
+        num_stages = r.index - x.index + 1
+        dives = ceil((steps - num_stages + 1) / num_stages)
+        gains.append(r.present * dives * (r.through - x.through + (1 - num_stages) * x.work))
+    longer = maximum(largest(gains), 0)
+    return above(m, p - x.index, pipe.path + pipe.below(x) + (steps + 1) * x.work + longer, 0)
 
 
 def _diving(pipe: Pipeline[X], shape: PipelineShape[X], steps: X) -> X:
@@ -84,7 +101,7 @@ def interleaved_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     """
     v = shape.num_chunks
     whole = replace(shape, send=shape.send * v)
-    pipe = pipeline(runs, whole, split_backward=False)
+    pipe = pipeline(runs, whole)
     phases = _chunk_phases(pipe, whole)
     dives = _wrapped_dives(pipe, whole)
     lone = running_largest([maximum(x.forward, x.gradient) for x in pipe.points])
@@ -169,7 +186,7 @@ def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     to a stage below and back, or goes up to a stage that has backwards left; it ends with late weight gradients.
     """
     p, m = shape.num_stages, shape.num_micro
-    pipe = pipeline(runs, shape, split_backward=True)
+    pipe = pipeline(runs, shape, split_backward=True, bend=m - 1)
     points = pipe.points
     tails = [(minimum(x.index, m - 1) + 1) * x.weight - x.gradient_before for x in points]
     drains = [x.gradient_before + best for x, best in zip(points, running_largest(tails), strict=True)]

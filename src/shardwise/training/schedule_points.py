@@ -96,10 +96,12 @@ def overlaps(runs: Sequence[Run[X]]) -> dict[tuple[int, int], X]:
     return counts
 
 
-def pipeline(runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward: bool) -> Pipeline[X]:
+def pipeline(
+    runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward: bool = False, bend: X | None = None
+) -> Pipeline[X]:
     """Return the points of the runs, the message of the shape included; without a split the backward is one task.
 
-    With a split, the number of late weight gradients bends at stage m - 1, so that stage is a point too.
+    Where lengths bend at a stage other than the ends of a run, `bend` makes that stage a point too.
     """
     points: list[Point[X]] = []
     start = forward = gradient = shape.num_stages * 0
@@ -111,8 +113,8 @@ def pipeline(runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward:
             (run.backward_weight if split_backward else run.backward_weight * 0) * present,
         )
         offsets = _offsets(run, shape)
-        if split_backward:
-            offsets.insert(1, minimum(maximum(shape.num_micro - 1 - start, 0), offsets[-1]))
+        if bend is not None:
+            offsets.insert(1, minimum(maximum(bend - start, 0), offsets[-1]))
         points += [_point(present, cost, (start, forward, gradient), offset, shape) for offset in offsets]
         start, forward, gradient = start + run.count, forward + run.count * cost[0], gradient + run.count * cost[1]
     hops = (shape.num_stages - 1) * shape.send
