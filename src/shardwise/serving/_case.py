@@ -63,10 +63,12 @@ class Step:
 def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     """Return the device and links that a phase runs on."""
     device, wanted = case.cluster.device, case.efficiencies
-    wide = captured(rates_of(device, case.dtype, 0.0, wanted), case.engine, wanted.ideal)
+    fitted = rates_of(device, case.dtype, 0.0, wanted)
+    kernels = kernels_of(device, fitted.family, case.engine, wanted)
+    wide = captured(fitted, case.engine, kernels, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal)
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, kernels, wanted.ideal)
         narrow = _fused_quantisation(narrow, case)
     bandwidth = wanted.memory_bytes_per_second or device.memory_bytes_per_second
     return Server(
@@ -78,7 +80,7 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         bandwidth=leaf("HBM bytes/s", bandwidth, "datasheet", "bytes/s"),
         peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
         narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
-        kernels=kernels_of(device, wide.family, case.engine, wanted),
+        kernels=kernels,
         engine=case.engine,
         decoding=decoding,
     )

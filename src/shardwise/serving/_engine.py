@@ -26,7 +26,9 @@ class Engine:
     title: str
     budget: Literal["total", "static", "free"]
     memory_fraction: float
+    one_shot: bool
     step_seconds: float
+    sequence_seconds: float
     small_kernel_seconds: float
     fused: tuple[str, ...]
     context_bytes: float
@@ -56,6 +58,7 @@ class Kernels:
     experts_narrow: float
     experts_pad_rows: float
     experts_start_seconds: float
+    sustained: float
     all_reduce: tuple[tuple[int, float, float], ...]
     sources: tuple[str, ...]
 
@@ -109,7 +112,11 @@ def kernels_of(device: Device, family: str, engine: Engine, imposed: Efficiencie
     def effective(fitted: float, user: float) -> float:
         return 1.0 if imposed.ideal else user or fitted
 
-    direct = device.fast_link.startswith("nvlink") and not (imposed.ideal or imposed.fast_bytes_per_second)
+    direct = (
+        engine.one_shot
+        and device.fast_link.startswith("nvlink")
+        and not (imposed.ideal or imposed.fast_bytes_per_second)
+    )
     return Kernels(
         attention_efficiency=effective(attention["efficiency"], imposed.memory),
         attention_start_seconds=start * attention["start_seconds"],
@@ -117,7 +124,8 @@ def kernels_of(device: Device, family: str, engine: Engine, imposed: Efficiencie
         experts_wide=effective(experts["wide"], imposed.compute),
         experts_narrow=effective(experts["narrow"], imposed.compute),
         experts_pad_rows=start * experts["pad_rows"],
-        experts_start_seconds=start * experts["start_seconds"],
+        experts_start_seconds=start * experts["start_seconds"].get(family, experts["start_seconds"]["generic"]),
+        sustained=1.0 if imposed.ideal or imposed.compute else table["sustained"].get(family, 1.0),
         all_reduce=_all_reduce(family, engine.name) if direct else (),
         sources=(attention["source"], experts["source"], table["all_reduce"]["source"]),
     )

@@ -94,7 +94,8 @@ def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[
         add(hidden, part.hidden, count * times)
     sends = (z.pp - 1) * parts.send
     add(exposed, {"pp": count * sends})
-    overhead = named(0 * z.pp + (0.0 if case.efficiencies.ideal else case.engine.step_seconds), "engine step")
+    host = case.engine.step_seconds + case.engine.sequence_seconds * z.batch
+    overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host, "engine step")
     one = total((times * part.seconds for times, part in rows), sends) + overhead
     slowest = _slowest(parts, z.stages)
     overlapped = (count - 1) * maximum(one - slowest - overhead, 0.0)

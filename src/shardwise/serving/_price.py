@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardwise.cost import Rates, kernel_seconds
-from shardwise.ledger.number import X, above, maximum, minimum
+from shardwise.cost._operators import blend
+from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
@@ -76,6 +77,18 @@ def _experts(m: Server[X], op: Op[X]) -> X:
     return maximum(padded / rate, op.forward_bytes / m.rates.memory_bytes) + k.experts_start_seconds
 
 
+def _product(m: Server[X], op: Op[X]) -> X:
+    """Return seconds of a matrix product; up to 64 rows, kernels with tiles of 16 rows compete with the large tiles.
+
+    Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
+    """
+    rates = _rates(m, op)
+    large = kernel_seconds(rates, op, "forward")
+    charged = 2 * 16 * ceil(op.rows / 16) * op.columns * op.inner * op.batch
+    small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
+    return above(op.rows, 64, large, minimum(large, small + rates.matmul_start))
+
+
 def op_seconds(m: Server[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
     if op.kind == "none" or op.kernels == 0:
@@ -87,14 +100,20 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
     elif op.kind == "grouped":
         seconds = _experts(m, op)
     elif op.kind == "matmul":
-        seconds = kernel_seconds(_rates(m, op), op, "forward")
+        seconds = _product(m, op)
     else:
         seconds = kernel_seconds(m.rates, op, "forward")
     return named(seconds, op.name)
 
 
-def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
-    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
+def captured(rates: Rates[X], engine: Engine, kernels: Kernels, ideal: bool) -> Rates[X]:
+    """Return rates of an engine: small kernels start from a captured graph, and compute runs at its lasting clock."""
     scale = 0.0 if ideal else 1.0
     zero = 0 * rates.memory_start
-    return replace(rates, memory_start=zero + scale * engine.small_kernel_seconds, launch=zero)
+    return replace(
+        rates,
+        memory_start=zero + scale * engine.small_kernel_seconds,
+        launch=zero,
+        matmul_flops=kernels.sustained * rates.matmul_flops,
+        attention_forward_flops=kernels.sustained * rates.attention_forward_flops,
+    )
