@@ -31,3 +31,19 @@ def check_finite(headlines: Mapping[str, float]) -> None:
     ]
     if problems:
         raise InputError(problems)
+
+
+def nothing_found(what: str, search: str, names: tuple[str, ...]) -> Answer:
+    """Return the answer of a search without results: status 1 and the nearest names."""
+    from shardwise.cli._kinds import nearest
+
+    near = nearest(search, names, 3)
+
+    def page() -> Page:
+        from shardwise.report._page import Page
+
+        made = Page(80)
+        made.add((f"no {what} match {search!r}; near it: {near}", ""))
+        return made
+
+    return Answer(1, lambda: {what: [], "near": near.split(" or ")}, page)

@@ -13,6 +13,8 @@ SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
     "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
+    "models": "the models that are known by name, or one with its source",
+    "devices": "the devices that are known by name, or one with the source of every figure",
 }
 COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
@@ -34,7 +36,21 @@ def _explain() -> Command:
     return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
 
 
-_MAKERS: dict[str, Callable[[], Command]] = {"train": _train, "infer": _infer, "explain": _explain}
+def _listing(name: str) -> Command:
+    search = {"search": Flag("search", _kinds.TEXT, "words that the name holds", "positional")}
+    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    return Command(
+        name, SUMMARIES[name], ("search",), {**search, **output}, "exit status: 0 found, 1 nothing found, 2 bad input"
+    )
+
+
+_MAKERS: dict[str, Callable[[], Command]] = {
+    "train": _train,
+    "infer": _infer,
+    "explain": _explain,
+    "models": lambda: _listing("models"),
+    "devices": lambda: _listing("devices"),
+}
 NAMES = tuple(_MAKERS)
 
 

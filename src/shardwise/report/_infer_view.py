@@ -66,6 +66,7 @@ def infer_changes(report: InferReport) -> tuple[Change, ...]:
 def _change(
     report: InferReport, field: str, value: object, new: tuple[dict[str, Any], dict[str, Any]]
 ) -> Change | None:
+    """Return what a change of (plan, job) fields would do; None where it is no change or not legal."""
     case = report.case
     if new[1] and getattr(report.job, field) == value:
         return None
@@ -104,9 +105,8 @@ def _verdict(page: Page, report: InferReport) -> None:
     gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
     memory = report.memory
     page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} on the fullest device, {gap}", style)
-    page.note(
-        f"{job.batch} requests at once on each replica, {job.input_tokens:,} tokens in and {job.output_tokens:,} out"
-    )
+    where = " on each replica" if report.plan.dp > 1 else ""
+    page.note(f"{job.batch:,} requests at once{where}, {job.input_tokens:,} tokens in and {job.output_tokens:,} out")
     if not report.fits:
         page.note(_nearest(report), "bold")
 
@@ -125,15 +125,13 @@ def _speed(page: Page, report: InferReport) -> None:
         f"first tokens after {show_seconds(report.ttft_seconds)} (TTFT), then one every "
         f"{show_seconds(report.tpot_seconds)} (TPOT); a request takes {show_seconds(report.request_seconds)}",
     )
-    rate, devices = report.output_tokens_per_second, report.plan.num_devices
-    page.label(
-        "RATE",
-        f"{rate:,.0f} output tokens/s in all, {rate / devices:,.0f} per device; {1 / report.tpot_seconds:,.1f} each request",
-    )
-    page.label(
-        "ROOM",
-        f"{show_count(report.kv_cache_tokens)} tokens of cache a replica: {report.max_concurrency:,} such requests at once",
-    )
+    rate, each = report.output_tokens_per_second, 1 / report.tpot_seconds
+    per_device = rate / report.plan.num_devices
+    page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device; {each:,.1f} each request")
+    room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
+    full = f"{room}: {report.max_concurrency:,} such requests at once"
+    none = "none for cache: weights and working memory fill the budget"
+    page.label("ROOM", full if report.kv_cache_tokens else none)
     price = report.usd_per_million_output_tokens
     if price is not None:
         page.label("COST", f"${price:,.2f} per million output tokens, the whole request charged to them")

@@ -1,0 +1,34 @@
+"""`shardwise models`: what the catalogue of models holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli._answer import Answer, nothing_found
+from shardwise.cli._case import Inputs
+
+if TYPE_CHECKING:
+    from shardwise.report._page import Page
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise models`."""
+    from shardwise.report import _listing
+
+    inputs.problems.raise_if_any()
+    search = inputs.get("search", "")
+    names = _listing.search_models(search)
+    if not names:
+        from shardwise.models import model_names
+
+        return nothing_found("models", search, model_names())
+
+    def tree() -> dict[str, Any]:
+        return {
+            "models": [_listing.model_record(names[0])] if len(names) == 1 else [_listing.model_row(n) for n in names]
+        }
+
+    def page() -> Page:
+        return _listing.models_page(names, width)
+
+    return Answer(0, tree, page)

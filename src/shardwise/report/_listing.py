@@ -1,0 +1,200 @@
+"""What is in the catalogues: models and devices, many in a table or one with its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shardwise.hardware import Device, device_names, find_device
+from shardwise.hardware._catalogue import other_names
+from shardwise.models import Model, load_model
+from shardwise.models._load import catalogue, find
+from shardwise.report._page import Page
+from shardwise.units import show_bytes, show_count
+
+_RATE = "bytes_per_second"
+
+
+def _matches(search: str, *words: str) -> bool:
+    pieces = search.lower().replace("_", "-").split()
+    text = " ".join(words).lower()
+    return all(piece in text for piece in pieces)
+
+
+def search_models(search: str = "") -> list[str]:
+    """Return the names of the models that a search means: one for an exact name, all for nothing.
+
+    >>> search_models("meta-llama/Llama-3.1-70B")
+    ['llama-3.1-70b']
+    """
+    exact = find(search) if search else None
+    if exact is not None:
+        return [exact]
+    table = catalogue()
+    return sorted(
+        name
+        for name, row in table.items()
+        if _matches(search, name, row["config"].get("model_type", ""), *row.get("hub", []))
+    )
+
+
+def search_devices(search: str = "") -> list[str]:
+    """Return the names of the devices that a search means: one for an exact name, all for nothing.
+
+    >>> search_devices("h200-sxm")
+    ['h200-sxm-141gb']
+    """
+    names = device_names()
+    if search.lower() in names:
+        return [search.lower()]
+    others: dict[str, list[str]] = {}
+    for other, (name, _) in other_names().items():
+        others.setdefault(name, []).append(other)
+    return [name for name in names if _matches(search, name, *others.get(name, []))]
+
+
+def model_row(name: str) -> dict[str, Any]:
+    """Return what the catalogue says of a model, as one record."""
+    row = catalogue()[name]
+    return {
+        "name": name,
+        "family": row["config"].get("model_type"),
+        "parameters": row.get("parameters"),
+        "hub": row.get("hub", []),
+        "source": row.get("source"),
+        "uncertain": row.get("uncertain", []),
+    }
+
+
+def model_record(name: str) -> dict[str, Any]:
+    """Return one model with its sizes, its blocks and its configuration."""
+    model = load_model(name)
+    blocks = [{"layers": count, "block": _say_block(block)} for block, count in model.kinds.items()]
+    sizes = {"hidden": model.hidden, "vocab": model.vocab, "layers": model.num_layers, "max_context": model.max_context}
+    config = catalogue()[name]["config"]
+    return {
+        **model_row(name),
+        **sizes,
+        "tied": model.tied,
+        "blocks": blocks,
+        "assumptions": list(model.assumptions),
+        "config": config,
+    }
+
+
+def _say_block(block: Any) -> str:
+    """Return a block in one line: each part with what is not its default."""
+    said = [_say(part) for part in (*block.mixers, *([block.feed_forward] if block.feed_forward is not None else []))]
+    return " + ".join(said)
+
+
+def _say(part: Any) -> str:
+    shown = [
+        f"{name} {value}"
+        for name, value in asdict(part).items()
+        if isinstance(value, int) and not isinstance(value, bool) and value
+    ]
+    return f"{type(part).__name__} ({', '.join(shown)})"
+
+
+def device_record(name: str) -> dict[str, Any]:
+    """Return one device with the source and date of every figure."""
+    device = find_device(name).device
+    facts = {
+        f.field: {"value": f.value, "source": f.source, "date": f.date, "assumed": f.assumed} for f in device.sources
+    }
+    return {
+        "name": device.name,
+        "full_name": device.full_name,
+        "vendor": device.vendor,
+        "fast_link": device.fast_link,
+        "facts": facts,
+        "unknown": list(device.unknown),
+    }
+
+
+def _figure(device: Device, field: str) -> str:
+    if not device.knows(field):
+        return "-"
+    value = float(device.fact(field).value)
+    if field.endswith("memory_bytes"):
+        return show_bytes(value)
+    if field.endswith(_RATE):
+        return show_count(value, "B/s")
+    return show_count(value, "FLOP/s") if "flops" in field else f"{value:g}"
+
+
+def models_page(names: Sequence[str], width: int = 80) -> Page:
+    """Return models as a table, or one with its source."""
+    page = Page(width)
+    if len(names) == 1:
+        _one_model(page, names[0])
+        return page
+    rows = [["model", "parameters", "family", "hub"]]
+    for name in names:
+        row = model_row(name)
+        count = show_count(row["parameters"]) if row["parameters"] else "-"
+        rows.append([name, count, str(row["family"]), (row["hub"] or ["-"])[0]])
+    page.table(rows, right=(1,), header=True, indent=0)
+    page.blank()
+    page.add((f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it", "dim"))
+    return page
+
+
+def _one_model(page: Page, name: str) -> None:
+    record = model_record(name)
+    model: Model = load_model(name)
+    page.label("MODEL", f"{name} ({record['family']})", "bold", "bold")
+    count = record["parameters"]
+    page.note(f"{show_count(count)} parameters ({count:,})" if count else "parameters: not published")
+    tied = "tied to the head" if model.tied else "apart from the head"
+    page.note(
+        f"{model.num_layers} layers of width {model.hidden:,}, vocabulary {model.vocab:,} {tied}, context {model.max_context:,}"
+    )
+    page.blank()
+    for row in record["blocks"]:
+        page.label(f"{row['layers']} x", str(row["block"]))
+    page.blank()
+    page.label("SOURCE", str(record["source"]))
+    for hub in record["hub"]:
+        page.note(hub)
+    if record["assumptions"]:
+        page.blank()
+        page.add(("ASSUMED", "bold"))
+        page.items(record["assumptions"], "dim")
+
+
+def devices_page(names: Sequence[str], width: int = 80) -> Page:
+    """Return devices as a table, or one with the source of every figure."""
+    page = Page(width)
+    if len(names) == 1:
+        _one_device(page, names[0])
+        return page
+    fields = (
+        "memory_bytes",
+        "memory_bytes_per_second",
+        "matrix_flops.bf16",
+        "fast_bytes_per_second",
+        "usd_per_device_hour",
+    )
+    rows = [["device", "memory", "bandwidth", "bf16", "link", "$/h"]]
+    for name in names:
+        device = find_device(name).device
+        rows.append([name, *(_figure(device, field) for field in fields)])
+    page.table(rows, right=(1, 2, 3, 4, 5), header=True, indent=0)
+    page.blank()
+    page.add((f"{len(names)} devices; `shardwise devices NAME` shows one with its sources", "dim"))
+    return page
+
+
+def _one_device(page: Page, name: str) -> None:
+    device = find_device(name).device
+    page.label("DEVICE", f"{device.name}: {device.full_name}", "bold", "bold")
+    page.blank()
+    for fact in device.sources:
+        page.add((f"  {fact.field:<26}", "bold"), (f"{_figure(device, fact.field):>18}  ", ""))
+        page.label("", f"{fact.source}, {fact.date}", "", "dim")
+    if device.unknown:
+        page.blank()
+        page.label("UNKNOWN", ", ".join(device.unknown))
