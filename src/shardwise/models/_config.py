@@ -278,11 +278,10 @@ class Config:
         """A size that the family has no use for must still be a size."""
         for key, value in self.raw.items():
             kind = _KINDS.get(key)
-            entries = value if isinstance(value, list) else [value]
-            if kind is None or value is None or any(problem.field == key for problem in self.problems.items):
+            if kind is None or value is None or key in self._read:
                 continue
-            if kind is int and not all(_is(int, entry) and entry >= 0 for entry in entries):
-                self.problems.add(key, value, "must be a whole number of at least 0", "write a whole number")
+            if kind is int:
+                self._whole(key, value, 0)
             if kind is bool and not isinstance(value, bool) and value != "qkv":
                 self.problems.add(key, value, "must be true or false", "write true or false")
 

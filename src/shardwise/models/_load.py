@@ -69,7 +69,10 @@ def _plain(word: str) -> str:
 
 def find(word: str) -> str | None:
     """Return the catalogue name that a word means, or None; tuned variants share the sizes of their base."""
-    index, lower = _index(), word.lower()
+    lower = word.lower()
+    if lower in catalogue():
+        return lower
+    index = _index()
     if _plain(lower) in index:
         return index[_plain(lower)]
     for ending in _TUNED:

@@ -108,10 +108,10 @@ def moe(c: Config, *keys: str, shared_count: bool = False, gated: bool = True, a
 
 def _normalised(c: Config) -> bool:
     """Whether the chosen experts' weights are made to sum to one: a fact of the class, or the file's word."""
-    if c.model_type in _NORMALISED:
+    if c.model_type in _NORMALISED + _AS_THEY_ARE:
         c.accept("norm_topk_prob", "route_norm")
-        return True
-    return c.model_type not in _AS_THEY_ARE and c.flag("norm_topk_prob", "moe_renormalize")
+        return c.model_type in _NORMALISED
+    return c.flag("norm_topk_prob", "moe_renormalize")
 
 
 def capped(c: Config, *keys: str) -> bool:

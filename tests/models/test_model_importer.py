@@ -1,0 +1,261 @@
+"""From a configuration to a model: wrappers, aliases, defaults, overrides, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.errors import InputError
+from shardwise.models import (
+    FIELDS,
+    Attention,
+    GatedDelta,
+    LatentAttention,
+    Mamba2,
+    Model,
+    MoE,
+    load_model,
+    model_from_config,
+)
+from shardwise.models.families import FAMILIES, SAME_AS
+
+DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+@cache
+def randoms() -> dict[str, list[dict[str, Any]]]:
+    """The random configurations of every family."""
+    found: dict[str, list[dict[str, Any]]] = json.loads(DATA.read_text())["random"]
+    return found
+
+
+def attention(model: Model, layer: int = 0) -> Attention:
+    """The softmax attention of a layer."""
+    core = model.layers[layer].mixers[0]
+    assert isinstance(core, Attention)
+    return core
+
+
+def test_at_least_fifty_five_model_types_are_read() -> None:
+    """The importer knows the families of the hub's language models and their wrappers."""
+    assert len(FAMILIES) >= 76
+    assert set(SAME_AS.values()) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("n_embd", "hidden_size"),
+        ("n_layer", "num_hidden_layers"),
+        ("n_head", "num_attention_heads"),
+        ("n_positions", "max_position_embeddings"),
+    ],
+)
+def test_aliases_mean_the_same(left: str, right: str) -> None:
+    """A field under another family's key gives the same model."""
+    config = {
+        "model_type": "gpt2",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 32,
+        "vocab_size": 50,
+    }
+    renamed = {left if key == right else key: value for key, value in config.items()}
+    assert model_from_config(config) == model_from_config(renamed)
+
+
+def test_aliases_that_disagree_are_refused() -> None:
+    """Two keys of one field with different values are a problem that names both."""
+    with pytest.raises(InputError, match="disagrees with hidden_size"):
+        model_from_config({**LLAMA, "n_embd": 32})
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("qwen3-8b", "head_dim", 128),
+        ("gpt-oss-20b", "head_dim", 64),
+        ("mistral-nemo-12b", "head_dim", 128),
+        ("gemma-2b", "head_dim", 256),
+        ("llama-2-7b", "kv_heads", 32),
+        ("falcon-7b", "kv_heads", 1),
+        ("falcon-40b", "kv_heads", 8),
+        ("starcoder-15b", "kv_heads", 1),
+        ("gpt-oss-20b", "sinks", True),
+        ("gpt2", "rotary", False),
+        ("qwen2.5-7b", "qkv_bias", True),
+        ("qwen2.5-7b", "out_bias", False),
+    ],
+)
+def test_attention_is_what_the_family_has(name: str, field: str, value: object) -> None:
+    """Explicit head widths win, key-value heads follow the family's own rule, biases and sinks are where they are."""
+    assert getattr(attention(load_model(name)), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "windowed"),
+    [("gemma-3-27b", 52), ("gpt-oss-120b", 18), ("mistral-7b-v0.1", 32), ("mistral-7b-v0.3", 0), ("qwen2.5-7b", 0)],
+)
+def test_windows_are_on_the_layers_that_have_them(name: str, windowed: int) -> None:
+    """A window in the file counts only on the layers and under the switches that use it."""
+    model = load_model(name)
+    assert sum(attention(model, i).window > 0 for i in range(model.num_layers)) == windowed
+
+
+@pytest.mark.parametrize(
+    ("name", "sparse"),
+    [
+        ("mixtral-8x7b", 32),
+        ("deepseek-v3", 58),
+        ("llama-4-maverick", 24),
+        ("jamba-v0.1", 16),
+        ("glm-4.5", 89),
+        ("ernie-4.5-21b-a3b", 27),
+        ("nemotron-3-nano-30b-a3b", 23),
+    ],
+)
+def test_mixtures_are_on_the_layers_that_have_them(name: str, sparse: int) -> None:
+    """Dense layers come first, or every so often, by five different keys."""
+    assert sum(isinstance(block.feed_forward, MoE) for block in load_model(name).layers) == sparse
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    [
+        ("qwen3-next-80b-a3b", GatedDelta, 36),
+        ("kimi-linear-48b-a3b", GatedDelta, 20),
+        ("kimi-linear-48b-a3b", LatentAttention, 7),
+        ("bamba-9b", Mamba2, 29),
+        ("falcon-h1-0.5b", Mamba2, 36),
+        ("nemotron-h-8b", Mamba2, 24),
+    ],
+)
+def test_mixers_are_on_the_layers_that_have_them(name: str, kind: type, number: int) -> None:
+    """Hybrids have as many layers of each mixer as their pattern says."""
+    model = load_model(name)
+    assert sum(any(isinstance(m, kind) for m in block.mixers) for block in model.layers) == number
+
+
+def test_a_wrapper_is_read_for_its_language_model() -> None:
+    """A multimodal file gives the model under text_config, whose absent keys are its class's, and both are told."""
+    inner = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
+    model = model_from_config({"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 1152}})
+    assert model == replace(load_model("gemma-3-4b", {"window": 4096}), name=model.name)
+    assert any("text_config" in note for note in model.assumptions)
+    assert any("num_attention_heads = 8" in note for note in model.assumptions)
+
+
+def test_the_default_of_tying_is_the_familys_own() -> None:
+    """A file that leaves tie_word_embeddings out means the default of its own class."""
+    config = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    assert not model_from_config(config).tied
+    assert model_from_config({**config, "model_type": "gemma"}).tied
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "awq", "bits": 4}, "awq-int4"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq-int8"),
+        (None, ""),
+    ],
+)
+def test_a_quantised_checkpoint_says_how(section: object, expected: str) -> None:
+    """The method of quantization_config, with its bits, is the model's quantization."""
+    assert model_from_config({**LLAMA, "quantization_config": section}).quantization == expected
+
+
+def test_keys_that_are_not_understood_are_listed() -> None:
+    """A key that the family does not read is named, unless it changes nothing."""
+    model = model_from_config({**LLAMA, "wings": 2, "rope_theta": 1e4})
+    assert "ignored: wings" in model.assumptions
+
+
+def test_an_unknown_type_with_llamas_keys_is_read_as_llama() -> None:
+    """A type that says all that Llama says is read so, and the assumption is told; one with experts is refused."""
+    config = {**LLAMA, "model_type": "new", "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    model = model_from_config(config)
+    assert model.family == "llama" and "unknown" in model.assumptions[0]
+    with pytest.raises(InputError, match="num_experts"):
+        model_from_config({**config, "num_experts": 4})
+    by_class = model_from_config({**config, "model_type": "new", "architectures": ["Qwen3ForCausalLM"]})
+    assert by_class.family == "qwen3"
+
+
+def test_an_override_is_applied_under_the_familys_key_and_told() -> None:
+    """Overrides by field name or by the file's key give the same model and are listed with what was there before."""
+    by_field, by_key = load_model("gpt2", {"num_layers": 4}), load_model("gpt2", {"n_layer": 4})
+    assert by_field == by_key and by_field.num_layers == 4
+    assert by_field.assumptions == ("override: num_layers = 4 (was 12)",)
+    assert load_model("mixtral-8x7b", {"expert_ffn": 64}) == load_model("mixtral-8x7b", {"intermediate_size": 64})
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("llama-2-7b", "num_experts"), ("mixtral-8x7b", "ffn"), ("deepseek-v3", "head_dim"), ("gpt2", "wings")],
+)
+def test_an_override_that_nobody_reads_is_refused(name: str, field: str) -> None:
+    """A field that the family has no use for is a problem whose remedy lists those it has."""
+    with pytest.raises(InputError, match="have no use for") as caught:
+        load_model(name, {field: 4})
+    assert "num_layers" in caught.value.problems[0].remedy
+
+
+def test_more_layers_continue_a_pattern_that_repeats() -> None:
+    """Overriding the number of layers cuts or continues a periodic pattern; a pattern without a period is refused."""
+    config = {**LLAMA, "model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 4}
+    periodic = {**config, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    longer = model_from_config(periodic, overrides={"num_layers": 7})
+    assert [attention(longer, i).window for i in range(7)] == [4, 0, 4, 0, 4, 0, 4]
+    assert any("repeated to 7" in note for note in longer.assumptions)
+    crooked = {**config, "layer_types": ["sliding_attention", *["full_attention"] * 3]}
+    assert model_from_config(crooked, overrides={"num_layers": 2}).num_layers == 2
+    with pytest.raises(InputError, match="lists 4 layers"):
+        model_from_config(crooked, overrides={"num_layers": 7})
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_override_of_a_read_field_holds_or_is_refused(data: st.DataObject) -> None:
+    """Any whole number for any field gives a model that lists the override, or an input error, never another error."""
+    family = data.draw(st.sampled_from(sorted(randoms())))
+    config = data.draw(st.sampled_from(randoms()[family]))["config"]
+    field = data.draw(st.sampled_from(sorted(name for name in FIELDS if FIELDS[name].kind is int)))
+    value = data.draw(st.one_of(st.integers(-2, 64), st.just(10**12)))
+    try:
+        model = model_from_config(config, overrides={field: value})
+    except InputError as error:
+        assert all(problem.field and problem.rule and problem.remedy for problem in error.problems)
+    else:
+        assert any(note.startswith(f"override: {field} = {value}") for note in model.assumptions)
+
+
+@given(st.sampled_from(sorted(randoms())), st.integers(0, 19), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_importing_is_a_function_of_the_configuration(family: str, index: int, seed: int) -> None:
+    """The order of keys and keys without effect change nothing; equal files give equal models."""
+    config = randoms()[family][index]["config"]
+    items = list(config.items())
+    shuffled = dict(items[seed % len(items) :] + items[: seed % len(items)])
+    assert model_from_config(config) == model_from_config({**shuffled, "rope_theta": 5.0, "use_cache": True})

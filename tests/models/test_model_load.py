@@ -1,0 +1,136 @@
+"""Finding a model: catalogue names, hub ids, paths, and what a wrong name is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.models import FIELDS, Model, load_model, model_names
+from shardwise.models._load import catalogue
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("llama-3.1-70b", "llama-3.1-70b"),
+        ("LLaMA-3.1-70B", "llama-3.1-70b"),
+        ("llama 3.1 70b", "llama-3.1-70b"),
+        ("meta-llama/Llama-3.1-70B", "llama-3.1-70b"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b"),
+        ("Meta-Llama-3.1-70B", "llama-3.1-70b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+    ],
+)
+def test_a_model_is_found_however_its_name_is_written(spelled: str, name: str) -> None:
+    """Case, dashes, the organisation and the suffix of a tuned variant do not matter."""
+    assert load_model(spelled).name == name
+
+
+def test_every_catalogue_model_loads_and_says_where_it_comes_from() -> None:
+    """Each entry has a source, no two names are confused, and no field of it is unknown to the importer."""
+    assert len(model_names()) >= 200
+    for name in model_names():
+        model, entry = load_model(name), catalogue()[name]
+        assert model.name == name
+        assert entry["source"].startswith("https://")
+        assert not any(note.startswith(("ignored", "absent")) for note in model.assumptions), (name, model.assumptions)
+
+
+def test_uncertain_fields_of_the_catalogue_are_told() -> None:
+    """A model with a field that its source does not settle says so."""
+    assert any("n_head" in note for note in load_model("gpt3-1.3b").assumptions)
+
+
+def test_a_file_and_its_directory_describe_the_same_model(tmp_path: Path) -> None:
+    """config.json and the directory around it give equal models named after the directory."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    assert load_model(folder) == load_model(folder / "config.json") == Model.load(str(folder))
+    assert load_model(folder).name == "tiny"
+    (tmp_path / "mine.json").write_text(json.dumps(TINY))
+    assert load_model(tmp_path / "mine.json").name == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"llama"', "\x00", "[" * 100_000])
+def test_an_unreadable_file_is_a_problem_with_a_remedy(tmp_path: Path, text: str) -> None:
+    """A file that is not a JSON object is refused by name."""
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_model(tmp_path)
+    assert all(problem.remedy for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("word", ["llama-9-70b", "", "/nowhere/config.json", "no such model", "a/b/c", "."])
+def test_a_wrong_name_is_refused_with_near_ones(word: str) -> None:
+    """A name that means nothing is a problem with the field model."""
+    with pytest.raises(InputError) as caught:
+        load_model(word)
+    assert [problem.field for problem in caught.value.problems] == ["model"]
+    assert "config.json" in caught.value.problems[0].remedy
+
+
+def test_near_names_are_offered() -> None:
+    """The remedy of a misspelt name lists names that look like it."""
+    with pytest.raises(InputError, match=r"mixtral-8x7b"):
+        load_model("mixtrall-8x7b")
+
+
+def test_a_hub_id_needs_the_hub_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without huggingface_hub an id outside the catalogue is refused, and says what to give instead."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match="huggingface_hub is not installed"):
+        load_model("someone/something")
+
+
+def test_a_hub_id_is_read_through_the_hub_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With huggingface_hub the file it fetches is read; when it fails, that is a problem and no traceback."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+
+    def fetch(repo: str, file: str) -> str:
+        if repo == "someone/gone":
+            raise OSError("no network")
+        return str(tmp_path / file)
+
+    client: Any = types.ModuleType("huggingface_hub")
+    client.hf_hub_download = fetch
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    assert load_model("someone/Tiny").name == "tiny"
+    with pytest.raises(InputError, match="cannot be fetched"):
+        load_model("someone/gone")
+
+
+def test_loading_a_model_imports_nothing_heavy() -> None:
+    """Reading a catalogue model needs the standard library alone."""
+    code = (
+        "import sys; from shardwise.models import load_model; load_model('qwen3-next-80b-a3b');"
+        "print([m for m in ('numpy', 'torch', 'transformers', 'rich', 'huggingface_hub') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_fields_are_flags() -> None:
+    """Every field has a type, a sentence and at least one key, and its name makes a flag."""
+    assert {"hidden_size", "num_layers", "num_experts", "tied", "window"} <= set(FIELDS)
+    for name, field in FIELDS.items():
+        assert name == field.name and field.name.isidentifier()
+        assert field.kind in (int, bool) and field.help and field.keys
