@@ -66,7 +66,7 @@ def routed_tokens(y: Layout[X]) -> X:
     return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
 
 
-def _experts(y: Layout[X], m: MoE, D: X, name: str) -> tuple[Op[X], ...]:
+def _experts(y: Layout[X], m: MoE, width: int, name: str) -> tuple[Op[X], ...]:
     """Return the two grouped products of the local experts and the activation between them.
 
     Rows are the tokens that arrive: T * k a rank on average over the expert-parallel group, times the imbalance; each expert
@@ -74,6 +74,7 @@ def _experts(y: Layout[X], m: MoE, D: X, name: str) -> tuple[Op[X], ...]:
     """
     T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
     local, F = divide(cast(X, m.experts), ep), divide(cast(X, m.ffn), etp)
+    D = width + 0 * T
     rows = T * m.top_k * etp * y.work.imbalance
     fair = T * m.top_k * etp
     hit = minimum(distinct_experts(local, m.experts, m.top_k, T * ep * etp), local)
@@ -96,16 +97,10 @@ def _experts(y: Layout[X], m: MoE, D: X, name: str) -> tuple[Op[X], ...]:
                   batch=hit, weights=tuple(weights), reads=(source,), saves=(source,), model_flops=2 * fair * n * k, dtype=y.work.dtype,
                   output_bytes=y.a * rows * n)  # fmt: skip
 
-    width = m.latent or int_of(D)
     up = grouped("up", D, sides * F, width * sides * m.ffn, permuted)
     down = grouped("down", F, D, width * m.ffn, product)
     scaled = Tensor(name=f"{name}.unscaled output", size_bytes=y.a * fair * D, born=region)
     return (up, act, _with_saves(down, scaled) if copied else down)
-
-
-def int_of(D: X) -> int:
-    """Return a plain width from a number that is the same everywhere."""
-    return int(cast("float", getattr(D, "value", D)))
 
 
 def _with_saves(op: Op[X], tensor: Tensor[X]) -> Op[X]:
@@ -144,7 +139,7 @@ def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> t
     ops: list[Op[X]] = [router]
     if m.latent:
         ops.append(y.whole(f"{name}.latent_down", name, Shape(inputs=zero + D, outputs=zero + m.latent, whole_inputs=D, whole_outputs=m.latent), source))
-    ops += [dispatch, *_experts(y, m, zero + width, name), combine]
+    ops += [dispatch, *_experts(y, m, width, name), combine]
     if m.latent:
         entry = Tensor(name=f"{name}.latent", size_bytes=y.a * T * m.latent, born=name)
         ops.append(y.whole(f"{name}.latent_up", name, Shape(inputs=zero + m.latent, outputs=zero + D, whole_inputs=m.latent, whole_outputs=D), entry))
