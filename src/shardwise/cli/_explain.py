@@ -20,9 +20,9 @@ def _root(inputs: Inputs, what: str) -> Opened:
     from shardwise.report._explain import Opened
 
     if what in ("ttft", "tpot"):
-        from shardwise.cli import _infer
+        from shardwise.cli._infer import ask
 
-        return Opened(_infer.ask(inputs).explain(what), UNITS[what])
+        return Opened(ask(inputs).explain(what), UNITS[what])
     return Opened(_train.ask(inputs).explain(what), UNITS[what])
 
 

@@ -24,9 +24,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return nothing_found("models", search, model_names())
 
     def tree() -> dict[str, Any]:
-        return {
-            "models": [_listing.model_record(names[0])] if len(names) == 1 else [_listing.model_row(n) for n in names]
-        }
+        show = _listing.model_record if len(names) == 1 else _listing.model_row
+        return {"models": [show(name) for name in names]}
 
     def page() -> Page:
         return _listing.models_page(names, width)

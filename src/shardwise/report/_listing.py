@@ -31,12 +31,11 @@ def search_models(search: str = "") -> list[str]:
     exact = find(search) if search else None
     if exact is not None:
         return [exact]
-    table = catalogue()
-    return sorted(
-        name
-        for name, row in table.items()
-        if _matches(search, name, row["config"].get("model_type", ""), *row.get("hub", []))
-    )
+    return sorted(name for name, row in catalogue().items() if _matches(search, name, *_words(row)))
+
+
+def _words(row: dict[str, Any]) -> list[str]:
+    return [str(row["config"].get("model_type", "")), *row.get("hub", [])]
 
 
 def search_devices(search: str = "") -> list[str]:
@@ -72,15 +71,8 @@ def model_record(name: str) -> dict[str, Any]:
     model = load_model(name)
     blocks = [{"layers": count, "block": _say_block(block)} for block, count in model.kinds.items()]
     sizes = {"hidden": model.hidden, "vocab": model.vocab, "layers": model.num_layers, "max_context": model.max_context}
-    config = catalogue()[name]["config"]
-    return {
-        **model_row(name),
-        **sizes,
-        "tied": model.tied,
-        "blocks": blocks,
-        "assumptions": list(model.assumptions),
-        "config": config,
-    }
+    more = {"tied": model.tied, "blocks": blocks, "assumptions": list(model.assumptions)}
+    return {**model_row(name), **sizes, **more, "config": catalogue()[name]["config"]}
 
 
 def _say_block(block: Any) -> str:
@@ -90,36 +82,30 @@ def _say_block(block: Any) -> str:
 
 
 def _say(part: Any) -> str:
-    shown = [
-        f"{name} {value}"
-        for name, value in asdict(part).items()
-        if isinstance(value, int) and not isinstance(value, bool) and value
-    ]
-    return f"{type(part).__name__} ({', '.join(shown)})"
+    numbers = {name: value for name, value in asdict(part).items() if type(value) is int and value}
+    return f"{type(part).__name__} ({', '.join(f'{name} {value}' for name, value in numbers.items())})"
 
 
 def device_record(name: str) -> dict[str, Any]:
     """Return one device with the source and date of every figure."""
     device = find_device(name).device
+    words = {name: getattr(device, name) for name in ("name", "full_name", "vendor", "fast_link")}
     facts = {
         f.field: {"value": f.value, "source": f.source, "date": f.date, "assumed": f.assumed} for f in device.sources
     }
-    return {
-        "name": device.name,
-        "full_name": device.full_name,
-        "vendor": device.vendor,
-        "fast_link": device.fast_link,
-        "facts": facts,
-        "unknown": list(device.unknown),
-    }
+    return {**words, "facts": facts, "unknown": list(device.unknown)}
 
 
 def _figure(device: Device, field: str) -> str:
     if not device.knows(field):
         return "-"
-    value = float(device.fact(field).value)
+    value = device.fact(field).value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if field.endswith("memory_bytes"):
         return show_bytes(value)
+    if field.endswith("usd_per_device_hour"):
+        return f"{value:.2f}"
     if field.endswith(_RATE):
         return show_count(value, "B/s")
     return show_count(value, "FLOP/s") if "flops" in field else f"{value:g}"
@@ -148,10 +134,9 @@ def _one_model(page: Page, name: str) -> None:
     page.label("MODEL", f"{name} ({record['family']})", "bold", "bold")
     count = record["parameters"]
     page.note(f"{show_count(count)} parameters ({count:,})" if count else "parameters: not published")
-    tied = "tied to the head" if model.tied else "apart from the head"
-    page.note(
-        f"{model.num_layers} layers of width {model.hidden:,}, vocabulary {model.vocab:,} {tied}, context {model.max_context:,}"
-    )
+    tied = "tied to the head" if model.tied else "not tied to the head"
+    page.note(f"{model.num_layers} layers of width {model.hidden:,}, context {model.max_context:,}")
+    page.note(f"vocabulary {model.vocab:,}, {tied}")
     page.blank()
     for row in record["blocks"]:
         page.label(f"{row['layers']} x", str(row["block"]))
@@ -171,18 +156,12 @@ def devices_page(names: Sequence[str], width: int = 80) -> Page:
     if len(names) == 1:
         _one_device(page, names[0])
         return page
-    fields = (
-        "memory_bytes",
-        "memory_bytes_per_second",
-        "matrix_flops.bf16",
-        "fast_bytes_per_second",
-        "usd_per_device_hour",
-    )
-    rows = [["device", "memory", "bandwidth", "bf16", "link", "$/h"]]
+    fields = ("memory_bytes", "memory_bytes_per_second", "matrix_flops.bf16", "fast_bytes_per_second")
+    rows = [["device", "memory", "bandwidth", "bf16", "link"]]
     for name in names:
         device = find_device(name).device
         rows.append([name, *(_figure(device, field) for field in fields)])
-    page.table(rows, right=(1, 2, 3, 4, 5), header=True, indent=0)
+    page.table(rows, right=(1, 2, 3, 4), header=True, indent=0)
     page.blank()
     page.add((f"{len(names)} devices; `shardwise devices NAME` shows one with its sources", "dim"))
     return page
@@ -192,9 +171,14 @@ def _one_device(page: Page, name: str) -> None:
     device = find_device(name).device
     page.label("DEVICE", f"{device.name}: {device.full_name}", "bold", "bold")
     page.blank()
+    marks: dict[str, int] = {}
     for fact in device.sources:
-        page.add((f"  {fact.field:<26}", "bold"), (f"{_figure(device, fact.field):>18}  ", ""))
-        page.label("", f"{fact.source}, {fact.date}", "", "dim")
+        mark = marks.setdefault(f"{fact.source}, {fact.date}", len(marks) + 1)
+        figure = f"{_figure(device, fact.field):>18}  "
+        page.add((f"  {fact.field:<26}", "bold"), (figure, ""), (f"[{mark}]", "dim"))
+    page.blank()
+    for source, mark in marks.items():
+        page.label(f"{f'[{mark}]':>9}", source, "dim", "dim")
     if device.unknown:
         page.blank()
         page.label("UNKNOWN", ", ".join(device.unknown))
