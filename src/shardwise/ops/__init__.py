@@ -1,5 +1,15 @@
 """The ledgers: what each operator of a model costs on one rank."""
 
-from shardwise.ops.count import count_parameters
+from shardwise.ops.count import active_parameters, count_parameters, parameters_by_component
+from shardwise.ops.flops import CONVENTIONS, Convention, count_flops, forward_flops, train_flops
 
-__all__ = ["count_parameters"]
+__all__ = [
+    "CONVENTIONS",
+    "Convention",
+    "active_parameters",
+    "count_flops",
+    "count_parameters",
+    "forward_flops",
+    "parameters_by_component",
+    "train_flops",
+]

@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
-from shardwise.models import Attention, Block, LatentAttention, Mixer, MoE
+from shardwise.models import (
+    Attention,
+    Block,
+    CompressedAttention,
+    FeedForward,
+    GatedDelta,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Mlstm,
+    MoE,
+    Projection,
+    RecurrentGate,
+    Rwkv,
+    ShortConv,
+)
 from shardwise.ops.attention import attention
-from shardwise.ops.elementwise import norm, residual_add
-from shardwise.ops.feed_forward import mlp, moe
+from shardwise.ops.compressed import compressed_attention
+from shardwise.ops.elementwise import norm, only_weights, residual_add, vector
+from shardwise.ops.experts import moe
+from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Layout, Shape
+from shardwise.ops.recurrent import gated_delta, mlstm, recurrent_gate, rwkv, short_conv
+from shardwise.ops.ssm import mamba1, mamba2
 
-_MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {Attention: attention, LatentAttention: latent_attention}
+# The one place that knows which operators a kind of mixer has; each takes (layout, mixer, hidden, its normed input).
+_MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {
+    Attention: attention,
+    LatentAttention: latent_attention,
+    CompressedAttention: compressed_attention,
+    Mamba1: mamba1,
+    Mamba2: mamba2,
+    GatedDelta: gated_delta,
+    ShortConv: short_conv,
+    RecurrentGate: recurrent_gate,
+    Rwkv: rwkv,
+    Mlstm: mlstm,
+}
 
 
 def mixer(y: Layout[X], m: Mixer, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
@@ -22,47 +55,100 @@ def mixer(y: Layout[X], m: Mixer, D: int, source: Tensor[X]) -> tuple[Op[X], ...
     return _MIXERS[type(m)](y, m, D, source)
 
 
+def feed_forward(y: Layout[X], m: FeedForward, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of one feed-forward."""
+    return moe(y, m, D, source) if isinstance(m, MoE) else mlp(y, m, D, source)
+
+
+def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:
+    """Return a linear map outside the standard operators, on the residual stream's own tokens, with its own input."""
+    zero = 0 * y.tokens
+    shape = Shape(inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs,
+                  bias=p.bias)  # fmt: skip
+    source = Tensor(
+        name=f"{p.name}.input", size_bytes=y.a * y.residual_tokens * y.residual_width(p.inputs), born=region
+    )
+    return y.whole(p.name, region, shape, source)
+
+
 def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
     """Return the ledger of one block: norm, mixers, addition, norm, feed-forward, addition.
 
-    Pre-norm blocks norm the input of each branch; models with four norms norm the branch's output too. A parallel block adds
-    both branches to one input. Regions are "norm1", "attention", "norm2", "mlp".
+    Pre-norm blocks norm the input of each branch; models with four norms norm the branch's output too. A parallel
+    block adds both branches to one input. Regions are "norm1", "attention" or "ssm", "norm2", "mlp" and "extras".
+    Blocks inside this one follow with their tensors named apart.
     """
+    ops = [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)]
+    for index, other in enumerate(block.also, start=1):
+        ops += (_apart(op, f"also{index}") for op in block_ops(y, other, D))
+    return tuple(ops)
+
+
+def _mixing(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
+    """The first branch: its norm, its mixers side by side, their norm where the block has four, their addition."""
+    if not block.mixers:
+        return []
     entry = y.residual("input", D, "")
-    pre = min(block.norms, 2)
-    normed = y.residual("norm1.output", D, "norm1") if pre else entry
     ops: list[Op[X]] = []
-    if pre:
+    normed = entry
+    if block.norms:
         ops.append(norm(y, "norm1", D, block.norm, entry))
+        normed = y.residual("norm1.output", D, "norm1")
     for one in block.mixers:
         ops += mixer(y, one, D, normed)
     if block.norms > 3:
         ops.append(norm(y, "post_norm1", D, block.norm, y.residual("mixer.output", D, "attention"), "attention"))
-    for extra in block.extras:
-        zero = 0 * y.tokens
-        shape = Shape(inputs=zero + extra.inputs, outputs=zero + extra.outputs, whole_inputs=extra.inputs, whole_outputs=extra.outputs, bias=extra.bias)
-        ops.append(y.whole(extra.name, "attention", shape, Tensor(name=f"{extra.name}.input", size_bytes=y.a * y.residual_tokens * extra.inputs, born="attention")))
-    middle = entry
-    if block.mixers and not block.parallel:
+    if not block.parallel:
         ops.append(residual_add(y, "add1", D, "attention"))
-        middle = y.residual("middle", D, "attention")
-    if block.feed_forward is not None:
-        ops += _feed_forward(y, block, D, middle, normed)
-    for other in block.also:
-        ops += block_ops(y, other, D)
-    return tuple(ops)
+    return ops
 
 
-def _feed_forward(y: Layout[X], block: Block, D: int, middle: Tensor[X], normed: Tensor[X]) -> list[Op[X]]:
-    ops: list[Op[X]] = []
-    source = normed
-    own_norm = block.norms > 1 and bool(block.mixers)
+def _feeding(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
+    """The second branch, from the stream behind the mixers, or from their input in a parallel block."""
+    m = block.feed_forward
+    if m is None:
+        return []
+    middle, ops = _stream(y, block, D), []
+    source, own_norm = middle, block.norms > (1 if block.mixers else 0)
     if own_norm:
         ops.append(norm(y, "norm2", D, block.norm, middle))
         source = y.residual("norm2.output", D, "norm2")
-    m = block.feed_forward
-    ops += moe(y, m, D, source) if isinstance(m, MoE) else mlp(y, m, D, source)  # type: ignore[arg-type]
+    elif block.norms:
+        source = y.residual("norm1.output", D, "norm1")
+    ops += feed_forward(y, m, D, source)
     if block.norms > 3:
         ops.append(norm(y, "post_norm2", D, block.norm, y.residual("mlp.output", D, "mlp"), "mlp"))
     ops.append(residual_add(y, "add2", D, "mlp"))
     return ops
+
+
+def _stream(y: Layout[X], block: Block, D: int) -> Tensor[X]:
+    """What the feed-forward's branch starts from."""
+    if block.parallel or not block.mixers:
+        return y.residual("input", D, "")
+    return y.residual("middle", D, "attention")
+
+
+def _extras(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
+    """Projections, norms and vectors that the family has beside the standard operators."""
+    region = "extras"
+    ops = [projection(y, p, region) for p in block.extras]
+    for i in range(1, block.extra_norms + 1):
+        ops.append(norm(y, f"extra_norm{i}", D, block.norm, y.residual(f"extra_norm{i}.input", D, region), region))
+    if block.extra_vectors:
+        values = 0 * y.tokens + block.extra_vectors
+        ops.append(only_weights(y, "vectors", region, (vector("vectors", values, block.extra_vectors),)))
+    return ops
+
+
+def _apart(op: Op[X], prefix: str) -> Op[X]:
+    """Return the operator of an inner block under its own names; its input is born in the outer block."""
+
+    def renamed(tensors: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+        return tuple(replace(t, name=f"{prefix}.{t.name}", born=t.born or "mlp") for t in tensors)
+
+    weights = tuple(replace(w, name=f"{prefix}.{w.name}") for w in op.weights)
+    return replace(op, name=f"{prefix}.{op.name}", reads=renamed(op.reads), saves=renamed(op.saves), weights=weights)
+
+
+__all__ = ["block_ops", "feed_forward", "mixer", "projection"]

@@ -1,63 +1,149 @@
-"""Counts of a model: the ledger with every degree one, folded."""
+"""Parameters of a model: the ledger with every degree one, folded."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
-from shardwise.ledger.op import Op
+from shardwise.ledger.op import Op, Weight
 from shardwise.models import Block, Model, MoE
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, mtp_ops
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import find_stack
 
+Coverage: TypeAlias = Literal["full", "masked"]
+Part: TypeAlias = Literal["embedding", "layers", "head", "mtp"]
+
 WHOLE: Degrees[float] = Degrees(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
+COMPONENTS = (
+    "embedding", "attention", "recurrence", "mlp", "experts", "shared_experts", "router", "norms", "other", "head",
+    "mtp",
+)  # fmt: skip
+"""What parameters are counted by: "recurrence" are state-space and linear-attention mixers, "other" family extras."""
 
-def whole_layout(batch: int = 1, seq_len: int = 1, coverage: Literal["full", "masked"] = "full") -> Layout[float]:
-    """Return the layout of a model on one device, for counting."""
+
+def whole_layout(
+    batch: int = 1, seq_len: int = 1, coverage: Coverage = "full", stack: str = "transformers"
+) -> Layout[float]:
+    """Return the layout of a model on one device, for counting.
+
+    >>> whole_layout(2, 8).tokens
+    16
+    """
     work: Work[float] = Work(B=batch, S=seq_len, context=0, coverage=coverage)
-    return lay_out(WHOLE, work, Choices(stack=find_stack("transformers")))
+    return lay_out(WHOLE, work, Choices(stack=find_stack(stack)))
 
 
-def _parts(model: Model, y: Layout[float]) -> Iterator[tuple[str, tuple[Op[float], ...], int]]:
-    """Yield (name, operators, how often) of everything the model has, shared weights once."""
-    yield "embedding", embedding(y, model), 1
-    for block, times in model.kinds.items():
-        yield "layers", block_ops(y, block, model.hidden), times
-    yield "head", (*final_norm(y, model), *head(y, model)), 1
-    for block in model.mtp:
-        yield "mtp", (*mtp_ops(y, model), *block_ops(y, block, model.hidden)), 1
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Operators of one part of a model: how often they run and how often their weights exist, and their block."""
+
+    part: Part
+    ops: tuple[Op[float], ...]
+    times: int
+    copies: int
+    block: Block | None = None
+
+
+def lines(model: Model, y: Layout[float]) -> Iterator[Line]:
+    """Yield everything a model has, prediction layers last.
+
+    A block that shares its weights runs as often as it occurs and owns one copy of them; blocks inside a block stand on
+    their own.
+    """
+    yield Line("embedding", embedding(y, model), 1, 1)
+    yield from _blocks(y, model.kinds, model.hidden, "layers")
+    yield Line("head", (*final_norm(y, model), *head(y, model)), 1, 1)
+    if model.mtp:
+        again = tuple(replace(op, weights=()) for op in head(y, model))
+        yield Line("mtp", (*mtp_ops(y, model), *again), len(model.mtp), len(model.mtp))
+        yield from _blocks(y, Counter(model.mtp), model.hidden, "mtp")
+
+
+def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iterator[Line]:
+    flat: Counter[Block] = Counter()
+    for block, times in kinds.items():
+        for one, each in _opened(block).items():
+            flat[one] += times * each
+    for block, times in flat.items():
+        yield Line(part, block_ops(y, block, D), times, 1 if block.shared_weights else times, block)
+
+
+def _opened(block: Block) -> Counter[Block]:
+    """A block and those inside it, each on its own."""
+    found = Counter([replace(block, also=())])
+    for other in block.also:
+        found.update(_opened(other))
+    return found
+
+
+def component(part: Part, op: Op[float]) -> str:
+    """Return which component of the model an operator belongs to, one of `COMPONENTS`."""
+    if part in ("embedding", "mtp"):
+        return part
+    if "norm" in op.name:
+        return "norms"
+    if part == "head":
+        return "head"
+    first, *rest = op.region.split(".")
+    if first == "mlp" and rest:
+        return {"experts": "experts", "router": "router", "shared": "shared_experts"}.get(rest[0], "mlp")
+    named = {"attention": "attention", "ssm": "recurrence", "mlp": "mlp"}
+    return named.get(first, "other")
+
+
+def _weights(model: Model) -> Iterator[tuple[Line, Op[float], Weight[float]]]:
+    for line in lines(model, whole_layout()):
+        for op in line.ops:
+            for weight in op.weights:
+                yield line, op, weight
+
+
+def parameters_by_component(model: Model) -> dict[str, int]:
+    """Return the number of parameters of each component of `COMPONENTS` that the model has.
+
+    All but "mtp" add up to `count_parameters`. Shared tables and shared blocks count once.
+
+    >>> parameters_by_component(Model.load("gpt2"))["embedding"]
+    39383808
+    """
+    found: Counter[str] = Counter()
+    for line, op, weight in _weights(model):
+        found[component(line.part, op)] += int(weight.whole) * line.copies
+    return {name: found[name] for name in COMPONENTS if found[name]}
 
 
 def count_parameters(model: Model) -> int:
-    """Return the number of parameters, shared tables and shared blocks counted once.
+    """Return the number of parameters, shared tables and shared blocks counted once, prediction layers left out.
 
-    Equal to transformers 5.23.0 for every configuration of tests/data/models/param_counts.json.
+    Equal to transformers 5.23.0 for every configuration of tests/data/ops/param_counts.json.
+
+    >>> count_parameters(Model.load("gpt2"))
+    124439808
     """
-    y = whole_layout()
-    owned = _copies(model)
-    count = 0
-    for name, ops, times in _parts(model, y):
-        if name == "mtp":
-            continue
-        count += sum(int(w.whole) for o in ops for w in o.weights) * times
-    return count - _shared(model, y, owned)
+    return sum(count for name, count in parameters_by_component(model).items() if name != "mtp")
 
 
-def _copies(model: Model) -> Counter[Block]:
-    return Counter(b for b in model.layers if b.shared_weights)
+def active_parameters(model: Model) -> int:
+    """Return the parameters that one token meets: all of them, but only the chosen ones among routed experts.
 
+    Source: arXiv:2401.04088 section 2.1 (sparse and active parameters); tables and shared experts count as active.
 
-def _shared(model: Model, y: Layout[float], owned: Counter[Block]) -> int:
+    >>> active_parameters(Model.load("gpt2"))
+    124439808
+    """
     return sum(
-        (times - 1) * sum(int(w.whole) for o in block_ops(y, block, model.hidden) for w in o.weights)
-        for block, times in owned.items()
+        int(weight.whole) * line.copies * _chosen(line, weight)[0] // _chosen(line, weight)[1]
+        for line, _, weight in _weights(model)
+        if line.part != "mtp"
     )
 
 
-def is_moe(block: Block) -> bool:
-    """Return whether a block's feed-forward has experts."""
-    return isinstance(block.feed_forward, MoE)
+def _chosen(line: Line, weight: Weight[float]) -> tuple[int, int]:
+    """How many of how many experts a token meets in the weights of a line."""
+    m = line.block.feed_forward if line.block else None
+    return (m.top_k, m.experts) if weight.expert and isinstance(m, MoE) else (1, 1)

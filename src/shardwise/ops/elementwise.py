@@ -1,6 +1,12 @@
-"""Norms, residual additions and dropout: operators bound by memory traffic."""
+"""Norms, residual additions and dropout: operators bound by memory traffic.
+
+Letters: T tokens, R tokens of the residual stream on the rank, D hidden.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
@@ -8,58 +14,119 @@ from shardwise.models import NormKind
 from shardwise.ops.layout import Layout, memory_op
 
 
-def norm_weights(name: str, D: int, width: X, kind: NormKind) -> tuple[Weight[X], ...]:
-    """Return a norm's weights: D for RMSNorm and bias-free LayerNorm, 2 D for LayerNorm."""
-    if kind == "none":
-        return ()
-    copies = 2 if kind == "layernorm" else 1
-    return (Weight(name=f"{name}.weight", elements=copies * width, whole=0 * width + copies * D, kind="vector"),)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm(Generic[X]):
+    """A norm on one rank: `rows` rows of `elements` elements in all, `width` learned values of `whole` in the model."""
+
+    name: str
+    region: str
+    kind: NormKind
+    rows: X
+    elements: X
+    width: X
+    whole: int
+
+    @property
+    def by_modules(self) -> bool:
+        """Whether transformers writes it in Python; LayerNorm is a native operator there too."""
+        return self.kind.startswith("rmsnorm")
 
 
-def norm_saves(y: Layout[X], name: str, region: str, D: int, kind: NormKind, source: Tensor[X]) -> tuple[Tensor[X], ...]:
+def learned(kind: NormKind) -> int:
+    """Return how many weight vectors a norm has: a scale, and for LayerNorm a shift.
+
+    >>> learned("rmsnorm"), learned("layernorm"), learned("rmsnorm-no-weight")
+    (1, 2, 0)
+    """
+    if kind == "none" or kind.endswith("no-weight"):
+        return 0
+    return 2 if kind == "layernorm" else 1
+
+
+def vector(name: str, elements: X, whole: int) -> Weight[X]:
+    """Return a learned vector, `elements` of its `whole` values on the rank."""
+    return Weight(name=name, elements=elements, whole=0 * elements + whole, kind="vector")
+
+
+def only_weights(y: Layout[X], name: str, region: str, weights: tuple[Weight[X], ...]) -> Op[X]:
+    """Return an operator whose weights count and whose cost is within that of its neighbours."""
+    zero = 0 * y.tokens
+    return memory_op(y, name, region, (zero, zero), weights=weights, kernels=0)
+
+
+def norm_weights(n: Norm[X]) -> tuple[Weight[X], ...]:
+    """Return a norm's learned values as one vector, none where it has no weights."""
+    copies = learned(n.kind)
+    return (vector(f"{n.name}.weight", copies * n.width, copies * n.whole),) if copies else ()
+
+
+def norm_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], ...]:
     """Return what a norm keeps for its backward pass.
 
-    Fused norms keep the input and fp32 statistics (one value a token for RMSNorm, two for LayerNorm; apex and Transformer
-    Engine). Transformers' RMSNorm keeps the fp32 copy of the input (the input itself in fp32), the normalised values and the
-    reciprocal deviation: checked to the byte with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
+    Native and fused norms keep the input and statistics: one value a row for RMSNorm, two for LayerNorm.
+    Transformers' RMSNorm keeps an fp32 copy of the input (the input itself in fp32), the reciprocal deviation, and
+    the normalised values that meet the weight; with weights stored as an offset from one (Gemma) those are in fp32
+    and the shifted weight is kept too. Checked to the byte with saved-tensor hooks on torch 2.13.0, transformers
+    5.23.0.
     """
-    R, width = y.residual_tokens, y.residual_width(D)
-    eager = y.stack.norm == "eager" and kind == "rmsnorm"
-    statistics = Tensor(name=f"{name}.statistics", size_bytes=(4 if kind in ("rmsnorm", "none") else 8) * R, born=region)
-    if not eager:
-        return (source, statistics)
-    copy = source if y.a == 4 else Tensor(name=f"{name}.fp32", size_bytes=4 * R * width, born=region)
-    return (copy, Tensor(name=f"{name}.normalised", size_bytes=y.a * R * width, born=region), statistics)
+
+    def made(part: str, size: X) -> Tensor[X]:
+        return Tensor(name=f"{n.name}.{part}", size_bytes=size, born=n.region)
+
+    if not n.by_modules:
+        width = 4 if y.a == 4 else y.stack.layernorm_statistics_bytes
+        return source, made("statistics", 2 * width * n.rows)
+    statistics = made("statistics", 4 * n.rows)
+    if y.stack.norm == "fused":
+        return source, statistics
+    kept = [source if y.a == 4 else made("fp32", 4 * n.elements), statistics]
+    if n.kind == "rmsnorm-offset":
+        kept += [made("normalised", 4 * n.elements), made("shifted weight", 4 * n.width)]
+    elif n.kind == "rmsnorm":
+        kept.append(made("normalised", y.a * n.elements))
+    return tuple(kept)
+
+
+def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
+    """Return the operator of a norm.
+
+    Forward reads and writes the stream once; backward reads input and gradient and writes a gradient. Unfused RMSNorm
+    makes about six passes, some in fp32 (cast, square, mean, scale, cast, weight).
+    """
+    stream = y.a * n.elements
+    unfused = y.stack.norm == "eager" and n.by_modules
+    passes = 8 if unfused else 2
+    return memory_op(
+        y, n.name, n.region, (passes * stream, (passes + 1) * stream), weights=norm_weights(n), reads=(source,),
+        saves=norm_saves(y, n, source), kernels=6 if unfused else 1, output_bytes=stream,
+    )  # fmt: skip
 
 
 def norm(y: Layout[X], name: str, D: int, kind: NormKind, source: Tensor[X], region: str | None = None) -> Op[X]:
-    """Return a norm over the residual stream; a hidden dimension that is split needs two statistics reduced.
+    """Return a norm over the residual stream; a hidden dimension that is split needs two statistics reduced."""
+    R, width = y.residual_tokens, y.residual_width(D)
+    n = Norm(name=name, region=name if region is None else region, kind=kind, rows=R, elements=R * width, width=width,
+             whole=D)  # fmt: skip
+    op = norm_op(y, n, source)
+    return with_statistics(op, R) if y.choices.layout == "summa" else op
 
-    Forward reads and writes the stream once; backward reads input and gradient and writes a gradient. Unfused RMSNorm makes
-    about six passes in fp32 (cast, square, mean, scale, cast, weight).
-    """
-    where = name if region is None else region
-    stream = y.a * y.residual_tokens * y.residual_width(D)
-    passes = 8 if y.stack.norm == "eager" and kind == "rmsnorm" else 2
-    sums: tuple[Collective[X], ...] = ()
-    if y.choices.layout == "summa":
-        sums = (Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.residual_tokens, count=2, tensor="statistics"),)
-    return memory_op(
-        y, name, where, (passes * stream, (passes + 1) * stream),
-        weights=norm_weights(name, D, y.residual_width(D), kind), reads=(source,),
-        saves=norm_saves(y, name, where, D, kind, source), forward=sums, backward=sums, kernels=6 if passes == 8 else 1,
-        output_bytes=stream,
-    )  # fmt: skip
+
+def with_statistics(op: Op[X], rows: X) -> Op[X]:
+    """Return a norm whose rows are split over tp: two fp32 sums a row are reduced each way."""
+    sums: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * rows, count=2, tensor="statistics")
+    return replace(op, forward=(sums,), backward=(sums,))
 
 
 def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     """Return the addition of a branch to the residual stream, with its dropout when the model has one.
 
-    Reads two streams and writes one; dropout keeps a mask of one byte an element (Megatron-LM fused_bias_dropout.py).
+    Reads two streams and writes one; dropout keeps a mask (arXiv:2205.05198 section 4.1; Megatron-LM
+    fused_bias_dropout.py).
     """
-    R, width = y.residual_tokens, y.residual_width(D)
-    stream = y.a * R * width
+    elements = y.residual_tokens * y.residual_width(D)
+    stream = y.a * elements
     if not y.work.dropout:
         return memory_op(y, name, region, (3 * stream, 0 * stream), output_bytes=stream)
-    mask = Tensor(name=f"{name}.mask", size_bytes=y.stack.dropout_mask_bytes * R * width, born=region)
-    return memory_op(y, name, region, (3 * stream + mask.size_bytes, 2 * stream + mask.size_bytes), saves=(mask,), output_bytes=stream)
+    mask = Tensor(name=f"{name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=region)
+    moved = (3 * stream + mask.size_bytes, 2 * stream + mask.size_bytes)
+    return memory_op(y, name, region, moved, saves=(mask,), output_bytes=stream)

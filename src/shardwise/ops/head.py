@@ -1,6 +1,6 @@
 """What stands before and after the blocks: embeddings, the output head and the loss.
 
-Letters: T tokens, D hidden, V vocabulary (padded by the trainer).
+Letters: T tokens on the rank, R tokens of the residual stream, D hidden, V vocabulary (padded by the trainer).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import cast
 from shardwise.ledger.number import X, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
-from shardwise.ops.elementwise import norm, norm_weights
+from shardwise.ops.block import projection
+from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
 
 
@@ -26,50 +27,76 @@ def padded_vocab(V: int, multiple: int, tp: X) -> X:
     return ceil(divide(cast(X, V), multiple * tp)) * multiple * tp
 
 
-def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
-    """Return the input embedding: a lookup of rows split by vocabulary, with learned positions and its norm when there are any.
+def local_vocab(y: Layout[X], m: Model) -> X:
+    """Return the entries of the vocabulary on a rank; only training pads it."""
+    multiple = y.stack.vocab_multiple if y.work.phase == "train" else 1
+    return divide(padded_vocab(m.vocab, multiple, y.vocab_ranks), y.vocab_ranks)
 
-    Only the rows of the tokens are read; the table's gradient is a scatter of the same rows.
+
+def tables(y: Layout[X], m: Model) -> tuple[Weight[X], ...]:
+    """Return the tables of an embedding: words split over ranks, positions and token types on all of them.
+
+    The count of the model leaves the trainer's padding out; the elements on a rank have it.
     """
-    if not m.embedding:
-        return _input_projections(y, m)
-    V = padded_vocab(m.vocab, y.stack.vocab_multiple if y.work.phase == "train" else 1, y.vocab_ranks)
-    width = m.embedding_width or m.hidden
-    T, zero = y.tokens, 0 * y.tokens
-    shards = y.vocab_ranks * (y.degrees.tp2 if y.choices.layout == "summa" else 1)
-    # The count of the model leaves the trainer's padding out; memory has it.
-    weights = [Weight(name="embedding.weight", elements=divide(V * width, shards), whole=zero + m.vocab * width, kind="embedding")]
+    zero, width = 0 * y.tokens, m.embedding_width or m.hidden
+    second = y.degrees.tp2 if y.choices.layout == "summa" else 1
+
+    def table(name: str, elements: X, whole: int) -> Weight[X]:
+        return Weight(name=name, elements=elements, whole=zero + whole, kind="embedding")
+
+    found = [table("embedding.weight", divide(local_vocab(y, m) * width, second), m.vocab * width)]
     if m.extra_embedding:
-        weights.append(Weight(name="embedding.extra", elements=divide(zero + m.extra_embedding, shards), whole=zero + m.extra_embedding, kind="embedding"))
+        local = divide(divide(zero + m.extra_embedding, y.vocab_ranks), second)
+        found.append(table("embedding.extra", local, m.extra_embedding))
     rows = (m.positions + m.token_types) * m.hidden
     if rows:
-        weights.append(Weight(name="positions.weight", elements=zero + rows, whole=zero + rows, kind="embedding"))
-    if m.extra_vectors:
-        weights.append(Weight(name="extra.vectors", elements=zero + m.extra_vectors, whole=zero + m.extra_vectors, kind="vector"))
-    stream = y.a * T * width
-    sp = y.choices.sequence_parallel
-    message: Collective[X] = Collective(axis="tp", verb="reduce_scatter" if sp else "all_reduce", size_bytes=stream, tensor="embedding output")
-    back: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=stream, tensor="embedding gradient")
-    saves = [Tensor(name="ids", size_bytes=8 * T, born="")]
+        found.append(table("positions.weight", zero + rows, rows))
+    return tuple(found)
+
+
+def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+    """Return the input embedding: a lookup of rows split by vocabulary, with learned positions and its norm.
+
+    Only the rows of the tokens are read; the table's gradient is a scatter of the same rows. Token ids are int64,
+    kept once for words and once for learned positions.
+    """
+    if not m.embedding:
+        return _around(y, m)
+    stream = y.a * y.tokens * (m.embedding_width or m.hidden)
+    ahead, back = _table_messages(y, stream)
+    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born="")]
+    if m.positions:
+        saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born=""))
     if y.work.dropout:
-        R = y.residual_tokens
-        saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * R * m.hidden, born="embedding"))
-    ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tuple(weights), saves=tuple(saves), forward=(message,) if y.stack.vocab_parallel else (),
-                     backward=(back,) if sp and y.stack.vocab_parallel else (), output_bytes=stream)]  # fmt: skip
+        elements = y.residual_tokens * y.residual_width(m.hidden)
+        saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born="embedding"))
+    ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tables(y, m), saves=tuple(saves),
+                     forward=ahead, backward=back, output_bytes=stream)]  # fmt: skip
     if m.embedding_norm:
-        ops.append(norm(y, "embedding_norm", m.hidden, m.norm, y.residual("embedding.output", m.hidden, "embedding"), "embedding"))
-    return (*ops, *_input_projections(y, m))
+        source = y.residual("embedding.output", m.hidden, "embedding")
+        ops.append(norm(y, "embedding_norm", m.hidden, m.norm, source, "embedding"))
+    return (*ops, *_around(y, m))
 
 
-def _input_projections(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
-    """Return the model's projections outside its blocks (patches of a vision transformer, OPT-350m's two)."""
-    zero = 0 * y.tokens
-    source = Tensor(name="projection.input", size_bytes=zero, born="")
-    return tuple(
-        y.whole(p.name, "embedding", Shape(inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs, bias=p.bias),
-                Tensor(name=f"{p.name}.input", size_bytes=y.a * y.residual_tokens * p.inputs, born=source.born))
-        for p in m.extras
-    )  # fmt: skip
+def _table_messages(y: Layout[X], stream: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    """Each rank of a split table has the rows of its words: the others' are zero, and all are summed."""
+    if not y.stack.vocab_parallel:
+        return (), ()
+    sp = y.choices.sequence_parallel
+    ahead: Collective[X] = Collective(
+        axis="tp", verb="reduce_scatter" if sp else "all_reduce", size_bytes=stream, tensor="embedding output"
+    )
+    back: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=stream, tensor="embedding gradient")
+    return (ahead,), (back,) if sp else ()
+
+
+def _around(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+    """Return the projections and vectors outside the blocks (OPT-350m's two projections, Gemma 3n's streams)."""
+    ops = [projection(y, p, "embedding") for p in m.extras]
+    if m.extra_vectors:
+        values = 0 * y.tokens + m.extra_vectors
+        ops.append(only_weights(y, "model.vectors", "embedding", (vector("model.vectors", values, m.extra_vectors),)))
+    return tuple(ops)
 
 
 def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
@@ -82,55 +109,75 @@ def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     """Return the output head: a product with the vocabulary split over tp; it owns no weights when tied.
 
-    Inference needs the last token of each sequence alone: `tokens` then counts those.
+    Inference needs the last token of each sequence alone: `tokens` then counts those, and the rank's logits are not
+    gathered here. Capped logits (Gemma 2) go through a tanh, which is kept.
     """
     if not m.head:
         return ()
     width = m.embedding_width or m.hidden
-    V = divide(padded_vocab(m.vocab, y.stack.vocab_multiple if y.work.phase == "train" else 1, y.vocab_ranks), y.vocab_ranks)
-    source = y.residual("head.input", width, "head")
-    zero = 0 * V
-    shape = Shape(inputs=width + zero, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias, kind="head", owned=not m.tied)
-    op = y.column("head", "head", shape, source)
+    V = local_vocab(y, m)
+    shape = Shape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias,
+                  kind="head", owned=not m.tied)  # fmt: skip
+    op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
     if m.tied and m.head_bias:
-        op = replace(op, weights=(Weight(name="head.bias", elements=V, whole=zero + m.vocab, kind="vector"),))
+        op = replace(op, weights=(vector("head.bias", V, m.vocab),))
     if not y.stack.vocab_parallel:
         op = replace(op, forward=(), backward=())
-    if tokens is None:
-        return (op,)
-    flops = 2 * tokens * V * width
-    moved = y.a * tokens * (V + width) + y.work.weight_bytes * V * width
-    return (replace(op, flops=flops, rows=tokens, forward_bytes=moved, model_flops=flops, forward=(), output_bytes=y.a * tokens * V),)
+    if tokens is not None:
+        op = _last_tokens(y, op, tokens)
+    return (_capped(y, op) if m.logit_softcap else op,)
+
+
+def _last_tokens(y: Layout[X], op: Op[X], tokens: X) -> Op[X]:
+    flops = 2 * tokens * op.columns * op.inner
+    moved = y.a * tokens * (op.columns + op.inner) + y.work.weight_bytes * op.columns * op.inner
+    return replace(op, flops=flops, rows=tokens, forward_bytes=moved, model_flops=flops, forward=(),
+                   output_bytes=y.a * tokens * op.columns)  # fmt: skip
+
+
+def _capped(y: Layout[X], op: Op[X]) -> Op[X]:
+    """The tanh of the logits, its scale before and after: one more pass where fused, three where not."""
+    logits = y.a * op.rows * op.columns
+    kernels = 1 if y.stack.activation == "fused" else 3
+    kept = Tensor(name="head.capped", size_bytes=logits, born="head")
+    return replace(
+        op,
+        saves=(*op.saves, kept),
+        kernels=op.kernels + kernels,
+        forward_bytes=op.forward_bytes + 2 * kernels * logits,
+        backward_bytes=op.backward_bytes + (2 * kernels + 1) * logits,
+    )
 
 
 def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """Return the cross entropy over logits of T tokens and V / tp entries.
 
-    "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with 8 T V more,
-    12 T V in all: checked to the byte with torch 2.13.0's memory tracker. "vocab-parallel" (Megatron-LM
-    core/tensor_parallel/cross_entropy.py): 16-bit logits, their fp32 copy turned softmax in place, then the 16-bit gradient beside an fp32 one.
-    "fused" keeps one fp32 copy.
+    "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with
+    8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker. "vocab-parallel" (Megatron-LM
+    core/tensor_parallel/cross_entropy.py): 16-bit logits, their fp32 copy turned softmax in place, then the 16-bit
+    gradient beside an fp32 one. "fused" keeps one fp32 copy.
     """
     if not m.head:
         return ()
-    T = y.tokens
-    V = divide(padded_vocab(m.vocab, y.stack.vocab_multiple, y.vocab_ranks), y.vocab_ranks)
-    kept = Tensor(name="loss.softmax", size_bytes=4 * T * V, born="loss")
-    extra = {"eager": 8, "vocab-parallel": y.a + 4, "fused": 0}[y.stack.loss] * T * V
-    traffic = {"eager": 20, "vocab-parallel": 16, "fused": 8}[y.stack.loss] * T * V
-    small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * T, count=3, tensor="maximum, target, sum")
-    return (memory_op(y, "loss", "loss", (traffic, traffic / 2), saves=(kept,), transient_bytes=extra, forward=(small,) if y.stack.vocab_parallel else (), kernels=5),)
+    scores = y.tokens * local_vocab(y, m)
+    kept = Tensor(name="loss.softmax", size_bytes=4 * scores, born="loss")
+    extra = {"eager": 8, "vocab-parallel": y.a + 4, "fused": 0}[y.stack.loss] * scores
+    traffic = {"eager": 20, "vocab-parallel": 16, "fused": 8}[y.stack.loss] * scores
+    small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
+                                      tensor="maximum, target, sum")  # fmt: skip
+    sums = (small,) if y.stack.vocab_parallel else ()
+    return (memory_op(y, "loss", "loss", (traffic, traffic / 2), saves=(kept,), transient_bytes=extra, forward=sums,
+                      kernels=5),)  # fmt: skip
 
 
 def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
-    """Return what one multi-token-prediction layer has beside its block: norms and the projection of two streams to one.
+    """Return what one multi-token-prediction layer has beside its block: norms, and two streams projected to one.
 
     Source: arXiv:2412.19437 section 2.2; embedding and head are shared with the model.
     """
     D, zero = m.hidden, 0 * y.tokens
-    norms = tuple(norm(y, f"mtp.norm{i + 1}", D, m.norm, y.residual(f"mtp.input{i + 1}", D, ""), "mtp") for i in range(m.mtp_norms))
+    norms = tuple(
+        norm(y, f"mtp.norm{i}", D, m.norm, y.residual(f"mtp.input{i}", D, ""), "mtp") for i in range(1, m.mtp_norms + 1)
+    )
     shape = Shape(inputs=2 * D + zero, outputs=D + zero, whole_inputs=2 * D, whole_outputs=D)
     return (*norms, y.whole("mtp.projection", "mtp", shape, y.residual("mtp.joined", 2 * D, "mtp")))
-
-
-__all__ = ["embedding", "final_norm", "head", "loss", "mtp_ops", "norm_weights", "padded_vocab"]

@@ -1,6 +1,7 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 section 2.1): expanded in training and prefill, absorbed in decode.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 section 2.1): expanded in training, absorbed in decode.
 
-Letters: T tokens, N heads on the rank, ql and kv the low ranks, n and r the widths of a head without and with rotary, vd of a value.
+Letters: T tokens, N heads on the rank, ql and kv the low ranks, n and r the widths of a head without and with rotary,
+vd of a value, D hidden. Prefill expands too.
 """
 
 from __future__ import annotations
@@ -9,142 +10,181 @@ from dataclasses import replace
 
 from shardwise.ledger.number import X, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
-from shardwise.models import Attention, LatentAttention
-from shardwise.ops import attention as softmax
-from shardwise.ops.elementwise import norm_weights
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.models import Indexer, LatentAttention, NormKind
+from shardwise.ops.attention import REGION, merged, rotary
+from shardwise.ops.core import CORE, Core, Mask, attended_pairs, attention_core, core_output, read_tokens, share
+from shardwise.ops.elementwise import Norm, norm_op, with_statistics
+from shardwise.ops.layout import Layout, Shape
+
+UP = "attention.up"
 
 
-def _low_rank_norm(y: Layout[X], name: str, rank: int, source: Tensor[X]) -> Op[X]:
-    """Return the RMSNorm of a latent: it runs on the residual stream's own tokens."""
-    R = y.residual_tokens
-    zero = 0 * R
-    stream = y.a * R * rank
-    eager = y.stack.norm == "eager"
-    statistics = Tensor(name=f"{name}.statistics", size_bytes=4 * R, born="attention")
-    kept = [source, statistics]
-    if eager and y.a == 2:
-        kept = [Tensor(name=f"{name}.fp32", size_bytes=4 * R * rank, born="attention"), statistics]
-    if eager:
-        kept.append(Tensor(name=f"{name}.normalised", size_bytes=stream, born="attention"))
-    return memory_op(y, name, "attention", (2 * stream, 3 * stream), weights=norm_weights(name, rank, zero + rank, "rmsnorm"),
-                     saves=tuple(kept), kernels=6 if eager else 1, output_bytes=stream)  # fmt: skip
+def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind = "rmsnorm") -> Op[X]:
+    """Return the norm of a small projection of the residual stream, such as a latent, from "<name>.input"."""
+    local = y.residual_width(width)
+    elements = y.residual_tokens * local
+    n = Norm(name=name, region=region, kind=kind, rows=y.residual_tokens, elements=elements, width=local, whole=width)
+    op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * elements, born=region))
+    return with_statistics(op, y.residual_tokens) if y.choices.layout == "summa" else op
 
 
-def _gathered(y: Layout[X], op: Op[X], width: int) -> Op[X]:
-    """A latent made on sequence-parallel tokens is gathered for the split up-projection (Megatron-LM multi_latent_attention.py)."""
+def down(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X], bias: bool = False) -> Op[X]:
+    """Return a small projection whose weights are whole on every tensor-parallel rank."""
+    inputs, outputs = sizes
+    zero = 0 * y.tokens
+    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs, bias=bias)
+    return y.whole(name, region, shape, source)
+
+
+def gathered(y: Layout[X], op: Op[X], width: int) -> Op[X]:
+    """Return a norm whose output, made on sequence-parallel tokens, is gathered for a split up-projection.
+
+    Source: Megatron-LM core/transformer/multi_latent_attention.py.
+    """
     if not y.choices.sequence_parallel:
         return op
     full = y.a * y.tokens * width
-    return replace(op, forward=(Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="latent"),),
-                   backward=(Collective(axis="tp", verb="reduce_scatter", size_bytes=full, tensor="latent gradient"),))  # fmt: skip
+    ahead: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="latent")
+    back: Collective[X] = Collective(axis="tp", verb="reduce_scatter", size_bytes=full, tensor="latent gradient")
+    return replace(op, forward=(*op.forward, ahead), backward=(*op.backward, back))
 
 
-def _up(y: Layout[X], name: str, rank: int, heads: tuple[X, int], width: int, source: Tensor[X]) -> Op[X]:
-    """Return an up-projection from a latent that is whole on every rank: its input gradient is reduced with the latent."""
-    local, N = heads
-    shape = Shape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=N * width)
-    return replace(y.column(name, "attention.up", shape, source), forward=(), backward=())
+def up(y: Layout[X], name: str, rank: int, width: int, heads: int, source: Tensor[X]) -> Op[X]:
+    """Return an up-projection to `width` elements a head from a latent that is whole on every rank."""
+    local = y.split(heads)
+    shape = Shape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=heads * width)
+    op = y.column(name, UP, shape, source)
+    # One dimension: the latent was gathered by its norm, and its gradient is reduced there.
+    return op if y.choices.layout == "summa" else replace(op, forward=(), backward=_whole_gradient(y, rank))
 
 
-def _query(y: Layout[X], m: LatentAttention, D: int, heads: X, source: Tensor[X]) -> list[Op[X]]:
-    zero = 0 * heads
+def _whole_gradient(y: Layout[X], rank: int) -> tuple[Collective[X], ...]:
+    if y.choices.sequence_parallel:
+        return ()
+    return (
+        Collective(
+            axis="tp", verb="all_reduce", size_bytes=y.a * y.tokens * rank, hides="compute", tensor="latent gradient"
+        ),
+    )
+
+
+def _latent(y: Layout[X], name: str, rank: int) -> Tensor[X]:
+    return Tensor(name=name, size_bytes=y.a * y.residual_tokens * y.residual_width(rank), born=REGION)
+
+
+def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
     if not m.q_lora_rank:
-        shape = Shape(inputs=D + zero, outputs=heads * m.qk_head_dim, whole_inputs=D, whole_outputs=m.heads * m.qk_head_dim)
-        return [y.column("q", "attention", shape, source)]
+        heads = y.split(m.heads)
+        shape = Shape(inputs=D + 0 * heads, outputs=heads * m.qk_head_dim, whole_inputs=D,
+                      whole_outputs=m.heads * m.qk_head_dim)  # fmt: skip
+        return [y.column("q", REGION, shape, source)]
     ql = m.q_lora_rank
-    down = Shape(inputs=D + zero, outputs=ql + zero, whole_inputs=D, whole_outputs=ql, bias=m.bias)
-    latent = Tensor(name="q_latent", size_bytes=y.a * y.residual_tokens * ql, born="attention")
-    normed = Tensor(name="q_latent.normed", size_bytes=y.a * y.residual_tokens * ql, born="attention")
-    return [y.whole("q_down", "attention", down, source), _gathered(y, _low_rank_norm(y, "q_norm", ql, latent), ql),
-            _up(y, "q_up", ql, (heads, m.heads), m.qk_head_dim, normed)]  # fmt: skip
+    return [
+        down(y, "q_down", REGION, (D, ql), source, m.bias),
+        gathered(y, small_norm(y, "q_norm", REGION, ql), ql),
+        up(y, "q_up", ql, m.qk_head_dim, m.heads, _latent(y, "q_norm.output", ql)),
+    ]
 
 
-def _key_value(y: Layout[X], m: LatentAttention, D: int, heads: X, source: Tensor[X]) -> list[Op[X]]:
-    zero, kv = 0 * heads, m.kv_lora_rank
-    wide = kv + m.qk_rope_head_dim
-    down = Shape(inputs=D + zero, outputs=wide + zero, whole_inputs=D, whole_outputs=wide, bias=m.bias)
-    latent = Tensor(name="kv_latent", size_bytes=y.a * y.residual_tokens * kv, born="attention")
-    normed = Tensor(name="kv_latent.normed", size_bytes=y.a * y.residual_tokens * kv, born="attention")
-    return [y.whole("kv_down", "attention", down, source), _gathered(y, _low_rank_norm(y, "kv_norm", kv, latent), wide),
-            _up(y, "kv_up", kv, (heads, m.heads), m.qk_nope_head_dim + m.v_head_dim, normed)]  # fmt: skip
+def _key_value(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+    kv, wide = m.kv_lora_rank, m.kv_lora_rank + m.qk_rope_head_dim
+    return [
+        down(y, "kv_down", REGION, (D, wide), source, m.bias),
+        gathered(y, small_norm(y, "kv_norm", REGION, kv), wide),
+        up(y, "kv_up", kv, m.qk_nope_head_dim + m.v_head_dim, m.heads, _latent(y, "kv_norm.output", kv)),
+    ]
 
 
-def indexer(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
-    """Return the operators of the sparse selector (DeepSeek-V3.2): it scores every past token with small heads."""
-    if m.indexer is None:
-        return []
+def indexer_ops(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+    """Return the operators of the sparse selector (DeepSeek-V3.2): small heads score every past token.
+
+    Source: deepseek-ai/DeepSeek-V3.2-Exp inference/model.py, class Indexer; its weights are whole on every rank.
+    """
     x = m.indexer
-    zero, region = 0 * y.tokens, "attention.indexer"
-    q_in = m.q_lora_rank or D
-    width = x.heads * x.head_dim
-    shapes = (("indexer.q", q_in, width), ("indexer.k", D, x.head_dim), ("indexer.weights", D, x.heads))
-    ops = [y.whole(n, region, Shape(inputs=i + zero, outputs=o + zero, whole_inputs=i, whole_outputs=o), source) for n, i, o in shapes]
-    stream = y.a * y.residual_tokens * x.head_dim
-    ops.append(memory_op(y, "indexer.k_norm", region, (2 * stream, 3 * stream), weights=norm_weights("indexer.k_norm", x.head_dim, zero + x.head_dim, "layernorm")))
-    pairs = softmax.attended_pairs(y, causal=m.causal)
-    flops = 2 * y.work.B * width * divide(pairs * y.residual_tokens, y.work.B * y.work.S)
-    moved = y.a * y.residual_tokens * width + y.work.B * (y.work.S + y.work.context) * x.head_dim
-    ops.append(Op(name="indexer.scores", kind="attention", region=region, flops=flops, forward_bytes=moved, backward_flops=2 * flops,
-                  backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=y.residual_tokens, columns=zero + 1, inner=zero + x.head_dim,
-                  model_flops=flops, dtype=y.work.dtype))  # fmt: skip
-    return ops
+    if x is None or x.shared:
+        return []
+    region, queries = "attention.indexer", source
+    if m.q_lora_rank:
+        queries = _latent(y, "q_norm.output", m.q_lora_rank)
+    return [
+        down(y, "indexer.q", region, (m.q_lora_rank or D, x.heads * x.head_dim), queries),
+        down(y, "indexer.k", region, (D, x.head_dim), source),
+        down(y, "indexer.weights", region, (D, x.heads), source),
+        small_norm(y, "indexer.k_norm", region, x.head_dim, "layernorm"),
+        scoring(y, x, region, attended_pairs(y, Mask(causal=m.causal)), y.work.S + y.work.context),
+    ]
 
 
-def _sparse(m: LatentAttention) -> int:
-    return m.indexer.top_k if m.indexer else 0
+def scoring(y: Layout[X], x: Indexer, region: str, pairs: X, keys: X) -> Op[X]:
+    """Return the scores of an indexer: one product of `head_dim` a head and pair, over so many keys of a sequence."""
+    rows, width = y.residual_tokens, x.heads * x.head_dim
+    flops = 2 * width * divide(y.work.B * pairs * rows, y.work.B * y.work.S)
+    moved = y.a * rows * width + y.work.cache_bytes * y.work.B * keys * x.head_dim
+    zero = 0 * flops
+    return Op(
+        name="indexer.scores", kind="attention", region=region, flops=flops, forward_bytes=moved,
+        backward_flops=2 * flops, backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=rows,
+        columns=zero + keys, inner=zero + x.head_dim, batch=zero + x.heads, model_flops=flops, dtype=y.work.dtype,
+    )  # fmt: skip
 
 
-def _expanded_core(y: Layout[X], m: LatentAttention, heads: X) -> list[Op[X]]:
-    """Attention over expanded keys and values: the up-projection's output is kept whole since the values are a view of it."""
-    T = y.tokens
-    keys = Tensor(name="kv_up.output", size_bytes=y.a * T * heads * (m.qk_nope_head_dim + m.v_head_dim), born="attention.up")
-    inputs = (y.activation("attention.queries", heads * m.qk_head_dim, "attention.up"), y.activation("attention.keys", heads * m.qk_head_dim, "attention.up"), keys)
-    as_heads = Attention(heads=m.heads, kv_heads=m.heads, head_dim=m.qk_head_dim, v_head_dim=m.v_head_dim, causal=m.causal, window=_sparse(m))
-    if y.stack.attention == "flash":
-        core = softmax._flash(y, as_heads, heads, heads, inputs)
-    else:
-        core = softmax._scores(y, as_heads, heads, heads, inputs)
-    return list(core)
+def _mask(m: LatentAttention) -> Mask:
+    """A query of sparse attention sees `top_k` keys at most, whichever they are: as many as a window of that size."""
+    return Mask(window=m.indexer.top_k if m.indexer else 0, causal=m.causal)
 
 
-def _absorbed_core(y: Layout[X], m: LatentAttention, heads: X) -> list[Op[X]]:
-    """Attention over the cached latent, read once for all heads; the up-projection is absorbed into queries and outputs.
+def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
+    """Attention over expanded keys and values; the values are a view of the up-projection's output, kept whole."""
+    heads = y.split(m.heads)
+    inputs = (
+        y.activation("attention.queries", heads * m.qk_head_dim, UP),
+        y.activation("attention.keys", heads * m.qk_head_dim, UP),
+        y.activation("kv_up.output", heads * (m.qk_nope_head_dim + m.v_head_dim), UP),
+    )
+    core = _core(y, m)
+    return [rotary(y, (heads + 1) * m.qk_rope_head_dim), *attention_core(y, core, inputs)]
+
+
+def _core(y: Layout[X], m: LatentAttention) -> Core[X]:
+    heads = y.split(m.heads)
+    return Core(heads=heads, kv_heads=heads, key_dim=m.qk_head_dim, value_dim=m.v_head_dim, mask=_mask(m))
+
+
+def _absorbed(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
+    """Attention over the cached latent, read once for all heads, with the up-projection absorbed into its ends.
 
     A pair costs 2 (kv + r) + 2 kv FLOPs a head, a token 2 n kv + 2 kv vd a head (arXiv:2405.04434 section 2.1.2).
     """
     T, kv, r = y.tokens, m.kv_lora_rank, m.qk_rope_head_dim
-    zero = 0 * T
-    pairs = softmax.attended_pairs(y, _sparse(m), causal=m.causal)
-    seen = y.work.B * softmax.cached_tokens(y, _sparse(m), 0)
-    flops = 2 * y.work.B * heads * (2 * kv + r) * divide(pairs * y.tokens, y.work.B * y.work.S)
-    moved = y.work.cache_bytes * seen * (kv + r) + y.a * T * heads * (2 * kv + r)
-    absorb = 2 * T * heads * kv * (m.qk_nope_head_dim + m.v_head_dim)
-    weight = y.work.weight_bytes * heads * kv * (m.qk_nope_head_dim + m.v_head_dim)
+    heads, zero = y.split(m.heads), 0 * y.tokens
+    width = kv * (m.qk_nope_head_dim + m.v_head_dim)
+    flops = 2 * heads * (2 * kv + r) * y.work.B * attended_pairs(y, _mask(m)) * share(y)
+    read = y.work.B * read_tokens(y, _mask(m)) * share(y)
     return [
-        Op(name="absorb", kind="matmul", region="attention.up", flops=absorb, forward_bytes=weight + 2 * y.a * T * heads * (kv + m.v_head_dim),
-           rows=T, columns=zero + kv, inner=zero + m.qk_nope_head_dim, batch=heads, kernels=2, model_flops=absorb,
-           weights=(_absorbed_weight(m, heads),), dtype=y.work.dtype, backward_flops=zero, backward_bytes=zero, weight_flops=zero, weight_bytes=zero),
-        Op(name="attention", kind="attention", region=softmax.CORE, flops=flops, forward_bytes=moved, rows=T, columns=seen / y.work.B,
-           inner=zero + 2 * kv + r, batch=heads, model_flops=flops, dtype=y.work.dtype,
+        Op(name="absorb", kind="matmul", region=UP, flops=2 * T * heads * width, rows=T, columns=zero + kv,
+           forward_bytes=y.work.weight_bytes * heads * width + 2 * y.a * T * heads * (kv + m.v_head_dim),
+           inner=zero + m.qk_nope_head_dim, batch=heads, kernels=2, model_flops=2 * T * heads * width,
+           dtype=y.work.dtype,
+           weights=(Weight(name="kv_up.weight", elements=heads * width, whole=zero + m.heads * width),),
            backward_flops=zero, backward_bytes=zero, weight_flops=zero, weight_bytes=zero),
+        Op(name="attention", kind="attention", region=CORE, flops=flops, rows=T,
+           columns=zero + read_tokens(y, _mask(m)),
+           forward_bytes=y.work.cache_bytes * read * (kv + r) + y.a * T * heads * (2 * kv + r), inner=zero + 2 * kv + r,
+           batch=heads, model_flops=flops, dtype=y.work.dtype, backward_flops=zero, backward_bytes=zero,
+           weight_flops=zero, weight_bytes=zero),
     ]  # fmt: skip
-
-
-def _absorbed_weight(m: LatentAttention, heads: X) -> Weight[X]:
-    width = m.kv_lora_rank * (m.qk_nope_head_dim + m.v_head_dim)
-    return Weight(name="kv_up.weight", elements=heads * width, whole=0 * heads + m.heads * width)
 
 
 def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one latent attention layer, from its normed input to the residual stream."""
     heads = y.split(m.heads)
-    ops = _query(y, m, D, heads, source) + _key_value(y, m, D, heads, source) + indexer(y, m, D, source)
+    ops = _query(y, m, D, source) + _key_value(y, m, D, source) + indexer_ops(y, m, D, source)
     if y.work.phase == "decode":
-        ops = [o for o in ops if o.name != "kv_up"] + _absorbed_core(y, m, heads)
+        ops = [op for op in ops if op.name != "kv_up"] + _absorbed(y, m)
     else:
-        ops += [softmax.rotary(y, heads, heads, m.qk_rope_head_dim), *_expanded_core(y, m, heads)]
-    merged = y.activation("attention.merged", heads * m.v_head_dim, "attention") if y.stack.norm == "eager" \
-        else y.activation("attention.out", heads * m.v_head_dim, softmax.CORE)  # fmt: skip
-    out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim, whole_outputs=D, bias=m.bias)
-    return (*ops, y.row("out", "attention", out, merged))
+        ops += _expanded(y, m)
+    # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
+    entry = merged(y, core_output(y, _core(y, m)), y.stack.norm == "eager")
+    out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
+                whole_outputs=D, bias=m.bias)  # fmt: skip
+    return (*ops, y.row("out", REGION, out, entry))

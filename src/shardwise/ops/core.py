@@ -1,0 +1,262 @@
+"""The core of softmax attention: who sees whom, fused and unfused kernels, and the messages of a split sequence.
+
+Letters: B sequences, S new tokens a sequence, T tokens on the rank, N query and K key-value heads on the rank, H key
+dim, Hv value dim. Sources: PaLM appendix B (arXiv:2204.02311) for FLOPs, arXiv:2205.05198 for what unfused attention
+keeps, arXiv:2205.14135 and arXiv:2307.08691 for flash attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from shardwise.ledger.number import X, ceil, divide, minimum
+from shardwise.ledger.op import Collective, GroupAxis, Op, Tensor
+from shardwise.ops.layout import Layout, memory_op
+
+CORE = "attention.core"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask:
+    """Which keys a query sees: itself and all before it, the last `window`, or those of its own `chunk`."""
+
+    window: int = 0
+    chunk: int = 0
+    causal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Core(Generic[X]):
+    """The sizes of one attention core on a rank; `repeats` is how many query heads of the model share a key-value head.
+
+    `caps` marks scores that go through a tanh (Gemma 2).
+    """
+
+    heads: X
+    kv_heads: X
+    key_dim: int
+    value_dim: int
+    repeats: int = 1
+    mask: Mask = Mask()
+    caps: bool = False
+
+    @property
+    def dims(self) -> int:
+        """Elements of one key and one value together."""
+        return self.key_dim + self.value_dim
+
+
+def seen_by_first(n: X, mask: Mask) -> X:
+    """Return how many (query, key) pairs the first n queries of a sequence have in all.
+
+    Causal n (n + 1) / 2; a window W stops growing at W; chunks of C start over every C tokens.
+
+    >>> seen_by_first(4, Mask()), seen_by_first(4, Mask(window=2)), seen_by_first(4, Mask(chunk=3))
+    (10, 7, 7)
+    """
+    if mask.chunk:
+        C = mask.chunk
+        whole = whole_chunks(n, C)
+        rest = n - C * whole
+        return whole * (C * (C + 1) // 2) + divide(rest * (rest + 1), 2)
+    grown = minimum(n, mask.window) if mask.window else n
+    ramp: X = divide(grown * (grown + 1), 2)
+    return ramp + (n - grown) * mask.window if mask.window else ramp
+
+
+def whole_chunks(n: X, size: int) -> X:
+    """Return how many whole chunks n tokens fill, for whole n.
+
+    >>> whole_chunks(7, 3), whole_chunks(2, 3)
+    (2, 0)
+    """
+    return ceil(divide(n - (size - 1), size))
+
+
+def attended_pairs(y: Layout[X], mask: Mask) -> X:
+    """Return how many (query, key) pairs of one sequence are computed, over all context-parallel ranks.
+
+    Coverage "masked" counts what the mask leaves of S queries behind `context` cached tokens; "full" the whole
+    rectangle S * (S + context), as PyTorch's FLOP counter and PaLM appendix B do. Packed documents leave `density` of
+    the triangle.
+    """
+    S, past = y.work.S, y.work.context
+    if y.work.coverage == "full" or not mask.causal:
+        return S * (S + past)
+    pairs = seen_by_first(S + past, mask) - seen_by_first(past, mask)
+    return pairs if y.work.density == 1 else pairs * y.work.density
+
+
+def read_tokens(y: Layout[X], mask: Mask) -> X:
+    """Return how many tokens of keys and values the new tokens of one sequence read together.
+
+    All that there are, or from the first key in the window or chunk of the first new token.
+    """
+    S, past = y.work.S, y.work.context
+    if mask.chunk:
+        return S + past - mask.chunk * whole_chunks(past, mask.chunk)
+    return minimum(S + past, S + (mask.window - 1)) if mask.window else S + past
+
+
+def share(y: Layout[X]) -> X:
+    """Return the tokens of one sequence on this rank over those of the whole sequence: 1 / cp where cp splits it.
+
+    Context parallelism deals 2 * cp chunks in a zigzag, so that causal work is equal (Megatron-LM, context_parallel).
+    """
+    return divide(y.tokens, y.work.B * y.work.S)
+
+
+def core_flops(y: Layout[X], c: Core[X]) -> X:
+    """Return forward FLOPs of QK^T and PV on a rank: 2 (H + Hv) a head and pair."""
+    pairs = y.work.B * attended_pairs(y, c.mask)
+    return 2 * c.heads * c.dims * divide(pairs * y.tokens, y.work.B * y.work.S)
+
+
+def cache_traffic(y: Layout[X], c: Core[X]) -> X:
+    """Return bytes of keys and values that the core reads: those of new tokens in training, of the cache in serving."""
+    if y.work.phase == "train":
+        return y.a * y.tokens * c.kv_heads * c.dims
+    return y.work.cache_bytes * c.kv_heads * c.dims * y.work.B * read_tokens(y, c.mask) * share(y)
+
+
+def context_messages(y: Layout[X], c: Core[X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    """Return the messages of a sequence split over ranks: forward, backward.
+
+    Ring: cp - 1 steps of keys and values, twice that backward (arXiv:2310.01889). All-gather: of K and V, again
+    backward, and a reduce-scatter of their gradients (arXiv:2407.21783 section 3.3.2). All-to-all: q, k, v in and the
+    output out (arXiv:2309.14509). SUMMA's sequence axis gathers K and V.
+    """
+    size = y.a * y.tokens * c.kv_heads * c.dims
+    ahead, back = _gathered("tp2", size * y.degrees.tp2) if y.choices.layout == "summa" else ((), ())
+    if y.choices.cp_kind == "all-gather":
+        more, more_back = _gathered("cp", size * y.degrees.cp)
+    elif y.choices.cp_kind == "ring":
+        more, more_back = _ring(size, y.degrees.cp - 1)
+    else:
+        more = more_back = _exchanged(y, c)
+    return (*ahead, *more), (*back, *more_back)
+
+
+def _gathered(axis: GroupAxis, full: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    gather: Collective[X] = Collective(axis=axis, verb="all_gather", size_bytes=full, tensor="keys and values")
+    scatter: Collective[X] = Collective(axis=axis, verb="reduce_scatter", size_bytes=full, tensor="their gradients")
+    return (gather,), (gather, scatter)
+
+
+def _ring(size: X, steps: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    one: Collective[X] = Collective(
+        axis="cp", verb="send", size_bytes=size, count=steps, hides="ring", tensor="keys and values"
+    )
+    return (one,), (replace(one, size_bytes=2 * size, tensor="keys, values, gradients"),)
+
+
+def _exchanged(y: Layout[X], c: Core[X]) -> tuple[Collective[X], ...]:
+    sides = (
+        ("queries, keys, values", c.heads * c.key_dim + c.kv_heads * c.dims),
+        ("output", c.heads * c.value_dim),
+    )
+    return tuple(
+        Collective(axis="cp", verb="all_to_all", size_bytes=y.a * y.tokens * width, tensor=tensor)
+        for tensor, width in sides
+    )
+
+
+def attention_core(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+    """Return the operators between projected queries, keys, values and the attention output.
+
+    `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
+    """
+    return (_fused(y, c, inputs),) if y.stack.attention == "flash" else _unfused(y, c, inputs)
+
+
+def core_output(y: Layout[X], c: Core[X]) -> Tensor[X]:
+    """Return the output of the core."""
+    return y.activation("attention.out", c.heads * c.value_dim, CORE)
+
+
+def _fused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
+    """One kernel: keeps q, k, v, its output and a logsumexp; backward runs 5/2 of forward (arXiv:2205.14135)."""
+    T, flops = y.tokens, core_flops(y, c)
+    out = core_output(y, c)
+    logsumexp = Tensor(name="attention.logsumexp", size_bytes=4 * T * c.heads, born=CORE)
+    ahead, back = context_messages(y, c)
+    moved = y.a * T * c.heads * c.dims + cache_traffic(y, c)
+    zero = 0 * flops
+    return Op(
+        name="attention", kind="attention", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2.5 * flops,
+        backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T, columns=zero + read_tokens(y, c.mask),
+        inner=zero + c.dims, batch=c.heads, reads=inputs, saves=(*inputs, out, logsumexp), forward=ahead, backward=back,
+        model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes,
+    )  # fmt: skip
+
+
+def _repeated(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+    """Transformers' eager attention repeats keys and values to the query heads and keeps the copies."""
+    if y.stack.attention != "eager" or c.repeats == 1:
+        return inputs
+    queries, *shared = inputs
+    groups = c.heads / c.kv_heads
+    copies = (
+        Tensor(name=f"attention.repeated {t.name.split('.')[-1]}", size_bytes=t.size_bytes * groups, born=CORE)
+        for t in shared
+    )
+    return (queries, *copies)
+
+
+def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+    """Two batched products around a softmax over the whole score matrix, which is kept.
+
+    "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section
+    4.1). "eager" (transformers): softmax in fp32 and its 16-bit copy, the tanh of capped scores; checked to the byte
+    with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
+    """
+    queries, keys, values = _repeated(y, c, inputs)
+    T, keys_seen = y.tokens, y.work.S + y.work.context
+    scores = T * c.heads * keys_seen
+    ahead, back = context_messages(y, c)
+    kept, probabilities, kernels = _softmax(y, c, scores)
+    # Each kernel reads and writes the whole matrix: softmax, then dropout with its mask where there is one; backward
+    # reads a gradient and what was kept, and writes a gradient, for each.
+    forward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
+    backward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores) + kept[0].size_bytes
+    first = _product(y, "attention.scores", (T, keys_seen, c.key_dim + 0 * T), c.heads, (queries, keys))
+    last = _product(y, "attention.context", (T, c.value_dim + 0 * T, keys_seen), c.heads, (probabilities, values))
+    softmax = memory_op(
+        y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores
+    )
+    return replace(first, forward=ahead, backward=back), softmax, last
+
+
+def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
+    """Return what the softmax keeps, the probabilities that multiply the values, and its kernels."""
+    eager = y.stack.attention == "eager"
+
+    def score_tensor(name: str, width: int) -> Tensor[X]:
+        return Tensor(name=f"attention.{name}", size_bytes=width * scores, born=CORE)
+
+    softmax = score_tensor("softmax", 4 if eager else y.a)
+    kept, probabilities, kernels = [softmax], softmax, 4 if eager else 1
+    if y.work.dropout and not eager:
+        kept.append(score_tensor("softmax mask", y.stack.dropout_mask_bytes))
+        probabilities, kernels = score_tensor("probabilities", y.a), 2
+    elif eager and y.a < 4:
+        probabilities = score_tensor("probabilities", y.a)
+    if c.caps:
+        kept.append(score_tensor("capped scores", y.a))
+        kernels += 3
+    return tuple(kept), probabilities, kernels
+
+
+def _product(y: Layout[X], name: str, mnk: tuple[X, X, X], batch: X, inputs: tuple[Tensor[X], ...]) -> Op[X]:
+    """Return a batched product of two activations: both operands get a gradient, so backward is twice forward."""
+    m, n, k = mnk
+    flops = 2 * m * n * k * batch
+    # The smaller operand is that of one sequence: it is read once for the S rows that meet it.
+    moved = y.a * batch * (m * k + m * n) + y.a * batch * k * n * divide(m, y.work.S)
+    zero = 0 * flops
+    return Op(
+        name=name, kind="matmul", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2 * flops,
+        backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=m, columns=n, inner=k, batch=batch,
+        reads=inputs, saves=inputs, model_flops=flops, dtype=y.work.dtype, output_bytes=y.a * m * n * batch,
+    )  # fmt: skip

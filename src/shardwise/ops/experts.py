@@ -1,0 +1,207 @@
+"""Mixtures of experts over expert-parallel ranks: router, dispatch, grouped products, combine, shared experts.
+
+Letters: T tokens a rank routes, D hidden, E experts, k experts a token, Fe expert ffn. Sources: arXiv:2101.03961,
+arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformers integrations/moe.py for what it keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic, cast
+
+from shardwise.ledger.number import X, divide, maximum, minimum, raised
+from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.models import MoE
+from shardwise.ops.elementwise import vector
+from shardwise.ops.feed_forward import activation_op, mlp
+from shardwise.ops.layout import Layout, Shape, memory_op
+
+_INDEX_BYTES = 8  # torch.topk, torch.sort and torch.empty_like of them return int64
+
+
+def distinct_experts(local: X, experts: int, top_k: int, tokens: X) -> X:
+    """Return the expected number of local experts that get at least one of `tokens` tokens routed at random.
+
+    local * (1 - (1 - k / E)^T); at one token exactly k of all E, never more than there are.
+
+    >>> distinct_experts(8, 8, 2, 1)
+    2.0
+    """
+    miss = 1 - top_k / experts
+    return local if miss <= 0 else local * (1 - raised(miss, tokens))
+
+
+def routed_tokens(y: Layout[X]) -> X:
+    """Return the tokens one rank routes: each tensor-parallel rank routes its own share of the sequence."""
+    return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts(Generic[X]):
+    """The routed experts on one rank: how many it has and which get tokens, the rows that arrive, their widths.
+
+    Rows are T * k a rank on average over the expert-parallel group, gathered over the expert-tensor ranks; `rows` has
+    the imbalance of the busiest rank, `fair` has not. `D` is the width they work on.
+    """
+
+    local: X
+    hit: X
+    rows: X
+    fair: X
+    D: int
+    F: X
+
+
+def experts_of(y: Layout[X], m: MoE, D: int) -> Experts[X]:
+    """Return the routed experts of one rank."""
+    T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
+    local, fair = divide(cast(X, m.experts), ep), T * m.top_k * etp
+    hit = minimum(distinct_experts(local, m.experts, m.top_k, T * ep * etp), local)
+    return Experts(local=local, hit=hit, rows=fair * y.work.imbalance, fair=fair, D=m.latent or D,
+                   F=divide(cast(X, m.ffn), etp))  # fmt: skip
+
+
+def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
+    """Return one product of every local expert with its rows; experts that got no token are not read."""
+    n, k = shape.outputs, shape.inputs
+    flops, weight = 2 * e.rows * n * k, y.work.weight_bytes * e.hit * n * k
+    edges, zero = y.a * e.rows * (n + k), 0 * e.rows
+    whole = zero + shape.whole_inputs * shape.whole_outputs
+    weights = [Weight(name=f"{name}.weight", elements=e.local * n * k, whole=whole, expert=True)]
+    if shape.bias:
+        weights.append(replace(vector(f"{name}.bias", e.local * n, shape.whole_outputs), expert=True))
+    gradient = 2 * y.work.gradient_bytes * e.local * n * k
+    return Op(
+        name=name, kind="grouped", region=name.rpartition(".")[0], flops=flops, forward_bytes=edges + weight,
+        backward_flops=flops, backward_bytes=edges + weight, weight_flops=flops, weight_bytes=edges + gradient,
+        rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
+        saves=(source,), model_flops=2 * e.fair * n * k, dtype=y.work.dtype, output_bytes=y.a * e.rows * n,
+    )  # fmt: skip
+
+
+def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], ...]:
+    """Return the two grouped products of the local experts and the activation between them."""
+    region, sides, zero = f"{name}.experts", 2 if m.gated else 1, 0 * e.rows
+    permuted = Tensor(name=f"{name}.permuted", size_bytes=y.a * e.fair * e.D, born=name)
+    act, product = activation_op(y, region, m, e.fair, e.F)
+    all_ffn = m.experts * m.ffn
+    # whole_outputs are those of all experts together: their product with the inputs of one is the weights of all.
+    up = Shape(inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias)
+    down = Shape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias)
+    return (
+        _grouped(y, e, f"{region}.up", up, permuted),
+        act,
+        _grouped(y, e, f"{region}.down", down, product),
+    )
+
+
+def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]:
+    """Return the router: a product with every expert's vector, a softmax in fp32, and the choice of k.
+
+    Kept: the probabilities, and the choice as int64 indices (transformers) or a one-byte map (Megatron-LM). Weights
+    that are made to sum to one keep themselves and their sum.
+    """
+    T, region = routed_tokens(y), f"{name}.router"
+    zero, E = 0 * T, m.experts + m.zero_experts
+    flops, moved = 2 * T * D * E, y.a * T * D + 4 * T * E
+    weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E)]
+    if m.router_bias:
+        weights.append(vector(f"{region}.bias", zero + E, E))
+    sizes = [("probabilities", 4 * E)]
+    sizes.append(("choice", _INDEX_BYTES * m.top_k if y.stack.experts == "grouped-mm" else E))
+    if m.normalised:
+        sizes += [("chosen probabilities", 4 * m.top_k), ("their sum", 4)]
+    kept = (Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
+    return Op(
+        name=region, kind="matmul", region=region, flops=flops, forward_bytes=moved, backward_flops=flops,
+        backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=zero + E, inner=zero + D,
+        weights=tuple(weights), reads=(source,), saves=(source, *kept), model_flops=flops, dtype=y.work.dtype,
+        kernels=4, output_bytes=4 * T * E,
+    )  # fmt: skip
+
+
+def _dispatch_tensors(
+    y: Layout[X], m: MoE, e: Experts[X], name: str
+) -> tuple[tuple[Tensor[X], ...], tuple[Tensor[X], ...]]:
+    """Return what bringing rows to experts and back keeps: at dispatch, at combine.
+
+    Transformers keeps three int64 orders of the T * k rows and the offsets of the groups, and scales the experts'
+    outputs, so that those are kept with their weights. Megatron-LM applies the weights before the second product: it
+    keeps them.
+    """
+    rows, zero = e.fair, 0 * e.fair
+
+    def kept(part: str, size: X) -> Tensor[X]:
+        return Tensor(name=f"{name}.{part}", size_bytes=size, born=name)
+
+    if y.stack.experts != "grouped-mm":
+        return (kept("routed weights", 4 * rows),), ()
+    orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
+    weights = kept("routed weights", (4 if m.float_weights else y.a) * rows)
+    unscaled = Tensor(name=f"{name}.unscaled output", size_bytes=y.a * rows * e.D, born=f"{name}.experts")
+    return (*orders[:2], kept("group offsets", zero + 4 * m.experts)), (unscaled, weights, orders[2])
+
+
+def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op[X]]:
+    """Return dispatch and combine: T * k rows over the expert-parallel ranks, gathered over the expert-tensor ranks.
+
+    Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
+    """
+    T = routed_tokens(y)
+    size = y.a * T * m.top_k * e.D
+    arrived = size * y.degrees.etp
+    fanout = m.top_k if y.stack.dispatch == "deduplicated" else 0
+    hop: Collective[X] = Collective(
+        axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout
+    )
+    gather: Collective[X] = Collective(axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens")
+    scatter: Collective[X] = Collective(axis="etp", verb="reduce_scatter", size_bytes=arrived, tensor="expert outputs")
+    sent, back = _dispatch_tensors(y, m, e, name)
+    moved = (2 * size, 2 * size)
+    dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(hop, gather), backward=(scatter, hop), saves=sent,
+                         kernels=2, output_bytes=arrived)  # fmt: skip
+    combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
+                        kernels=2, output_bytes=y.a * T * e.D)  # fmt: skip
+    return dispatch, combine
+
+
+def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X]) -> Op[X]:
+    inputs, outputs = sizes
+    zero = 0 * y.tokens
+    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs)
+    return y.whole(name, region, shape, source)
+
+
+def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> tuple[Op[X], ...]:
+    """Return the operators of a mixture of experts: router, dispatch, experts, combine, and shared experts beside them.
+
+    Experts that work on a narrower latent have a projection into it and one out of it.
+    """
+    e = experts_of(y, m, D)
+    dispatch, combine = _exchange(y, m, e, name)
+    routed = [dispatch, *_expert_ops(y, m, e, name), combine]
+    if m.latent:
+        entry = Tensor(name=f"{name}.latent", size_bytes=y.a * y.residual_tokens * m.latent, born=name)
+        routed = [
+            _small(y, f"{name}.latent_down", name, (D, m.latent), source),
+            *routed,
+            _small(y, f"{name}.latent_up", name, (m.latent, D), entry),
+        ]
+    return (_router(y, m, D, source, name), *routed, *_shared(y, m, D, source, name))
+
+
+def _shared(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> list[Op[X]]:
+    """Return the shared experts that every token visits, and the sigmoid gate on their output (Qwen2-MoE)."""
+    if m.shared is None:
+        return []
+    region = f"{name}.shared"
+    ops = list(mlp(y, m.shared, D, source, region))
+    if m.shared_gate:
+        ops.append(_small(y, f"{region}_gate", region, (D, 1), source))
+        gate = Tensor(name=f"{region}.gate", size_bytes=y.a * y.residual_tokens, born=region)
+        out = y.residual(f"{region}.output", D, region)
+        moved = (2 * out.size_bytes, 3 * out.size_bytes)
+        ops.append(
+            memory_op(y, f"{region}.scale", region, moved, saves=(gate, out), kernels=2, output_bytes=out.size_bytes)
+        )
+    return ops

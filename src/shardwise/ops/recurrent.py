@@ -1,0 +1,188 @@
+"""Linear attention and other recurrences: gated delta rule, short convolution, RG-LRU, RWKV-4 and the matrix LSTM.
+
+Letters: T tokens on the rank, D hidden, dk and dv key and value widths of a head. Each is split by heads or channels
+over the tensor-parallel ranks, as the state-space mixers are.
+"""
+
+from __future__ import annotations
+
+from shardwise.ledger.number import X
+from shardwise.ledger.op import Op, Tensor
+from shardwise.models import GatedDelta, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
+from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
+from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.ssm import REGION, Scan, convolution, exchanges, inward, kept_tensor, outward, scan_op
+
+SCAN = f"{REGION}.scan"
+DELTA_CHUNK = 64
+"""Tokens of a chunk of the gated delta kernels (fla-org/flash-linear-attention, ops/gated_delta_rule/chunk.py)."""
+
+
+def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of a gated-delta layer: projections, convolution, chunked delta rule, gated norm, output.
+
+    The chunked kernel keeps q, k, v, decay, step and the inverse of each chunk (fla-org/flash-linear-attention
+    ops/gated_delta_rule/chunk.py, save_for_backward), with q and k repeated to the value heads.
+    """
+    keys, values = y.split(m.key_heads * m.key_dim), y.split(m.value_heads * m.value_dim)
+    heads = y.split(m.value_heads)
+    per_head, whole_decay = (m.key_dim, m.value_heads * m.key_dim) if m.style == "kda" else (1, m.value_heads)
+    repeated = heads * m.key_dim
+    kept = (
+        kept_tensor(y, "queries and keys", 2 * repeated, f"{REGION}.conv"),
+        kept_tensor(y, "values", values, f"{REGION}.conv"),
+        Tensor(name="ssm.query and key norms", size_bytes=8 * y.tokens * heads, born=SCAN),
+        Tensor(name="ssm.decay", size_bytes=4 * y.tokens * heads * per_head, born=SCAN),
+        kept_tensor(y, "step", heads, SCAN),
+        kept_tensor(y, "chunk inverses", heads * DELTA_CHUNK, SCAN),
+    )
+    parameters = (vector("ssm.dt_bias", heads * per_head, whole_decay), vector("ssm.A", heads, m.value_heads))
+    scanned, product = kept_tensor(y, "scanned", values, SCAN), kept_tensor(y, "gated", values)
+    return (
+        *_delta_inputs(y, m, D, source),
+        convolution(y, 2 * keys + values, 2 * m.key_heads * m.key_dim + m.value_heads * m.value_dim, m.conv),
+        only_weights(y, "ssm.parameters", SCAN, parameters),
+        scan_op(y, "scan", _delta_rule(y, m), kept, kept[:2]),
+        *_delta_output(y, m, scanned),
+        exchanges(y, outward(y, D, (values, m.value_heads * m.value_dim), product), values, "output"),
+    )
+
+
+def _delta_inputs(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> list[Op[X]]:
+    """One projection to all inputs; in KDA decay and output gate go through a rank of `value_dim`."""
+    qk, v, heads = 2 * m.key_heads * m.key_dim, m.value_heads * m.value_dim, m.value_heads
+    if m.style == "gated-delta-net":
+        whole = qk + 2 * v + 2 * heads
+        return [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
+    whole = qk + v + heads
+    ops = [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
+    for name, width in (("decay", m.value_heads * m.key_dim), ("gate", v)):
+        zero = 0 * y.tokens
+        low = Shape(inputs=D + zero, outputs=m.value_dim + zero, whole_inputs=D, whole_outputs=m.value_dim)
+        high = Shape(inputs=m.value_dim + zero, outputs=y.split(width), whole_inputs=m.value_dim, whole_outputs=width)
+        entry = Tensor(name=f"ssm.{name} latent", size_bytes=y.a * y.residual_tokens * m.value_dim, born=REGION)
+        ops += [y.whole(f"{name}_down", REGION, low, source), y.column(f"{name}_up", REGION, high, entry)]
+    return ops
+
+
+def _delta_rule(y: Layout[X], m: GatedDelta) -> Scan[X]:
+    """Read the state by key, update it, read it by query: 8 dk dv FLOPs a head and token (Megatron-LM training.py)."""
+    heads = y.split(m.value_heads)
+    state = heads * m.key_dim * m.value_dim
+    flops = 8 * y.tokens * state
+    moved = y.a * y.tokens * heads * (2 * m.key_dim + 2 * m.value_dim)
+    return Scan(flops=flops, model_flops=flops, moved=moved, state=state)
+
+
+def _delta_output(y: Layout[X], m: GatedDelta, source: Tensor[X]) -> list[Op[X]]:
+    """The norm of every head with one shared weight, and the gate that is kept with it."""
+    heads = y.split(m.value_heads)
+    width = heads * m.value_dim
+    n = Norm(name="gated_norm", region=REGION, kind="rmsnorm", rows=y.tokens * heads, elements=y.tokens * width,
+             width=m.value_dim + 0 * heads, whole=m.value_dim)  # fmt: skip
+    gate = kept_tensor(y, "gate", width)
+    moved = (3 * gate.size_bytes, 5 * gate.size_bytes)
+    return [
+        norm_op(y, n, source),
+        memory_op(y, "output_gate", REGION, moved, saves=(gate,), kernels=1, output_bytes=gate.size_bytes),
+    ]
+
+
+def short_conv(y: Layout[X], m: ShortConv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of LFM2's layer: three streams in, one gated before and one after a convolution."""
+    width = y.split(m.width)
+    streams, mixed = kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "convolved", width, f"{REGION}.conv")
+    entry, product = kept_tensor(y, "conv input", width), kept_tensor(y, "gated", width)
+    moved = (6 * width * y.a * y.tokens, 8 * width * y.a * y.tokens)
+    return (
+        exchanges(y, inward(y, D, (3 * width, 3 * m.width), source, m.bias), 3 * width, "three streams"),
+        convolution(y, width, m.width, m.conv, m.bias),
+        memory_op(y, "gates", REGION, moved, saves=(streams, entry, mixed), kernels=2, output_bytes=product.size_bytes),
+        exchanges(y, outward(y, D, (width, m.width), product, m.bias), width, "output"),
+    )
+
+
+def recurrent_gate(y: Layout[X], m: RecurrentGate, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of Griffin's recurrent block (arXiv:2402.19427 section 2.3-2.4).
+
+    A GELU branch beside a convolution and a real-gated linear recurrence, whose two gates are block-diagonal products.
+    """
+    width, one = y.split(m.width), m.width // m.heads
+    T, flops = y.tokens, 4 * y.tokens * width * one
+    parameters = (
+        vector("rglru.gates", 2 * width * one, 2 * m.width * one),
+        vector("rglru.biases", 2 * width, 2 * m.width),
+        vector("rglru.decay", width, m.width),
+    )
+    kept = (
+        kept_tensor(y, "in.output", 2 * width),
+        kept_tensor(y, "convolved", width, f"{REGION}.conv"),
+        kept_tensor(y, "gates", 2 * width, SCAN),
+        Tensor(name="ssm.states", size_bytes=4 * T * width, born=SCAN),
+    )
+    gates = Scan(flops=flops + 10 * T * width, model_flops=flops, moved=y.a * T * 4 * width, state=width)
+    product = kept_tensor(y, "gated", width)
+    moved = (3 * product.size_bytes, 5 * product.size_bytes)
+    return (
+        exchanges(y, inward(y, D, (2 * width, 2 * m.width), source, bias=True), 2 * width, "two branches"),
+        convolution(y, width, m.width, m.conv, bias=True),
+        only_weights(y, "rglru.parameters", SCAN, parameters),
+        scan_op(y, "scan", gates, kept, kept[:2]),
+        memory_op(y, "output_gate", REGION, moved, kernels=2, output_bytes=product.size_bytes),
+        exchanges(y, outward(y, D, (width, m.width), product, bias=True), width, "output"),
+    )
+
+
+def rwkv(y: Layout[X], m: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of RWKV-4 time mixing (arXiv:2305.13048 equations 11 to 18).
+
+    Three mixes over time enter three projections; a channel's weighted sum takes about 12 FLOPs a token.
+    """
+    width, stream = y.split(m.width), y.residual_width(D)
+    mixes = (vector("mixes", 3 * stream, 3 * D),)
+    parameters = (vector("wkv.decay and bonus", 2 * width, 2 * m.width),)
+    kept = (kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "scanned", width, SCAN))
+    steps = Scan(flops=12 * y.tokens * width, model_flops=0 * y.tokens, moved=4 * y.a * y.tokens * width,
+                 state=3 * width)  # fmt: skip
+    mixed = (6 * source.size_bytes, 9 * source.size_bytes)
+    entries = tuple(y.residual(f"ssm.mixed {part}", D, REGION) for part in ("keys", "values"))
+    return (
+        memory_op(y, "mixes", REGION, mixed, weights=mixes, saves=(source, *entries), kernels=3,
+                  output_bytes=3 * source.size_bytes),
+        inward(y, D, (3 * width, 3 * m.width), y.residual("ssm.mixed receptances", D, REGION)),
+        only_weights(y, "wkv.parameters", SCAN, parameters),
+        scan_op(y, "scan", steps, kept, kept[:1]),
+        outward(y, D, (width, m.width), kept_tensor(y, "gated", width)),
+    )  # fmt: skip
+
+
+def mlstm(y: Layout[X], m: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of a matrix LSTM (arXiv:2405.04517 section 2.3, kernels arXiv:2503.14376).
+
+    Queries, keys, values and output gate in one projection, input and forget gates with biases in another; the state
+    of a head is dk by dv with a normaliser of dk. Chunked kernels take 4 dk dv FLOPs a head and token beside the
+    chunk's own square.
+    """
+    heads, T = y.split(m.heads), y.tokens
+    whole, values = m.heads * (2 * m.qk_dim + 2 * m.v_dim), heads * m.v_dim
+    gates = Shape(inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * m.heads, bias=True)
+    entry, scanned = kept_tensor(y, "in.output", y.split(whole)), kept_tensor(y, "scanned", values, SCAN)
+    normalisers = Tensor(name="ssm.normalisers", size_bytes=8 * T * heads, born=SCAN)
+    state = heads * m.qk_dim * (m.v_dim + 1)
+    flops = 4 * T * heads * m.qk_dim * m.v_dim
+    steps = Scan(flops=flops, model_flops=flops, moved=y.a * T * heads * (2 * m.qk_dim + 2 * m.v_dim), state=state)
+    kind: NormKind = "layernorm" if m.bias else "layernorm-no-bias"
+    n = Norm(name="head_norm", region=REGION, kind=kind, rows=T * heads,
+                      elements=T * values, width=values, whole=m.heads * m.v_dim)  # fmt: skip
+    product = kept_tensor(y, "gated", values)
+    moved = (3 * product.size_bytes, 5 * product.size_bytes)
+    return (
+        exchanges(
+            y, inward(y, D, (y.split(whole), whole), source, m.bias), y.split(whole), "queries, keys, values, gate"
+        ),
+        y.column("gates", REGION, gates, source),
+        scan_op(y, "scan", steps, (entry, scanned, normalisers), (entry,)),
+        norm_op(y, n, scanned),
+        memory_op(y, "output_gate", REGION, moved, saves=(product,), kernels=2, output_bytes=product.size_bytes),
+        exchanges(y, outward(y, D, (values, m.heads * m.v_dim), product, m.bias), values, "output"),
+    )

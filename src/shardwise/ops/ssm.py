@@ -1,0 +1,201 @@
+"""State-space mixers: Mamba and Mamba-2, split by channels or heads over the tensor-parallel ranks.
+
+Letters: T tokens on the rank, D hidden, I inner width and n state on the rank's channels, R rank of the time step, G
+groups, h heads, kc convolution. Sources: arXiv:2312.00752, arXiv:2405.21060, Megatron-LM core/ssm,
+state-spaces/mamba.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from shardwise.ledger.number import X, ceil, divide, minimum
+from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.models import Mamba1, Mamba2
+from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
+from shardwise.ops.layout import Layout, Shape, linear_weights, matmul, memory_op
+
+REGION = "ssm"
+STATE_BYTES = 4
+"""Engines keep recurrent state in fp32: vLLM mamba_ssm_cache_dtype, Nemotron-H config.json, 2026-08."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan(Generic[X]):
+    """A recurrence on one rank: FLOPs of its kernel and by convention, bytes in and out a pass, its state in elements.
+
+    `state` is of one sequence; serving reads and writes it once a step whatever was seen before.
+    """
+
+    flops: X
+    model_flops: X
+    moved: X
+    state: X
+
+
+def scan_op(
+    y: Layout[X], name: str, s: Scan[X], saves: tuple[Tensor[X], ...], reads: tuple[Tensor[X], ...] = ()
+) -> Op[X]:
+    """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2)."""
+    zero = 0 * s.flops
+    kept = 0 * s.moved if y.work.phase == "train" else 2 * STATE_BYTES * y.work.B * s.state
+    return Op(
+        name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=s.moved + kept,
+        backward_flops=3 * s.flops, backward_bytes=3 * s.moved, weight_flops=zero, weight_bytes=zero, rows=y.tokens,
+        columns=zero + 1, inner=zero + 1, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
+        output_bytes=s.moved / 2,
+    )  # fmt: skip
+
+
+def convolution(y: Layout[X], channels: X, whole: int, size: int, bias: bool = False) -> Op[X]:
+    """Return a causal convolution over `size` tokens of every channel; its neighbours keep its input and output.
+
+    2 * kc FLOPs a channel and token; serving keeps the last kc - 1 inputs of a sequence.
+    """
+    stream = y.a * y.tokens * channels
+    weights = [Weight(name="conv.weight", elements=channels * size, whole=0 * channels + whole * size, kind="vector")]
+    if bias:
+        weights.append(vector("conv.bias", channels, whole))
+    state = 0 * stream if y.work.phase == "train" else 2 * y.a * y.work.B * channels * (size - 1)
+    op = memory_op(y, "conv", f"{REGION}.conv", (2 * stream + state, 3 * stream), weights=tuple(weights),
+                   output_bytes=stream)  # fmt: skip
+    flops = 2 * size * y.tokens * channels
+    return replace(op, flops=flops, backward_flops=flops, weight_flops=flops)
+
+
+def exchanges(y: Layout[X], op: Op[X], width: X, tensor: str) -> Op[X]:
+    """Return an operator with the exchange of a split sequence for heads (Megatron-LM mamba_context_parallel.py)."""
+    size = y.a * y.tokens * width
+    hop: Collective[X] = Collective(axis="cp", verb="all_to_all", size_bytes=size, tensor=tensor)
+    return replace(op, forward=(*op.forward, hop), backward=(*op.backward, hop))
+
+
+def inward(y: Layout[X], D: int, outputs: tuple[X, int], source: Tensor[X], bias: bool = False) -> Op[X]:
+    """Return the projection from the residual stream to everything a mixer works on, split by heads."""
+    local, whole = outputs
+    shape = Shape(inputs=D + 0 * local, outputs=local, whole_inputs=D, whole_outputs=whole, bias=bias)
+    return y.column("in", REGION, shape, source)
+
+
+def outward(y: Layout[X], D: int, inputs: tuple[X, int], source: Tensor[X], bias: bool = False) -> Op[X]:
+    """Return the projection back to the residual stream."""
+    local, whole = inputs
+    shape = Shape(inputs=local, outputs=D + 0 * local, whole_inputs=whole, whole_outputs=D, bias=bias)
+    return y.row("out", REGION, shape, source)
+
+
+def kept_tensor(y: Layout[X], name: str, width: X, born: str = REGION) -> Tensor[X]:
+    """Return a tensor of a mixer, `width` elements a token."""
+    return y.activation(f"ssm.{name}", width, born)
+
+
+def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of a Mamba layer: gate and stream in, convolution, selective scan, gated output.
+
+    The fused kernel keeps its input, dt, B and C before and after their layout changes, the scan's output and states,
+    and makes the convolution and the time step again (state-spaces/mamba ops/selective_scan_interface.py,
+    MambaInnerFn). The scan is 7 FLOPs a state element and token: two products and an exponential to discretise, two
+    to update, two to read.
+    """
+    inner, n, R = y.split(m.inner), m.state, m.dt_rank
+    T, low = y.tokens, R + 2 * n
+    zero = 0 * inner
+    entry = kept_tensor(y, "in.output", 2 * inner)
+    parameters = (vector("ssm.A", inner * n, m.inner * n), vector("ssm.D", inner, m.inner))
+    small = Shape(inputs=inner, outputs=low + zero, whole_inputs=m.inner, whole_outputs=low)
+    step = Shape(inputs=R + zero, outputs=inner, whole_inputs=R, whole_outputs=m.inner, bias=True)
+    selected, scanned = kept_tensor(y, "selected", low + zero), kept_tensor(y, "scanned", inner, f"{REGION}.scan")
+    steps = Scan(flops=7 * T * inner * n, model_flops=7 * T * inner * n, moved=y.a * T * (4 * inner + 2 * n),
+                 state=inner * n)  # fmt: skip
+    states = Tensor(name="ssm.states", size_bytes=8 * inner * n * y.work.B * ceil(divide(y.work.S, 2048)),
+                    born=f"{REGION}.scan")  # fmt: skip
+    reads = (entry, selected)
+    return (
+        exchanges(y, inward(y, D, (2 * inner, 2 * m.inner), source, m.proj_bias), 2 * inner, "stream and gate"),
+        convolution(y, inner, m.inner, m.conv, m.conv_bias),
+        _reduced(y, _product(y, "select", small, reads=(entry,)), low),
+        *_selected_norms(y, m, selected),
+        _product(y, "time_step", step, reads=(selected,)),
+        only_weights(y, "ssm.parameters", f"{REGION}.scan", parameters),
+        scan_op(y, "scan", steps, (*reads, kept_tensor(y, "B and C", 2 * n + zero), scanned, states), reads),
+        exchanges(y, outward(y, D, (inner, m.inner), kept_tensor(y, "gated", inner), m.proj_bias), inner, "output"),
+    )
+
+
+def _product(y: Layout[X], name: str, shape: Shape[X], reads: tuple[Tensor[X], ...]) -> Op[X]:
+    """Return a small product within the mixer, whose operands the fused kernel makes again."""
+    weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+    op = matmul(y, name, f"{REGION}.scan", (y.tokens, shape.outputs, shape.inputs), weights, reads[0])
+    return replace(op, reads=reads, saves=())
+
+
+def _reduced(y: Layout[X], op: Op[X], width: int) -> Op[X]:
+    """The time step, B and C come from all channels: summed over ranks forward, and their gradient backward."""
+    size = y.a * y.tokens * width
+    total: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=size, tensor="time step, B, C")
+    return replace(op, forward=(total,), backward=(replace(total, tensor="their gradients"),))
+
+
+def _selected_norms(y: Layout[X], m: Mamba1, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Jamba norms the time step, B and C (arXiv:2403.19887)."""
+    if not m.norms:
+        return ()
+    zero = 0 * y.tokens
+    sizes = (("dt_norm", m.dt_rank), ("B_norm", m.state), ("C_norm", m.state))
+    return tuple(
+        norm_op(y, Norm(name=name, region=f"{REGION}.scan", kind="rmsnorm", rows=y.tokens, elements=y.tokens * width,
+                        width=zero + width, whole=width), source)
+        for name, width in sizes
+    )  # fmt: skip
+
+
+def mamba2(y: Layout[X], m: Mamba2, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of a Mamba-2 layer: projection in, convolution, chunked scan, gated norm, projection out.
+
+    The fused kernel keeps its input and the scan's output and makes the convolution again (state-spaces/mamba
+    ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn).
+    """
+    heads, inner = y.split(m.heads), y.split(m.inner)
+    groups = y.kv_heads(m.groups)
+    wide = 2 * inner + 2 * groups * m.state + heads
+    whole = 2 * m.inner + 2 * m.groups * m.state + m.heads
+    channels = inner + 2 * groups * m.state
+    entry, scanned = kept_tensor(y, "in.output", wide), kept_tensor(y, "scanned", inner, f"{REGION}.scan")
+    product = kept_tensor(y, "gated", inner) if m.gated_norm else scanned
+    return (
+        exchanges(y, inward(y, D, (wide, whole), source, m.proj_bias), wide, "stream, gate, B, C, time step"),
+        convolution(y, channels, m.inner + 2 * m.groups * m.state, m.conv, m.conv_bias),
+        only_weights(y, "ssm.parameters", f"{REGION}.scan", (vector("ssm.A, D, dt", 3 * heads, 3 * m.heads),)),
+        scan_op(y, "scan", _dual(y, m), (entry, scanned), (entry,)),
+        *_gated_norm(y, m, groups, scanned),
+        exchanges(y, outward(y, D, (inner, m.inner), product, m.out_bias), inner, "output"),
+    )
+
+
+def _dual(y: Layout[X], m: Mamba2) -> Scan[X]:
+    """Chunks of Q tokens as products, states between them (arXiv:2405.21060 section 6); one token as a recurrence.
+
+    A token costs 2 Q G n for C B^T, 2 Q I for its product with the stream, 4 n I for the chunk's state in and out.
+    Megatron-LM counts 7 I n (training.py, mamba_layer_flops), which is also what the recurrence takes.
+    """
+    T, inner, n = y.tokens, y.split(m.inner), m.state
+    groups = y.kv_heads(m.groups)
+    moved = y.a * T * (2 * inner + 2 * groups * n + inner)
+    recurrent = 7 * T * inner * n
+    chunk = minimum(y.work.S, m.chunk)
+    chunked = 2 * T * (chunk * (groups * n + inner) + 2 * n * inner)
+    flops = recurrent if y.work.phase == "decode" else chunked
+    return Scan(flops=flops, model_flops=recurrent, moved=moved, state=inner * n)
+
+
+def _gated_norm(y: Layout[X], m: Mamba2, groups: X, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """The norm of the gated output, one row a group; gate and output are kept already."""
+    if not m.gated_norm:
+        return ()
+    inner = y.split(m.inner)
+    n = Norm(name="gated_norm", region=REGION, kind="rmsnorm", rows=y.tokens * groups, elements=y.tokens * inner,
+             width=inner, whole=m.inner)  # fmt: skip
+    op = norm_op(y, n, source)
+    statistics = Tensor(name="gated_norm.statistics", size_bytes=4 * n.rows, born=REGION)
+    return (replace(op, saves=(source, statistics)),)
