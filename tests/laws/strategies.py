@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
 from shardwise.hardware import Cluster, Tier
 from shardwise.models import MLP, Attention, Block, LatentAttention, Mamba2, Model, MoE
-from shardwise.plans import PRECISIONS, RECOMPUTES, SHARDINGS, Plan, Training, find_stack, stack_names
+from shardwise.plans import (
+    CONTEXT_KINDS,
+    PRECISIONS,
+    RECOMPUTES,
+    SCHEDULES,
+    SHARDINGS,
+    Plan,
+    Training,
+    find_stack,
+    stack_names,
+)
 from shardwise.plans._legality import MODULE_NAMES, batch_problems, plan_problems
 from shardwise.training import Case
 
@@ -277,3 +288,59 @@ def refilled(case: Case, **changes: Any) -> Case:
     domain = case.cluster.tiers[0].size
     cluster = cluster_of(case.cluster.device.name, plan.num_devices, min(domain, plan.num_devices))
     return replace(case, plan=plan, job=job, cluster=cluster)
+
+
+def random_plans(model: Model, num_devices: int, job: Training, count: int) -> list[Plan]:
+    """Return so many legal plans of a model that fill the devices, always the same ones, of two dozen structures."""
+    drawn, found = Random(count), set[Plan]()
+    structures = [_random_structure(drawn) for _ in range(24)]
+    while len(found) < count:
+        plan = drawn.choice(structures)
+        tp, cp, pp = (drawn.choice(x) for x in ((1, 2, 4, 8), (1, 1, 2, 4), (1, 1, 2, 4, 8)))
+        flat = plan.layout == "summa"
+        tp2 = drawn.choice((1, 2)) if flat else 1
+        plan = replace(
+            plan,
+            tp=max(tp, 2) if plan.sequence_parallel else tp,
+            tp2=tp2,
+            cp=cp,
+            pp=pp,
+            dp=num_devices // (tp * tp2 * cp * pp),
+            vpp=drawn.choice((2, 4)) if plan.schedule == "interleaved" else 1,
+            panels=drawn.choice((1, 2, 4)) if flat else 1,
+            ep=drawn.choice((1, 1, 2, 4, 8)),
+            etp=drawn.choice((1, 1, 2)),
+            micro_batch=drawn.choice((1, 2)),
+            recompute_layers=drawn.choice((1, 3)) if plan.recompute_layers else 0,
+            order=drawn.choice(ORDERS),
+        )
+        if drawn.random() < 0.3:
+            plan = replace(plan, stage_layers=_random_stages(drawn, model.num_layers, plan.pp * plan.vpp))
+        fills = plan.num_devices == num_devices
+        if fills and not plan_problems(model, plan, job.seq_len) and not batch_problems(plan, job.global_batch):
+            found.add(plan)
+    return sorted(found, key=repr)
+
+
+def _random_structure(drawn: Random) -> Plan:
+    """Return a plan with the choices that a column of plans has in common."""
+    flat, sharding, mode = drawn.random() < 0.2, drawn.choice(SHARDINGS), drawn.choice(RECOMPUTES)
+    modules = drawn.choice(((), (), ("layernorm",)))
+    return Plan(
+        layout="summa" if flat else "1d",
+        sequence_parallel=not flat and drawn.random() < 0.7,
+        cp_kind=drawn.choice(CONTEXT_KINDS),  # type: ignore[arg-type]
+        schedule=drawn.choice(SCHEDULES),  # type: ignore[arg-type]
+        sharding=sharding,  # type: ignore[arg-type]
+        shard=2 if sharding == "hsdp" else 1,
+        recompute=mode,  # type: ignore[arg-type]
+        modules=modules,
+        recompute_layers=drawn.choice((0, 1)) if mode != "none" or modules else 0,
+    )
+
+
+def _random_stages(drawn: Random, layers: int, pieces: int) -> tuple[int, ...]:
+    if pieces > layers:
+        return ()
+    cuts = sorted(drawn.sample(range(1, layers), pieces - 1))
+    return tuple(b - a for a, b in zip((0, *cuts), (*cuts, layers), strict=True))

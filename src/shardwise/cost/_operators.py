@@ -74,7 +74,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds of one pass of an operator: "forward", "input" (gradient) or "weight" (gradient)."""
     flops = {"forward": op.flops, "input": op.backward_flops, "weight": op.weight_flops}[which]
     moved = {"forward": op.forward_bytes, "input": op.backward_bytes, "weight": op.weight_bytes}[which]
-    if op.kind == "none" or op.kernels == 0:
+    if op.kind == "none" or (isinstance(op.kernels, (int, float)) and op.kernels == 0):
         return 0 * flops
     if op.kind == "matmul":
         if op.region.endswith("core") and which == "input":

@@ -1,0 +1,217 @@
+"""Laws of collectives over tiers of links, and of what a device may reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from laws.helpers import SLACK, tried
+from laws.strategies import DEVICES
+from shardwise.cost import Efficiencies, collective_seconds, network_of, op_seconds, rates_of
+from shardwise.cost._rates import constants
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster, Tier, device_names, find_device
+from shardwise.ledger.op import Op, Verb
+from shardwise.units import parse_bandwidth
+
+VERBS: tuple[Verb, ...] = get_args(Verb)
+RINGS = tuple(v for v in VERBS if v != "send")
+SIZES = st.sampled_from((1.0, 8e3, 1e6, 64e6, 1e9, 1e11))
+IDEAL = Efficiencies(ideal=True)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[Any, tuple[int, ...]]:
+    """Draw (network, group): one to three tiers, and how many ranks of a group sit in a domain of each."""
+    device = draw(st.sampled_from(DEVICES))
+    inner, pods, outer = (draw(st.sampled_from(x)) for x in ((1, 2, 4, 8), (1, 2, 4), (1, 2, 8, 32)))
+    cluster = Cluster.parse(f"256x{device}")
+    fast, slow = cluster.tiers
+    tiers = [fast]
+    group = [inner]
+    if draw(st.booleans()):
+        tiers.append(
+            Tier(name="pod", size=32, bytes_per_second=slow.bytes_per_second, latency_seconds=2e-6, in_network=False)
+        )
+        group.append(inner * pods)
+    if draw(st.booleans()) or len(tiers) > 1:
+        tiers.append(replace(slow, bytes_per_second=slow.bytes_per_second / draw(st.sampled_from((1, 4)))))
+        group.append(group[-1] * outer)
+    tiers[-1] = replace(tiers[-1], size=256) if len(tiers) > 1 else replace(fast, size=256)
+    return network_of(cluster.with_tiers(tiers), draw(st.sampled_from((Efficiencies(), IDEAL)))), tuple(group)
+
+
+@given(networks(), SIZES)
+@tried(200)
+def test_an_all_reduce_costs_at_least_its_halves(where: tuple[Any, tuple[int, ...]], size: float) -> None:
+    """An all-reduce costs at least a reduce-scatter, and at least half of reduce-scatter and all-gather, everywhere."""
+    net, group = where
+    whole, scatter, gather = (
+        collective_seconds(net, v, size, group) for v in ("all_reduce", "reduce_scatter", "all_gather")
+    )
+    assert whole * SLACK >= scatter
+    assert whole * SLACK >= (scatter + gather) / 2
+    assert whole <= (scatter + gather) * 1.5
+
+
+@given(networks(), SIZES, st.sampled_from(VERBS))
+@tried(100)
+def test_nothing_to_send_costs_nothing(where: tuple[Any, tuple[int, ...]], size: float, verb: Verb) -> None:
+    """A group of one and a message of no bytes are free; anything else takes time."""
+    net, group = where
+    alone = (1,) * len(group)
+    assert collective_seconds(net, verb, size, alone) == 0
+    assert collective_seconds(net, verb, 0.0, group) == 0
+    assert (collective_seconds(net, verb, size, group) > 0) == (group[-1] > 1)
+
+
+@given(networks(), SIZES, st.sampled_from(RINGS), st.sampled_from((2, 4)))
+@tried(200)
+def test_latency_grows_with_the_ranks(where: tuple[Any, tuple[int, ...]], size: float, verb: Verb, times: int) -> None:
+    """More ranks on the outermost tier never make a collective cheaper, and its latency grows."""
+    net, group = where
+    assume(not (net.links[0].in_network and verb == "all_reduce"))
+    larger = (*group[:-1], group[-1] * times)
+    assert collective_seconds(net, verb, size, larger) * SLACK >= collective_seconds(net, verb, size, group)
+    if net.links[-1].step_seconds:
+        assert collective_seconds(net, verb, 1.0, larger) > collective_seconds(net, verb, 1.0, group)
+
+
+@given(networks(), SIZES, st.sampled_from(VERBS))
+@tried(200)
+def test_two_tiers_cost_at_least_the_fast_one(where: tuple[Any, tuple[int, ...]], size: float, verb: Verb) -> None:
+    """A collective over two tiers costs at least the same collective confined to the fast tier."""
+    net, group = where
+    confined = (group[-1],) * len(group)
+    assert collective_seconds(net, verb, size, group) * SLACK >= collective_seconds(net, verb, size, confined)
+
+
+@given(st.sampled_from(DEVICES), st.sampled_from((1, 2, 4, 8)), st.sampled_from(VERBS), SIZES)
+@tried(60)
+def test_more_network_cards_never_slow_a_collective(device: str, inside: int, verb: Verb, size: float) -> None:
+    """Adding network cards to a node never slows, on every branch of every topology."""
+    times = [
+        collective_seconds(
+            network_of(Cluster.parse(f"64x{device}", {"nics_per_node": n}), Efficiencies()), verb, size, (inside, 16)
+        )
+        for n in (1, 2, 4, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+    if inside < 8 and size > 1e6:
+        assert times[-1] < times[0]
+
+
+@given(networks(), SIZES, st.sampled_from(VERBS), st.floats(1.0, 8.0))
+@tried(100)
+def test_more_bytes_never_take_less_time(
+    where: tuple[Any, tuple[int, ...]], size: float, verb: Verb, times: float
+) -> None:
+    """A collective is monotone in its size, and with efficiencies of one no faster than its links."""
+    net, group = where
+    one, more = (collective_seconds(net, verb, s, group) for s in (size, size * times))
+    assert more * SLACK >= one
+
+
+def test_bits_and_bytes_of_a_link_differ_by_eight() -> None:
+    """Bandwidth entered as Gb/s and as GB/s differ by a factor of eight, from the text to the seconds."""
+    assert parse_bandwidth("200GB/s") == 8 * parse_bandwidth("200Gb/s")
+    fast, slow = (
+        collective_seconds(
+            network_of(Cluster.parse("16xh100-sxm-80gb", {"nics_per_node": 8, "nic_bandwidth": text}), IDEAL),
+            "send",
+            1e9,
+            (1, 2),
+        )
+        for text in ("50GB/s", "50Gb/s")
+    )
+    assert slow == pytest.approx(8 * fast)
+
+
+@pytest.mark.parametrize("name", [n for n in device_names() if find_device(n).device.knows("memory_bytes_per_second")])
+def test_no_device_beats_its_datasheet(name: str) -> None:
+    """Compute never exceeds the datasheet peak nor traffic the datasheet bandwidth, for every device and data type."""
+    device = find_device(name).device
+    for dtype in device.matrix_flops:
+        rates, peak = rates_of(device, dtype, 5e-6, Efficiencies()), device.peak_flops(dtype)
+        for flops in (rates.matmul_flops, rates.grouped_flops):
+            assert 0 < flops < peak
+        assert 0 < rates.attention_forward_flops < peak
+        assert 0 < rates.attention_backward_flops < peak
+        for moved in (rates.matmul_bytes, rates.memory_bytes):
+            assert 0 < moved < device.memory_bytes_per_second
+
+
+def test_every_fitted_constant_is_a_possible_one() -> None:
+    """Efficiencies lie between nothing and one, times are not negative, and every fit names its source and date."""
+    for family, table in constants().items():
+        rows = [table] if "efficiency" in table else [r for r in table.values() if isinstance(r, dict)]
+        flat = [r for row in rows for r in (row.values() if all(isinstance(x, dict) for x in row.values()) else [row])]
+        assert flat, family
+        for row in flat:
+            assert row["source"] and row["date"], family
+            for key, value in row.items():
+                if key in ("compute", "memory", "efficiency", "forward", "backward"):
+                    assert 0 < value <= 1, (family, key)
+                elif not isinstance(value, str):
+                    assert value >= 0, (family, key)
+
+
+def _op(kind: Any, m: int, n: int, k: int) -> Op[float]:
+    flops, moved = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
+    return Op(
+        name="op",
+        kind=kind,
+        region="mlp",
+        flops=flops if kind != "memory" else 0.0,
+        forward_bytes=moved,
+        backward_flops=flops if kind != "memory" else 0.0,
+        backward_bytes=moved,
+        weight_flops=flops if kind in ("matmul", "grouped") else 0.0,
+        weight_bytes=moved,
+        rows=m,
+        columns=n,
+        inner=k,
+    )
+
+
+@given(
+    st.sampled_from(DEVICES),
+    st.sampled_from(("matmul", "grouped", "attention", "memory", "scan")),
+    st.tuples(*(st.integers(1, 20000),) * 3),
+)
+@tried(150)
+def test_no_operator_beats_the_roofline(device: str, kind: Any, shape: tuple[int, int, int]) -> None:
+    """Every pass of every operator takes at least its FLOPs at peak and its bytes at full bandwidth."""
+    found = find_device(device).device
+    op = _op(kind, *shape)
+    for efficiencies in (Efficiencies(), IDEAL, Efficiencies(compute=0.5, memory=0.5)):
+        seconds = op_seconds(rates_of(found, "bf16", 0.0, efficiencies), op)
+        peak, bandwidth = found.peak_flops("bf16"), found.memory_bytes_per_second
+        for got, flops, moved in (
+            (seconds.forward, op.flops, op.forward_bytes),
+            (seconds.backward_input, op.backward_flops, op.backward_bytes),
+        ):
+            assert got * SLACK >= max(flops / peak, moved / bandwidth)
+
+
+@pytest.mark.parametrize("kind", ["none", "memory", "matmul"])
+def test_an_empty_operator_costs_at_most_a_launch(kind: Any) -> None:
+    """An operator without bytes and FLOPs costs nothing or one launch, and none without kernels."""
+    op = _op(kind, 0, 0, 0)
+    rates = rates_of(find_device("h100-sxm-80gb").device, "bf16", 5e-6, Efficiencies())
+    starts = rates.launch + max(rates.memory_start, rates.matmul_start)
+    assert 0 <= op_seconds(rates, op).forward <= starts
+    assert op_seconds(rates, replace(op, kind="memory", kernels=0)).forward == 0
+
+
+@pytest.mark.parametrize("field", ["compute", "memory", "fast_link", "slow_link"])
+@pytest.mark.parametrize("value", [-0.1, 1.01, 7])
+def test_efficiencies_above_one_are_refused(field: str, value: float) -> None:
+    """No one can impose more than the datasheet by a fraction."""
+    with pytest.raises(InputError) as error:
+        rates_of(find_device("h100-sxm-80gb").device, "bf16", 0.0, Efficiencies(**{field: value}))
+    assert [p.field for p in error.value.problems] == [f"{field}_efficiency"]
