@@ -14,13 +14,6 @@ from shardwise.models._load import catalogue
 from shardwise.models.families import FAMILIES
 from shardwise.ops import count_parameters
 
-# Families with mixers, norms or vectors that the operator ledger does not list yet; a test below keeps this list short.
-_PENDING = """
-    apertus bamba bitnet deepseek_v4 falcon_h1 falcon_mamba gemma3n_text gemma4_text glm_moe_dsa granitemoehybrid jamba
-    kimi_linear lfm2 lfm2_moe llama4_text mamba mamba2 nanochat nemotron_h olmo opt qwen3_5_moe_text qwen3_5_text
-    qwen3_next recurrent_gemma rwkv step3p5 xlstm zamba2
-"""
-PENDING = frozenset(_PENDING.split())
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
 
 
@@ -31,25 +24,17 @@ def goldens() -> dict[str, Any]:
     return golden
 
 
-def pending(family: str, request: pytest.FixtureRequest) -> None:
-    """Expect a failure of a family that the operator ledger does not know whole."""
-    if family in PENDING:
-        request.applymarker(pytest.mark.xfail(reason=f"the ledger lacks operators of {family}"))
-
-
 @pytest.mark.parametrize("name", goldens()["models"])
-def test_named_models_have_their_exact_count(name: str, request: pytest.FixtureRequest) -> None:
+def test_named_models_have_their_exact_count(name: str) -> None:
     """A whole configuration of a known model gives the count that transformers builds."""
     entry = goldens()["models"][name]
     model = model_from_config(entry["config"])
-    pending(model.family, request)
     assert count_parameters(model) == entry["parameters"]
 
 
 @pytest.mark.parametrize("family", goldens()["random"])
-def test_random_configurations_have_their_exact_count(family: str, request: pytest.FixtureRequest) -> None:
+def test_random_configurations_have_their_exact_count(family: str) -> None:
     """Twenty random configurations of every family, as saved to a file, give the count that transformers builds."""
-    pending(family, request)
     assert not wrong_counts(family)
 
 
@@ -61,15 +46,6 @@ def wrong_counts(family: str) -> dict[str, int]:
         if counted != entry["parameters"]:
             wrong[json.dumps(entry["config"])] = counted - entry["parameters"]
     return wrong
-
-
-@pytest.mark.parametrize("family", sorted(PENDING))
-def test_pending_families_are_still_pending(family: str) -> None:
-    """A family whose counts have become exact leaves the list."""
-    try:
-        assert wrong_counts(family), f"{family} is exact now: take it off PENDING"
-    except KeyError:
-        assert family in PENDING
 
 
 @pytest.mark.parametrize("family", goldens()["random"])
@@ -88,10 +64,9 @@ def correction_biases(model: Any) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in model_names() if "parameters" in catalogue()[name]])
-def test_catalogue_models_have_their_published_count(name: str, request: pytest.FixtureRequest) -> None:
+def test_catalogue_models_have_their_published_count(name: str) -> None:
     """A published count is met exactly; checkpoints with a correction bias count that too."""
     model = load_model(name)
-    pending(model.family, request)
     counted, published = count_parameters(model), catalogue()[name]["parameters"]
     assert published in (counted, counted + correction_biases(model))
 

@@ -129,7 +129,7 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, m.heads),)))
     gates, product = gated(y, m, D, source, core_output(y, core))
     if not gates:
-        product = merged(y, product, y.stack.attention == "eager")
+        product = merged(y, product, y.stack.attention == "eager" or y.stack.merged_attention_copy)
     out = Shape(inputs=heads * m.value_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.value_dim, whole_outputs=D,
                 bias=m.out_bias)  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, product))
