@@ -13,9 +13,11 @@ SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
     "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
+    "compare": "two plans side by side, with what differs",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
 }
+BOTH = "exit status: 0 both fit, 1 one does not, 2 bad input"
 COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 
@@ -36,6 +38,16 @@ def _explain() -> Command:
     return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
 
 
+def _compare() -> Command:
+    files = {
+        "first": Flag("first", _kinds.TEXT, "a case file, or the model", "positional"),
+        "second": Flag("second", _kinds.FILE, "the other case file", "positional"),
+    }
+    cases = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.SIDES}
+    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
+
+
 def _listing(name: str) -> Command:
     search = {"search": Flag("search", _kinds.TEXT, "words that the name holds", "positional")}
     output = {key: OUTPUT[key] for key in ("json", "width", "help")}
@@ -48,6 +60,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "train": _train,
     "infer": _infer,
     "explain": _explain,
+    "compare": _compare,
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from shardwise.cli import _kinds as k
@@ -66,6 +66,12 @@ OUTPUT = _flags(
 WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
 
 
+_SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
+SIDES = _flags(
+    "sides",
+    ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
+    ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
+)
 EXPLAIN = _flags(
     "number",
     ("what", k.choice("step", "memory", "ttft", "tpot"), "the number to open"),

@@ -16,6 +16,7 @@ _GROUPS = {
     "where": "where",
     "plan": "plan",
     "job": "job",
+    "sides": "the two sides",
     "number": "number",
     "shape": "shape",
     "efficiency": "what the machine reaches",

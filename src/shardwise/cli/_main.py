@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from shardwise._version import __version__
-from shardwise.cli._answer import Answer
 from shardwise.cli._run import answer
 from shardwise.errors import InputError, Problem
 
@@ -43,27 +42,31 @@ def _forgive(stream: TextIO) -> None:
 def _run(words: list[str]) -> int:
     as_json = "--json" in words
     try:
-        if words in (["--version"], ["-V"]):
-            sys.stdout.write(f"shardwise {__version__}\n")
-            return 0
-        result = answer(words)
+        text, status = _text(words, as_json)
     except InputError as error:
         return _refuse(error.problems, as_json)
     except Exception as error:  # a fault of ours: said in one line, with the traceback on request
         if os.environ.get("SHARDWISE_DEBUG"):
             raise
         rule = f"fault in shardwise: {type(error).__name__}: {' '.join(str(error).split())}"
-        _refuse(
-            (
-                Problem(
-                    "shardwise", __version__, rule, "please report it with the command; SHARDWISE_DEBUG=1 shows where"
-                ),
-            ),
-            as_json,
-        )
+        remedy = "please report it with the command; SHARDWISE_DEBUG=1 shows where"
+        _refuse((Problem("shardwise", __version__, rule, remedy),), as_json)
         return FAULT
-    _print(result, as_json)
-    return result.status
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return status
+
+
+def _text(words: list[str], as_json: bool) -> tuple[str, int]:
+    """Return what a command line prints and its exit status."""
+    if words in (["--version"], ["-V"]):
+        return f"shardwise {__version__}\n", 0
+    result = answer(words)
+    if as_json:
+        return json.dumps(result.tree(), indent=2, allow_nan=False) + "\n", result.status
+    from shardwise.report._page import text_of
+
+    return text_of(result.page(), sys.stdout), result.status
 
 
 def _refuse(problems: Sequence[Problem], as_json: bool) -> int:
@@ -75,13 +78,3 @@ def _refuse(problems: Sequence[Problem], as_json: bool) -> int:
             sys.stderr.write("error: " + " ".join(str(problem).split()) + "\n")
         sys.stderr.flush()
     return BAD_INPUT
-
-
-def _print(result: Answer, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(result.tree(), indent=2, allow_nan=False) + "\n")
-    else:
-        from shardwise.report._page import show
-
-        show(result.page(), sys.stdout)
-    sys.stdout.flush()

@@ -144,15 +144,16 @@ def wants_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def show(page: Page, stream: TextIO) -> None:
-    """Print a page on a stream, in colour on a terminal."""
+def text_of(page: Page, stream: TextIO) -> str:
+    """Return a page as text for a stream: in colour for a terminal, in ASCII where it shows nothing else."""
     translate = {} if is_unicode(stream) else _ASCII
     if not wants_colour(stream):
-        stream.write(page.plain().translate(translate) + "\n")
-        return
+        return page.plain().translate(translate) + "\n"
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=stream, width=page.width, highlight=False, soft_wrap=True)
-    for line in page.lines:
-        console.print(Text.assemble(*((text.translate(translate), style) for text, style in line)), end="\n")
+    console = Console(force_terminal=True, width=page.width, highlight=False, soft_wrap=True)
+    with console.capture() as capture:
+        for line in page.lines:
+            console.print(Text.assemble(*((text.translate(translate), style) for text, style in line)))
+    return capture.get()
