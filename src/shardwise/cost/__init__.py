@@ -1,14 +1,17 @@
 """Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
 
+from shardwise.cost._bands import Band, band_of
 from shardwise.cost._network import Network, collective_seconds, network_of
 from shardwise.cost._operators import PassSeconds, kernel_seconds, op_seconds
 from shardwise.cost._rates import Efficiencies, Rates, rates_of
 
 __all__ = [
+    "Band",
     "Efficiencies",
     "Network",
     "PassSeconds",
     "Rates",
+    "band_of",
     "collective_seconds",
     "kernel_seconds",
     "network_of",

@@ -127,6 +127,15 @@ def _matmul_row(family: str, dtype: str) -> tuple[dict[str, Any], str]:
     return table["generic"]["matmul"][wide], f"{dtype} matrix products use the generic {wide} efficiency"
 
 
+def lasting(row: dict[str, Any]) -> float:
+    """Return the share of the peak that products keep in lasting runs, where a second laboratory measured it.
+
+    >>> lasting({"compute": 0.8, "sustained": 0.5}), lasting({"compute": 0.8})
+    (0.4, 0.8)
+    """
+    return float(row["compute"] * row.get("sustained", 1.0))
+
+
 def tiling_of(device: Device, row: dict[str, Any], ideal: bool) -> Tiling:
     """Return how a device cuts products; nothing is cut when efficiencies are one or the cores are not known."""
     known = device.knows("num_cores") and not ideal
@@ -152,7 +161,7 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
         return 1.0 if imposed.ideal else user or fitted
 
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
-    compute, memory = effective(row["compute"], imposed.compute), effective(row["memory"], imposed.memory)
+    compute, memory = effective(lasting(row), imposed.compute), effective(row["memory"], imposed.memory)
 
     def named(name: str, value: float, source: str) -> float:
         return leaf(name, value, source)

@@ -114,6 +114,5 @@ def captured(rates: Rates[X], engine: Engine, kernels: Kernels, ideal: bool) -> 
         rates,
         memory_start=zero + scale * engine.small_kernel_seconds,
         launch=zero,
-        matmul_flops=kernels.sustained * rates.matmul_flops,
         attention_forward_flops=kernels.sustained * rates.attention_forward_flops,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from shardwise.cost import Efficiencies
+from shardwise.cost import Efficiencies, band_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
@@ -196,6 +196,18 @@ class TrainReport:
             sizes = sizes_of(self.plan, self.job.global_batch, self.case.domains)
             stages: Any = stages_of(self.case)
             return evaluate(self.case, sizes, stages)
+
+    @cached_property
+    def interval(self) -> dict[str, tuple[float, float]]:
+        """10 to 90 % intervals of the headlines, from published runs of comparable devices and frameworks."""
+        family, stack = self.evaluation.rates.family, self.case.stack.name
+        time = band_of("step_seconds", f"{family}.{stack}", family)
+        low, high = time.around(self.step_seconds)
+        rates = {"tokens_per_second_per_gpu": self.tokens_per_second_per_gpu, "mfu": self.mfu, "hfu": self.hfu}
+        rates["model_flops_per_second_per_gpu"] = self.model_flops_per_second_per_gpu
+        found = {name: (value / time.high, value / time.low) for name, value in rates.items()}
+        memory = band_of("memory.peak_bytes", stack)
+        return {"step_seconds": (low, high), "memory.peak_bytes": memory.around(self.allocated_bytes), **found}
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.
