@@ -1,6 +1,7 @@
 """What each mixer keeps for the tokens to come: keys and values, latents, windows, recurrent states.
 
-Letters: K key-value heads on the rank, H head dim, t tensor-parallel ranks. Sources: arXiv:2309.06180 for keys and values, arXiv:2405.04434 section 2.1 for latents, arXiv:2312.00752 and arXiv:2405.21060 for states.
+Letters: K key-value heads on the rank, H head dim, t tensor-parallel ranks. Sources: arXiv:2309.06180 for keys
+and values, arXiv:2405.04434 section 2.1 for latents, arXiv:2312.00752 and arXiv:2405.21060 for states.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
     """Return what fits on one replica under the engine's budget.
 
     `kv_cache_tokens` counts whole blocks for models whose cache grows with every token, and for others what requests of
-    the asked length hold together, as vLLM prints it. `largest_prefill_batch` is bound by activations and the cache of the
-    prompts, `largest_decode_batch` by the cache of requests at full length; `longest_context` keeps batch and output.
+    the asked length hold together, as vLLM prints it. `largest_prefill_batch` is bound by activations and the prompts'
+    cache, `largest_decode_batch` by the cache of requests at full length; `longest_context` keeps batch and output.
     """
     job, stages = case.job, footprints(case, e)
     new, full, batch = case.new_input_tokens, job.total_tokens, int(e.sizes.batch)

@@ -19,7 +19,8 @@ class Engine:
     """One inference engine.
 
     `budget` is how it spells its memory fraction: "total" bounds weights, activations and cache, "static"
-    weights and cache, "free" is the cache's share of what is left. `fused` names operators that run inside another kernel.
+    weights and cache, "free" is the cache's share of what is left. `fused` names operators that run
+    inside another kernel.
     """
 
     name: str

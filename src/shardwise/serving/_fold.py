@@ -9,14 +9,14 @@ from shardwise.ledger.number import X, largest, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import messages
-from shardwise.serving._ledger import live_bytes, weight_bytes
+from shardwise.serving._ledger import live_bytes, table_bytes, weight_bytes
 from shardwise.serving._price import Server, op_seconds
 from shardwise.serving._quantization import Format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part(Generic[X]):
-    """A list of operators on one rank: seconds, and of these by operator and by axis; bytes alive and of weights."""
+    """A list of operators on one rank: seconds by operator and axis, bytes alive, of weights and of the table."""
 
     seconds: X
     operators: dict[str, X]
@@ -24,6 +24,7 @@ class Part(Generic[X]):
     hidden: dict[str, X]
     live_bytes: X
     weight_bytes: X
+    table_bytes: X
     flops: X
     moved_bytes: X
 
@@ -56,6 +57,7 @@ def fold(ops: tuple[Op[X], ...], m: Server[X], form: Format, label: str) -> Part
         hidden=hidden,
         live_bytes=largest([zero, *map(live_bytes, ops)]),
         weight_bytes=named(weight_bytes(ops, form, zero), f"weights of {label}"),
+        table_bytes=table_bytes(ops, form, zero),
         flops=total((op.flops for op in ops), zero),
         moved_bytes=total((op.forward_bytes for op in ops), zero),
     )
@@ -99,8 +101,8 @@ def weighted(phases: list[tuple[Phase[X], float]], name: str) -> Phase[X]:
         add(hidden, phase.hidden, weight)
 
     def mean(pick: str) -> X:
-        zero: X = 0 * phases[0][0].seconds
-        return total((weight * getattr(phase, pick) for phase, weight in phases), zero)
+        values: list[X] = [weight * getattr(phase, pick) for phase, weight in phases]
+        return total(values, 0 * values[0])
 
     return Phase(
         seconds=named(mean("seconds"), name),

@@ -40,8 +40,8 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     """Return an operator of a mixture with the messages of an engine instead of a trainer's.
 
     Inside a tensor-parallel group every rank has all tokens: nothing is dispatched, and one all-reduce adds the
-    outputs of all experts, shared ones too (vLLM fused_moe/layer.py, reduce_results). Where experts span several groups,
-    ranks share the tokens of theirs, exchange them all-to-all and gather the outputs (arXiv:2412.19437 section 3.4).
+    outputs of all experts, shared ones too (vLLM fused_moe/layer.py, reduce_results). Where experts span several
+    groups, ranks share the tokens of theirs, exchange them all-to-all and gather the outputs (arXiv:2412.19437 section 3.4).
     """
     name = op.name
     if name.endswith((".dispatch", ".combine")):
@@ -91,6 +91,12 @@ def head_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
 def weight_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:
     """Return bytes of the weights of some operators on one rank, scales included."""
     return total((w.elements * form.element_bytes(w) for o in ops for w in o.weights), zero)
+
+
+def table_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:
+    """Return bytes of the table of token embeddings among some operators on one rank."""
+    tables = (w for o in ops for w in o.weights if w.name == "embedding.weight")
+    return total((w.elements * form.element_bytes(w) for w in tables), zero)
 
 
 def live_bytes(op: Op[X]) -> X:

@@ -66,13 +66,15 @@ def stage_weights(parts: Parts[X], s: Stage[X], tied: bool) -> X:
     """Return bytes of the weights of a stage; the last one holds a copy of a tied table that it does not share."""
     layers = (n * k.weight_bytes for n, k in zip(s.layers, parts.kinds, strict=True))
     ends = s.embeds * parts.embedding.weight_bytes + s.ends * parts.head.weight_bytes
-    copy = above(s.ends, s.embeds, parts.embedding.weight_bytes, 0 * parts.embedding.weight_bytes) if tied else 0 * ends
+    copy = above(s.ends, s.embeds, parts.embedding.table_bytes, 0 * ends) if tied else 0 * ends
     return named(total(layers, 0 * parts.send) + ends + copy, "weights")
 
 
 def stage_cache(caches: Sequence[tuple[Cache[X], ...]], s: Stage[X], tokens: X) -> X:
     """Return bytes of the cache of one sequence of so many tokens on a stage."""
-    return total((n * sequence_bytes(c, tokens) for n, c in zip(s.layers, caches, strict=True)), 0 * s.embeds)
+    held = enumerate(zip(s.layers, caches, strict=True))
+    layers = (n * named(sequence_bytes(c, tokens), f"a sequence in layer kind {i}") for i, (n, c) in held)
+    return total(layers, 0 * s.embeds)
 
 
 def stage_memory(

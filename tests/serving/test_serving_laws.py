@@ -1,0 +1,234 @@
+"""What must hold for every served batch, whatever the model, the plan and the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.serving_cases import DEVICES, ask, dense_block, jobs, latent_block, model_of, models, moe_block
+from shardwise.cost import Efficiencies
+from shardwise.plans import Plan, Serving
+
+LAWS = settings(max_examples=40, deadline=None)
+DEVICE = st.sampled_from(DEVICES)
+
+
+@given(models(), jobs(), DEVICE, st.sampled_from((2, 4, 8)))
+@LAWS
+def test_replicas_leave_one_request_alone(model, job, device, dp):
+    """Data parallelism multiplies throughput and changes no latency and no memory."""
+    one, many = ask(model, job, Plan(), device), ask(model, job, Plan(dp=dp), device)
+    assert (many.ttft_seconds, many.tpot_seconds) == (one.ttft_seconds, one.tpot_seconds)
+    assert many.memory.needed == one.memory.needed
+    assert many.output_tokens_per_second == pytest.approx(dp * one.output_tokens_per_second)
+
+
+@given(models(), jobs(max_batched_tokens=0), DEVICE, st.sampled_from((2, 3, 4)))
+@LAWS
+def test_a_pipeline_never_shortens_one_token(model, job, device, pp):
+    """One token passes every layer whatever the number of stages, and each boundary adds a message."""
+    one, many = ask(model, job, Plan(), device), ask(model, job, Plan(pp=pp), device)
+    assert many.tpot_seconds >= one.tpot_seconds * (1 - 1e-12)
+    assert many.ttft_seconds >= one.ttft_seconds * (1 - 1e-12)
+    assert many.pipelined_decode_tokens_per_second >= many.decode_tokens_per_second
+
+
+@given(st.sampled_from((1, 2, 4, 8, 16)), st.sampled_from((1, 2, 4, 8, 16)), st.integers(1, 4096))
+@LAWS
+def test_a_rank_holds_at_least_one_key_value_head(kv_heads, tp, tokens):
+    """Keys and values are divided by tp down to one head a rank and replicated beyond; the factor 2 is K and V."""
+    job = Serving(input_tokens=tokens, output_tokens=1)
+    r = ask(model_of(dense_block(kv_heads=kv_heads)), job, Plan(tp=tp))
+    blocks = -(-(tokens + 1) // 16) * 16
+    assert r.kv_cache_bytes_per_gpu == 8 * 2 * max(kv_heads / tp, 1) * 128 * 2 * blocks
+
+
+@given(st.sampled_from((1, 2, 4, 8)), jobs(weights=""), DEVICE)
+@LAWS
+def test_decode_reads_the_cache_with_key_value_heads(kv_heads, job, device):
+    """Fewer key-value heads never make decode slower, and its attention grows with them, not with query heads."""
+    few = ask(model_of(dense_block(kv_heads=kv_heads)), job, device=device)
+    many = ask(model_of(dense_block(kv_heads=16)), job, device=device)
+    assert few.tpot_seconds <= many.tpot_seconds * (1 + 1e-12)
+    assert few.evaluation.decode.moved_bytes < many.evaluation.decode.moved_bytes
+
+
+@given(st.sampled_from((8, 32, 128)), st.sampled_from((1, 2, 4)), st.integers(1, 64))
+@LAWS
+def test_decode_reads_the_experts_that_got_a_token(experts, top_k, batch):
+    """At batch 1 a step reads exactly k experts a layer, at any batch at most batch x k, never more than all."""
+    job = Serving(batch=batch, input_tokens=64, output_tokens=2)
+    r, none = (ask(model_of(moe_block(experts, k)), job) for k in (top_k, 1))
+    single, base = (ask(model_of(moe_block(experts, k)), replace(job, batch=1)) for k in (top_k, 1))
+    one_expert = 3 * 2048 * 1024 * 2
+    grown = single.evaluation.decode.moved_bytes - base.evaluation.decode.moved_bytes
+    assert grown / 8 == pytest.approx((top_k - 1) * one_expert, rel=2e-3, abs=one_expert / 100)
+    read = r.evaluation.decode.moved_bytes - none.evaluation.decode.moved_bytes
+    assert read / 8 <= 1.05 * min(batch * top_k, experts) * one_expert
+
+
+@given(models(("dense", "window", "latent")), DEVICE, st.sampled_from(("", "int4", "fp8")))
+@LAWS
+def test_a_step_reads_the_weights_and_the_head(model, device, weights):
+    """One decode step takes at least the bytes of all weights but the embedding over the datasheet bandwidth."""
+    r = ask(model, Serving(weights=weights, output_tokens=2), device=device)
+    table = model.hidden * model.vocab * 2
+    read = r.weights_bytes_per_gpu if model.tied else r.weights_bytes_per_gpu - table
+    device_bytes = r.case.cluster.device.memory_bytes_per_second
+    assert r.tpot_seconds >= 0.98 * read / device_bytes
+    larger = ask(replace(model, vocab=2 * model.vocab), Serving(weights=weights, output_tokens=2), device=device)
+    assert larger.tpot_seconds - r.tpot_seconds >= 0.9 * table / device_bytes
+
+
+@given(models(), jobs(), DEVICE)
+@LAWS
+def test_the_embedding_is_a_lookup(model, job, device):
+    """Without a head, decode does not depend on the vocabulary."""
+    bare = replace(model, head=False, tied=False)
+    wide = replace(bare, vocab=4 * model.vocab)
+    assert ask(wide, job, device=device).tpot_seconds == pytest.approx(ask(bare, job, device=device).tpot_seconds)
+
+
+@given(st.integers(1, 64), st.integers(64, 4096))
+@LAWS
+def test_a_step_reads_the_cache_once_and_writes_one_token(batch, context):
+    """A longer context adds its cache once to what a step moves; the write does not grow with the context."""
+    model = model_of(dense_block(kv_heads=16))
+    short, long = (ask(model, Serving(batch=batch, input_tokens=n, output_tokens=2)) for n in (context, 2 * context))
+    cache = batch * context * 8 * 2 * 16 * 128 * 2
+    assert long.evaluation.decode.moved_bytes - short.evaluation.decode.moved_bytes == pytest.approx(cache)
+    writes = [r.evaluation.decode.operators["cache_write"] for r in (short, long)]
+    assert writes[0] == writes[1]
+
+
+@given(st.sampled_from((1, 2, 4, 8, 16)), st.integers(1, 4096))
+@LAWS
+def test_a_latent_is_the_same_on_every_rank(tp, tokens):
+    """Latent attention caches kv_lora_rank + qk_rope_head_dim elements a token, undivided by tp."""
+    r = ask(model_of(latent_block()), Serving(input_tokens=tokens, output_tokens=1), Plan(tp=tp))
+    assert r.kv_cache_bytes_per_gpu == 8 * (128 + 32) * 2 * (-(-(tokens + 1) // 16) * 16)
+
+
+@given(st.sampled_from((16, 128, 1024)), st.integers(1, 8192), st.integers(1, 8192))
+@LAWS
+def test_a_window_stops_growing(window, tokens, more):
+    """A window's cache and the cost of its decode step are the same for every context beyond it."""
+    model = model_of(dense_block(window=window))
+    first = ask(model, Serving(input_tokens=window + tokens, output_tokens=2))
+    later = ask(model, Serving(input_tokens=window + tokens + more, output_tokens=2))
+    assert first.kv_cache_bytes_per_gpu == later.kv_cache_bytes_per_gpu == 8 * 2 * 4 * 128 * 2 * window
+    assert first.tpot_seconds == pytest.approx(later.tpot_seconds)
+
+
+@given(models(("dense", "window", "latent")), jobs(max_batched_tokens=0), DEVICE, st.integers(1, 64))
+@LAWS
+def test_a_larger_batch_is_never_faster(model, job, device, more):
+    """The time of a step never falls as the batch grows, and neither does memory; weights do not depend on it."""
+    small, large = ask(model, job, device=device), ask(model, replace(job, batch=job.batch + more), device=device)
+    assert large.tpot_seconds >= small.tpot_seconds * (1 - 1e-12)
+    assert large.ttft_seconds >= small.ttft_seconds * (1 - 1e-12)
+    assert large.memory.needed > small.memory.needed
+    assert large.weights_bytes_per_gpu == small.weights_bytes_per_gpu
+
+
+@given(models(), jobs(), DEVICE)
+@LAWS
+def test_more_experts_hit_never_speed_up_a_step(model, job, device):
+    """Doubling the batch of any model never shortens its step."""
+    assert (
+        ask(model, replace(job, batch=2 * job.batch), device=device).tpot_seconds
+        >= ask(model, job, device=device).tpot_seconds
+    )
+
+
+@given(models(), jobs(), DEVICE, st.sampled_from((1, 2)), st.sampled_from((1, 2)))
+@LAWS
+def test_throughput_is_batch_over_latency(model, job, device, tp, dp):
+    """Little's law: output rate x request time is the number of output tokens in flight, for every plan."""
+    r = ask(model, job, Plan(tp=tp, dp=dp), device)
+    in_flight = r.job.batch * dp * r.job.output_tokens
+    assert r.output_tokens_per_second * r.request_seconds == pytest.approx(in_flight)
+    assert r.request_seconds == pytest.approx(r.ttft_seconds + (job.output_tokens - 1) * r.tpot_seconds)
+
+
+@given(models(), jobs(), st.integers(1, 4095))
+@LAWS
+def test_a_prefix_hit_saves_prefill_but_not_its_attention(model, job, prefix):
+    """Tokens in the cache shorten the prefill, whose remaining tokens still read them; decode does not change."""
+    job = replace(job, input_tokens=4096)
+    hit, cold = ask(model, replace(job, prefix_tokens=prefix)), ask(model, job)
+    alone = ask(model, replace(job, input_tokens=4096 - prefix))
+    assert alone.ttft_seconds * (1 - 1e-9) <= hit.ttft_seconds <= cold.ttft_seconds * (1 + 1e-9)
+    assert hit.tpot_seconds == cold.tpot_seconds
+
+
+@given(models(("dense",)), st.integers(1, 32), st.sampled_from((64, 100, 512, 4096)))
+@LAWS
+def test_prefill_in_steps_reads_the_weights_once_a_step(model, batch, step):
+    """A prefill cut in steps moves the weights as often as it has steps, and takes at least as long as at once."""
+    job = Serving(batch=batch, input_tokens=1024, output_tokens=2)
+    whole, cut = ask(model, job), ask(model, replace(job, max_batched_tokens=step))
+    steps = -(-batch // (step // 1024)) if step >= 1024 else batch * -(-1024 // step)
+    overhead = [r.evaluation.prefill.overhead for r in (whole, cut)]
+    assert overhead[1] >= steps * 0.3e-3
+    assert cut.ttft_seconds >= whole.ttft_seconds * (1 - 1e-9)
+    table = model.hidden * model.vocab * 2
+    weights = cut.weights_bytes_per_gpu - (0 if model.tied else table)
+    assert cut.evaluation.prefill.moved_bytes >= steps * 0.98 * weights
+    assert cut.memory.activations <= whole.memory.activations
+
+
+@given(
+    models(), jobs(weights=""), st.sampled_from((0.3, 0.6, 0.9)), st.sampled_from(("vllm", "sglang", "tensorrt-llm"))
+)
+@LAWS
+def test_less_memory_never_holds_more_requests(model, job, fraction, engine):
+    """A smaller share of memory never raises the concurrency, whatever the engine calls the share."""
+    job = replace(job, memory_fraction=fraction)
+    less = ask(model, job, engine=engine)
+    more = ask(model, replace(job, memory_fraction=fraction + 0.1), engine=engine)
+    assert less.max_concurrency <= more.max_concurrency
+    assert less.kv_cache_tokens <= more.kv_cache_tokens
+    assert less.capacity.largest_decode_batch <= more.capacity.largest_decode_batch
+
+
+@given(models(), jobs(), DEVICE)
+@LAWS
+def test_nothing_beats_the_datasheet(model, job, device):
+    """Fitted constants are never faster than ideal efficiencies, and those never faster than the peaks."""
+    try:
+        ideal = ask(model, job, device=device, efficiencies=Efficiencies(ideal=True))
+    except ValueError:
+        return
+    r = ask(model, job, device=device)
+    assert r.ttft_seconds >= ideal.ttft_seconds
+    assert r.tpot_seconds >= ideal.tpot_seconds
+    one = r.case.cluster.device
+    assert ideal.tpot_seconds >= ideal.evaluation.decode.moved_bytes / one.memory_bytes_per_second * (1 - 1e-9)
+
+
+@given(models(("dense", "moe", "latent")), jobs(), DEVICE, st.sampled_from(("vllm", "sglang", "tensorrt-llm")))
+@LAWS
+def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, engine):
+    """A job at its longest context fits; one block of tokens more does not."""
+    job = replace(job, batch=8 * job.batch)
+    longest = ask(model, job, device=device, engine=engine).capacity.longest_context
+    if longest:
+        edge = replace(job, input_tokens=longest - job.output_tokens)
+        assert ask(model, edge, device=device, engine=engine).fits
+        beyond = replace(edge, input_tokens=edge.input_tokens + 32)
+        assert not ask(model, beyond, device=device, engine=engine).fits
+
+
+@given(models(), jobs(), DEVICE)
+@LAWS
+def test_requests_fill_the_tokens_of_the_cache(model, job, device):
+    """Requests at full length take no more than the tokens of the cache, and one more would not fit beside them."""
+    r = ask(model, job, device=device)
+    blocks = -(-job.total_tokens // 16) * 16
+    assert r.max_concurrency * job.total_tokens <= r.kv_cache_tokens
+    if not any(m.window for b in model.kinds for m in b.mixers if hasattr(m, "window")):
+        assert (r.max_concurrency + 1) * blocks > r.kv_cache_tokens

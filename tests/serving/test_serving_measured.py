@@ -1,0 +1,67 @@
+"""Published measurements of static batches: how far the prediction is off, with nothing fitted to these rows.
+
+Sources: LLM-Inference-Bench (arXiv:2411.00136, github.com/argonne-lcf, All_results.csv, seconds of a batch);
+TensorRT-LLM v0.9 performance overview (docs/source/performance, output tokens a second and GPU);
+github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference (README, llama.cpp output tokens a second).
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.plans import Plan, Serving
+
+# model, device, tp, engine, weights, batch, input, output, seconds of the batch
+ROWS = (
+    ("llama-2-7b", "h100-sxm-80gb", 1, "tensorrt-llm", "fp16", 32, 1024, 1024, 15.931),  # All_results row 1210
+    ("llama-3-8b", "a100-sxm-40gb", 1, "vllm-v0", "fp16", 32, 1024, 1024, 26.355),  # row 798
+    ("llama-3-8b", "a100-sxm-40gb", 4, "tensorrt-llm", "fp16", 32, 1024, 1024, 10.654),  # row 646
+    ("llama-2-70b", "h100-sxm-80gb", 4, "vllm-v0", "fp16", 32, 1024, 1024, 28.855),  # row 1549
+    ("llama-2-70b", "a100-sxm-80gb", 8, "tensorrt-llm", "fp16", 512, 128, 2048, 512 * 2048 / (8 * 684)),
+    ("llama-2-70b", "h200-sxm-141gb", 1, "tensorrt-llm", "fp8", 1024, 128, 128, 1024 * 128 / 3989),
+    ("llama-2-70b", "l40s", 2, "tensorrt-llm", "fp8", 256, 128, 128, 256 * 128 / (2 * 562)),
+    ("llama-3-8b", "rtx-4090", 1, "llama.cpp", "fp16", 1, 1, 512, 512 / 54.84),
+    ("llama-3-8b", "rtx-4090", 1, "llama.cpp", "q4_k_m", 1, 1, 512, 512 / 130.58),
+)
+
+
+def error(row: tuple[str, str, int, str, str, int, int, int, float]) -> float:
+    """Return the relative error of the predicted seconds of a batch."""
+    model, device, tp, engine, weights, batch, input_tokens, output_tokens, measured = row
+    cache = "fp8" if weights == "fp8" else "fp16"
+    job = Serving(batch=batch, input_tokens=input_tokens, output_tokens=output_tokens, weights=weights, kv_cache=cache)
+    return ask(model, job, Plan(tp=tp), device, engine=engine).request_seconds / measured - 1
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[2]}x{row[1]} {row[4]} b{row[5]}")
+def test_each_measured_batch_is_within_a_quarter(row: tuple[str, str, int, str, str, int, int, int, float]) -> None:
+    """Seconds of every batch are within 25 % of the published figure."""
+    assert abs(error(row)) <= 0.25
+
+
+def test_half_of_the_measured_batches_are_within_a_tenth() -> None:
+    """The median error over the table is at most 10 %, and its bias is smaller than that."""
+    errors = [error(row) for row in ROWS]
+    assert median(map(abs, errors)) <= 0.10
+    assert abs(sum(errors) / len(errors)) <= 0.10
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "tp", "weights_bytes", "cache_bytes"),
+    [
+        ("llama-3.1-8b", "bf16", 1, 16.095e9, 55.169e9),
+        ("llama-3.1-70b", "fp8", 2, 36.378e9, 34.360e9),
+    ],
+)
+def test_the_budget_of_vllm_closes(model: str, weights: str, tp: int, weights_bytes: float, cache_bytes: float) -> None:
+    """Weights and cache of vLLM's start-up log on H100 at 0.9 (github.com/llm-d/llm-d-benchmark) to 1 %.
+
+    The engine was set up for 1,024 sequences and steps of 8,192 tokens; the 70B row is Llama-3.3, of the same sizes.
+    """
+    job = Serving(input_tokens=8192, output_tokens=1, weights=weights, max_sequences=1024, max_batched_tokens=8192)
+    r = ask(model, job, Plan(tp=tp))
+    assert r.weights_bytes_per_gpu == pytest.approx(weights_bytes, rel=0.01)
+    assert r.kv_cache_budget_bytes_per_gpu == pytest.approx(cache_bytes, rel=0.01)

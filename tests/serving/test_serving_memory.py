@@ -1,0 +1,73 @@
+"""Bytes that follow from a model's sizes alone, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.plans import Plan, Serving
+
+FULL = Serving(input_tokens=1000, output_tokens=24)  # 1,024 tokens: whole blocks of every engine
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "token_bytes"),
+    [
+        ("deepseek-v3", Plan(tp=8), (512 + 64) * 2 * 61),  # arXiv:2405.04434 section 2.1: 70,272, the same at every tp
+        ("deepseek-v3", Plan(tp=16), 70_272),
+        ("llama-2-7b", Plan(), 2 * 32 * 128 * 2 * 32),
+        ("llama-2-70b", Plan(), 2 * 8 * 128 * 2 * 80),
+        ("llama-2-70b", Plan(tp=8), 2 * 1 * 128 * 2 * 80),
+        ("llama-2-70b", Plan(tp=16), 2 * 1 * 128 * 2 * 80),
+        ("llama-2-70b", Plan(tp=2, pp=4), 2 * 4 * 128 * 2 * 20),
+    ],
+)
+def test_cache_of_one_token(model: str, plan: Plan, token_bytes: int) -> None:
+    """Keys and values of one token take K and V of the rank's heads in every layer of its stage."""
+    assert ask(model, FULL, plan).kv_cache_bytes_per_gpu == 1024 * token_bytes
+
+
+def test_an_fp8_cache_is_half() -> None:
+    """The cache's format halves its bytes and leaves the weights alone."""
+    r, half = (ask("llama-2-70b", Serving(batch=4, kv_cache=c), Plan(tp=8)) for c in ("bf16", "fp8"))
+    assert half.kv_cache_bytes_per_gpu == r.kv_cache_bytes_per_gpu / 2
+    assert half.weights_bytes_per_gpu == r.weights_bytes_per_gpu
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "tp", "expected"),
+    [
+        # 68,976,648,192 parameters, 161 norms of 8,192 that every rank holds.
+        ("llama-2-70b", "bf16", 8, 2 * ((68_976_648_192 - 161 * 8192) / 8 + 161 * 8192)),
+        ("llama-2-70b", "bf16", 1, 2 * 68_976_648_192),
+        ("llama-2-7b", "bf16", 1, 2 * 6_738_415_616),
+        # Linear layers in 8 bits; two tables of 32,000 x 8,192 and the norms in 16.
+        ("llama-2-70b", "fp8", 1, 68_976_648_192 + 2 * 32000 * 8192 + 161 * 8192),
+        ("llama-2-70b", "int4", 1, (68_976_648_192 - 2 * 32000 * 8192 - 161 * 8192) * (4 + 20 / 128) / 8
+         + 2 * (2 * 32000 * 8192 + 161 * 8192)),
+    ],
+)  # fmt: skip
+def test_weights_by_format(model: str, weights: str, tp: int, expected: float) -> None:
+    """Weights on a rank are its share of the matrices in their format and all of the norms."""
+    assert ask(model, Serving(weights=weights), Plan(tp=tp)).weights_bytes_per_gpu == pytest.approx(expected, rel=1e-12)
+
+
+def test_experts_alone_take_their_format() -> None:
+    """gpt-oss-120b in mxfp4 is within 1 % of its published 65.2 GB (huggingface.co/openai/gpt-oss-120b)."""
+    assert ask("gpt-oss-120b", Serving()).weights_bytes_per_gpu == pytest.approx(65.2e9, rel=0.01)
+
+
+def test_a_tied_table_is_held_twice_only_by_a_pipeline() -> None:
+    """A model with tied tables holds one on one stage, and a copy on the last stage of a pipeline."""
+    one, two = ask("gpt2-xl", Serving()), ask("gpt2-xl", Serving(), Plan(pp=2))
+    table = 50257 * 1600 * 2
+    stages = [m.weights for m in two.evaluation.memory]
+    assert sum(stages) == pytest.approx(one.weights_bytes_per_gpu + table, rel=1e-9)
+
+
+def test_a_larger_memory_never_unfits() -> None:
+    """What fits in 80 GB fits in 141 GB, with more tokens of cache."""
+    job = Serving(batch=16, input_tokens=2048, output_tokens=256)
+    small, large = (ask("llama-3.1-8b", job, device=d) for d in ("h100-sxm-80gb", "h200-sxm-141gb"))
+    assert small.fits and large.fits
+    assert large.kv_cache_tokens > small.kv_cache_tokens
