@@ -201,18 +201,24 @@ def make_plan(inputs: Inputs) -> Plan:
 DEFAULT_SEQ_LEN = 4096
 
 
+def seq_len_of(inputs: Inputs, model: Model | None) -> int:
+    """Return the sequence length: as given, or 4096, or what the model can take where that is less."""
+    if "seq_len" in inputs.values:
+        return cast(int, inputs.values["seq_len"])
+    limit = (model.positions or model.max_context) if model is not None else 0
+    found = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
+    inputs.notes.append(f"seq_len {found}: not given")
+    return found
+
+
 def make_job(inputs: Inputs, model: Model | None) -> Training:
-    """Return the training job; the sequence length is 4096 or the model's own limit where it is not given."""
+    """Return the training job; a global batch of 0 is to be deduced."""
     from shardwise.plans import Training
 
     names = {f.name for f in fields(Training)}
     given = {_JOB.get(key, key): value for key, value in inputs.values.items() if _JOB.get(key, key) in names}
     given.setdefault("global_batch", 0)
-    if "seq_len" not in given:
-        limit = (model.positions or model.max_context) if model is not None else 0
-        given["seq_len"] = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
-        inputs.notes.append(f"seq_len {given['seq_len']}: not given")
-    return Training(**given)
+    return Training(**{**given, "seq_len": seq_len_of(inputs, model)})
 
 
 def make_efficiencies(inputs: Inputs) -> Efficiencies:

@@ -12,6 +12,7 @@ _MODEL = {"model": Flag("model", _kinds.TEXT, "catalogue name, config.json, fold
 SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
     "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
+    "count": "parameters, FLOPs by every published convention, operators with their shapes",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
     "compare": "two plans side by side, with what differs",
     "models": "the models that are known by name, or one with its source",
@@ -31,6 +32,16 @@ def _infer() -> Command:
     return Command(
         "infer", SUMMARIES["infer"], ("model",), {**_MODEL, **_flags.infer_flags(), **OUTPUT}, COMMON, ("model", "on")
     )
+
+
+def _count() -> Command:
+    plan, job = _flags.plan_flags(), _flags.job_flags()
+    taken = ("tp", "cp", "cp_kind", "ep", "etp", "sequence_parallel", "recompute", "stack")
+    shape = {key: plan[key] for key in taken} | {key: job[key] for key in ("seq_len", "tokens", "precision")}
+    batch = {"batch": Flag("batch", _kinds.WHOLE, "sequences of a pass", "job")}
+    machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
+    flags = {**_MODEL, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}
+    return Command("count", SUMMARIES["count"], ("model",), flags, COMMON, ("model",))
 
 
 def _explain() -> Command:
@@ -59,6 +70,7 @@ def _listing(name: str) -> Command:
 _MAKERS: dict[str, Callable[[], Command]] = {
     "train": _train,
     "infer": _infer,
+    "count": _count,
     "explain": _explain,
     "compare": _compare,
     "models": lambda: _listing("models"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.report._train import interval_tree
 from shardwise.report._train_view import assumptions, describe, legend, mark_limit
 from shardwise.serving import InferReport, Options, infer
 from shardwise.units import show_bytes, show_count, show_seconds
@@ -37,7 +38,7 @@ def infer_tree(report: InferReport) -> dict[str, Any]:
     cluster = report.case.cluster
     return {
         **report.to_dict(),
-        "interval": getattr(report, "interval", None),
+        "interval": interval_tree(report),
         "model": report.case.model.name,
         "cluster": {"name": cluster.name, "device": cluster.device.name, "num_devices": cluster.num_devices},
         "plan": {**asdict(report.plan), "engine": report.case.engine.name},

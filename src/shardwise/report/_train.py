@@ -38,7 +38,7 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
         "mfu": report.mfu,
         "hfu": report.hfu,
         "mfu_convention": CONVENTION,
-        "interval": getattr(report, "interval", None),
+        "interval": interval_tree(report),
         "goodput": report.goodput,
         "days": report.training_seconds / 86400 if asked else None,
         "device_hours": report.device_hours if asked else None,
@@ -54,6 +54,12 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
         "assumptions": list(report.assumptions),
         "changes": [change_tree(c) for c in report.changes],
     }
+
+
+def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
+    """Return low and high of every headline that has an interval, None where there is none."""
+    found = getattr(report, "interval", None)
+    return {name: {"low": low, "high": high} for name, (low, high) in found.items()} if found else None
 
 
 def _cluster(report: TrainReport) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""`shardwise count`: parameters, FLOPs and operators of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli import _case
+from shardwise.cli._answer import Answer
+from shardwise.cli._case import Inputs
+from shardwise.cli._words import command_words
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwise.report._count import CountReport
+    from shardwise.report._page import Page
+
+
+def ask(inputs: Inputs) -> CountReport:
+    """Return the counts of a model; raises `InputError` with every problem."""
+    from shardwise.report._count import Counting, count
+
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    stack = _case.make_stack(inputs)
+    plan = replace(_case.make_plan(inputs), dp=1, micro_batch=1)
+    if model is not None and stack is not None and (cluster is not None or "on" not in inputs.values):
+        precision = inputs.get("precision", stack.precision)
+        if cluster is not None:
+            _case.check_precision(inputs, cluster, precision)
+        counting = Counting(
+            batch=inputs.get("batch", 1),
+            seq_len=_case.seq_len_of(inputs, model),
+            token_budget=inputs.get("tokens", 0.0),
+            recompute=inputs.get("recompute", "none"),
+            precision=precision,
+            stack=stack.name,
+        )
+        try:
+            report = count(model, counting, plan, cluster, _case.make_efficiencies(inputs))
+        except InputError as error:
+            inputs.merge(error)
+        else:
+            inputs.problems.raise_if_any()
+            return report
+    raise InputError(dict.fromkeys(inputs.problems.items))
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise count`."""
+    report = ask(inputs)
+    fixed = {"batch": report.counting.batch, "seq_len": report.counting.seq_len}
+    words = command_words("count", {**inputs.values, **fixed})
+
+    def tree() -> dict[str, Any]:
+        from shardwise.report._count import count_tree
+
+        return count_tree(report)
+
+    def page() -> Page:
+        from shardwise.report._count_view import count_page
+
+        return count_page(report, words, width)
+
+    return Answer(0, tree, page)
