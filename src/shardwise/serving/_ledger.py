@@ -41,7 +41,8 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
 
     Inside a tensor-parallel group every rank has all tokens: nothing is dispatched, and one all-reduce adds the
     outputs of all experts, shared ones too (vLLM fused_moe/layer.py, reduce_results). Where experts span several
-    groups, ranks share the tokens of theirs, exchange them all-to-all and gather the outputs (arXiv:2412.19437 section 3.4).
+    groups, ranks share the tokens of theirs, exchange them all-to-all and gather the outputs
+    (arXiv:2412.19437 section 3.4).
     """
     name = op.name
     if name.endswith((".dispatch", ".combine")):
