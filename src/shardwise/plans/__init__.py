@@ -18,7 +18,7 @@ from shardwise.plans._plan import (
     Sharding,
 )
 from shardwise.plans._precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, find_optimizer, find_precision
-from shardwise.plans._stack import Stack, find_stack, stack_names
+from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 
 __all__ = [
     "AXES",
@@ -41,6 +41,7 @@ __all__ = [
     "Sharding",
     "Stack",
     "Training",
+    "default_stack",
     "degrees",
     "density_of",
     "find_optimizer",

@@ -51,7 +51,7 @@ def density_of(document_lengths: Sequence[float], seq_len: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """A static batch to be served: `batch` requests on each replica, each of `input_tokens`, generating `output_tokens`.
+    """A static batch to be served: `batch` requests on each replica, of `input_tokens`, generating `output_tokens`.
 
     `weights`, `kv_cache` and `compute` name formats; empty ones follow the checkpoint. `prefix_tokens` of the input
     are in the cache already. `max_batched_tokens` cuts the prefill into steps of so many tokens, `max_sequences` is

@@ -86,6 +86,17 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return {**base, **row, "sources": {**base["sources"], **row["sources"]}}
 
 
+def default_stack(sharding: str) -> str:
+    """Return the framework a sharding is native to, for plans that name none.
+
+    >>> default_stack("fsdp"), default_stack("zero3"), default_stack("distributed-optimizer")
+    ('fsdp2', 'deepspeed', 'megatron')
+    """
+    return {"fsdp": "fsdp2", "hsdp": "fsdp2", "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}.get(
+        sharding, "megatron"
+    )
+
+
 @cache
 def find_stack(name: str) -> Stack:
     """Return the named stack; raises `InputError` naming the known ones.

@@ -12,7 +12,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
 from shardwise.ops import train_flops
-from shardwise.plans import Plan, Stack, Training, find_stack
+from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
 from shardwise.training._memory import StageMemory
 from shardwise.training._resolve import Question, complete
@@ -288,9 +288,9 @@ def try_plan(case: Case) -> TrainReport | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What else a prediction takes: the framework, imposed efficiencies, accumulation, overlap."""
+    """What else a prediction takes: the framework ("" for the sharding's own), efficiencies, accumulation, overlap."""
 
-    stack: Stack | str = "megatron"
+    stack: Stack | str = ""
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     accumulation: int = 0
     overlap: bool = True
@@ -314,7 +314,9 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     8
     """
     options = options or Options()
-    stack = find_stack(options.stack) if isinstance(options.stack, str) else options.stack
+    stack = options.stack
+    if isinstance(stack, str):
+        stack = find_stack(stack or default_stack(plan.sharding))
 
     def case(p: Plan, j: Training) -> Case:
         return Case(
