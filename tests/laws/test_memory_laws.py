@@ -31,7 +31,9 @@ def _layout(tp: int = 1, tp2: int = 1, cp: int = 1, stack: str = "megatron", **c
 
 
 def _kept(layout: Any, model: Model) -> float:
-    return sum(tensor_bytes(keep(block_ops(layout, block, model.hidden)).kept) for block in model.layers)
+    """What layers keep, without the few bytes that do not grow with tokens (the offsets of expert groups)."""
+    kept = (t for b in model.layers for t in keep(block_ops(layout, b, model.hidden)).kept)
+    return sum(t.size_bytes for t in kept if not t.name.endswith("group offsets"))
 
 
 def _splits(model: Model, tp: int) -> bool:

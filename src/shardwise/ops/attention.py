@@ -37,9 +37,9 @@ def head_norms(y: Layout[X], m: Attention) -> list[Op[X]]:
     queries, keys = (y.split(m.heads), m.heads), (y.kv_heads(m.kv_heads), m.kv_heads)
     if m.qk_norm != "none":
         rule = (m.qk_norm, m.qk_norm_kind)
-        found.append(head_norm(y, "q_norm", queries, m.head_dim, rule))
+        found.append(head_norm(y, "qk_norm.queries", queries, m.head_dim, rule))
         if not m.kv_from_earlier:
-            found.append(head_norm(y, "k_norm", keys, m.head_dim, rule))
+            found.append(head_norm(y, "qk_norm.keys", keys, m.head_dim, rule))
     if m.v_norm and not m.kv_from_earlier:
         found.append(head_norm(y, "v_norm", keys, m.value_dim, ("head", "rmsnorm-no-weight")))
     return found

@@ -219,7 +219,9 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
     # Each kernel reads and writes the whole matrix: softmax, then dropout with its mask where there is one; backward
     # reads a gradient and what was kept, and writes a gradient, for each.
     forward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
-    backward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores) + kept[0].size_bytes
+    backward = (
+        2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores) + kept[0].size_bytes
+    )
     first = _product(y, "attention.scores", (T, keys_seen, c.key_dim + 0 * T), c.heads, (queries, keys))
     last = _product(y, "attention.context", (T, c.value_dim + 0 * T, keys_seen), c.heads, (probabilities, values))
     softmax = memory_op(

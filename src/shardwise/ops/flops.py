@@ -37,10 +37,10 @@ def _component(line: Line, op: Op[float]) -> str:
 
 
 def count_flops(model: Model, batch: int, seq_len: int, coverage: Coverage = "full") -> dict[str, float]:
-    """Return the forward FLOPs of each component for `batch` sequences of `seq_len` tokens, without MTP layers.
+    """Return the forward FLOPs of each component for `batch` sequences of `seq_len` tokens, prediction layers apart.
 
-    Matrix products, attention and recurrences, 2 a multiply-add. Coverage "full" counts attention over the whole square,
-    "masked" over what masks leave. Equal to PyTorch's FLOP counter for every run of tests/data/ops/flops.json.
+    Matrix products, attention and recurrences, 2 a multiply-add. Coverage "full" counts attention over the whole
+    square, "masked" over what masks leave. Equal to PyTorch's FLOP counter for every run of tests/data/ops/flops.json.
 
     >>> sum(count_flops(Model.load("gpt2"), 1, 1024).values())
     291648307200
