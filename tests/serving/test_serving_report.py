@@ -38,6 +38,27 @@ def test_the_record_is_json_and_its_trees_add_up(plan: Plan) -> None:
     assert any(note.startswith("memory budget") for note in record["assumptions"])
 
 
+def test_only_the_axes_in_use_send_messages() -> None:
+    """One device sends nothing; replicas add no axis: inference never gathers parameters."""
+    job = Serving(batch=4, output_tokens=8)
+    for plan, axes in (
+        (Plan(), set()),
+        (Plan(dp=4), set()),
+        (Plan(tp=2, dp=2), {"tp"}),
+        (Plan(tp=2, pp=2), {"tp", "pp"}),
+    ):
+        time = ask("llama-3.1-8b", job, plan).to_dict()["time"]
+        assert set(time["prefill"]["axes"]) == set(time["decode"]["axes"]) == axes
+
+
+def test_headlines_lie_in_their_intervals() -> None:
+    """Every headline has a 10 to 90 % interval from published batches that contains it."""
+    r = ask("llama-3.1-8b", Serving(batch=4, output_tokens=8))
+    for name, (low, high) in r.interval.items():
+        assert low <= getattr(r, name) <= high
+        assert r.to_dict()["interval"][name] == {"low": low, "high": high}
+
+
 def test_what_does_not_fit_is_a_result() -> None:
     """A 70B model on one 80 GB device falls short by bytes that are named, dominated by weights, and holds nothing."""
     r = ask("llama-3.1-70b", Serving(batch=4))

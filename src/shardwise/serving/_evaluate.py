@@ -32,6 +32,7 @@ class Evaluation(Generic[X]):
     caches: tuple[tuple[Cache[X], ...], ...]
     request_seconds: X
     sizes: Sizes[X]
+    family: str
     notes: tuple[str, ...]
 
 
@@ -183,5 +184,6 @@ def evaluate(case: Case, z: Sizes[X]) -> Evaluation[X]:
         caches=caches,
         request_seconds=named(request, "request"),
         sizes=z,
+        family=m.rates.family,
         notes=(*m.rates.assumptions, *m.narrow.assumptions, *m.network.assumptions),
     )

@@ -11,6 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
+from shardwise.serving._bands import band_of
 from shardwise.serving._capacity import Capacity, capacity_of
 from shardwise.serving._case import Case
 from shardwise.serving._engine import Engine
@@ -175,6 +176,17 @@ class InferReport:
         }
         return cast(Traced, found[what])
 
+    @cached_property
+    def interval(self) -> dict[str, tuple[float, float]]:
+        """10 to 90 % intervals of the headlines, from published batches on comparable devices and engines."""
+        family = self.evaluation.family
+        found = {}
+        for name in ("ttft_seconds", "tpot_seconds", "request_seconds"):
+            found[name] = band_of(name, family, self.case.engine.name).around(getattr(self, name))
+        slow, fast = band_of("request_seconds", family, self.case.engine.name).around(1.0)
+        rate = self.output_tokens_per_second
+        return {**found, "output_tokens_per_second": (rate / fast, rate / slow)}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""
         names = (
@@ -190,6 +202,7 @@ class InferReport:
         record["memory"] = memory_tree(self)
         record["time"] = {"prefill": time_tree(self.evaluation.prefill), "decode": time_tree(self.evaluation.decode)}
         record["weights"], record["compute"] = self.case.format.name, self.case.compute
+        record["interval"] = {name: {"low": low, "high": high} for name, (low, high) in self.interval.items()}
         record["assumptions"] = list(self.assumptions)
         return record
 
@@ -211,7 +224,8 @@ def memory_tree(r: InferReport) -> dict[str, Any]:
 
 def time_tree(p: Phase[float]) -> dict[str, Any]:
     """Return seconds of a phase: operators, exposed messages and overhead, less `overlapped`, add up to them."""
-    axes = {a: {"exposed": float(s), "hidden": float(p.hidden.get(a, 0.0))} for a, s in p.exposed.items()}
+    rows = {a: {"exposed": float(s), "hidden": float(p.hidden.get(a, 0.0))} for a, s in p.exposed.items()}
+    axes = {axis: row for axis, row in rows.items() if any(row.values())}
     return {
         "seconds": float(p.seconds),
         "operators": {name: float(s) for name, s in p.operators.items()},
