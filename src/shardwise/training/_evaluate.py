@@ -31,7 +31,7 @@ from shardwise.training._stages import (
     split_evenly,
     stack_runs,
 )
-from shardwise.training._step import StepJob, StepSeconds, step_seconds
+from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
 from shardwise.training.schedule import PipelineShape, in_flight
 
 
@@ -194,33 +194,81 @@ def held_in_flight(case: Case, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
     return InFlight(own=held, mirrored=zero, heads=held if schedule == "gpipe" else zero + 1)
 
 
-def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
-    """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
-    recipe = case.recipe
-    rates = rates_of(case.cluster.device, recipe.precision.compute, case.stack.eager_launch_seconds, case.efficiencies)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tables(Generic[X]):
+    """The blocks of a model, folded, and the message between stages: what composition reads.
+
+    They depend on how a layer is split and on the micro-batch, not on the pipeline, on replicas or on sharding.
+    """
+
+    layout: Layout[X]
+    parts: Parts[X]
+    boundary_bytes: X
+
+
+def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
+    """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
+    rates = rates_of(
+        case.cluster.device, case.recipe.precision.compute, case.stack.eager_launch_seconds, case.efficiencies
+    )
     network = network_of(case.cluster, case.efficiencies)
-    machine: Machine[X] = Machine(rates=rates, network=network, spans=z.spans, overlap=case.overlap)
+    return Machine(rates=rates, network=network, spans=shared, overlap=case.overlap)
+
+
+def tables_of(case: Case, m: Machine[X], z: Sizes[X]) -> Tables[X]:
+    """Return every block of a model folded for the sizes of plans."""
     y = layout_of(case, z)
-    parts = parts_of(case, y, machine)
-    memory = tuple(
+    boundary = y.residual("boundary", case.model.hidden, "").size_bytes
+    return Tables(layout=y, parts=parts_of(case, y, m), boundary_bytes=boundary)
+
+
+def memory_of(case: Case, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X], ...]) -> tuple[StageMemory[X], ...]:
+    """Return the memory of each run of stages."""
+    recipe = case.recipe
+    return tuple(
         named_stage(stage_memory(recipe, z, parts, s, held_in_flight(case, z, s)), i) for i, s in enumerate(stages)
     )
+
+
+def peak_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
+    """Return the bytes of the heaviest stage at its fullest."""
+    return named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
+
+
+def send_of(case: Case, m: Machine[X], z: Sizes[X], boundary_bytes: X) -> X:
+    """Return the seconds of one message between stages."""
     # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
     scattered = case.stack.scattered_sends and not case.plan.sequence_parallel
-    boundary = y.residual("boundary", case.model.hidden, "").size_bytes
-    table = parts.embedding.elements.largest * recipe.precision.gradient_bytes
-    job = StepJob(
+    return boundary_seconds(m, z, boundary_bytes, scattered)
+
+
+def step_job(case: Case, parts: Parts[X], send: X) -> StepJob[X]:
+    """Return what the step needs to know beside its blocks."""
+    return StepJob(
         schedule=case.plan.schedule,
-        boundary_bytes=boundary,
-        scattered=scattered,
+        send=send,
         tied=parts.shared_table,
-        tied_bytes=table,
+        tied_bytes=parts.embedding.elements.largest * case.recipe.precision.gradient_bytes,
         side=case.model.hidden,
     )
-    step = step_seconds(machine, z, recipe, parts, stages, job)
-    peak = named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
+
+
+def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
+    """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
+    machine = machine_of(case, z.spans)
+    tables = tables_of(case, machine, z)
+    memory = memory_of(case, z, tables.parts, stages)
+    job = step_job(case, tables.parts, send_of(case, machine, z, tables.boundary_bytes))
     return Evaluation(
-        stages=stages, memory=memory, peak=peak, step=step, parts=parts, layout=y, sizes=z, rates=rates, network=network
+        stages=stages,
+        memory=memory,
+        peak=peak_of(stages, memory),
+        step=step_seconds(machine, z, case.recipe, tables.parts, stages, job),
+        parts=tables.parts,
+        layout=tables.layout,
+        sizes=z,
+        rates=machine.rates,
+        network=machine.network,
     )
 
 

@@ -255,19 +255,39 @@ def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stag
     return named(30 * side * share / m.rates.matmul_flops, "Newton-Schulz steps")
 
 
-def boundary_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
+def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
     """Return seconds of one message between stages; scattered sends move 1/tp of it and gather over the fast links."""
-    zero, size = 0 * z.pp, job.boundary_bytes
-    if not job.scattered:
+    zero = 0 * z.pp
+    if not scattered:
         return above(z.pp, 1, collective_seconds(m.network, "send", size, m.spans["pp"]), zero)
     sent = collective_seconds(m.network, "send", divide(size, z.tp), m.spans["pp"])
     return above(z.pp, 1, sent + collective_seconds(m.network, "all_gather", size, m.spans["tp"]), zero)
 
 
-def step_seconds(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepJob(Generic[X]):
+    """What the step needs to know beside its blocks: schedule, message between stages, tied table."""
+
+    schedule: ScheduleName
+    send: X
+    tied: bool
+    tied_bytes: X
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piped(Generic[X]):
+    """The micro-batches of a step: seconds of one on each run of stages, and of all through the pipeline."""
+
+    job: StepJob[X]
+    stages: tuple[StageSeconds[X], ...]
+    pipeline: PipelineTime[X]
+
+
+def piped_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
-) -> StepSeconds[X]:
-    """Return the seconds of one optimizer step."""
+) -> Piped[X]:
+    """Return the seconds of all micro-batches; of the sharding they depend on what is gathered or scattered in them."""
     per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
     if job.schedule == "dualpipe" and m.overlap:
         zero = 0 * z.pp
@@ -277,15 +297,21 @@ def step_seconds(
         Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
         for s, t in zip(stages, per_stage, strict=True)
     )
-    send = boundary_seconds(m, z, job)
     shape = PipelineShape(
         num_stages=z.pp,
         num_chunks=z.vpp,
         num_micro=z.num_micro,
-        send=named(send, "stage boundary message"),
+        send=named(job.send, "stage boundary message"),
         overlap_send=m.overlap and job.schedule in r.stack.overlap_sends,
     )
-    pipeline = pipeline_time(job.schedule, runs, shape)
+    return Piped(job=job, stages=per_stage, pipeline=pipeline_time(job.schedule, runs, shape))
+
+
+def with_update(
+    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], piped: Piped[X]
+) -> StepSeconds[X]:
+    """Return the seconds of a step: its micro-batches, what data parallelism exposes, and the update."""
+    job, per_stage, pipeline = piped.job, piped.stages, piped.pipeline
     reduced = [data_parallel_seconds(m, r, parts, s, t) for s, t in zip(stages, per_stage, strict=True)]
     grads, grads_hidden, gather, gather_hidden = (
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
@@ -329,13 +355,9 @@ def step_seconds(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepJob(Generic[X]):
-    """What the step needs to know beside its blocks: schedule, boundary message, tied table."""
-
-    schedule: ScheduleName
-    boundary_bytes: X
-    scattered: bool
-    tied: bool
-    tied_bytes: X
-    side: int
+def step_seconds(
+    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
+) -> StepSeconds[X]:
+    """Return the seconds of one optimizer step."""
+    piped = piped_seconds(m, z, r, parts, stages, job)
+    return with_update(m, z, r, parts, stages, piped)
