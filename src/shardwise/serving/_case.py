@@ -65,10 +65,10 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     device, wanted = case.cluster.device, case.efficiencies
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     kernels = kernels_of(device, fitted.family, case.engine, wanted)
-    wide = captured(fitted, case.engine, kernels, wanted.ideal)
+    wide = captured(fitted, case.engine, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, kernels, wanted.ideal)
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal)
         narrow = _fused_quantisation(narrow, case)
     bandwidth = wanted.memory_bytes_per_second or device.memory_bytes_per_second
     return Server(

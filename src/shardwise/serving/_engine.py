@@ -59,7 +59,6 @@ class Kernels:
     experts_narrow: float
     experts_pad_rows: float
     experts_start_seconds: float
-    sustained: float
     all_reduce: tuple[tuple[int, float, float], ...]
     sources: tuple[str, ...]
 
@@ -126,7 +125,6 @@ def kernels_of(device: Device, family: str, engine: Engine, imposed: Efficiencie
         experts_narrow=effective(experts["narrow"], imposed.compute),
         experts_pad_rows=start * experts["pad_rows"],
         experts_start_seconds=start * experts["start_seconds"].get(family, experts["start_seconds"]["generic"]),
-        sustained=1.0 if imposed.ideal or imposed.compute else table["sustained"].get(family, 1.0),
         all_reduce=_all_reduce(family, engine.name) if direct else (),
         sources=(attention["source"], experts["source"], table["all_reduce"]["source"]),
     )

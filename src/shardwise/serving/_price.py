@@ -106,13 +106,8 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
     return named(seconds, op.name)
 
 
-def captured(rates: Rates[X], engine: Engine, kernels: Kernels, ideal: bool) -> Rates[X]:
-    """Return rates of an engine: small kernels start from a captured graph, and compute runs at its lasting clock."""
-    scale = 0.0 if ideal else 1.0
+def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
+    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
     zero = 0 * rates.memory_start
-    return replace(
-        rates,
-        memory_start=zero + scale * engine.small_kernel_seconds,
-        launch=zero,
-        attention_forward_flops=kernels.sustained * rates.attention_forward_flops,
-    )
+    started = zero + (0.0 if ideal else 1.0) * engine.small_kernel_seconds
+    return replace(rates, memory_start=started, launch=zero)

@@ -1,0 +1,77 @@
+"""The messages and operators an engine runs, against what it is known to issue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from serving.serving_cases import dense_block, latent_block, model_of, moe_block
+
+from shardwise.hardware import Cluster
+from shardwise.ledger.op import Op
+from shardwise.models import MLP, Block, Model, MoE
+from shardwise.plans import Plan, Serving
+from shardwise.serving._case import Step, views_of
+from shardwise.serving._ledger import head_ops, layer_ops
+from shardwise.serving._resolve import Question, complete
+from shardwise.serving._sizes import sizes_of
+
+SHARED = replace(moe_block(), feed_forward=MoE(experts=16, top_k=2, ffn=1024, shared=MLP(ffn=1024)))
+
+
+def served(model: Model, plan: Plan, phase: str = "decode", batch: int = 8) -> tuple[tuple[Op[float], ...], Op[float]]:
+    """Return the operators of the first layer and the head of a step of 8 requests after 100 tokens."""
+    job = Serving(batch=batch, input_tokens=100, output_tokens=2)
+    cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
+    case = complete(Question(model=model, cluster=cluster, plan=plan, job=job))[0]
+    tokens = 1 if phase == "decode" else 100
+    step = Step(phase=phase, tokens=tokens, context=100 if phase == "decode" else 0)
+    views = views_of(case, sizes_of(model, case.plan, job, case.domains), step)
+    head = next(op for op in head_ops(views, model) if op.name == "head")
+    return layer_ops(views, model.layers[0], model.hidden), head
+
+
+def sent(ops: tuple[Op[float], ...]) -> list[tuple[str, str, float]]:
+    """Return (axis, verb, bytes) of every message that carries something."""
+    return [(c.axis, c.verb, c.size_bytes) for op in ops for c in op.forward if c.size_bytes and c.axis in ("tp", "ep")]
+
+
+@pytest.mark.parametrize(
+    "block", [dense_block(), latent_block(), moe_block(), SHARED], ids=["dense", "latent", "moe", "shared"]
+)
+def test_a_layer_all_reduces_twice(block: Block) -> None:
+BLOCKS = {"dense": dense_block(), "latent": latent_block(), "moe": moe_block(), "shared": SHARED}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+    ops, _ = served(model_of(block), Plan(tp=4))
+    reduces = [(axis, verb, size) for axis, verb, size in sent(ops) if verb == "all_reduce"]
+    assert reduces == [("tp", "all_reduce", 8 * 2048 * 2)] * 2
+    assert [m for m in sent(ops) if m[1] == "all_to_all"] == []
+
+
+def test_experts_over_replicas_exchange_their_tokens() -> None:
+    """Experts on twice the ranks of a replica are reached by two all-to-alls and a gather instead of an all-reduce."""
+    ops, _ = served(model_of(SHARED), Plan(tp=4, dp=2, ep=8))
+    verbs = [verb for _, verb, _ in sent(ops)]
+    assert verbs.count("all_to_all") == 2
+    assert verbs.count("all_reduce") == 1
+    assert ("tp", "all_gather", 8 * 2048 * 2) in sent(ops)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_head_runs_on_the_last_token(phase: str) -> None:
+    """The head multiplies one token of each sequence, reads its weights once, and gathers the logits."""
+    _, head = served(model_of(dense_block()), Plan(tp=4), phase)
+    assert head.rows == 8
+    assert head.flops == 2 * 8 * 2048 * 32000 / 4
+    assert head.forward_bytes == 2 * 2048 * 32000 / 4 + 2 * 8 * (2048 + 32000 / 4)
+    assert [(c.verb, c.size_bytes) for c in head.forward] == [("all_gather", 2 * 8 * 32000)]
+
+
+def test_a_prefill_writes_the_tokens_it_computes() -> None:
+    """Keys and values of new tokens are read from their projection and written to the cache once."""
+    for phase, tokens in (("prefill", 100), ("decode", 1)):
+        ops, _ = served(model_of(dense_block(kv_heads=4)), Plan(), phase)
+        write = next(op for op in ops if op.name == "cache_write")
+        assert write.forward_bytes == 2 * 8 * tokens * 2 * 4 * 128 * 2
