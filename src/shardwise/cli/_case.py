@@ -95,7 +95,11 @@ class Inputs:
             key = FLAG_OF.get(p.field, p.field)
             causes = self.bad - {key}
             named = {word for word in causes if re.search(rf"\b{word}\b", p.rule)}
-            if not named and not causes & _FOLLOWS.get(key, set()) and p not in self.problems.items:
+            follows = causes & _FOLLOWS.get(key, set())
+            if follows == {"seq_len"} and "tokens" not in p.rule:
+                # Of the laws of an axis only those that divide the sequence follow from its length.
+                follows = set()
+            if not named and not follows and p not in self.problems.items:
                 self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
 
 

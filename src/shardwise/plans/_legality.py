@@ -314,14 +314,18 @@ def _sharding(plan: Plan, found: Problems) -> None:
 
 
 def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]:
-    """Return every law that a plan breaks for a model and a sequence length; empty when it is legal."""
+    """Return every law that a plan breaks for a model and a sequence length; empty when it is legal.
+
+    A length of 0 leaves the laws of the sequence out.
+    """
     found = field_problems(plan)
     if found.items:
         return tuple(found.items)
     _tensor(model, plan, found)
     _experts(model, plan, found)
     _pipeline(model, plan, found)
-    _context(model, plan, seq_len, found)
+    if seq_len:
+        _context(model, plan, seq_len, found)
     _summa(model, plan, seq_len, found)
     _sharding(plan, found)
     return tuple(dict.fromkeys(found.items))

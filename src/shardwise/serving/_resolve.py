@@ -126,7 +126,7 @@ def complete_plan(q: Question, found: Problems, notes: list[str]) -> Plan:
     neutral = {name: f.default for f in fields(Plan) if (name := f.name) in _TRAINING_ONLY and f.default is not MISSING}
     # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
     legal = replace(plan, sequence_parallel=plan.tp > 1, **neutral)
-    found.items += plan_problems(q.model, legal, plan.tp)
+    found.items += plan_problems(q.model, legal, 0)
     return replace(legal, sequence_parallel=False)
 
 

@@ -111,7 +111,8 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
     """
     found, notes = job_problems(q.job, q.model), list[str]()
     plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=q.plan.micro_batch or 1)
-    found.items += field_problems(plan).items
+    broken = field_problems(plan).items
+    found.items += broken
     if q.accumulation and not is_count(q.accumulation):
         found.add(
             "accumulation",
@@ -119,11 +120,13 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
             "must be a whole number of micro-batches of at least 1",
             "use 0 to deduce it",
         )
-    found.raise_if_any()
+    if broken:
+        found.raise_if_any()
     plan = replace(_replicas(q, found, notes), micro_batch=q.plan.micro_batch)
     if plan.sequence_parallel and (plan.tp == 1 or plan.layout == "summa"):
         plan = replace(plan, sequence_parallel=False)
-    found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), q.job.seq_len)
+    seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
+    found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     found.raise_if_any()
     plan, job = _batch(q, plan, found, notes, fits)
     found.items += batch_problems(plan, job.global_batch)
