@@ -152,33 +152,28 @@ def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
 
 def _first_late_forward(half: _Half[X]) -> list[X]:
     """When each device ends its first late forward: it comes over the middle, from a device busy with early ones."""
-    reached = [
-        d.present
-        * (
-            d.forward_early.before
-            + (2 * (half.last - d.index) + 1) * d.forward_early.own
-            + d.middle * half.turn
-            + d.forward_late.through
-        )
-        for d in half.devices
-    ]
+    slowest = running_largest([d.forward_early.own for d in half.devices])
+    reached = []
+    for forward, d in zip(slowest, half.devices, strict=True):
+        early = d.forward_early.through + 2 * (half.last - d.index) * forward
+        reached.append(d.present * (early + d.middle * half.turn + d.forward_late.through))
     best = running_largest(reached[::-1])[::-1]
     return [at - d.forward_late.before for at, d in zip(best, half.devices, strict=True)]
 
 
 def _pairs_start(half: _Half[X], first: Sequence[X]) -> tuple[list[X], list[X]]:
     """When each device ends its first inward pair, and when it starts its first outward pair."""
-    inwards = running_largest([at - d.gradient_late.before for at, d in zip(first, half.devices, strict=True)])
+    entered = [at - d.gradient_late.before for at, d in zip(first, half.devices, strict=True)]
+    inwards = running_largest(entered)
     ends: list[X] = []
     starts: list[X] = []
     for k, d in enumerate(half.devices):
         left = half.last - d.index
         alternating = d.index * (d.forward_early.own + d.forward_late.own + d.middle * half.turn)
         own = first[k] + alternating + left * d.late_step
-        ways = [own + d.middle * d.forward_early.own, inwards[k] + d.gradient_late.before + left * d.late_step]
-        for at, i in zip(first[:k], half.devices[:k], strict=True):
-            way = at + left * i.late_step + d.gradient_late.before - i.gradient_late.before
-            ways.append(i.present * way)
+        reached = [at + left * i.late_step for at, i in zip(entered[:k], half.devices[:k], strict=True)]
+        reached.append(inwards[k] + left * d.late_step)
+        ways = (own + d.middle * d.forward_early.own, largest(reached) + d.gradient_late.before)
         ends.append(largest(ways) + d.inward.own + d.middle * (d.full_late - d.inward.own))
         starts.append(d.present * (ends[-1] + d.middle * half.turn + d.outward.through))
     best = running_largest(starts[::-1])[::-1]
@@ -193,20 +188,15 @@ def _pairs_end(half: _Half[X], pairs: tuple[list[X], list[X]]) -> list[X]:
         steady = maximum(num_rounds * (d.inward.own + d.outward.own), _swinging(half, d, num_rounds))
         reached.append(d.present * above(num_rounds, 0, at + steady, first) - d.inward.through)
     reached = [at + d.inward.through for at, d in zip(running_largest(reached), half.devices, strict=True)]
+    left = [half.last - d.index for d in half.devices]
+    outwards = [
+        d.present * (at + d.middle * half.turn + d.outward.through) for at, d in zip(reached, half.devices, strict=True)
+    ]
     ends = []
     for k, d in enumerate(half.devices):
-        ways = [
-            i.present
-            * (
-                at
-                + i.middle * half.turn
-                + i.outward.through
-                - d.outward.before
-                + (half.last - i.index) * (d.full_late + d.outward.own)
-            )
-            for at, i in zip(reached[k:], half.devices[k:], strict=True)
-        ]
-        ends.append(largest(ways))
+        step = d.full_late + d.outward.own
+        ways = [at + num_left * step for at, num_left in zip(outwards[k:], left[k:], strict=True)]
+        ends.append(largest(ways) - d.outward.before)
     return ends
 
 
@@ -219,7 +209,7 @@ def _swinging(half: _Half[X], d: _Device[X], num_rounds: X) -> X:
 
 
 def _drained(half: _Half[X], ends: Sequence[X]) -> X:
-    """The last backwards: those of one device, or from device 0 inwards over the late stages and out over the early."""
+    """The last backwards: those of one device, or from device 0 inwards, to stay there or to turn and go outwards."""
     own = [
         at + (d.index + 1) * d.full_late + (half.last + 1) * d.full_early
         for at, d in zip(ends, half.devices, strict=True)
@@ -229,5 +219,11 @@ def _drained(half: _Half[X], ends: Sequence[X]) -> X:
         for at, d in zip(ends, half.devices, strict=True)
     ]
     left = [(d.index + 1) * d.weights - d.gradient_early.before for d in half.devices]
-    around = longest(half.present, entered) + half.gradient_late + half.gradient_early + largest(left)
+    stay = [
+        d.present
+        * (d.gradient_late.through + (half.last - d.index + 1) * d.gradient_early.own + (half.last + 1) * d.weights)
+        for d in half.devices
+    ]
+    out = half.gradient_late + half.gradient_early + largest(left)
+    around = longest(half.present, entered) + maximum(out, largest(stay))
     return maximum(longest(half.present, own), around)

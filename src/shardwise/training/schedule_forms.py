@@ -9,7 +9,8 @@ arXiv:2401.10241 section 2 (ZB-H1); with unequal stages the paths were found and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
 from shardwise.training.schedule_points import Pipeline, Point, longest, pipeline, running_largest
@@ -42,7 +43,7 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     backwards left. Messages make every further dive longer than staying: one for each p micro-batches.
     """
     p, m = shape.num_stages, shape.num_micro
-    pipe = pipeline(runs, shape, bend=p - m + 1 if shape.overlap_send else None)
+    pipe = pipeline(runs, shape, bends=(p - m + 1,) if shape.overlap_send else ())
     lone = running_largest([maximum(x.forward, x.gradient) for x in pipe.points])
     lengths = []
     for k, x in enumerate(pipe.points):
@@ -59,8 +60,8 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
 
 def _dive(x: Point[X], below: Sequence[Point[X]]) -> X:
     """What the best dive from the last forward of stage x gains over its own backwards."""
-    gains = [r.present * (r.through - x.through - (r.index - x.index) * x.gradient) for r in below]
-    return maximum(largest(gains), 0)
+    level = x.through - x.index * x.gradient
+    return maximum(largest([r.present * (r.through - r.index * x.gradient - level) for r in below]), 0)
 
 
 def _dives(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], below: Sequence[Point[X]]) -> X:
@@ -186,49 +187,51 @@ def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     to a stage below and back, or goes up to a stage that has backwards left; it ends with late weight gradients.
     """
     p, m = shape.num_stages, shape.num_micro
-    pipe = pipeline(runs, shape, split_backward=True, bend=m - 1)
-    points = pipe.points
-    tails = [(minimum(x.index, m - 1) + 1) * x.weight - x.gradient_before for x in points]
-    drains = [x.gradient_before + best for x, best in zip(points, running_largest(tails), strict=True)]
+    pipe = pipeline(runs, shape, split_backward=True, bends=(minimum(m - 1, p - m + 1), maximum(m - 1, p - m + 1)))
+    stages = [_late(x, shape) for x in pipe.points]
+    tails = [(z.delay + 1) * z.at.weight - z.at.gradient_before for z in stages]
+    drains = [z.at.gradient_before + best for z, best in zip(stages, running_largest(tails), strict=True)]
     deepest = pipe.gradient_path + largest(tails)
     lengths = []
-    for k, x in enumerate(points):
-        ahead = minimum(p - 1 - x.index, m - 1)
+    for k, z in enumerate(stages):
+        x, ahead = z.at, z.ahead
         start = maximum(pipe.below(x) - ahead * x.forward, 0)
-        last = x.forward_before + m * x.forward + (m - 1 - ahead) * x.gradient + _weights_done(x, ahead, m) * x.weight
-        own = (ahead + 1) * x.gradient + _weights_left(x, ahead, m) * x.weight + drains[k]
-        bounce = pipe.forward_path - x.forward_before - x.forward + deepest
-        bounce = maximum(bounce, own + largest([_zb_dive(x, r, shape) for r in points[k:]]))
-        rise = largest([own, *(_zb_rise(x, r, shape, drain) for r, drain in zip(points[:k], drains, strict=False))])
+        done = maximum(m - 1 - ahead - z.delay, 0)
+        last = x.forward_before + m * x.forward + (m - 1 - ahead) * x.gradient + done * x.weight
+        own = (ahead + 1) * x.gradient + minimum(ahead, m - 1 - z.delay) * x.weight + drains[k]
+        dive = largest([_zb_dive(z, r, m, done) for r in stages[k:]])
+        bounce = maximum(pipe.forward_path - x.forward_before - x.forward + deepest, own + maximum(dive, 0))
+        climb = x.gradient_before + x.gradient
+        rise = largest([own, *(climb + _zb_rise(z, r, m, drain) for r, drain in zip(stages[:k], drains, strict=False))])
         full = above(m, p - x.index, start, 0)
         lengths.append(last + maximum(start + rise, full + bounce))
+    slowest = longest(pipe.present, lengths)
     if not shape.overlap_send:
-        return longest(pipe.present, lengths)
-    again = _diving(pipe, shape, m - 1) + (ceil((m - p) / p) + 1) * points[0].weight
-    return maximum(longest(pipe.present, lengths), again)
+        return slowest
+    return maximum(slowest, _diving(pipe, shape, m - 1) + (ceil((m - p) / p) + 1) * pipe.points[0].weight)
 
 
-def _weights_done(x: Point[X], held: X, m: X) -> X:
-    """Weight gradients run on stage x when all but `held` + 1 of its backwards have."""
-    return maximum(m - 1 - held - minimum(x.index, m - 1), 0)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Late(Generic[X]):
+    """A stage of ZB-H1: the micro-batches it runs ahead, and those by which its weight gradients are late."""
+
+    at: Point[X]
+    ahead: X
+    delay: X
 
 
-def _weights_left(x: Point[X], held: X, m: X) -> X:
-    """Weight gradients between then and the last backward of stage x."""
-    return m - 1 - minimum(x.index, m - 1) - _weights_done(x, held, m)
+def _late(x: Point[X], shape: PipelineShape[X]) -> _Late[X]:
+    most = shape.num_micro - 1
+    return _Late(at=x, ahead=minimum(shape.num_stages - 1 - x.index, most), delay=minimum(x.index, most))
 
 
-def _zb_dive(x: Point[X], r: Point[X], shape: PipelineShape[X]) -> X:
-    """What a dive from the last forward of stage x to stage r below and back gains over the tasks of x meanwhile."""
-    p, m = shape.num_stages, shape.num_micro
-    ahead, there = minimum(p - 1 - x.index, m - 1), minimum(p - 1 - r.index, m - 1)
-    weights = _weights_done(x, there, m) - _weights_done(x, ahead, m)
-    return r.present * (r.through - x.through - (ahead - there) * x.gradient - weights * x.weight)
+def _zb_dive(z: _Late[X], r: _Late[X], m: X, done: X) -> X:
+    """What a dive from the last forward of stage z to stage r below and back gains over the tasks of z meanwhile."""
+    meanwhile = (z.ahead - r.ahead) * z.at.gradient + (maximum(m - 1 - r.ahead - z.delay, 0) - done) * z.at.weight
+    return r.at.present * (r.at.through - z.at.through - meanwhile)
 
 
-def _zb_rise(x: Point[X], r: Point[X], shape: PipelineShape[X], drain: X) -> X:
-    """From the last forward of stage x up to stage r above it, on through the backwards r has left, and its drain."""
-    m = shape.num_micro
-    ahead = minimum(shape.num_stages - 1 - x.index, m - 1)
-    climb = x.gradient_before + x.gradient - r.gradient_before - r.gradient
-    return r.present * (climb + (ahead + 1) * r.gradient + _weights_left(r, ahead, m) * r.weight + drain)
+def _zb_rise(z: _Late[X], r: _Late[X], m: X, drain: X) -> X:
+    """From stage z up to stage r above it when z ran its last forward: the backwards r has left, and its drain."""
+    backwards = (z.ahead + 1) * r.at.gradient + minimum(z.ahead, m - 1 - r.delay) * r.at.weight
+    return backwards + drain - r.at.gradient_before - r.at.gradient

@@ -21,7 +21,8 @@ class Point(Generic[X]):
     """One stage: what a micro-batch takes on it, and on the way to it from the first stage and back.
 
     `gradient` is the part of the backward that the stage before waits for and `weight` the part that can wait. With
-    sends that do not overlap, `forward` and `gradient` include what the stage sends. Absent stages cost nothing.
+    sends that do not overlap, `forward` and `gradient` include what the stage sends. `work` is all that a micro-batch
+    takes on the stage, `through` what it takes down to the stage and back. Absent stages cost nothing.
     """
 
     present: X
@@ -31,34 +32,22 @@ class Point(Generic[X]):
     weight: X
     forward_before: X
     gradient_before: X
-
-    @property
-    def work(self) -> X:
-        """Seconds of one micro-batch, forward and all of the backward."""
-        return self.forward + self.gradient + self.weight
-
-    @property
-    def through(self) -> X:
-        """Seconds from the first stage down to this one and back, both passes of this stage included."""
-        return self.forward_before + self.forward + self.gradient_before + self.gradient
+    work: X
+    through: X
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline(Generic[X]):
-    """The points of a pipeline in order, and one micro-batch's way through all stages."""
+    """The points of a pipeline in order, and one micro-batch's way through all stages and back, `path`."""
 
     points: tuple[Point[X], ...]
     present: tuple[X, ...]
     forward_path: X
     gradient_path: X
+    path: X
     forward_sum: X
     gradient_sum: X
     quickest: X
-
-    @property
-    def path(self) -> X:
-        """Seconds of the first micro-batch from the first stage to the last and back."""
-        return self.forward_path + self.gradient_path
 
     def below(self, point: Point[X]) -> X:
         """Return the seconds from the end of a forward at the point until its gradient is back from the last stage."""
@@ -97,11 +86,11 @@ def overlaps(runs: Sequence[Run[X]]) -> dict[tuple[int, int], X]:
 
 
 def pipeline(
-    runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward: bool = False, bend: X | None = None
+    runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward: bool = False, bends: tuple[X, ...] = ()
 ) -> Pipeline[X]:
     """Return the points of the runs, the message of the shape included; without a split the backward is one task.
 
-    Where lengths bend at a stage other than the ends of a run, `bend` makes that stage a point too.
+    Where lengths bend at stages other than the ends of a run, `bends` makes those stages points too, in their order.
     """
     points: list[Point[X]] = []
     start = forward = gradient = shape.num_stages * 0
@@ -112,9 +101,8 @@ def pipeline(
             (run.backward_input if split_backward else run.backward_input + run.backward_weight) * present,
             (run.backward_weight if split_backward else run.backward_weight * 0) * present,
         )
-        offsets = _offsets(run, shape)
-        if bend is not None:
-            offsets.insert(1, minimum(maximum(bend - start, 0), offsets[-1]))
+        offsets = _offsets(run, shape, first=not points)
+        offsets[1:1] = [minimum(maximum(stage - start, 0), offsets[-1]) for stage in bends]
         points += [_point(present, cost, (start, forward, gradient), offset, shape) for offset in offsets]
         start, forward, gradient = start + run.count, forward + run.count * cost[0], gradient + run.count * cost[1]
     hops = (shape.num_stages - 1) * shape.send
@@ -123,6 +111,7 @@ def pipeline(
         present=tuple(point.present for point in points),
         forward_path=forward + hops,
         gradient_path=gradient + hops,
+        path=forward + gradient + 2 * hops,
         forward_sum=forward,
         gradient_sum=gradient,
         quickest=_quickest(points),
@@ -131,14 +120,20 @@ def pipeline(
 
 def _quickest(points: Sequence[Point[X]]) -> X:
     """The smallest forward and gradient of a stage that is there; the sum of all stands in for absent ones."""
-    whole = total(x.forward + x.gradient for x in points)
-    return reduce(minimum, [above(x.present, 0, x.forward + x.gradient, whole) for x in points])
+    costs = [x.forward + x.gradient for x in points]
+    whole = total(costs)
+    return reduce(minimum, [above(x.present, 0, cost, whole) for x, cost in zip(points, costs, strict=True)])
 
 
-def _offsets(run: Run[X], shape: PipelineShape[X]) -> list[X]:
-    """The first and last stage of a run, and with sends that do not overlap one more: the end stages send less."""
+def _offsets(run: Run[X], shape: PipelineShape[X], *, first: bool) -> list[X]:
+    """The first and last stage of a run.
+
+    Where sends do not overlap the end stages of the pipeline send less, so a run that reaches over all of it needs a
+    stage between.
+    """
     last = maximum(run.count - 1, 0)
-    return [last * 0, last] if shape.overlap_send else [last * 0, maximum(run.count - 2, 0), last]
+    zero = last * 0
+    return [zero, maximum(run.count - 2, 0), last] if first and not shape.overlap_send else [zero, last]
 
 
 def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, shape: PipelineShape[X]) -> Point[X]:
@@ -152,14 +147,19 @@ def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, 
         send = shape.send / shape.num_chunks
         forward = (forward + send * (idle_chunks + minimum(maximum(shape.num_stages - 1 - index, 0), 1))) * present
         gradient = (gradient + send * (idle_chunks + minimum(index, 1))) * present
+    both = forward + gradient
+    forward_before = before[1] + offset * cost[0] + index * shape.send
+    gradient_before = before[2] + offset * cost[1] + hops * shape.send
     return Point(
         present=present,
         index=index,
         forward=forward,
         gradient=gradient,
         weight=cost[2],
-        forward_before=before[1] + offset * cost[0] + index * shape.send,
-        gradient_before=before[2] + offset * cost[1] + hops * shape.send,
+        forward_before=forward_before,
+        gradient_before=gradient_before,
+        work=both + cost[2],
+        through=forward_before + gradient_before + both,
     )
 
 
