@@ -1,0 +1,130 @@
+"""Legality of many plans at once: each law is asked once for every distinct value of what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardwise.errors import Problem, Problems
+from shardwise.models import Model
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, Training
+from shardwise.plans import _legality as legality
+from shardwise.training._stages import split_evenly
+
+Columns = dict[str, Any]
+_WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A law: what the table of rejections calls it, the columns it reads, and the problems of one set of values."""
+
+    title: str
+    reads: tuple[str, ...]
+    problems: Callable[[Plan], tuple[Problem, ...]]
+
+
+def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[Problem, ...]]:
+    def problems(plan: Plan) -> tuple[Problem, ...]:
+        found = Problems()
+        check(plan, found)
+        return tuple(found.items)
+
+    return problems
+
+
+def with_stages(plan: Plan, num_layers: int) -> Plan:
+    """Return the plan with its layers a stage written out where they are not equal."""
+    from dataclasses import replace
+
+    pieces = plan.pp * plan.vpp
+    return replace(plan, stage_layers=split_evenly(num_layers, pieces)) if num_layers % pieces else plan
+
+
+def laws_of(model: Model, job: Training) -> dict[str, Law]:
+    """Return the laws of a model and a job by name, in the order in which they are counted."""
+    seq_len, batch = job.seq_len, job.global_batch
+    return {
+        "tensor": Law(
+            "tensor parallelism divides heads and widths",
+            ("tp",),
+            _checked(lambda p, f: legality._tensor(model, p, f)),
+        ),
+        "summa": Law(
+            "the two-dimensional layout divides widths and tokens",
+            ("layout", "tp", "tp2", "cp", "panels"),
+            _checked(lambda p, f: legality._summa(model, p, seq_len, f)),
+        ),
+        "experts": Law(
+            "experts divide over ranks",
+            ("layout", "tp", "tp2", "cp", "dp", "sequence_parallel", "ep", "etp"),
+            _checked(lambda p, f: legality._experts(model, p, f)),
+        ),
+        "context": Law(
+            "context and sequence parallelism divide tokens and heads",
+            ("layout", "tp", "cp", "cp_kind", "sequence_parallel"),
+            _checked(lambda p, f: legality._context(model, p, seq_len, f)),
+        ),
+        "batch": Law(
+            "replicas and micro-batches divide the global batch",
+            ("dp", "micro_batch"),
+            lambda p: legality.batch_problems(p, batch),
+        ),
+        "schedule": Law(
+            "the schedule runs on the stages and micro-batches",
+            ("dp", "micro_batch"),
+            _checked(lambda p, f: _schedule(model, p, batch, f)),
+        ),
+    }
+
+
+def _schedule(model: Model, plan: Plan, batch: int, found: Problems) -> None:
+    plan = with_stages(plan, model.num_layers)
+    legality._pipeline(model, plan, found)
+    found.items += legality.batch_problems(plan, batch)
+
+
+@dataclass(slots=True)
+class Court:
+    """The laws with what they have said so far, and how many plans fell to each."""
+
+    laws: Mapping[str, Law]
+    said: dict[tuple[Any, ...], tuple[Problem, ...]] = field(default_factory=dict)
+    fallen: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, Problem] = field(default_factory=dict)
+
+    def judge(self, name: str, columns: Columns, **fixed: Any) -> Any:
+        """Return which rows of the columns a law allows; `fixed` are fields of the plan that all rows share."""
+        law = self.laws[name]
+        size = len(columns[law.reads[0]])
+        if not size:
+            return np.ones(0, bool)
+        code = np.zeros(size, np.int64)
+        for column in law.reads:
+            values, at = np.unique(columns[column], return_inverse=True)
+            code = code * len(values) + at
+        _, first, back = np.unique(code, return_index=True, return_inverse=True)
+        rows = zip(*(columns[c][first].tolist() for c in law.reads), strict=True)
+        legal = np.array([not self._problems(name, row, fixed) for row in rows])
+        return legal[back]
+
+    def _problems(self, name: str, row: tuple[Any, ...], fixed: dict[str, Any]) -> tuple[Problem, ...]:
+        key = (name, row, *fixed.values())
+        if key not in self.said:
+            law = self.laws[name]
+            values = {c: _WORDS[c][v] if c in _WORDS else v for c, v in zip(law.reads, row, strict=True)}
+            problems = law.problems(Plan(**{"sequence_parallel": False, **values, **fixed}))
+            self.said[key] = problems
+            if problems:
+                self.examples.setdefault(name, problems[0])
+        return self.said[key]
+
+    def keep(self, name: str, columns: Columns, weights: Any, legal: Any) -> Columns:
+        """Return the legal rows, and count the plans of the others under the law."""
+        fell = int(np.sum(weights[~legal]))
+        if fell:
+            self.fallen[name] = self.fallen.get(name, 0) + fell
+        return columns if legal.all() else {c: v[legal] for c, v in columns.items()}

@@ -1,0 +1,187 @@
+"""Memory and time of meshes of plans: rows of plans on the last axis, recompute modes before it.
+
+The formulas are those of `shardwise.training`, on arrays that broadcast. Python loops only over what changes the
+composition: schedule, chunks and sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from shardwise.search._laws import Columns, Court, with_stages
+from shardwise.search._rows import Rows, case_for
+from shardwise.search._tables import Gathered, Span, TableSet, sizes_of_rows, spans_of, tabulate
+from shardwise.training import Case, Sizes, stages_of
+from shardwise.training._evaluate import machine_of, memory_of, peak_of, step_job
+from shardwise.training._memory import Recipe, device_bytes
+from shardwise.training._step import Piped, piped_seconds, with_update
+
+CELLS = 32_768
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plans by what became of them; what the laws dropped is with the court."""
+
+    legal: int = 0
+    fitting: int = 0
+    evaluated: int = 0
+    too_large: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """Plans of one schedule, number of chunks and sharding: (recompute modes, rows) bytes, seconds, which count."""
+
+    columns: Columns
+    schedule: str
+    vpp: int
+    sharding: str
+    device_bytes: Any
+    step_seconds: Any
+    legal: Any
+    fits: Any
+
+
+@dataclass(slots=True)
+class Mesh:
+    """Evaluates slices of the rows of a space. With `prune`, time is not computed where nothing fits."""
+
+    rows: Rows
+    prune: bool = True
+    counts: Counts = field(default_factory=Counts)
+    court: Court = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.court = self.rows.court()
+
+    @property
+    def num_modes(self) -> int:
+        """Recompute modes."""
+        return len(self.rows.space.recompute)
+
+    def sheets(self, start: int, end: int) -> Iterator[Sheet]:
+        """Yield the plans of a slice of the base rows, which share their pipeline."""
+        rows = self.rows
+        base = {c: v[start:end] for c, v in rows.base.items()}
+        pp = int(base["pp"][0])
+        columns = rows.expand(base, self.court)
+        columns = {c: v for c, v in columns.items() if not c.startswith("of ")}
+        if not len(columns["tp"]):
+            return
+        case = case_for(rows.case, pp=pp, vpp=1)
+        shared = spans_of(columns, rows.space, case.domains)
+        tables: TableSet | None = None
+        each = CELLS // self.num_modes
+        for schedule, vpp in rows.compositions(pp):
+            allowed = self._lawful(columns, schedule, vpp)
+            if not len(allowed):
+                continue
+            tables = tables or tabulate(case, rows.space, columns, shared)
+            composed = _composed(case, schedule, vpp)
+            for at in range(0, len(allowed), each):
+                yield from self._composition(composed, columns, shared, tables, allowed[at : at + each])
+
+    def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
+        """Return the indices of rows that the schedule can run, and count the plans of the others."""
+        legal = self.court.judge(
+            "schedule", columns, schedule=schedule, vpp=vpp, pp=int(columns["pp"][0])
+        )
+        copies = columns["dp"] * columns["cp"] > 1
+        each = np.where(copies, len(self.rows.space.sharding), 1) * self.num_modes
+        self.court.keep("schedule", {}, each, legal)
+        self.counts.legal += int(each[legal].sum())
+        return np.flatnonzero(legal)
+
+    def _composition(
+        self, case: Case, columns: Columns, shared: Span, tables: TableSet, chosen: Any
+    ) -> Iterator[Sheet]:
+        by_time: dict[tuple[bool, bool], list[str]] = {}
+        for sharding in self.rows.space.sharding:
+            r = case_for(case, sharding=sharding).recipe
+            by_time.setdefault((r.shards_gradients, r.shards_weights), []).append(sharding)
+        job = _Job(self, case, columns, shared, tables)
+        for shardings in by_time.values():
+            yield from job.evaluate(chosen, shardings)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One composition of some rows."""
+
+    mesh: Mesh
+    case: Case
+    columns: Columns
+    shared: Span
+    tables: TableSet
+
+    def _rows(self, chosen: Any) -> tuple[Columns, Sizes[Any], Gathered]:
+        columns = {c: v[chosen] for c, v in self.columns.items()}
+        shared = {axis: tuple(t[chosen] for t in tiers) for axis, tiers in self.shared.items()}
+        return columns, sizes_of_rows(columns, shared, self.case), self.tables.rows(chosen)
+
+    def evaluate(self, chosen: Any, shardings: Sequence[str]) -> Iterator[Sheet]:
+        """Yield the sheets of shardings that take the same time for their micro-batches."""
+        columns, z, blocks = self._rows(chosen)
+        limit = self.case.cluster.device.usable_memory_bytes
+        first = self.mesh.rows.space.sharding[0]
+        shape = (self.mesh.num_modes, len(chosen))
+        copies = columns["dp"] * columns["cp"] > 1
+        stages: Any = stages_of(self.case)
+        held, legal, fits = {}, {}, {}
+        for sharding in shardings:
+            case = case_for(self.case, sharding=sharding)
+            peak = peak_of(stages, memory_of(case, z, blocks.parts, stages))
+            held[sharding] = np.broadcast_to(device_bytes(case.stack, z, peak), shape)
+            legal[sharding] = copies | (sharding == first)
+            fits[sharding] = (held[sharding] <= limit) & legal[sharding]
+            self._count(fits[sharding], legal[sharding])
+        anywhere = np.any([f.any(axis=0) for f in fits.values()], axis=0)
+        if self.mesh.prune and not anywhere.any():
+            return
+        kept = None
+        if self.mesh.prune and anywhere.mean() < 0.7:
+            kept = np.flatnonzero(anywhere)
+            columns, z, blocks = self._rows(chosen[kept])
+        machine = machine_of(self.case, z.spans)
+        piped: Piped[Any] | None = None
+        for sharding in shardings:
+            recipe = case_for(self.case, sharding=sharding).recipe
+            job = step_job(self.case, blocks.parts, blocks.send)
+            piped = piped or piped_seconds(machine, z, recipe, blocks.parts, stages, job)
+            step = with_update(machine, z, recipe, blocks.parts, stages, piped).total
+            sheet = Sheet(
+                columns=columns,
+                schedule=self.case.plan.schedule,
+                vpp=self.case.plan.vpp,
+                sharding=sharding,
+                device_bytes=_kept(held[sharding], kept),
+                step_seconds=np.broadcast_to(step, (shape[0], len(columns["tp"]))),
+                legal=np.broadcast_to(_kept(legal[sharding], kept), (shape[0], len(columns["tp"]))),
+                fits=_kept(fits[sharding], kept),
+            )
+            self.mesh.counts.evaluated += int(np.count_nonzero(sheet.legal))
+            yield sheet
+
+    def _count(self, fits: Any, legal: Any) -> None:
+        counts, plans = self.mesh.counts, int(np.count_nonzero(legal)) * self.mesh.num_modes
+        fitting = int(np.count_nonzero(fits))
+        counts.fitting += fitting
+        counts.too_large += plans - fitting
+
+
+def _kept(values: Any, rows: Any) -> Any:
+    return values if rows is None else values[..., rows]
+
+
+def _composed(case: Case, schedule: str, vpp: int) -> Case:
+    """Return the case with its pipeline filled in, layers written out where stages differ."""
+    plan: Any = replace(case.plan, schedule=schedule, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
+    return replace(case, plan=with_stages(plan, case.model.num_layers))
+
+
+__all__ = ["CELLS", "Counts", "Mesh", "Recipe", "Sheet"]

@@ -1,0 +1,232 @@
+"""Plans as rows of columns: degrees and places first, and the choices of each row when its turn comes.
+
+Columns of words hold their index: `layout` in LAYOUTS, `cp_kind` in CONTEXT_KINDS, `order` in the orders of the space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from shardwise.models import MoE
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS
+from shardwise.plans._legality import all_blocks, divisors
+from shardwise.plans._placement import Whole, dense_spans
+from shardwise.search._laws import Columns, Court, laws_of
+from shardwise.search._space import Space, chunk_choices
+from shardwise.training import Case
+
+COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
+DEGREES = ("tp", "tp2", "cp", "dp", "pp")
+SUMMA = LAYOUTS.index("summa")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a space: one for each set of degrees and each place of the axes that differs."""
+
+    case: Case
+    space: Space
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether the model has experts."""
+        return any(isinstance(b.feed_forward, MoE) for b in all_blocks(self.case.model))
+
+    @cached_property
+    def device_counts(self) -> list[int]:
+        """Counts of devices that plans may fill."""
+        most = self.case.cluster.num_devices
+        return self.space.devices.of(range(1, most + 1)) if self.space.devices.ranges else [most]
+
+    @cached_property
+    def base(self) -> Columns:
+        """Degrees and places, sorted by the stages of the pipeline."""
+        found = [self._degrees(n) for n in self.device_counts]
+        columns = {c: np.concatenate([f[c] for f in found]) for c in found[0]}
+        columns = self._placed(columns)
+        by_pipeline = np.argsort(columns["pp"], kind="stable")
+        return {c: v[by_pipeline] for c, v in columns.items()}
+
+    def _degrees(self, num_devices: int) -> Columns:
+        """Every way to write the devices as a product of degrees."""
+        s, layers = self.space, self.case.model.num_layers
+        ways = divisors(num_devices)
+        pipelines = s.pp.of(w for w in ways if w <= layers)
+        axes = {"tp": s.tp.of(ways), "tp2": s.tp2.of(ways), "cp": s.cp.of(ways), "pp": pipelines}
+        grid = np.meshgrid(*(np.array(v, np.int64) for v in axes.values()), indexing="ij")
+        found = dict(zip(axes, (g.ravel() for g in grid), strict=True))
+        used = found["tp"] * found["tp2"] * found["cp"] * found["pp"]
+        replicas = num_devices // used
+        whole = (used * replicas == num_devices) & np.isin(replicas, s.dp.of(ways))
+        found = {**found, "dp": replicas, "devices": np.full_like(used, num_devices)}
+        kept = {c: v[whole] for c, v in found.items()}
+        flat = kept["tp2"] == 1
+        sides = []
+        for name in s.layout:
+            # A grid of one device is the one-dimensional layout.
+            one = kept["tp"] * kept["tp2"] == 1
+            here = flat if name == "1d" else ~one | ("1d" not in s.layout)
+            side = {c: v[here] for c, v in kept.items()}
+            sides.append({**side, "layout": np.full(int(here.sum()), LAYOUTS.index(name))})
+        return {c: np.concatenate([side[c] for side in sides]) for c in sides[0]}
+
+    def _placed(self, columns: Columns) -> Columns:
+        """One row for each order of the axes that puts other ranks into the domains than the orders before it."""
+        domains = self.case.domains
+        sizes = {axis: columns[axis] for axis in DEGREES}
+        codes = np.empty((len(self.space.orders), len(columns["tp"])), np.int64)
+        for i, order in enumerate(self.space.orders):
+            placed = dense_spans(sizes, order, domains, COLUMNS)
+            code = np.zeros(len(columns["tp"]), np.int64)
+            for axis, tier in product(DEGREES, range(len(domains) - 1)):
+                code = code * (domains[tier] + 1) + placed[axis][tier]
+            codes[i] = code
+        by_code = np.argsort(codes, axis=0, kind="stable")
+        ordered = np.take_along_axis(codes, by_code, axis=0)
+        fresh = np.ones_like(codes, bool)
+        fresh[1:] = ordered[1:] != ordered[:-1]
+        new = np.zeros_like(fresh)
+        np.put_along_axis(new, by_code, fresh, axis=0)
+        row, order_index = np.nonzero(new.T)
+        return {**{c: v[row] for c, v in columns.items()}, "order": order_index}
+
+    @cached_property
+    def micro_batches(self) -> list[int]:
+        """Micro-batches that divide the global batch."""
+        return self.space.micro_batch.of(divisors(self.case.job.global_batch))
+
+    def expert_ways(self, devices: int) -> list[tuple[int, int]]:
+        """Return the (ep, etp) to try on so many devices."""
+        if not self.has_experts:
+            return [(1, 1)]
+        ways = divisors(devices)
+        return list(product(self.space.ep.of(ways), self.space.etp.of(ways)))
+
+    def compositions(self, pp: int) -> list[tuple[str, int]]:
+        """Return the (schedule, vpp) of a pipeline of so many stages."""
+        return chunk_choices(self.space, pp, self.case.model.num_layers)
+
+    def counts(self, columns: Columns) -> dict[str, Any]:
+        """Return for each choice how many values it has on each row."""
+        s, size = self.space, len(columns["tp"])
+        ones = np.ones(size, np.int64)
+        flat = columns["layout"] == SUMMA
+        experts = {n: len(self.expert_ways(n)) for n in self.device_counts}
+        pipes = {p: len(self.compositions(p)) for p in set(columns["pp"].tolist())}
+        return {
+            "panels": np.where(flat, len(self.panels), ones),
+            "experts": _looked_up(columns["devices"], experts),
+            "sequence": np.where(flat | (columns["tp"] == 1), ones, len(s.sequence_parallel)),
+            "context": np.where(columns["cp"] == 1, ones, len(s.cp_kind)),
+            "batch": ones * len(self.micro_batches),
+            "composition": _looked_up(columns["pp"], pipes)
+            * np.where(columns["dp"] * columns["cp"] == 1, ones, len(s.sharding))
+            * len(s.recompute),
+        }
+
+    @cached_property
+    def panels(self) -> list[int]:
+        """Panels to cut products of the two-dimensional layout into."""
+        return self.space.panels.of(divisors(self.case.model.hidden))
+
+    @cached_property
+    def num_plans(self) -> int:
+        """Plans of the space, legal or not."""
+        return int(sum(_weights(self.counts(self.base), ())))
+
+    def court(self) -> Court:
+        """Return a court of the laws of the case."""
+        return Court(laws_of(self.case.model, self.case.job))
+
+    def expand(self, columns: Columns, court: Court) -> Columns:
+        """Return the rows of some degrees and places with their choices, all laws but that of the schedule obeyed."""
+        counts = self.counts(columns)
+        columns = {**columns, **{f"of {name}": count for name, count in counts.items()}}
+        done: list[str] = []
+        columns = self._hear(court, "tensor", columns, done)
+        columns = _crossed(columns, columns["layout"] == SUMMA, {"panels": self.panels}, {"panels": 1})
+        columns = self._hear(court, "summa", columns, [*done, "panels"])
+        done = ["panels"]
+        columns = self._with_experts(columns)
+        columns = self._with_sequence(columns)
+        done += ["experts", "sequence"]
+        columns = self._hear(court, "experts", columns, done)
+        kinds = [CONTEXT_KINDS.index(k) for k in self.space.cp_kind]
+        columns = _crossed(columns, columns["cp"] > 1, {"cp_kind": kinds}, {"cp_kind": kinds[0]})
+        columns = self._hear(court, "context", columns, [*done, "context"])
+        columns = _crossed(columns, columns["tp"] > 0, {"micro_batch": self.micro_batches}, {"micro_batch": 1})
+        return self._hear(court, "batch", columns, [*done, "context", "batch"])
+
+    def _hear(self, court: Court, name: str, columns: Columns, done: Sequence[str]) -> Columns:
+        left = {c[3:]: v for c, v in columns.items() if c.startswith("of ")}
+        return court.keep(name, columns, _weights(left, done), court.judge(name, columns))
+
+    def _with_experts(self, columns: Columns) -> Columns:
+        found = []
+        for n in self.device_counts:
+            ways = self.expert_ways(n)
+            rows = {c: v[columns["devices"] == n] for c, v in columns.items()}
+            values = {"ep": [e for e, _ in ways], "etp": [e for _, e in ways]}
+            found.append(_crossed(rows, rows["tp"] > 0, values, {"ep": 1, "etp": 1}))
+        return {c: np.concatenate([f[c] for f in found]) for c in found[0]}
+
+    def _with_sequence(self, columns: Columns) -> Columns:
+        matters = (columns["layout"] != SUMMA) & (columns["tp"] > 1)
+        values = list(self.space.sequence_parallel)
+        return _crossed(columns, matters, {"sequence_parallel": values}, {"sequence_parallel": False})
+
+    def chunks(self, most_rows: int) -> list[tuple[int, int]]:
+        """Return slices of the base of one pipeline each, of about so many rows when expanded."""
+        columns = self.base
+        counts = self.counts(columns)
+        sizes = _weights({k: v for k, v in counts.items() if k not in ("composition", "batch")}, ())
+        fitting = {
+            d: sum(self.case.job.global_batch % (d * b) == 0 for b in self.micro_batches)
+            for d in set(columns["dp"].tolist())
+        }
+        sizes = sizes * _looked_up(columns["dp"], fitting)
+        found, start = [], 0
+        for end in range(1, len(sizes) + 1):
+            last = end == len(sizes)
+            if last or columns["pp"][end] != columns["pp"][start] or sizes[start : end + 1].sum() > most_rows:
+                found.append((start, end))
+                start = end
+        return found
+
+
+def _weights(counts: dict[str, Any], done: Sequence[str]) -> Any:
+    """Plans that each row stands for: the product of the choices it has yet to make."""
+    found: Any = 1
+    for name, count in counts.items():
+        if name not in done:
+            found = found * count
+    return found
+
+
+def _looked_up(values: Any, table: dict[int, int]) -> Any:
+    keys = np.array(sorted(table), np.int64)
+    return np.array([table[k] for k in keys.tolist()], np.int64)[np.searchsorted(keys, values)]
+
+
+def _crossed(columns: Columns, matters: Any, values: dict[str, Sequence[Any]], alone: dict[str, Any]) -> Columns:
+    """Return each row once for every value where the choice matters, and once with the lone value elsewhere."""
+    num = len(next(iter(values.values())))
+    times = np.where(matters, num, 1)
+    row = np.repeat(np.arange(len(times)), times)
+    starts = np.cumsum(times) - times
+    at = np.arange(len(row)) - starts[row]
+    found = {c: v[row] for c, v in columns.items()}
+    for name, options in values.items():
+        found[name] = np.where(matters[row], np.array(options)[at], alone[name])
+    return found
+
+
+def case_for(case: Case, **fields: Any) -> Case:
+    """Return the case under changed fields of its plan."""
+    return replace(case, plan=replace(case.plan, **fields))

@@ -1,0 +1,138 @@
+"""The space of a search: what each field of a plan may be, and which choices have no effect.
+
+A plan of the space is a tuple of fields. Where a choice has no effect, one value stands for all of them, so that no
+plan is counted twice: sequence parallelism needs tp, a schedule needs pp, sharding needs copies, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import permutations
+
+from shardwise.errors import Problems
+from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+
+Order = tuple[str, ...]
+ORDERS: tuple[Order, ...] = tuple(permutations(AXES))
+_KNOWN = {
+    "layout": LAYOUTS,
+    "cp_kind": CONTEXT_KINDS,
+    "schedule": SCHEDULES,
+    "sharding": tuple(s for s in SHARDINGS if s != "hsdp"),
+    "recompute": RECOMPUTES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wholes:
+    """A set of whole numbers: ranges from a least to a most one, both included; none at all allow every number."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Wholes:
+        """Return the set that text such as "1..8", "1,2,4" or "4" describes; raises `ValueError` for other text.
+
+        >>> Wholes.parse("1..4,16").of([1, 2, 8, 16])
+        [1, 2, 16]
+        """
+        found = []
+        for part in text.split(","):
+            low, dots, high = part.strip().partition("..")
+            pair = int(low), int(high) if dots else int(low)
+            if pair[0] < 1 or pair[1] < pair[0]:
+                raise ValueError(part)
+            found.append(pair)
+        return cls(tuple(found))
+
+    def of(self, values: Iterable[int]) -> list[int]:
+        """Return the values that are in the set, in their order."""
+        return [v for v in values if not self.ranges or any(low <= v <= high for low, high in self.ranges)]
+
+
+def upto(most: int) -> Wholes:
+    """Return the whole numbers from 1.
+
+    >>> upto(4).of([2, 8])
+    [2]
+    """
+    return Wholes(((1, most),))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """What each field of a plan may be; `devices` are counts of devices, by default all of the cluster.
+
+    Degrees are further bound by what divides the devices, the micro-batch by what divides the global batch. `orders`
+    assign the fast domain to the axes: the first fill it.
+
+    >>> Space(tp=upto(8)).tp.of([4, 16])
+    [4]
+    """
+
+    devices: Wholes = Wholes()
+    tp: Wholes = Wholes()
+    tp2: Wholes = Wholes()
+    cp: Wholes = Wholes()
+    pp: Wholes = Wholes()
+    vpp: Wholes = Wholes()
+    dp: Wholes = Wholes()
+    ep: Wholes = Wholes()
+    etp: Wholes = upto(8)
+    micro_batch: Wholes = upto(1024)
+    panels: Wholes = upto(8)
+    layout: tuple[str, ...] = ("1d", "summa")
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    cp_kind: tuple[str, ...] = ("ring", "all-gather", "all-to-all")
+    schedule: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "dualpipe")
+    sharding: tuple[str, ...] = ("none", "zero1", "zero2", "zero3")
+    recompute: tuple[str, ...] = ("none", "selective", "attention", "norm-attention-norm", "full")
+    orders: tuple[Order, ...] = ORDERS
+
+    def check(self) -> None:
+        """Raise `InputError` for choices that are not known, named twice or left empty."""
+        found = Problems()
+        for name, known in _KNOWN.items():
+            _check(found, name, getattr(self, name), known)
+        _check(found, "sequence_parallel", self.sequence_parallel, (False, True))
+        _check(found, "order", self.orders, ORDERS)
+        found.raise_if_any()
+
+
+def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
+    remedy = "use one or more of " + ", ".join(map(str, known[:8]))
+    if not values or len(set(values)) < len(values):
+        found.add(name, str(values), "must name each of its choices once", remedy)
+    for value in values:
+        if value not in known:
+            found.add(name, str(value), "is not a choice that can be searched", remedy)
+
+
+def names() -> tuple[str, ...]:
+    """Return the fields of a space that restrict a field of a plan.
+
+    >>> "tp" in names()
+    True
+    """
+    return tuple(f.name for f in fields(Space) if f.name not in ("devices", "orders"))
+
+
+def chunk_choices(space: Space, pp: int, num_layers: int) -> list[tuple[str, int]]:
+    """Return the (schedule, vpp) of a pipeline: without one, 1F1B and ZB-H1 are the same and one stands for both.
+
+    Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
+
+    >>> chunk_choices(Space(), 1, 8), chunk_choices(Space(schedule=("interleaved",)), 2, 8)
+    ([('1f1b', 1)], [('interleaved', 2), ('interleaved', 4)])
+    """
+    if pp == 1:
+        alike = [s for s in ("1f1b", "zb-h1") if s in space.schedule][:1]
+        return [(s, 1) for s in (*alike, *(s for s in space.schedule if s == "gpipe"))]
+    found: list[tuple[str, int]] = []
+    most = num_layers // pp
+    several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
+    for schedule in space.schedule:
+        chunks = several if schedule == "interleaved" else [1]
+        found += [(schedule, v) for v in space.vpp.of(chunks)]
+    return found
