@@ -38,19 +38,18 @@ def predicted_bytes(row: dict[str, Any]) -> float:
 def table() -> Iterator[str]:
     """Yield the lines of a Markdown table."""
     rows = tomllib.loads(DATA.read_text(encoding="utf-8"))["run"]
-    errors = []
-    yield "| model | layers | B x S | kind | precision | recompute | traced bytes | predicted bytes | error |"
+    differences = []
+    yield "| model | layers | B x S | kind | precision | recompute | traced bytes | predicted bytes | difference |"
     yield "|---|---:|---|---|---|---|---:|---:|---:|"
     for row in rows:
         traced, predicted = row["peak_bytes"], predicted_bytes(row)
-        error = predicted / traced - 1
-        errors.append(error)
+        differences.append(predicted - traced)
         kind = row["kind"] if row["devices"] == 1 else f"{row['kind']} {row['devices']}"
         size = f"{row['layers']} | {row['micro_batch']} x {row['seq_len']}"
         case = f"{row['model']} | {size} | {kind} | {row['precision']} | {row['recompute']}"
-        yield f"| {case} | {traced:,} | {predicted:,.0f} | {error * 100:+.4f} % |"
+        yield f"| {case} | {traced:,} | {predicted:,.0f} | {differences[-1]:+,.0f} |"
     yield ""
-    yield f"Largest error {max(errors, key=abs) * 100:+.4f} %."
+    yield f"Largest difference {max(differences, key=abs):+,.0f} bytes."
 
 
 if __name__ == "__main__":

@@ -1,0 +1,147 @@
+"""Print what it costs to have shardwise and to ask it one question, each beside its limit; exit 1 where one is broken.
+
+    python benchmarks/startup.py [--here]
+
+The base install goes to a fresh virtual environment in a temporary folder, from the index that pip is configured for,
+and every process is timed there. `--here` times the interpreter that runs this program and measures no install.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import venv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parent.parent
+QUESTION = (
+    *("train", "llama-3.1-70b", "--on", "64xh100-sxm-80gb", "--tp", "8", "--pp", "2", "--seq-len", "8192"),
+    *("--global-batch", "256", "--sharding", "distributed-optimizer", "--recompute", "selective"),
+)
+NOT_OURS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence.pth")
+RUNS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One measured number, its unit and its limit (0: none)."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float = 0.0
+
+    @property
+    def broken(self) -> bool:
+        """Whether the number is over its limit."""
+        return bool(self.limit) and self.value > self.limit
+
+    def __str__(self) -> str:
+        limit = f"limit {self.limit:g} {self.unit}" if self.limit else "no limit"
+        return f"{self.name:<34}{self.value:>12,.3f} {self.unit:<10} {limit}{'  BROKEN' if self.broken else ''}"
+
+
+def fresh_interpreter(folder: Path) -> tuple[Path, Path]:
+    """Make a virtual environment with shardwise and what it declares; return its interpreter and its packages."""
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-compile", str(ROOT)], check=True)
+    packages = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    found = subprocess.run([python, "-c", packages], capture_output=True, text=True, check=True).stdout.strip()
+    return python, Path(found)
+
+
+def megabytes(packages: Path) -> float:
+    """Return the size of installed packages in MB, without pip's own and without compiled copies."""
+    ours = (p for p in packages.iterdir() if not p.name.startswith(NOT_OURS))
+    files = itertools.chain.from_iterable([p] if p.is_file() else p.rglob("*") for p in ours)
+    return sum(f.stat().st_size for f in files if f.is_file() and f.suffix != ".pyc") / 1e6
+
+
+def seconds_of(command: list[str]) -> float:
+    """Return the median seconds of a process, after one run that fills caches."""
+    taken = []
+    for _ in range(RUNS + 1):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        taken.append(time.perf_counter() - start)
+    return median(taken[1:])
+
+
+def import_seconds(python: Path) -> float:
+    """Return the median seconds of the statement `import shardwise` in new processes."""
+    program = "import time; t = time.perf_counter(); import shardwise; print(time.perf_counter() - t)"
+    taken = [
+        float(subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout)
+        for _ in range(RUNS + 1)
+    ]
+    return median(taken[1:])
+
+
+def repeated_seconds(call: Callable[[], object], times: int = 30) -> float:
+    """Return the median seconds of a call in this process."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def in_process() -> Iterator[Line]:
+    """Yield the time of one plan, and the rate of plans as columns, in this process."""
+    from shardwise import Cluster, Model, Plan, Training, find_stack, train
+    from shardwise.plans._legality import batch_problems, plan_problems
+    from shardwise.training import Case
+    from shardwise.training._evaluate import evaluate_columns
+
+    model, cluster = Model.load("llama-3.1-70b"), Cluster.parse("64xh100-sxm-80gb")
+    job = Training(seq_len=4096, global_batch=256)
+    plan = Plan(tp=8, pp=2, dp=4)
+    one = repeated_seconds(lambda: train(model, cluster, plan, job).step_seconds)
+    yield Line(name="one plan, in process", value=one * 1e3, unit="ms")
+    mesh = [
+        Plan(tp=tp, cp=cp, pp=pp, dp=64 // (tp * cp * pp), micro_batch=b)
+        for tp, cp, pp, b in itertools.product((2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8))
+        if 64 % (tp * cp * pp) == 0
+    ]
+    legal = [p for p in mesh if not (plan_problems(model, p, job.seq_len) or batch_problems(p, job.global_batch))]
+    plans = legal * (2048 // len(legal))
+    case = Case(model=model, cluster=cluster, job=job, stack=find_stack("megatron"), plan=plans[0])
+    many = repeated_seconds(lambda: evaluate_columns(case, plans), 5)
+    yield Line(name=f"{len(plans)} plans as columns", value=len(plans) / many, unit="plans/s")
+
+
+def measured(here: bool) -> Iterator[Line]:
+    """Yield every measurement."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(sys.executable)
+        if not here:
+            python, packages = fresh_interpreter(Path(folder) / "base")
+            declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+            print("base install: shardwise,", ", ".join(declared))
+            yield Line(name="base install", value=megabytes(packages), unit="MB", limit=110)
+        yield Line(name="import shardwise", value=import_seconds(python), unit="s", limit=0.15)
+        command = [str(python), "-m", "shardwise", *QUESTION]
+        yield Line(name="shardwise train, whole process", value=seconds_of(command), unit="s", limit=0.4)
+    yield from in_process()
+
+
+def main() -> int:
+    """Print every line and return 1 where a limit is broken."""
+    broken = False
+    for line in measured("--here" in sys.argv[1:]):
+        print(line, flush=True)
+        broken |= line.broken
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The documents: their commands run, what they name exists, and the tables they show are what programs print today."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md"]
+OURS = "src|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
+
+_BLOCK = re.compile(r"^```(\w+)?[ ]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_NAMED = re.compile(rf"`((?:{OURS})/[\w./-]+)`")
+_REFERENCE = re.compile(r"docs/(\w+\.md)(?:, ([a-z][a-z -]*[a-z]))?")
+_FOREIGN = re.compile(r"github\.com/\S+ docs/\S+")
+_MADE = re.compile(r"<!-- output of (\S+) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the exit status that its last command is said to have, and its text."""
+
+    language: str
+    status: int
+    text: str
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a document in order."""
+    for language, more, text in _BLOCK.findall(path.read_text(encoding="utf-8")):
+        yield Block(language, int(more.partition("exit=")[2] or 0), text)
+
+
+def headings(path: Path) -> set[str]:
+    """Return the headings of a document in lower case, code in them left as text."""
+    without_code = _BLOCK.sub("", path.read_text(encoding="utf-8"))
+    return {line.lstrip("#").strip().lower() for line in without_code.splitlines() if line.startswith("#")}
+
+
+def runnable(text: str) -> str:
+    """Return a shell block without what sets up an environment, which whoever runs the tests has done already."""
+    lines = []
+    for line in text.splitlines():
+        if "pytest" in line:
+            continue
+        steps = [s for s in line.split(" && ") if " -m venv " not in f" {s} " and "pip install" not in s]
+        lines.append(" && ".join(steps).replace(".venv/bin/", ""))
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """The environment of a reader: `shardwise` and `python` are those under test."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, command in (("shardwise", "-m shardwise"), ("python", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n', encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("path", RUN, ids=lambda p: p.name)
+def test_every_command_runs(path: Path, tmp_path: Path, shell: dict[str, str]) -> None:
+    """Every shell and Python block ends with status 0, or with the one that the block states, in the order written."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for block in blocks(path):
+        if block.language not in ("sh", "python"):
+            continue
+        command = ["python", "-c", block.text]
+        if block.language == "sh":
+            command = ["bash", "-euo", "pipefail", "-c", runnable(block.text)]
+        done = subprocess.run(command, cwd=work, env=shell, capture_output=True, text=True)
+        assert done.returncode == block.status, f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_how_to_states_what_commands_run() -> None:
+    """The how-tos show commands, one of which says that it does not fit."""
+    found = [b for b in blocks(ROOT / "docs" / "how-to.md") if b.language in ("sh", "python")]
+    assert len(found) >= 6
+    assert any(b.status == 1 for b in found)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_named_files_exist(path: Path) -> None:
+    """Links lead somewhere, anchors are headings, and files of this repository that are named are there."""
+    text = path.read_text(encoding="utf-8")
+    missing = [name for name in _NAMED.findall(text) if not (ROOT / name).exists()]
+    for link in _LINK.findall(text):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        file = path.parent / target if target else path
+        known = {re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings(file)} if file.exists() else set()
+        if not file.exists() or (anchor and anchor not in known):
+            missing.append(link)
+    assert not missing
+
+
+def test_references_from_the_code_lead_to_headings() -> None:
+    """Where the code or its data say "docs/formulas.md, collectives", that page has such a heading."""
+    lost = []
+    for file in (p for p in (ROOT / "src").rglob("*") if p.suffix in (".py", ".toml")):
+        for name, heading in _REFERENCE.findall(_FOREIGN.sub("", file.read_text(encoding="utf-8"))):
+            page = ROOT / "docs" / name
+            if not page.exists() or (heading and heading not in headings(page)):
+                lost.append(f"{file.relative_to(ROOT)}: docs/{name}, {heading}")
+    assert not lost
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if _MADE.search(p.read_text("utf-8"))], ids=lambda p: p.name)
+def test_shown_outputs_are_up_to_date(path: Path) -> None:
+    """A table in a document is what its program prints; `python benchmarks/update_docs.py` brings it up to date."""
+    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "benchmarks" / "update_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    update_docs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(update_docs)
+    text = path.read_text(encoding="utf-8")
+    assert update_docs.updated(text) == text
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_documents_are_plain_text(path: Path) -> None:
+    """Pages are ASCII without trailing blanks, and tables have as many cells in every row as in their head."""
+    text = path.read_text(encoding="utf-8")
+    assert text.isascii()
+    assert not re.search(r"[ \t]+$", text, re.MULTILINE)
+    head = 0
+    for line in _BLOCK.sub("", text).splitlines():
+        cells = line.count("|") if line.startswith("|") else 0
+        assert not (head and cells) or cells == head, line
+        head = cells
