@@ -8,7 +8,8 @@ that binds and states the slack of the others, a ratio shows both terms.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -17,19 +18,15 @@ from typing import Any, TypeVar, cast
 from shardwise.ledger.number import evaluate
 
 _TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
-_PLAIN: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+_PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_PLAIN["/"] = operator.truediv
 _T = TypeVar("_T")
 
 
 class Traced:
     """A number with the operation and the arguments that made it."""
 
-    __slots__ = ("args", "name", "op", "source", "unit", "value")
+    __slots__ = ("args", "memo", "name", "op", "source", "unit", "value")
     __array_ufunc__ = None
 
     def __init__(
@@ -37,6 +34,8 @@ class Traced:
     ) -> None:
         self.value, self.op, self.args = value, op, args
         self.name, self.source, self.unit = label
+        # What was read of the number: many share it, and it is walked once.
+        self.memo: dict[str, Any] | None = None
 
     def record(self, op: str, *args: Any) -> Traced:
         """Return the traced result of a named operation on plain or traced numbers."""
@@ -137,6 +136,26 @@ class Part:
     choice: str = ""
 
 
+def _remember(x: Traced, key: str, make: Callable[[Traced], _T]) -> _T:
+    """Return what was read of a number before, or read it now, from the numbers it is made of upwards.
+
+    What `make` reads of those is there already when it is called, so chains of any length need no deep recursion.
+    """
+    waiting = [x]
+    while waiting:
+        node = waiting[-1]
+        memo = node.memo if node.memo is not None else {}
+        node.memo = memo
+        below = [a for a in node.args if _opens(a, False) and key not in (a.memo or {})] if key not in memo else []
+        if below:
+            waiting += below
+            continue
+        if key not in memo:
+            memo[key] = make(node)
+        waiting.pop()
+    return cast(_T, (x.memo or {})[key])
+
+
 def _opens(x: Any, top: bool) -> bool:
     return isinstance(x, Traced) and bool(x.op) and (top or not x.name)
 
@@ -148,46 +167,51 @@ def core(x: Any, top: bool = False) -> Any:
     ...     print(formula(named(0 * leaf("tp", 8) + 1 * leaf("width", 4) * leaf("depth", 2), "area")))
     width * depth
     """
-    while _opens(x, top):
-        step = _neutral(x)
-        if step is x:
-            return x
-        x, top = step, False
-    return x
+    return _remember(x, "core", _stripped) if _opens(x, top) else x
+
+
+def _stripped(x: Traced) -> Any:
+    return core(step) if (step := _neutral(x)) is not x else x
 
 
 def _inner(x: Any, top: bool) -> tuple[Any, bool]:
     """Return the core of a number, and whether it is still the number at the top."""
-    inner = core(x, top)
-    return inner, top and (inner is x or not getattr(inner, "name", ""))
+    return (inner := core(x, top)), top and (inner is x or not getattr(inner, "name", ""))
 
 
 def _neutral(x: Traced) -> Any:
     """Return the argument that an operation leaves as it is, 0 for a product with nothing, or the number itself."""
     if x.op == "above":
         return x.args[2] if plain(x.args[0]) > plain(x.args[1]) else x.args[3]
-    if x.op not in ("+", "-", "*", "/", "divide"):
+    if x.op not in _SIGNS:
         return x
     a, b = core(x.args[0]), core(x.args[1])
     if not isinstance(a, Traced) and not isinstance(b, Traced):
         return x.value
     if x.op in ("+", "-"):
-        return a if _is(b, 0) else b if _is(a, 0) and x.op == "+" else x
-    if _is(a, 0) or (x.op == "*" and _is(b, 0)):
+        return a if b in (0,) else b if a in (0,) and x.op == "+" else x
+    if a in (0,) or (x.op == "*" and b in (0,)):
         return 0
-    return a if _is(b, 1) else b if _is(a, 1) and x.op == "*" else x
-
-
-def _is(x: Any, value: float) -> bool:
-    return not isinstance(x, Traced) and bool(x == value)
+    return a if b in (1,) else b if a in (1,) and x.op == "*" else x
 
 
 def branches(x: Traced) -> list[Any]:
-    """Return what a maximum of maxima, or a minimum of minima, chooses from."""
-    found: list[Any] = []
-    for arg in map(core, x.args):
-        found += branches(arg) if _opens(arg, False) and arg.op == x.op else [arg]
-    return found
+    """Return what a maximum of maxima, or a minimum of minima, chooses from, each once."""
+    found: dict[int, Any] = {}
+    waiting, seen = list(map(core, reversed(x.args))), set[int]()
+    while waiting:
+        arg = waiting.pop()
+        if id(arg) not in seen:
+            seen.add(id(arg))
+            if _opens(arg, False) and arg.op == x.op:
+                waiting += map(core, reversed(arg.args))
+            else:
+                found[id(arg)] = arg
+    return list(found.values())
+
+
+_SIGNS = {"+": "+", "-": "-", "*": "*", "/": "/", "divide": "/"}
+_LONGEST = 4000
 
 
 def formula(x: Any, top: bool = True) -> str:
@@ -202,70 +226,78 @@ def formula(x: Any, top: bool = True) -> str:
         return f"{x:.6g}" if isinstance(x, float) else str(x) if isinstance(x, int) else type(x).__name__.lower()
     if not _opens(x, top):
         return x.name or f"{x.value:.6g}"
-    if x.op in ("max", "min"):
+    return _remember(x, "formula", _written)
+
+
+def _written(x: Traced) -> str:
+    """Return one operation written out; what would fill a page is cut short."""
+    if x.op in _SIGNS:
+        text = _infix(x, *map(core, x.args))
+    elif x.op in ("max", "min"):
         options = dict.fromkeys(formula(a, False) for a in branches(x))
-        return f"{x.op}({', '.join(options)}{', ...' if len(options) == 1 else ''})"
-    if x.op in ("power", "raised"):
-        return " ** ".join(f"({formula(a, False)})" if _compound(a) else formula(a, False) for a in x.args)
-    if x.op not in _SIGNS:
-        return f"{x.op}({', '.join(formula(a, False) for a in x.args)})"
-    return _infix(x, *map(core, x.args))
-
-
-_SIGNS = {"+": "+", "-": "-", "*": "*", "/": "/", "divide": "/"}
+        text = f"{x.op}({', '.join(options)}{', ...' if len(options) == 1 else ''})"
+    elif x.op in ("power", "raised"):
+        text = " ** ".join(f"({formula(a, False)})" if _compound(a) else formula(a, False) for a in x.args)
+    else:
+        text = f"{x.op}({', '.join(formula(a, False) for a in x.args)})"
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
 
 
 def _infix(x: Traced, a: Any, b: Any) -> str:
     left, right, sign = formula(a, False), formula(b, False), _SIGNS[x.op]
     if sign in "*/":
-        left = f"({left})" if _loose(a) else left
-        right = f"({right})" if _loose(b) or (_compound(b) and (sign == "/" or b.op in ("/", "divide"))) else right
-    elif sign == "-" and _loose(b):
+        left = f"({left})" if _compound(a, "+-") else left
+        right = (
+            f"({right})" if _compound(b, "+-") or (_compound(b) and (sign == "/" or b.op in ("/", "divide"))) else right
+        )
+    elif sign == "-" and _compound(b, "+-"):
         right = f"({right})"
     return f"{left} {sign} {right}"
 
 
-def _loose(x: Any) -> bool:
-    return _opens(x, False) and x.op in ("+", "-")
-
-
-def _compound(x: Any) -> bool:
+def _compound(x: Any, signs: Container[str] = _SIGNS) -> bool:
     x = core(x)
-    return _opens(x, False) and x.op in _SIGNS
+    return _opens(x, False) and x.op in signs
 
 
-def named_below(x: Any, seen: dict[int, bool] | None = None) -> bool:
+def named_below(x: Any) -> bool:
     """Return whether a number has named, computed nodes at or below it."""
-    seen = {} if seen is None else seen
     if not isinstance(x, Traced) or not x.op:
         return False
-    if id(x) not in seen:
-        seen[id(x)] = bool(x.name) or any(named_below(a, seen) for a in x.args)
-    return seen[id(x)]
+    return bool(x.name) or _remember(x, "named", lambda node: any(map(named_below, node.args)))
 
 
 def operands(x: Traced) -> list[Traced]:
     """Return the named numbers that stand in the formula of a number, each once, in order.
 
-    >>> with tracing():
-    ...     area = leaf("width", 4) * leaf("depth", 2)
-    >>> [(o.name, o.value) for o in operands(area)]
-    [('width', 4), ('depth', 2)]
+    >>> operands(Traced(8, "*", (Traced(4, label=("width", "", "")), 2)))
+    [Traced(4, name='width')]
     """
-    found: dict[int, Traced] = {}
-    _collect(*_inner(x, True), found)
-    return list({(o.name, plain(o)): o for o in found.values()}.values())
+    found: dict[tuple[str, Any], Traced] = {}
+    waiting, seen = [_inner(x, True)], set[int]()
+    while waiting:
+        node, top = waiting.pop()
+        if not isinstance(node, Traced) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if _opens(node, top):
+            waiting += [(core(a), False) for a in reversed(node.args)]
+        elif node.name:
+            found.setdefault((node.name, plain(node)), node)
+    return list(found.values())
 
 
-def _collect(x: Any, top: bool, found: dict[int, Traced]) -> None:
-    if not isinstance(x, Traced):
-        return
-    if not _opens(x, top):
-        if x.name:
-            found[id(x)] = x
-        return
-    for a in x.args:
-        _collect(core(a), False, found)
+_Choice = tuple[str, tuple[Rival, ...]]
+_FREE: _Choice = ("", ())
+
+
+@dataclass(slots=True)
+class _Share:
+    """How often a number counts in the one that is opened, and against what it was chosen."""
+
+    node: Any
+    times: float = 0.0
+    choice: _Choice = _FREE
 
 
 def parts(x: Traced) -> list[Part]:
@@ -278,61 +310,84 @@ def parts(x: Traced) -> list[Part]:
     """
     if not x.op:
         return []
-    found: list[Part] = []
-    inner = core(x, True)
-    _open(x, 1.0, True, _FREE, found)
+    inner, top = _inner(x, True)
     merged: dict[tuple[str, int], Part] = {}
-    for part in found:
-        key = (part.label, id(part.node) if part.node is not None and part.node.name else 0)
-        old = merged.get(key)
-        merged[key] = (
-            part if old is None else replace(old, amount=old.amount + part.amount, times=old.times + part.times)
-        )
+    for share in _shares(inner, top):
+        node, times, (choice, against) = share.node, share.times, share.choice
+        label, known = formula(node, node is inner and top), node if isinstance(node, Traced) else None
+        part = Part(label, times * float(plain(node)), times, known, against, choice)
+        key = (label, id(node) if getattr(node, "name", "") else 0)
+        if (old := merged.get(key)) is not None:
+            part = replace(old, amount=old.amount + part.amount, times=old.times + part.times)
+        merged[key] = part
     kept = [p for p in merged.values() if p.amount or (p.against and not plain(x))]
-    if len(kept) == 1 and kept[0].node is inner and not kept[0].against and (inner is x or not inner.name):
+    unopened = inner is x or not getattr(inner, "name", "")
+    if unopened and len(kept) == 1 and kept[0].node is inner and not kept[0].against:
         return []
-    return sorted(kept, key=lambda p: -abs(p.amount))
+    return _told_apart(sorted(kept, key=lambda p: -abs(p.amount)))
 
 
-_Choice = tuple[str, tuple[Rival, ...]]
-_FREE: _Choice = ("", ())
+def _told_apart(found: list[Part]) -> list[Part]:
+    """Number the contributions that have a name in common."""
+    seen: Counter[str] = Counter()
+    for i, part in enumerate(found):
+        seen[part.label] += 1
+        if seen[part.label] > 1:
+            found[i] = replace(part, label=f"{part.label} ({seen[part.label]})")
+    return found
 
 
-def _open(x: Any, times: float, top: bool, choice: _Choice, found: list[Part]) -> None:
-    """Append the contributions of `times` * x."""
-    x, top = _inner(x, top)
-    value = float(plain(x))
-    if not isinstance(x, Traced) or not _opens(x, top):
-        found.append(
-            Part(formula(x, False), times * value, times, x if isinstance(x, Traced) else None, choice[1], choice[0])
-        )
-        return
-    a = x.args
+def _shares(root: Any, top: bool) -> list[_Share]:
+    """Return what sums to a number, each with how often: shared numbers are opened once, with all their times."""
+    edges: dict[int, list[tuple[Any, float, _Choice]]] = {}
+    order: list[Any] = []
+    waiting: list[tuple[Any, bool]] = [(root, False)]
+    while waiting:
+        node, done = waiting.pop()
+        if done:
+            order.append(node)
+        elif id(node) not in edges:
+            edges[id(node)] = _edges(node) if _opens(node, top and node is root) else []
+            waiting.append((node, True))
+            waiting += [(child, False) for child, _, _ in edges[id(node)]]
+    shares = {id(node): _Share(node) for node in order}
+    shares[id(root)].times = 1.0
+    for node in reversed(order):
+        share = shares[id(node)]
+        for child, factor, choice in edges[id(node)]:
+            below = shares[id(child)]
+            if not below.times:
+                lost = tuple(Rival(r.label, share.times * r.amount, abs(share.times) * r.slack) for r in choice[1])
+                below.choice = (choice[0] or share.choice[0], (*share.choice[1], *lost))
+            below.times += share.times * factor
+    return [shares[id(node)] for node in order if not edges[id(node)]]
+
+
+def _edges(x: Traced) -> list[tuple[Any, float, _Choice]]:
+    """Return what one operation adds up: (number, how often, against what); nothing where it is no sum."""
+    a, b = (*map(core, x.args), 0, 0)[:2]
     if x.op in ("+", "-"):
-        _open(a[0], times, False, choice, found)
-        _open(a[1], times if x.op == "+" else -times, False, choice, found)
-    elif x.op in ("max", "min"):
+        return [(a, 1.0, _FREE), (b, 1.0 if x.op == "+" else -1.0, _FREE)]
+    if x.op in ("max", "min"):
         options = branches(x)
-        binding = next(i for i, o in enumerate(options) if plain(o) == x.value)
-        lost = _rivals(options[:binding] + options[binding + 1 :], times, value)
-        _open(options[binding], times, False, (x.op, (*choice[1], *lost)), found)
-    elif x.op in ("/", "divide") and named_below(a[0]) and not named_below(a[1]):
-        _open(a[0], times / float(plain(a[1])), False, choice, found)
-    elif x.op == "*" and named_below(a[0]) != named_below(a[1]):
-        one, other = (a[0], a[1]) if named_below(a[0]) else (a[1], a[0])
-        _open(one, times * float(plain(other)), False, choice, found)
-    else:
-        found.append(Part(formula(x, top), times * value, times, x, choice[1], choice[0]))
+        won = next(o for o in options if plain(o) == x.value)
+        return [(won, 1.0, (x.op, _rivals([o for o in options if o is not won], float(x.value))))]
+    if x.op in ("/", "divide") and named_below(a) and not named_below(b):
+        return [(a, 1 / float(plain(b)), _FREE)]
+    if x.op == "*" and named_below(a) != named_below(b):
+        one, other = (a, b) if named_below(a) else (b, a)
+        return [(one, float(plain(other)), _FREE)]
+    return []
 
 
-def _rivals(others: list[Any], times: float, value: float) -> tuple[Rival, ...]:
+def _rivals(others: list[Any], value: float) -> tuple[Rival, ...]:
     """Return the branches that lost, nearest first, each once; ties and those that are nothing are left out."""
     found = {}
     for other in others:
-        amount = times * float(plain(other))
-        if amount and abs(times * value - amount) > 1e-9 * abs(amount):
+        amount = float(plain(other))
+        if amount and abs(value - amount) > 1e-9 * abs(amount):
             label = formula(other, False)
-            found[label] = Rival(label if len(label) <= 100 else "another branch", amount, abs(times * value - amount))
+            found[label] = Rival(label if len(label) <= 100 else "another branch", amount, abs(value - amount))
     return tuple(sorted(found.values(), key=lambda r: r.slack)[:8])
 
 
