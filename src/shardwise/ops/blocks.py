@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.ledger.number import X
-from shardwise.ledger.op import Op
+from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Model
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, loss, mtp_ops
@@ -23,4 +23,23 @@ def shared_head(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     return tuple(replace(op, weights=()) for op in head(y, model))
 
 
-__all__ = ["block_ops", "embedding", "final_norm", "head", "loss", "mtp_ops", "nothing", "shared_head"]
+def predictions(y: Layout[X], model: Model) -> tuple[tuple[Op[X], ...], tuple[Op[X], ...]]:
+    """Return (layers, heads and losses) of the model's multi-token predictions, which keep tensors of their own."""
+    layers: list[Op[X]] = []
+    losses: list[Op[X]] = []
+    for i, block in enumerate(model.mtp):
+        layers += _apart((*mtp_ops(y, model), *block_ops(y, block, model.hidden)), f"mtp{i + 1}.")
+        losses += _apart((*shared_head(y, model), *loss(y, model)), f"mtp{i + 1}.")
+    return tuple(layers), tuple(losses)
+
+
+def _apart(ops: tuple[Op[X], ...], prefix: str) -> list[Op[X]]:
+    """Return operators whose tensors have names of their own."""
+
+    def renamed(tensors: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+        return tuple(replace(t, name=prefix + t.name) for t in tensors)
+
+    return [replace(op, saves=renamed(op.saves), reads=renamed(op.reads)) for op in ops]
+
+
+__all__ = ["block_ops", "embedding", "final_norm", "head", "loss", "mtp_ops", "nothing", "predictions", "shared_head"]

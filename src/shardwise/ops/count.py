@@ -120,7 +120,7 @@ def parameters_by_component(model: Model) -> dict[str, int]:
 def count_parameters(model: Model) -> int:
     """Return the number of parameters, shared tables and shared blocks counted once, prediction layers left out.
 
-    Equal to transformers 5.23.0 for every configuration of tests/data/ops/param_counts.json.
+    Equal to transformers 5.23.0 for every configuration of tests/data/models/param_counts.json.
 
     >>> count_parameters(Model.load("gpt2"))
     124439808

@@ -10,7 +10,7 @@ from typing import cast
 
 from shardwise.ledger.number import X, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
-from shardwise.models import Model
+from shardwise.models import Attention, LatentAttention, Mixer, Model
 from shardwise.ops.block import projection
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
@@ -64,7 +64,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         return _around(y, m)
     stream = y.a * y.tokens * (m.embedding_width or m.hidden)
     ahead, back = _table_messages(y, stream)
-    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born="")]
+    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born=""), *rotary_tables(y, m)]
     if m.positions:
         saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born=""))
     if y.work.dropout:
@@ -76,6 +76,24 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         source = y.residual("embedding.output", m.hidden, "embedding")
         ops.append(norm(y, "embedding_norm", m.hidden, m.norm, source, "embedding"))
     return (*ops, *_around(y, m))
+
+
+def rotary_tables(y: Layout[X], m: Model) -> tuple[Tensor[X], ...]:
+    """Return the cosines and sines of every position, made once for all layers and kept by the first that rotates."""
+    mixers = (mixer for block in m.kinds for mixer in block.mixers)
+    widths = (rotated_width(mixer) for mixer in mixers)
+    width = next((w for w in widths if w), 0)
+    if not width:
+        return ()
+    positions = divide(y.tokens, y.work.B)
+    return (Tensor(name="rotary tables", size_bytes=2 * y.a * positions * width, born="embedding"),)
+
+
+def rotated_width(mixer: Mixer) -> int:
+    """Return how many elements of a head are rotated; a head that is rotated in part counts whole."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.qk_rope_head_dim
+    return mixer.head_dim if isinstance(mixer, Attention) and mixer.rotary else 0
 
 
 def _table_messages(y: Layout[X], stream: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:

@@ -19,12 +19,17 @@ from shardwise.ops.layout import Layout, Shape
 UP = "attention.up"
 
 
-def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind = "rmsnorm") -> Op[X]:
-    """Return the norm of a small projection of the residual stream, such as a latent, from "<name>.input"."""
+def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind = "rmsnorm", beside: int = 0) -> Op[X]:
+    """Return the norm of a small projection of the residual stream, such as a latent, from "<name>.input".
+
+    The latent may be a view of a tensor with `beside` more elements a token, which is then kept whole by transformers.
+    """
     local = y.residual_width(width)
     elements = y.residual_tokens * local
     n = Norm(name=name, region=region, kind=kind, rows=y.residual_tokens, elements=elements, width=local, whole=width)
-    op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * elements, born=region))
+    views = y.stack.norm == "eager"
+    stored = elements + y.residual_tokens * y.residual_width(beside) if views else elements
+    op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * stored, born=region))
     return with_statistics(op, y.residual_tokens) if y.choices.layout == "summa" else op
 
 
@@ -90,7 +95,7 @@ def _key_value(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> l
     kv, wide = m.kv_lora_rank, m.kv_lora_rank + m.qk_rope_head_dim
     return [
         down(y, "kv_down", REGION, (D, wide), source, m.bias),
-        gathered(y, small_norm(y, "kv_norm", REGION, kv), wide),
+        gathered(y, small_norm(y, "kv_norm", REGION, kv, beside=wide - kv), wide),
         up(y, "kv_up", kv, m.qk_nope_head_dim + m.v_head_dim, m.heads, _latent(y, "kv_norm.output", kv)),
     ]
 

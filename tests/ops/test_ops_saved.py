@@ -1,0 +1,73 @@
+"""What a layer keeps for backward, to the byte, against hooks on the saved tensors of transformers' own classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ops.helpers import golden, layout, on_cpu
+from shardwise.ledger.saved import keep, tensor_bytes
+from shardwise.models import MLP, Attention, Block, Model, model_from_config
+from shardwise.ops.block import block_ops
+from shardwise.ops.head import embedding, final_norm, head
+from shardwise.ops.layout import Layout
+
+RUNS: list[dict[str, Any]] = golden("saved")["runs"]
+LAYERS = [run for run in RUNS if run["kind"] == "layer"]
+BLOCKS = [run for run in RUNS if run["kind"] == "block"]
+
+
+def _name(run: dict[str, Any]) -> str:
+    return "-".join(str(run[key]) for key in ("family", "attention", "bytes", "B", "S"))
+
+
+def _case(run: dict[str, Any]) -> tuple[Model, Layout[Any]]:
+    model = model_from_config(golden("saved")["configs"][run["config"]])
+    width = run["bytes"]
+    work = {"B": run["B"], "S": run["S"], "activation_bytes": width, "weight_bytes": width}
+    stack = "transformers" if run["attention"] == "sdpa" else "transformers-eager"
+    return model, on_cpu(layout(work, stack))
+
+
+def _kept(y: Layout[Any], block: Block, hidden: int) -> float:
+    return tensor_bytes(keep(block_ops(y, block, hidden)).kept)
+
+
+@pytest.mark.parametrize("run", LAYERS, ids=_name)
+def test_a_layer_keeps_its_exact_bytes(run: dict[str, Any]) -> None:
+    """The second layer of a two-layer model keeps exactly the storages that autograd keeps."""
+    model, y = _case(run)
+    assert _kept(y, model.layers[1], model.hidden) == run["saved_bytes"]
+
+
+@pytest.mark.parametrize("run", LAYERS, ids=_name)
+def test_a_forward_pass_keeps_its_exact_bytes(run: dict[str, Any]) -> None:
+    """Embedding, rotary tables, layers, final norm and head together keep exactly what the whole model keeps."""
+    model, y = _case(run)
+    around = keep((*embedding(y, model), *final_norm(y, model), *head(y, model))).kept
+    layers = sum(_kept(y, block, model.hidden) for block in model.layers)
+    assert layers + tensor_bytes(around) == run["model_bytes"]
+
+
+@pytest.mark.parametrize("run", BLOCKS, ids=lambda run: str(run["hidden"]))
+def test_the_plain_block_keeps_its_exact_bytes(run: dict[str, Any]) -> None:
+    """Unfused attention with dropout keeps S B D (34 + 5 N S / D) and LayerNorm's statistics (arXiv:2205.05198)."""
+    B, S, D, N = (run[key] for key in ("B", "S", "hidden", "heads"))
+    core = Attention(heads=N, kv_heads=N, head_dim=D // N, qkv_bias=True, out_bias=True)
+    ffn = MLP(ffn=4 * D, gated=False, bias=True, activation="gelu")
+    block = Block(mixers=(core,), feed_forward=ffn, norm="layernorm")
+    y = layout({"B": B, "S": S, "dropout": True}, "megatron-scores")
+    statistics = 2 * 2 * B * S
+    assert _kept(on_cpu(y), block, D) == run["saved_bytes"] == 34 * S * B * D + 5 * N * S * S * B + 2 * statistics
+    assert _kept(y, block, D) == run["saved_bytes"] + 2 * statistics
+
+
+@pytest.mark.parametrize(("width", "norm"), [(2, 6), (4, 8)])
+def test_the_end_of_a_model_keeps_its_terms(width: int, norm: int) -> None:
+    """The final norm keeps 6 D + 4 (8 D + 4 in fp32) a token, the head its input."""
+    model = model_from_config(golden("saved")["configs"][0])
+    D, T = model.hidden, 2 * 64
+    y = layout({"activation_bytes": width}, "transformers")
+    assert tensor_bytes(keep(final_norm(y, model)).kept) == T * (norm * D + 4)
+    assert tensor_bytes(keep(head(y, model)).kept) == T * width * D
