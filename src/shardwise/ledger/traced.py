@@ -211,7 +211,7 @@ def branches(x: Traced) -> list[Any]:
 
 
 _SIGNS = {"+": "+", "-": "-", "*": "*", "/": "/", "divide": "/"}
-_LONGEST = 4000
+_LONGEST, _MOST = 4000, 64  # characters of a formula, and branches written out
 
 
 def formula(x: Any, top: bool = True) -> str:
@@ -234,7 +234,7 @@ def _written(x: Traced) -> str:
     if x.op in _SIGNS:
         text = _infix(x, *map(core, x.args))
     elif x.op in ("max", "min"):
-        options = dict.fromkeys(formula(a, False) for a in branches(x))
+        options = dict.fromkeys(formula(a, False) for a in branches(x)[:_MOST])
         text = f"{x.op}({', '.join(options)}{', ...' if len(options) == 1 else ''})"
     elif x.op in ("power", "raised"):
         text = " ** ".join(f"({formula(a, False)})" if _compound(a) else formula(a, False) for a in x.args)
