@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from serving.serving_cases import dense_block, latent_block, model_of, moe_block
 
+from serving.serving_cases import dense_block, latent_block, model_of, moe_block
 from shardwise.hardware import Cluster
 from shardwise.ledger.op import Op
 from shardwise.models import MLP, Block, Model, MoE
