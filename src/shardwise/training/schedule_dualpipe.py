@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
-from shardwise.training.schedule_points import longest, overlaps, running_largest
+from shardwise.training.schedule_points import distinct, is_plain, longest, overlaps, running_largest, there
 from shardwise.training.schedule_types import PipelineShape, Run
 
 
@@ -73,10 +73,12 @@ def _segments(runs: Sequence[Run[X]]) -> list[tuple[X, _Costs[X]]]:
     """Devices in a row whose early and late stages lie in one run each: their count and six costs, absent ones zero."""
     found: list[tuple[X, _Costs[X]]] = []
     for (i, k), count in overlaps(runs).items():
+        if is_plain(count, 0):
+            continue
         early, late, on = runs[i], runs[k], minimum(count, 1)
-        costs = (early.forward * on, early.backward_input * on, early.backward_weight * on,
-                 late.forward * on, late.backward_input * on, late.backward_weight * on)  # fmt: skip
-        found.append((count, costs))
+        costs = (early.forward, early.backward_input, early.backward_weight,
+                 late.forward, late.backward_input, late.backward_weight)  # fmt: skip
+        found.append((count, tuple(there(on, cost) for cost in costs)))
     return found
 
 
@@ -89,7 +91,7 @@ def _half(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> _Half[X]:
     for count, costs in _segments(runs):
         last = maximum(count - 1, 0)
         offsets = [zero, last] if shape.overlap_send else [zero, minimum(last, 1), last]
-        for offset in offsets:
+        for offset in distinct(offsets):
             sums = tuple(b + offset * c for b, c in zip(before, costs, strict=True))
             devices.append(_device(minimum(count, 1), index + offset, costs, sums, shape))
         index = index + count
@@ -138,16 +140,22 @@ def _device(present: X, index: X, costs: _Costs[X], sums: _Costs[X], shape: Pipe
 
 
 def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
-    """DualPipe: a path fills inwards, starts the pairs, stays on a device or moves inwards, and drains outwards.
+    """Return the seconds of DualPipe.
 
-    With equal stages this is m (f + b) plus the larger of (p - 2) f and (p/2 - 2) f + (p/2 - 1) g plus, where it is
-    positive, (p/2 - 1)(g - w): the bubble of the DualPipe README, (p/2 - 1)(f + 2g - w), less one forward, because the
-    middle devices do not pair their first forward and backward.
+    A path fills inwards, starts the pairs, stays on a device or moves inwards, and drains outwards. With equal
+    stages this is m (f + b) plus the larger of (p - 2) f and (p/2 - 2) f + (p/2 - 1) g plus, where it is positive,
+    (p/2 - 1)(g - w): the bubble of the DualPipe README, (p/2 - 1)(f + 2g - w), less one forward, because the middle
+    devices do not pair their first forward and backward.
+
+    >>> from shardwise.training.schedule import PipelineShape, Run
+    >>> stages = (Run(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> shape = PipelineShape(num_stages=8.0, num_chunks=1.0, num_micro=20.0, send=0.0, overlap_send=True)
+    >>> dualpipe_seconds(stages, shape)
+    66.0
     """
     half = _half(runs, shape)
     seconds = _drained(half, _pairs_end(half, _pairs_start(half, _first_late_forward(half))))
-    lone = largest([run.forward + run.backward_input + run.backward_weight for run in runs])
-    return above(shape.num_stages, 1, seconds, shape.num_micro * lone)
+    return above(shape.num_stages, 1, seconds, shape.num_micro * slowest_work(runs, mirrored=False))
 
 
 def _first_late_forward(half: _Half[X]) -> list[X]:
@@ -156,7 +164,7 @@ def _first_late_forward(half: _Half[X]) -> list[X]:
     reached = []
     for forward, d in zip(slowest, half.devices, strict=True):
         early = d.forward_early.through + 2 * (half.last - d.index) * forward
-        reached.append(d.present * (early + d.middle * half.turn + d.forward_late.through))
+        reached.append(there(d.present, early + d.middle * half.turn + d.forward_late.through))
     best = running_largest(reached[::-1])[::-1]
     return [at - d.forward_late.before for at, d in zip(best, half.devices, strict=True)]
 
@@ -175,7 +183,7 @@ def _pairs_start(half: _Half[X], first: Sequence[X]) -> tuple[list[X], list[X]]:
         reached.append(inwards[k] + left * d.late_step)
         ways = (own + d.middle * d.forward_early.own, largest(reached) + d.gradient_late.before)
         ends.append(largest(ways) + d.inward.own + d.middle * (d.full_late - d.inward.own))
-        starts.append(d.present * (ends[-1] + d.middle * half.turn + d.outward.through))
+        starts.append(there(d.present, ends[-1] + d.middle * half.turn + d.outward.through))
     best = running_largest(starts[::-1])[::-1]
     return ends, [at - d.outward.through for at, d in zip(best, half.devices, strict=True)]
 
@@ -186,11 +194,12 @@ def _pairs_end(half: _Half[X], pairs: tuple[list[X], list[X]]) -> list[X]:
     for first, at, d in zip(*pairs, half.devices, strict=True):
         num_rounds = half.rounds - 2 * half.last - 2 + d.index
         steady = maximum(num_rounds * (d.inward.own + d.outward.own), _swinging(half, d, num_rounds))
-        reached.append(d.present * above(num_rounds, 0, at + steady, first) - d.inward.through)
+        reached.append(there(d.present, above(num_rounds, 0, at + steady, first)) - d.inward.through)
     reached = [at + d.inward.through for at, d in zip(running_largest(reached), half.devices, strict=True)]
     left = [half.last - d.index for d in half.devices]
     outwards = [
-        d.present * (at + d.middle * half.turn + d.outward.through) for at, d in zip(reached, half.devices, strict=True)
+        there(d.present, at + d.middle * half.turn + d.outward.through)
+        for at, d in zip(reached, half.devices, strict=True)
     ]
     ends = []
     for k, d in enumerate(half.devices):

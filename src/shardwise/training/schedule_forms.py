@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
-from shardwise.training.schedule_points import Pipeline, Point, longest, pipeline, running_largest
+from shardwise.training.schedule_points import Pipeline, Point, longest, pipeline, running_largest, there
 from shardwise.training.schedule_types import PipelineShape, Run
 
 
@@ -21,6 +21,10 @@ def rounds(shape: PipelineShape[X]) -> X:
     """Return how many micro-batches the first round of the interleaved schedule takes; every later round takes p.
 
     The first round takes what does not fill a round of its own, which costs memory and no time.
+
+    >>> from shardwise.training.schedule import PipelineShape
+    >>> rounds(PipelineShape(num_stages=4, num_chunks=2, num_micro=10, send=0, overlap_send=True))
+    6
     """
     p, m = shape.num_stages, shape.num_micro
     whole = ceil((m - p + 1) / p)
@@ -28,19 +32,33 @@ def rounds(shape: PipelineShape[X]) -> X:
 
 
 def gpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
-    """All forwards, then all backwards: each pass is one way through plus m - 1 more on its slowest stage."""
+    """Return the seconds of GPipe: each pass is one way through plus m - 1 more on its slowest stage.
+
+    >>> from shardwise.training.schedule import PipelineShape, Run
+    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
+    >>> gpipe_seconds(stages, shape)
+    33.0
+    """
     pipe = pipeline(runs, shape)
     slowest = largest([x.forward for x in pipe.points]) + largest([x.gradient for x in pipe.points])
     return pipe.path + (shape.num_micro - 1) * slowest
 
 
 def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
-    """1F1B: a path fills down to stage s, stays there, and drains; at both ends it may dive below s instead of idling.
+    """Return the seconds of 1F1B.
 
-    Stage s holds p-1-s micro-batches ahead, so that a dive to stage r gains the way there and back and gives up r-s
-    forwards (at the start) or backwards (at the end) of s. With fewer micro-batches than stages below s the dive
-    of the start runs into that of the end; then the path comes up to a stage that has only forwards or only
-    backwards left. Messages make every further dive longer than staying: one for each p micro-batches.
+    A path fills down to stage s, stays there, and drains; at both ends it may dive below s instead of idling. Stage
+    s holds p-1-s micro-batches ahead, so that a dive to stage r gains the way there and back and gives up r-s
+    forwards (at the start) or backwards (at the end) of s. With fewer micro-batches than stages below s the dive of
+    the start runs into that of the end; then the path comes up to a stage that has only forwards or only backwards
+    left. Messages make every further dive longer than staying: one for each p micro-batches.
+
+    >>> from shardwise.training.schedule import PipelineShape, Run
+    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
+    >>> one_f_one_b_seconds(stages, shape)
+    33.0
     """
     p, m = shape.num_stages, shape.num_micro
     pipe = pipeline(runs, shape, bends=(p - m + 1,) if shape.overlap_send else ())
@@ -61,7 +79,7 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
 def _dive(x: Point[X], below: Sequence[Point[X]]) -> X:
     """What the best dive from the last forward of stage x gains over its own backwards."""
     level = x.through - x.index * x.gradient
-    return maximum(largest([r.present * (r.through - r.index * x.gradient - level) for r in below]), 0)
+    return maximum(largest([there(r.present, r.through - r.index * x.gradient - level) for r in below]), 0)
 
 
 def _dives(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], below: Sequence[Point[X]]) -> X:
@@ -75,7 +93,7 @@ def _dives(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], below: Seque
     for r in below:
         num_stages = r.index - x.index + 1
         dives = ceil((steps - num_stages + 1) / num_stages)
-        gains.append(r.present * dives * (r.through - x.through + (1 - num_stages) * x.work))
+        gains.append(there(r.present, dives * (r.through - x.through + (1 - num_stages) * x.work)))
     longer = maximum(largest(gains), 0)
     return above(m, p - x.index, pipe.path + pipe.below(x) + (steps + 1) * x.work + longer, 0)
 
@@ -95,10 +113,17 @@ def _diving(pipe: Pipeline[X], shape: PipelineShape[X], steps: X) -> X:
 
 
 def interleaved_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
-    """Interleaved 1F1B: as 1F1B, between a phase of forwards and one of backwards of v-1 chunks of one round.
+    """Return the seconds of interleaved 1F1B.
 
-    A round through one chunk takes its micro-batches on the slowest stage, or the way through all stages where that
-    is longer (fewer micro-batches than stages). Lengths are v times the seconds: a chunk takes 1/v of its stage.
+    Paths are those of 1F1B, between a phase of forwards and one of backwards of v-1 chunks of one round. A round
+    through one chunk takes its micro-batches on the slowest stage, or the way through all stages where that is
+    longer (fewer micro-batches than stages). Lengths are v times the seconds: a chunk takes 1/v of its stage.
+
+    >>> from shardwise.training.schedule import PipelineShape, Run
+    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=8.0, send=0.0, overlap_send=True)
+    >>> interleaved_seconds(stages, shape)
+    28.5
     """
     v = shape.num_chunks
     whole = replace(shape, send=shape.send * v)
@@ -181,10 +206,17 @@ def _phase_sends(x: Point[X], shape: PipelineShape[X]) -> X:
 
 
 def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
-    """ZB-H1: as 1F1B, with the weight gradients of stage s run s micro-batches late, to fill the drain.
+    """Return the seconds of ZB-H1.
 
-    After its last forward a path stays and drains upwards, dives to the last stage and comes up anywhere, dives
-    to a stage below and back, or goes up to a stage that has backwards left; it ends with late weight gradients.
+    Tasks are those of 1F1B, with the weight gradients of stage s run s micro-batches late, to fill the drain. After
+    its last forward a path stays and drains upwards, dives to the last stage and comes up anywhere, dives to a
+    stage below and back, or goes up to a stage that has backwards left; it ends with late weight gradients.
+
+    >>> from shardwise.training.schedule import PipelineShape, Run
+    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
+    >>> zb_h1_seconds(stages, shape)
+    27.0
     """
     p, m = shape.num_stages, shape.num_micro
     pipe = pipeline(runs, shape, split_backward=True, bends=(minimum(m - 1, p - m + 1), maximum(m - 1, p - m + 1)))
@@ -228,7 +260,7 @@ def _late(x: Point[X], shape: PipelineShape[X]) -> _Late[X]:
 def _zb_dive(z: _Late[X], r: _Late[X], m: X, done: X) -> X:
     """What a dive from the last forward of stage z to stage r below and back gains over the tasks of z meanwhile."""
     meanwhile = (z.ahead - r.ahead) * z.at.gradient + (maximum(m - 1 - r.ahead - z.delay, 0) - done) * z.at.weight
-    return r.at.present * (r.at.through - z.at.through - meanwhile)
+    return there(r.at.present, r.at.through - z.at.through - meanwhile)
 
 
 def _zb_rise(z: _Late[X], r: _Late[X], m: X, drain: X) -> X:

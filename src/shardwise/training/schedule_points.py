@@ -54,6 +54,37 @@ class Pipeline(Generic[X]):
         return self.path - point.through
 
 
+def is_plain(value: object, wanted: float) -> bool:
+    """Return whether a number is plain, neither a column nor traced, and has the wanted value.
+
+    >>> is_plain(1.0, 1), is_plain(2, 1)
+    (True, False)
+    """
+    return isinstance(value, (int, float)) and value == wanted
+
+
+def there(present: X, value: X) -> X:
+    """Return a value of a stage, zero where the stage is absent; what is known to be there is not multiplied.
+
+    >>> there(1, 3.0), there(0, 3.0)
+    (3.0, 0.0)
+    """
+    return value if is_plain(present, 1) else present * value
+
+
+def distinct(offsets: list[X]) -> list[X]:
+    """Return places in a run without the same one twice; columns and traced numbers are taken to differ.
+
+    >>> distinct([0, 0, 3])
+    [0, 3]
+    """
+    found: list[X] = []
+    for offset in offsets:
+        if not (isinstance(offset, (int, float)) and any(is_plain(other, offset) for other in found)):
+            found.append(offset)
+    return found
+
+
 def slowest_work(runs: Sequence[Run[X]], *, mirrored: bool) -> X:
     """Return the seconds of one micro-batch, forward and backward, on the slowest stage.
 
@@ -97,12 +128,14 @@ def pipeline(
     for run in runs:
         present = minimum(run.count, 1)
         cost = (
-            run.forward * present,
-            (run.backward_input if split_backward else run.backward_input + run.backward_weight) * present,
-            (run.backward_weight if split_backward else run.backward_weight * 0) * present,
+            there(present, run.forward),
+            there(present, run.backward_input if split_backward else run.backward_input + run.backward_weight),
+            there(present, run.backward_weight) if split_backward else present * 0,
         )
         offsets = _offsets(run, shape, first=not points)
-        offsets[1:1] = [minimum(maximum(stage - start, 0), offsets[-1]) for stage in bends]
+        if not is_plain(offsets[-1], 0):
+            offsets[1:1] = [minimum(maximum(stage - start, 0), offsets[-1]) for stage in bends]
+        offsets = distinct(offsets)
         points += [_point(present, cost, (start, forward, gradient), offset, shape) for offset in offsets]
         start, forward, gradient = start + run.count, forward + run.count * cost[0], gradient + run.count * cost[1]
     hops = (shape.num_stages - 1) * shape.send
@@ -145,8 +178,8 @@ def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, 
         # The last stage sends forward, and the first one backward, for all chunks but one.
         idle_chunks = (shape.num_chunks - 1) * minimum(shape.num_stages - 1, 1)
         send = shape.send / shape.num_chunks
-        forward = (forward + send * (idle_chunks + minimum(maximum(shape.num_stages - 1 - index, 0), 1))) * present
-        gradient = (gradient + send * (idle_chunks + minimum(index, 1))) * present
+        forward = there(present, forward + send * (idle_chunks + minimum(maximum(shape.num_stages - 1 - index, 0), 1)))
+        gradient = there(present, gradient + send * (idle_chunks + minimum(index, 1)))
     both = forward + gradient
     forward_before = before[1] + offset * cost[0] + index * shape.send
     gradient_before = before[2] + offset * cost[1] + hops * shape.send
@@ -169,7 +202,7 @@ def longest(present: Sequence[X], lengths: Sequence[X]) -> X:
     >>> longest([1.0, 0.0], [3.0, 5.0])
     3.0
     """
-    return largest([on * length for on, length in zip(present, lengths, strict=True)])
+    return largest([there(on, length) for on, length in zip(present, lengths, strict=True)])
 
 
 def running_largest(values: Sequence[X]) -> list[X]:
