@@ -78,6 +78,8 @@ def _column(name: str, *args: Any) -> Any:
     if name in _COLUMN:
         return _COLUMN[name](*args)
     if name == "above":
+        if isinstance(args[0], (int, float)) and isinstance(args[1], (int, float)):
+            return _choose(*args)
         return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
     function = {
         "max": numpy.maximum,
