@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, Training
-from shardwise.plans import _legality as legality
+from shardwise.plans._laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
+from shardwise.plans._legality import batch_problems
 from shardwise.training._stages import split_evenly
 
 Columns = dict[str, Any]
@@ -38,53 +39,50 @@ def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[
 
 def with_stages(plan: Plan, num_layers: int) -> Plan:
     """Return the plan with its layers a stage written out where they are not equal."""
-    from dataclasses import replace
-
     pieces = plan.pp * plan.vpp
     return replace(plan, stage_layers=split_evenly(num_layers, pieces)) if num_layers % pieces else plan
 
 
 def laws_of(model: Model, job: Training) -> dict[str, Law]:
     """Return the laws of a model and a job by name, in the order in which they are counted."""
-    seq_len, batch = job.seq_len, job.global_batch
+    seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))
     return {
         "tensor": Law(
             "tensor parallelism divides heads and widths",
             ("tp",),
-            _checked(lambda p, f: legality._tensor(model, p, f)),
+            _checked(lambda p, f: tensor_laws(model, blocks, p, f)),
         ),
         "summa": Law(
             "the two-dimensional layout divides widths and tokens",
             ("layout", "tp", "tp2", "cp", "panels"),
-            _checked(lambda p, f: legality._summa(model, p, seq_len, f)),
+            _checked(lambda p, f: summa_laws(model, blocks, p, seq_len, f)),
         ),
         "experts": Law(
             "experts divide over ranks",
             ("layout", "tp", "tp2", "cp", "dp", "sequence_parallel", "ep", "etp"),
-            _checked(lambda p, f: legality._experts(model, p, f)),
+            _checked(lambda p, f: expert_laws(model, blocks, p, f)),
         ),
         "context": Law(
             "context and sequence parallelism divide tokens and heads",
             ("layout", "tp", "cp", "cp_kind", "sequence_parallel"),
-            _checked(lambda p, f: legality._context(model, p, seq_len, f)),
+            _checked(lambda p, f: context_laws(blocks, p, seq_len, f)),
         ),
         "batch": Law(
             "replicas and micro-batches divide the global batch",
             ("dp", "micro_batch"),
-            lambda p: legality.batch_problems(p, batch),
+            lambda p: batch_problems(p, batch),
+        ),
+        "pipeline": Law(
+            "stages divide the layers as the schedule needs",
+            ("pp",),
+            _checked(lambda p, f: pipeline_laws(model, with_stages(p, model.num_layers), f)),
         ),
         "schedule": Law(
-            "the schedule runs on the stages and micro-batches",
+            "the schedule runs on its micro-batches",
             ("dp", "micro_batch"),
-            _checked(lambda p, f: _schedule(model, p, batch, f)),
+            lambda p: batch_problems(p, batch),
         ),
     }
-
-
-def _schedule(model: Model, plan: Plan, batch: int, found: Problems) -> None:
-    plan = with_stages(plan, model.num_layers)
-    legality._pipeline(model, plan, found)
-    found.items += legality.batch_problems(plan, batch)
 
 
 @dataclass(slots=True)

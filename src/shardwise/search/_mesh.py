@@ -88,11 +88,15 @@ class Mesh:
 
     def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
-        legal = self.court.judge(
-            "schedule", columns, schedule=schedule, vpp=vpp, pp=int(columns["pp"][0])
-        )
+        fixed = {"schedule": schedule, "vpp": vpp}
         copies = columns["dp"] * columns["cp"] > 1
         each = np.where(copies, len(self.rows.space.sharding), 1) * self.num_modes
+        legal = self.court.judge("pipeline", {"pp": columns["pp"][:1]}, **fixed)
+        legal = np.broadcast_to(legal, each.shape)
+        self.court.keep("pipeline", {}, each, legal)
+        if not legal.all():
+            return np.flatnonzero(legal)
+        legal = self.court.judge("schedule", columns, **fixed, pp=int(columns["pp"][0]))
         self.court.keep("schedule", {}, each, legal)
         self.counts.legal += int(each[legal].sum())
         return np.flatnonzero(legal)

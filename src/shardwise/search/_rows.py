@@ -15,8 +15,9 @@ import numpy as np
 
 from shardwise.models import MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS
-from shardwise.plans._legality import all_blocks, divisors
+from shardwise.plans._laws import all_blocks
 from shardwise.plans._placement import Whole, dense_spans
+from shardwise.plans._values import divisors
 from shardwise.search._laws import Columns, Court, laws_of
 from shardwise.search._space import Space, chunk_choices
 from shardwise.training import Case
