@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
     from shardwise.models import Model, load_model, model_names
     from shardwise.plans import Plan, Serving, Stack, Training, find_stack, stack_names
+    from shardwise.report import Counting, CountReport, count
+    from shardwise.serving import InferReport, infer
     from shardwise.training import Options, TrainReport, train
 
 _HOMES = {
     "Cluster": "hardware",
+    "CountReport": "report",
+    "Counting": "report",
     "Device": "hardware",
     "Efficiencies": "cost",
+    "InferReport": "serving",
     "InputError": "errors",
     "Model": "models",
     "Options": "training",
@@ -37,9 +42,11 @@ _HOMES = {
     "Tier": "hardware",
     "TrainReport": "training",
     "Training": "plans",
+    "count": "report",
     "device_names": "hardware",
     "find_device": "hardware",
     "find_stack": "plans",
+    "infer": "serving",
     "load_device": "hardware",
     "load_model": "models",
     "model_names": "models",
@@ -49,8 +56,11 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "CountReport",
+    "Counting",
     "Device",
     "Efficiencies",
+    "InferReport",
     "InputError",
     "Model",
     "Options",
@@ -62,9 +72,11 @@ __all__ = [
     "TrainReport",
     "Training",
     "__version__",
+    "count",
     "device_names",
     "find_device",
     "find_stack",
+    "infer",
     "load_device",
     "load_model",
     "model_names",

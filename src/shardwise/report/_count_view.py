@@ -9,6 +9,11 @@ from shardwise.report._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, com
 from shardwise.report._train_view import assumptions, legend
 from shardwise.units import show_bytes, show_count, show_seconds
 
+_SQUARES = {
+    "full_attention": "attention over the full square",
+    "causal": "half the square",
+    "masked": "what masks leave",
+}
 _GLYPHS = (
     (FULL, "blue"),
     (DARK, "cyan"),
@@ -52,29 +57,24 @@ def _parameters(page: Page, report: CountReport) -> None:
 def _flops(page: Page, report: CountReport) -> None:
     c, forward = report.counting, report.forward
     page.label("FLOPS", f"of a forward pass of {c.batch:,} x {c.seq_len:,} tokens", "bold", "bold")
-    words = {
-        "full_attention": "attention over the full square",
-        "causal": "half the square",
-        "masked": "what masks leave",
-    }
-    page.table([[words[name], show_count(value, "FLOP")] for name, value in forward.items()], right=(1,))
+    page.table([[_SQUARES[name], show_count(value, "FLOP")] for name, value in forward.items()], right=(1,))
     page.blank()
     head = ["of training, a token, by convention", "a token"]
     budget = c.token_budget
     rows = [[*head, f"{show_count(budget)} tokens"] if budget else head]
     for name, value in report.per_token.items():
-        rows.append([name, show_count(value, "FLOP"), *([show_count(value * budget, "FLOP")] if budget else [])])
+        rows.append([name, show_count(value, "FLOP"), *([f"{value * budget:.3e} FLOP"] if budget else [])])
     if c.recompute != "none":
         value = report.hardware_per_token
-        more = [show_count(value * budget, "FLOP")] if budget else []
+        more = [f"{value * budget:.3e} FLOP"] if budget else []
         rows.append([f"model-full with recompute {c.recompute}", show_count(value, "FLOP"), *more])
     page.table(rows, right=(1, 2), header=True)
 
 
 def _operators(page: Page, report: CountReport, part: Part) -> None:
-    plural = "s" if part.times > 1 else ""
-    title = f"{part.times} {part.name}{plural} of" if "layer" in part.name else part.name
-    page.add((f"{title.upper()}", "bold"), ("  one rank, one micro-batch" if report.plan.tp > 1 else "", "dim"))
+    plural = "s, each" if part.times > 1 else ""
+    title = f"{part.times} {part.name}{plural}" if "layer" in part.name else part.name
+    page.add((title.upper(), "bold"), ("  on one rank" if report.plan.tp * report.plan.ep > 1 else "", "dim"))
     priced = report.cluster is not None
     head = ["operator", "m x k x n", "params", "saved", "FLOPs", "FLOP/B"]
     rows = [head, *(_counts(row) for row in part.rows)]
@@ -88,7 +88,7 @@ def _operators(page: Page, report: CountReport, part: Part) -> None:
 
 
 def _counts(row: Row) -> list[str]:
-    shape = " x ".join(f"{n:g}" if n < 1e6 else f"{n:.0f}" for n in row.shape)
+    shape = "x".join(f"{n:g}" if n < 1e6 else f"{n:.0f}" for n in row.shape)
     return [row.name, shape, *_amounts(row.parameters, row.activation_bytes, row.forward_flops), _ratio(row.intensity)]
 
 

@@ -74,6 +74,7 @@ def _verdict(page: Page, report: TrainReport) -> None:
     page.note(
         f"{show_bytes(verdict.needed_bytes)} of {show_bytes(verdict.limit_bytes)} on the fullest device, {more}", style
     )
+    _reach(page, report)
     parts = peak_parts(report)
     largest = max(parts, key=lambda name: parts[name])
     page.note(
@@ -82,6 +83,14 @@ def _verdict(page: Page, report: TrainReport) -> None:
     )
     if not verdict.fits:
         page.note(_nearest(report), "bold")
+
+
+def _reach(page: Page, report: TrainReport) -> None:
+    """Append a warning where the measured spread of peaks crosses the limit."""
+    low, high = (b - report.allocated_bytes + report.device_bytes for b in report.interval["memory.peak_bytes"])
+    limit = report.verdict.limit_bytes
+    if low < limit < high:
+        page.note(f"close: 8 of 10 measured peaks lie in {show_bytes(low)} to {show_bytes(high)}", "bold yellow")
 
 
 def _moment(report: TrainReport) -> str:
@@ -119,7 +128,17 @@ def _speed(page: Page, report: TrainReport) -> None:
     work = show_count(report.model_flops_per_second_per_gpu, "FLOP/s")
     hfu = f", HFU {report.hfu:.1%} with recompute" if report.hfu != report.mfu else ""
     page.note(f"{work} of model work per device, MFU {report.mfu:.1%} of {report.case.recipe.precision.compute}{hfu}")
+    _measured(page, report)
     _cost(page, report)
+
+
+def _measured(page: Page, report: TrainReport) -> None:
+    """Append the band of the step, from published runs."""
+    (low, high), (least, most) = (report.interval[name] for name in ("step_seconds", "mfu"))
+    page.note(
+        f"8 of 10 measured runs lie in {show_seconds(low)} to {show_seconds(high)}, MFU {least:.1%} to {most:.1%}",
+        "dim",
+    )
 
 
 def _cost(page: Page, report: TrainReport) -> None:
