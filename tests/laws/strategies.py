@@ -25,7 +25,8 @@ from shardwise.plans import (
     find_stack,
     stack_names,
 )
-from shardwise.plans._legality import MODULE_NAMES, batch_problems, plan_problems
+from shardwise.plans._laws import all_blocks, module_names
+from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.training import Case
 
 try:
@@ -216,7 +217,7 @@ def plans(draw: st.DrawFn, model: Model, seq_len: int, wanted: Wanted = ANY) -> 
     if plan.sharding == "hsdp":
         legal = [s for s in (2, 3, 4, 8) if plan.dp % s == 0] or [1]
         plan = replace(plan, shard=draw(st.sampled_from(legal)))
-    plan = _recompute(draw, plan, wanted)
+    plan = _recompute(draw, model, plan, wanted)
     return replace(plan, order=draw(st.sampled_from(ORDERS)), micro_batch=draw(st.sampled_from((1, 2, 4))))
 
 
@@ -229,10 +230,10 @@ ORDERS: tuple[Any, ...] = (
 )
 
 
-def _recompute(draw: st.DrawFn, plan: Plan, wanted: Wanted) -> Plan:
+def _recompute(draw: st.DrawFn, model: Model, plan: Plan, wanted: Wanted) -> Plan:
     mode: Any = draw(st.sampled_from(wanted.recomputes))
     named = (
-        draw(st.lists(st.sampled_from(MODULE_NAMES), max_size=2, unique=True))
+        draw(st.lists(st.sampled_from(module_names(tuple(all_blocks(model)))), max_size=2, unique=True))
         if wanted.modules and mode in ("none", "selective")
         else []
     )

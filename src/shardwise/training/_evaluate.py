@@ -13,7 +13,7 @@ from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest
 from shardwise.ledger.traced import named
-from shardwise.models import Model
+from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
@@ -127,24 +127,28 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
     return lay_out(Degrees(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
+def modules_of(plan: Plan, block: Block) -> tuple[str, ...]:
+    """Return the modules of a plan that a block runs again: "mlp" is a dense feed-forward, "moe" one of experts.
+
+    Megatron-LM core/transformer/transformer_config.py, recompute_modules.
+    """
+    other = "mlp" if isinstance(block.feed_forward, MoE) else "moe"
+    return tuple(name for name in plan.modules if name != other)
+
+
 def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, plan = case.model, case.plan
-    units = checkpoints(plan.recompute, plan.modules)
 
-    def folded(label: str, ops: tuple[Any, ...], again: bool = False) -> Folded[X]:
-        return fold(ops or ledgers.nothing(y), m, units if again else (), f"{label}: ")
+    def folded(label: str, ops: tuple[Any, ...], kind: Kind | None = None) -> Folded[X]:
+        units = checkpoints(plan.recompute, modules_of(plan, kind.block)) if kind and kind.recomputed else ()
+        return fold(ops or ledgers.nothing(y), m, units, f"{label}: ")
 
     kinds = tuple(
-        folded(
-            f"layer kind {i}" if len(case.kinds) > 1 else "layer",
-            ledgers.block_ops(y, k.block, model.hidden),
-            k.recomputed,
-        )
+        folded(f"layer kind {i}" if len(case.kinds) > 1 else "layer", ledgers.block_ops(y, k.block, model.hidden), k)
         for i, k in enumerate(case.kinds)
     )
-    mtp = tuple(o for b in model.mtp for o in (*ledgers.mtp_ops(y, model), *ledgers.block_ops(y, b, model.hidden)))
-    extra = tuple(o for _ in model.mtp for o in (*ledgers.shared_head(y, model), *ledgers.loss(y, model)))
+    mtp, extra = ledgers.predictions(y, model)
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     return Parts(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,

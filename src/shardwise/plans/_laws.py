@@ -1,0 +1,247 @@
+"""The laws between a plan and a model: what each axis must divide, and what the stages must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwise.errors import Problems
+from shardwise.models import (
+    MLP,
+    Attention,
+    Block,
+    GatedDelta,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Mlstm,
+    Model,
+    MoE,
+    RecurrentGate,
+    Rwkv,
+    ShortConv,
+)
+from shardwise.plans._plan import Plan
+from shardwise.plans._values import divisors, even_split, one_of
+
+
+def heads_of(mixer: Mixer) -> Iterator[tuple[str, int]]:
+    """Yield (what, how many) of everything in a mixer that tensor parallelism splits."""
+    if isinstance(mixer, Attention | LatentAttention):
+        yield "query heads", mixer.heads
+    elif isinstance(mixer, Mamba2):
+        yield "state-space heads", mixer.heads
+    elif isinstance(mixer, GatedDelta):
+        yield "linear-attention key heads", mixer.key_heads
+        yield "linear-attention value heads", mixer.value_heads
+    elif isinstance(mixer, Mamba1):
+        yield "inner width", mixer.inner
+    elif isinstance(mixer, ShortConv | Rwkv):
+        yield "mixer width", mixer.width
+    elif isinstance(mixer, RecurrentGate | Mlstm):
+        yield "recurrent heads", mixer.heads
+
+
+def all_blocks(model: Model) -> Iterator[Block]:
+    """Yield every distinct block of a model, those inside others and multi-token-prediction layers included."""
+    stack = [*model.kinds, *dict.fromkeys(model.mtp)]
+    while stack:
+        block = stack.pop()
+        yield block
+        stack += block.also
+
+
+def _split_sizes(blocks: Sequence[Block]) -> dict[str, list[int]]:
+    """Return everything that tp must divide, by what it is."""
+    found: dict[str, list[int]] = {}
+    for block in blocks:
+        for mixer in block.mixers:
+            for what, size in heads_of(mixer):
+                found.setdefault(what, []).append(size)
+        f = block.feed_forward
+        if isinstance(f, MLP):
+            found.setdefault("ffn width", []).append(f.ffn)
+        elif isinstance(f, MoE) and f.shared is not None:
+            found.setdefault("shared expert width", []).append(f.shared.ffn)
+    return {what: list(dict.fromkeys(sizes)) for what, sizes in found.items()}
+
+
+def tensor_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
+    """Record what tp does not divide: heads, widths, and key-value heads that it cannot replicate evenly."""
+    sizes = [(what, n) for what, some in _split_sizes(blocks).items() for n in some]
+    groups = {m.kv_heads for b in blocks for m in b.mixers if isinstance(m, Attention)}
+
+    def legal() -> str:
+        whole = divisors(max((n for _, n in sizes), default=1), 1024)
+        good = [t for t in whole if all(n % t == 0 for _, n in sizes)]
+        return one_of(t for t in good if all(not k % t or not t % k for k in groups))
+
+    for what, n in sizes:
+        if n % plan.tp:
+            found.add("tp", plan.tp, f"must divide the {n} {what} of {model.name}", legal())
+    for k in sorted(groups):
+        if k % plan.tp and plan.tp % k:
+            found.add("tp", plan.tp, f"must divide the {k} key-value heads or be a multiple of them", legal())
+
+
+def expert_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
+    """Record what the expert axes do not divide, and experts that every tensor-parallel rank would route to."""
+    moes = list(dict.fromkeys(b.feed_forward for b in blocks if isinstance(b.feed_forward, MoE)))
+    if not moes:
+        for name in ("ep", "etp"):
+            if getattr(plan, name) != 1:
+                found.add(name, getattr(plan, name), f"needs experts, and {model.name} has none", "use 1")
+        return
+    for m in moes:
+        if m.experts % plan.ep:
+            found.add("ep", plan.ep, f"must divide the {m.experts} experts", one_of(divisors(m.experts)))
+        if m.ffn % plan.etp:
+            found.add("etp", plan.etp, f"must divide the expert width {m.ffn}", one_of(divisors(m.ffn, 64)))
+    stage = plan.stage_devices
+    if stage % (plan.ep * plan.etp):
+        good = [e for e in divisors(moes[0].experts) if stage % (e * plan.etp) == 0]
+        rule = f"ep x etp = {plan.ep * plan.etp} must divide tp x cp x dp = {stage}"
+        found.add("ep", plan.ep, rule, one_of(good) if good else "use ep 1 with etp 1")
+    elif plan.sharding == "hsdp" and (plan.expert_dp * plan.shard) % plan.dp and plan.expert_dp * plan.shard > plan.dp:
+        share = plan.expert_dp * plan.shard / plan.dp
+        good = [s for s in divisors(plan.dp) if s > 1 and (plan.expert_dp * s) % plan.dp == 0]
+        rule = f"would shard each expert over {share:g} of its {plan.expert_dp} copies"
+        found.add("shard", plan.shard, rule, one_of(good) if good else "use sharding fsdp with shard 1")
+    if plan.tp > 1 and not plan.sequence_parallel and plan.layout == "1d":
+        rule = (
+            "experts under tensor parallelism need sequence parallelism, or every tp rank would route all "
+            "tokens (Megatron-LM arguments.py)"
+        )
+        found.add("sequence_parallel", False, rule, "use true, or tp 1")
+
+
+def _whole_stages(layers: int, plan: Plan) -> list[int]:
+    """Return the numbers of stages that cut the layers evenly under the plan's chunks and schedule."""
+    paired = 2 if plan.schedule == "dualpipe" else 1
+    least = 2 if plan.vpp > 1 else 1
+    return [p for p in divisors(layers) if layers % (p * plan.vpp) == 0 and p >= least and p % paired == 0]
+
+
+def pipeline_laws(model: Model, plan: Plan, found: Problems) -> None:
+    """Record layers that do not make the stages, and schedules that do not suit them."""
+    L, pieces = model.num_layers, plan.pp * plan.vpp
+    even = f"for example {even_split(L, pieces)}"
+    if plan.stage_layers:
+        if len(plan.stage_layers) != pieces:
+            rule = f"must list one number for each of pp x vpp = {pieces} pieces"
+            found.add("stage_layers", plan.stage_layers, rule, even)
+        elif sum(plan.stage_layers) != L:
+            found.add("stage_layers", plan.stage_layers, f"must add up to the {L} layers of {model.name}", even)
+    elif L % pieces:
+        good = _whole_stages(L, plan)
+        rule = f"pp x vpp = {pieces} must divide the {L} layers of {model.name}"
+        stated = f"stage_layers {even_split(L, pieces)}"
+        found.add("pp", plan.pp, rule, f"{one_of(good)}, or {stated}" if good else f"use {stated}")
+    if plan.vpp > 1 and plan.pp == 1:
+        found.add("vpp", plan.vpp, "needs a pipeline", "use vpp 1 with schedule 1f1b, or pp above 1")
+    if plan.vpp > 1 and plan.schedule != "interleaved":
+        rule = f"runs one chunk a stage, and vpp is {plan.vpp}"
+        found.add("schedule", plan.schedule, rule, "use interleaved, or vpp 1")
+    if plan.schedule == "interleaved" and plan.vpp == 1:
+        found.add("schedule", plan.schedule, "needs several chunks a stage", "use 1f1b, or vpp of 2 or more")
+    if plan.schedule == "dualpipe" and plan.pp % 2:
+        rule = "DualPipe pairs stages and needs an even number of them"
+        found.add("pp", plan.pp, rule, "use schedule 1f1b, or an even pp")
+
+
+# Megatron-LM core/transformer/transformer_config.py, recompute_modules, and what a block must have to run one again.
+MODULE_NAMES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
+
+
+def module_names(blocks: Sequence[Block]) -> tuple[str, ...]:
+    """Return the modules that some block has and that can be recomputed by name."""
+    feeds = [b.feed_forward for b in blocks]
+    mixers = [m for b in blocks for m in b.mixers]
+    moe = any(isinstance(f, MoE) for f in feeds)
+    has = {
+        "core_attn": any(isinstance(m, Attention | LatentAttention) for m in mixers),
+        "mlp": any(isinstance(f, MLP) for f in feeds),
+        "moe": moe,
+        "shared_experts": any(isinstance(f, MoE) and f.shared is not None for f in feeds),
+        "moe_act": moe,
+        "layernorm": any(b.norms for b in blocks),
+        "mla_up_proj": any(isinstance(m, LatentAttention) for m in mixers),
+    }
+    return tuple(name for name in MODULE_NAMES if has[name])
+
+
+def module_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
+    """Record modules to recompute that the model does not have, and a limit without anything to recompute."""
+    if plan.recompute_layers and plan.recompute == "none" and not plan.modules:
+        rule = "limits a recompute that is not asked for"
+        found.add("recompute_layers", plan.recompute_layers, rule, "use 0, or ask for recompute")
+    if not plan.modules:
+        return
+    known = module_names(blocks)
+    for name in plan.modules:
+        if name not in known:
+            found.add("modules", name, f"is not a module of {model.name}", one_of(known))
+
+
+def context_laws(blocks: Sequence[Block], plan: Plan, seq_len: int, found: Problems) -> None:
+    """Record a sequence or heads that context and sequence parallelism do not divide."""
+    around = plan.cp_kind != "all-to-all"
+    zigzag = 2 * plan.cp if plan.cp > 1 and around else plan.cp
+    if seq_len % zigzag:
+        cause = "2 x cp, for causal balance" if zigzag > plan.cp else "cp"
+        rule = f"the {seq_len} tokens of a sequence must divide into {zigzag} chunks ({cause})"
+        good = [c for c in divisors(seq_len, 4096) if c == 1 or not around or seq_len % (2 * c) == 0]
+        found.add("cp", plan.cp, rule, one_of(good))
+    elif plan.sequence_parallel and plan.tp > 1 and plan.layout == "1d" and (seq_len // plan.cp) % plan.tp:
+        rule = f"sequence parallelism divides the {seq_len // plan.cp} tokens of a rank"
+        found.add("tp", plan.tp, rule, one_of(divisors(seq_len // plan.cp, 1024)))
+    if plan.cp == 1 or around:
+        return
+    heads = {m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}
+    for n in sorted(heads):
+        if n % (plan.tp * plan.cp):
+            good = [c for c in divisors(n) if all(h % (plan.tp * c) == 0 for h in heads)]
+            rule = f"all-to-all divides the {n} query heads by tp x cp = {plan.tp * plan.cp}"
+            found.add("cp", plan.cp, rule, one_of(good))
+
+
+def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, found: Problems) -> None:
+    """Record fields of the two-dimensional layout without it, and what its grid does not divide."""
+    if plan.layout != "summa":
+        if plan.tp2 != 1:
+            found.add("tp2", plan.tp2, "is the second axis of the two-dimensional layout", "use 1, or layout summa")
+        if plan.panels != 1:
+            found.add("panels", plan.panels, "belong to the two-dimensional layout", "use 1, or layout summa")
+        return
+    if not all(isinstance(m, Attention) for b in blocks for m in b.mixers) or any(
+        isinstance(b.feed_forward, MoE) for b in blocks
+    ):
+        rule = f"is built for attention and dense feed-forwards, which {model.name} does not have alone"
+        found.add("layout", plan.layout, rule, "use layout 1d with tp2 1 with panels 1")
+    if plan.sequence_parallel and plan.tp > 1:
+        rule = "has no meaning in the two-dimensional layout, which splits every tensor already"
+        found.add("sequence_parallel", True, rule, "use false")
+    grid, D = plan.tp * plan.tp2, model.hidden
+    if D % plan.tp:
+        found.add("tp", plan.tp, f"must divide the hidden width {D}", one_of(divisors(D, 1024)))
+    elif D % grid:
+        found.add("tp2", plan.tp2, f"tp x tp2 must divide the hidden width {D}", one_of(divisors(D // plan.tp, 1024)))
+    elif D % plan.panels:
+        found.add("panels", plan.panels, f"must divide the hidden width {D}", one_of(divisors(D, 64)))
+    if seq_len % (plan.tp2 * plan.cp):
+        good = [t for t in divisors(seq_len, 1024) if seq_len % (t * plan.cp) == 0 and D % (plan.tp * t) == 0]
+        found.add("tp2", plan.tp2, f"splits the {seq_len} tokens of a sequence", one_of(good))
+
+
+def sharding_laws(plan: Plan, found: Problems) -> None:
+    """Record a sharding group that the replicas do not hold, or that nothing uses."""
+    if plan.sharding != "hsdp":
+        if plan.shard != 1:
+            rule = "is the sharding group of hsdp alone"
+            found.add("shard", plan.shard, rule, "use 1, or sharding hsdp")
+        return
+    good = divisors(plan.dp)[1:] or [1]
+    if plan.dp % plan.shard:
+        found.add("shard", plan.shard, f"must divide dp = {plan.dp}", one_of(good))
+    elif plan.shard == 1 and plan.dp > 1:
+        found.add("shard", plan.shard, "is the size of a sharding group, which hsdp needs", one_of(good))
