@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
-from shardwise.training.schedule_points import longest, overlaps, running_largest, slowest_work
+from shardwise.training.schedule_points import (
+    distinct,
+    is_plain,
+    longest,
+    overlaps,
+    running_largest,
+    slowest_work,
+    there,
+)
 from shardwise.training.schedule_types import PipelineShape, Run
 
 
