@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.search._key import Entry, key_of
 from shardwise.search._laws import Columns, Court, with_stages
 from shardwise.search._rows import Rows, case_for
 from shardwise.search._tables import Gathered, Span, TableSet, sizes_of_rows, spans_of, tabulate
@@ -46,6 +47,11 @@ class Sheet:
     legal: Any
     fits: Any
 
+    @property
+    def composed(self) -> tuple[str, int, str]:
+        """Schedule, chunks and sharding."""
+        return self.schedule, self.vpp, self.sharding
+
 
 @dataclass(slots=True)
 class Mesh:
@@ -54,6 +60,7 @@ class Mesh:
     rows: Rows
     prune: bool = True
     counts: Counts = field(default_factory=Counts)
+    nearest: Entry | None = None
     court: Court = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,6 +151,7 @@ class _Job:
             legal[sharding] = copies | (sharding == first)
             fits[sharding] = (held[sharding] <= limit) & legal[sharding]
             self._count(fits[sharding], legal[sharding])
+            self._miss(sharding, columns, held[sharding], legal[sharding] & ~fits[sharding])
         anywhere = np.any([f.any(axis=0) for f in fits.values()], axis=0)
         if self.mesh.prune and not anywhere.any():
             return
@@ -176,6 +184,18 @@ class _Job:
         fitting = int(np.count_nonzero(fits))
         counts.fitting += fitting
         counts.too_large += plans - fitting
+
+    def _miss(self, sharding: str, columns: Columns, held: Any, missed: Any) -> None:
+        """Note the plan that is short of the least memory."""
+        least = float(np.min(held, where=missed, initial=np.inf))
+        mesh = self.mesh
+        if not np.isfinite(least) or (mesh.nearest is not None and least > mesh.nearest.value):
+            return
+        plan = self.case.plan
+        for mode, row in zip(*np.nonzero(missed & (held == least)), strict=True):
+            key = key_of(columns, mesh.rows, (plan.schedule, plan.vpp, sharding), int(mode), int(row))
+            entry = Entry(least, 0.0, least, key)
+            mesh.nearest = min(mesh.nearest or entry, entry)
 
 
 def _kept(values: Any, rows: Any) -> Any:

@@ -1,0 +1,63 @@
+"""A plan of a space as a key of whole numbers, which breaks ties, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
+from shardwise.search._laws import Columns, with_stages
+from shardwise.search._rows import Rows
+
+# Fields in the order in which they break ties; words count by their place in the space.
+Key: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Entry:
+    """A plan in a ranking: what it is ranked by, its seconds of a step, bytes on a device, and the key of its fields."""
+
+    value: float
+    step_seconds: float
+    device_bytes: float
+    key: Key
+
+
+def key_of(columns: Columns, rows: Rows, composed: tuple[str, int, str], mode: int, row: int) -> Key:
+    """Return the fields of a plan as numbers, in the order that breaks ties; `composed` is schedule, vpp, sharding."""
+    c, s = columns, rows.space
+    schedule, vpp, sharding = composed
+    pp = int(c["pp"][row])
+    first = ("devices", "layout", "tp", "tp2", "cp")
+    rest = ("dp", "ep", "etp", "micro_batch", "panels", "sequence_parallel", "cp_kind")
+    words = (s.schedule.index(schedule), s.sharding.index(sharding), mode, int(c["order"][row]))
+    return (*(int(c[n][row]) for n in first), pp, vpp, *(int(c[n][row]) for n in rest), *words)
+
+
+def plan_of(key: Key, rows: Rows) -> Plan:
+    """Return the plan of a key."""
+    _, layout, tp, tp2, cp, pp, vpp, dp, ep, etp, micro, panels, sequence, kind, schedule, sharding, mode, order = key
+    s = rows.space
+    words: dict[str, Any] = {
+        "layout": LAYOUTS[layout],
+        "cp_kind": CONTEXT_KINDS[kind],
+        "schedule": s.schedule[schedule],
+        "sharding": s.sharding[sharding],
+        "recompute": s.recompute[mode],
+        "order": s.orders[order],
+    }
+    plan = Plan(
+        tp=tp,
+        tp2=tp2,
+        cp=cp,
+        pp=pp,
+        vpp=vpp,
+        dp=dp,
+        ep=ep,
+        etp=etp,
+        micro_batch=micro,
+        panels=panels,
+        sequence_parallel=bool(sequence),
+        **words,
+    )
+    return with_stages(plan, rows.case.model.num_layers)

@@ -1,0 +1,130 @@
+"""The best plans by an objective, and the front of plans that none beats in time, memory and devices at once.
+
+Both are the same whatever the order in which plans come: ties go to the plan whose fields come first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardwise.search._key import Entry, key_of
+from shardwise.search._mesh import Sheet
+from shardwise.search._rows import Rows
+
+
+def _per_token(seconds: Any, devices: Any) -> Any:
+    return seconds * devices
+
+
+OBJECTIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    # Smaller is better; arguments are seconds of a step, bytes on a device and devices.
+    "step": lambda seconds, held, devices: seconds,
+    "throughput": lambda seconds, held, devices: _per_token(seconds, devices),
+    "cost": lambda seconds, held, devices: _per_token(seconds, devices),
+    "memory": lambda seconds, held, devices: held + 0 * seconds,
+    "devices": lambda seconds, held, devices: devices + 0 * seconds,
+}
+
+
+@dataclass(slots=True)
+class Top:
+    """The best plans by an objective, at most `size` of them."""
+
+    size: int
+    objective: str
+    entries: list[Entry] = field(default_factory=list)
+
+    def add(self, sheet: Sheet, rows: Rows) -> None:
+        """Take the plans of a sheet that belong to the best."""
+        values = OBJECTIVES[self.objective](sheet.step_seconds, sheet.device_bytes, sheet.columns["devices"])
+        worst = self.entries[-1].value if len(self.entries) == self.size else np.inf
+        chosen = sheet.fits & (values <= worst)
+        modes, places = np.nonzero(chosen)
+        if not len(modes):
+            return
+        found = (values[modes, places], sheet.step_seconds[modes, places], sheet.device_bytes[modes, places])
+        if len(modes) > self.size:
+            # Ties beyond the last place stay until their fields are compared.
+            order = np.lexsort((found[2], found[1], found[0]))
+            last = order[self.size - 1]
+            tied = np.all([f == f[last] for f in found], axis=0)
+            kept = np.union1d(order[: self.size], np.flatnonzero(tied))
+        else:
+            kept = np.arange(len(modes))
+        for i in kept.tolist():
+            key = key_of(sheet.columns, rows, sheet.composed, int(modes[i]), int(places[i]))
+            self.put(Entry(*(float(f[i]) for f in found), key))
+
+    def put(self, entry: Entry) -> None:
+        """Take one plan, and drop the last where there are too many."""
+        insort(self.entries, entry)
+        del self.entries[self.size :]
+
+    def merge(self, entries: Iterable[Entry]) -> None:
+        """Take the best of another part of the space."""
+        for entry in entries:
+            self.put(entry)
+
+
+@dataclass(slots=True)
+class Front:
+    """Plans that no other beats in seconds, bytes and devices at once; of equal ones the first by its fields."""
+
+    entries: dict[int, list[Entry]] = field(default_factory=dict)
+
+    def add(self, sheet: Sheet, rows: Rows) -> None:
+        """Take the plans of a sheet that belong to the front."""
+        if not sheet.fits.any():
+            return
+        devices = sheet.columns["devices"]
+        for n in np.unique(devices).tolist():
+            self._add(sheet, rows, n, sheet.fits & (devices == n))
+
+    def _add(self, sheet: Sheet, rows: Rows, devices: int, chosen: Any) -> None:
+        mine = self.entries.setdefault(devices, [])
+        seconds, held = sheet.step_seconds, sheet.device_bytes
+        # A few points of the front settle nearly all plans.
+        for point in mine[:: max(1, len(mine) // 6)]:
+            chosen = chosen & ((seconds < point.step_seconds) | (held < point.device_bytes))
+        modes, places = np.nonzero(chosen)
+        if not len(modes):
+            return
+        own_seconds, own_held = seconds[modes, places], held[modes, places]
+        order = np.lexsort((own_held, own_seconds))
+        lowest = np.minimum.accumulate(own_held[order])
+        ahead = np.r_[np.inf, lowest[:-1]]
+        # Equal plans stay until their fields are compared.
+        for i in order[own_held[order] < ahead].tolist():
+            same = np.flatnonzero((own_seconds == own_seconds[i]) & (own_held == own_held[i]))
+            key = min(key_of(sheet.columns, rows, sheet.composed, int(modes[k]), int(places[k])) for k in same.tolist())
+            mine.append(Entry(float(own_seconds[i]), float(own_seconds[i]), float(own_held[i]), key))
+        self.entries[devices] = _undominated(mine)
+
+    def merge(self, other: Front) -> None:
+        """Take the front of another part of the space."""
+        for devices, entries in other.entries.items():
+            self.entries[devices] = _undominated([*self.entries.get(devices, ()), *entries])
+
+    def plans(self) -> list[Entry]:
+        """Return the front by devices, then by seconds."""
+        found: list[Entry] = []
+        for devices in sorted(self.entries):
+            for entry in self.entries[devices]:
+                beaten = any(
+                    e.step_seconds <= entry.step_seconds and e.device_bytes <= entry.device_bytes for e in found
+                )
+                found += [] if beaten else [entry]
+        return found
+
+
+def _undominated(entries: list[Entry]) -> list[Entry]:
+    found: list[Entry] = []
+    for entry in sorted(entries):
+        if not found or entry.device_bytes < found[-1].device_bytes:
+            found.append(entry)
+    return found
