@@ -113,7 +113,7 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
             inputs.problems.items += error.problems
             inputs.bad.add(key)
     for key in command.required:
-        if key not in raw and key not in inputs.bad:
+        if key not in raw and not inputs.bad & {key, "config"}:
             inputs.fail(key, None, "is missing", _example(key))
 
 

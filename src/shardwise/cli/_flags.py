@@ -58,7 +58,7 @@ def _flags(group: str, *rows: tuple[str, Kind, str]) -> dict[str, Flag]:
 OUTPUT = _flags(
     "output",
     ("json", k.SWITCH, "print the answer as JSON"),
-    ("width", k.whole(40, 1000), "columns of the page"),
+    ("width", k.whole(60, 1000), "columns of the page"),
     ("config", k.FILE, "read a case from a TOML or JSON file; flags override it"),
     ("save", k.FILE, "write the case to a TOML or JSON file"),
     ("help", k.SWITCH, "show this help"),

@@ -85,6 +85,7 @@ def _inputs(found: Scan, command: Command) -> Inputs:
             raw = known_keys(_commands.every(), read_case(path), command, inputs)
         except InputError as error:
             inputs.merge(error)
+            inputs.bad.add("config")
     raw |= dict(zip(command.positionals, found.words, strict=False))
     raw |= found.given
     read_values(raw, command, inputs)

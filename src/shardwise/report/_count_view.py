@@ -80,11 +80,11 @@ def _operators(page: Page, report: CountReport, part: Part) -> None:
     rows = [head, *(_counts(row) for row in part.rows)]
     if len(part.rows) > 1:
         rows.append(_sum(part.rows))
-    page.table(rows, right=(2, 3, 4, 5), header=True, indent=2)
+    page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
     if priced:
         page.blank()
         times = ["seconds", "forward", "backward", "compute", "memory", "messages"]
-        page.table([times, *(_times(row) for row in part.rows)], right=(1, 2, 3, 4, 5), header=True, indent=2)
+        page.table([times, *(_times(row) for row in part.rows)], right=(1, 2, 3, 4, 5), header=True, indent=0)
 
 
 def _counts(row: Row) -> list[str]:

@@ -25,7 +25,7 @@ _MEMORY = {
 }
 _AXES = {
     "tp": "tensor parallel",
-    "tp2": "tensor parallel, second axis",
+    "tp2": "tensor parallel, 2nd axis",
     "cp": "context parallel",
     "ep": "expert parallel",
     "etp": "expert tensor parallel",
@@ -166,11 +166,16 @@ def days(seconds: float) -> str:
     return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"
 
 
+def _label(page: Page) -> int:
+    """Return the columns that a legend has for names."""
+    return min(30, page.body - 24)
+
+
 def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable[[float], str]) -> None:
     """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
     for s in segments:
         if s.amount:
-            row = f" {s.label:<30}{show(s.amount):>13}{s.amount / whole:>9.1%}"
+            row = f" {s.label:<{_label(page)}}{show(s.amount):>13}{s.amount / whole:>9.1%}"
             page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
 
 
@@ -216,7 +221,7 @@ def _time(page: Page, report: TrainReport) -> None:
     for s in segments:
         legend(page, [s], whole, show_seconds)
         if s.label == "compute" and step["recompute_seconds"]:
-            _under(page, "of it recompute and its messages", step["recompute_seconds"], whole)
+            _under(page, "recompute and its messages", step["recompute_seconds"], whole)
         if s.label.startswith("exposed"):
             _by_axis(page, exposed, whole)
     legend(page, [covered], whole, show_seconds)
@@ -229,7 +234,8 @@ def _by_axis(page: Page, seconds: dict[str, float], whole: float) -> None:
 
 
 def _under(page: Page, label: str, seconds: float, whole: float) -> None:
-    page.add((" " * 14, ""), (f"{label:<32}{show_seconds(seconds):>9}{seconds / whole:>9.1%}", "dim"))
+    row = f"{label:<{_label(page) + 2}}{show_seconds(seconds):>9}{seconds / whole:>9.1%}"
+    page.add((" " * 14, ""), (row, "dim"))
 
 
 def assumptions(page: Page, notes: Sequence[str]) -> None:

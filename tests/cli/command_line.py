@@ -1,0 +1,38 @@
+"""The command line in this process: words in; status, output and errors out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.cli import main
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command line left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """What was printed, read as JSON."""
+        return dict(json.loads(self.out))
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of the problems that were printed as JSON."""
+        return [problem["field"] for problem in self.tree["error"]["problems"]]
+
+
+def run(*words: str) -> Done:
+    """Return what a command line prints."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(list(words))
+    return Done(status, out.getvalue(), err.getvalue())
