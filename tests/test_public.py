@@ -1,0 +1,94 @@
+"""The public surface: what `import shardwise` offers, and that it costs next to nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import shardwise as sw
+
+EXPORTED = [
+    "Cluster",
+    "CountReport",
+    "Counting",
+    "Device",
+    "Efficiencies",
+    "InferReport",
+    "InputError",
+    "Model",
+    "Options",
+    "Plan",
+    "Problem",
+    "Serving",
+    "Stack",
+    "Tier",
+    "TrainReport",
+    "Training",
+    "__version__",
+    "count",
+    "device_names",
+    "find_device",
+    "find_stack",
+    "infer",
+    "load_device",
+    "load_model",
+    "model_names",
+    "stack_names",
+    "train",
+]
+
+
+def test_exported_names_are_pinned() -> None:
+    """What is public is a decision, so adding to it changes this list."""
+    assert sorted(sw.__all__) == EXPORTED
+    assert dir(sw) == sorted(sw.__all__)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_every_exported_name_is_there(name: str) -> None:
+    """Each name loads, and is the same object every time."""
+    assert getattr(sw, name) is getattr(sw, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """A name that is not public is refused like any attribute."""
+    with pytest.raises(AttributeError, match="trian"):
+        _ = sw.trian  # type: ignore[attr-defined]
+
+
+def test_the_example_of_the_package_runs() -> None:
+    """The lines that the docstring shows give a plan that fits."""
+    model = sw.Model.load("llama-3.1-70b")
+    cluster = sw.Cluster.parse("64xh100-sxm-80gb")
+    report = sw.train(model, cluster, sw.Plan(tp=8, pp=4, dp=0), sw.Training(seq_len=8192, global_batch=128))
+    assert report.fits
+    assert 0 < report.mfu < 1
+    assert sw.count(model).parameters == 70553706496
+    served = sw.infer(model, sw.Cluster.parse("8xh100"), sw.Plan(tp=8), sw.Serving(batch=8))
+    assert served.fits
+
+
+def test_import_is_lazy() -> None:
+    """Importing the package loads none of its parts and no large module, in well under 150 ms."""
+    code = """
+import sys, time
+before = set(sys.modules)
+start = time.process_time()
+import shardwise
+seconds = time.process_time() - start
+print(seconds, *(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *loaded = done.stdout.split()
+    assert float(seconds) < 0.15
+    assert {name for name in loaded if name.startswith("shardwise")} == {"shardwise", "shardwise._version"}
+    assert not {"numpy", "rich", "tomllib", "json", "dataclasses", "ray", "torch", "transformers"} & set(loaded)
+
+
+def test_names_cover_what_type_checkers_see() -> None:
+    """Names for type checkers, homes and `__all__` are the same names."""
+    from shardwise import _HOMES
+
+    assert sorted({*_HOMES, "__version__"}) == EXPORTED
