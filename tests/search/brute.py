@@ -1,0 +1,107 @@
+"""A search by brute force: every tuple of fields, one at a time, through `plan_problems` and `train`'s own report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from shardwise.models import MoE
+from shardwise.plans import Plan, spans
+from shardwise.plans._legality import batch_problems, plan_problems
+from shardwise.search import Space
+from shardwise.search._laws import with_stages
+from shardwise.search._search import part_of
+from shardwise.training import Case, TrainReport
+from shardwise.training._report import report_of
+
+
+def _numbers(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _degrees(case: Case, space: Space, n: int) -> Iterator[dict[str, Any]]:
+    layers = case.model.num_layers
+    ways = _numbers(n)
+    for layout, tp, tp2, cp, pp in product(
+        space.layout, *(getattr(space, a).of(ways) for a in ("tp", "tp2", "cp", "pp"))
+    ):
+        used = tp * tp2 * cp * pp
+        if n % used or pp > layers or n // used not in space.dp.of(ways):
+            continue
+        if layout == "1d" and tp2 > 1 or layout == "summa" and tp * tp2 == 1 and "1d" in space.layout:
+            continue
+        yield {"layout": layout, "tp": tp, "tp2": tp2, "cp": cp, "pp": pp, "dp": n // used}
+
+
+def _pipelines(case: Case, space: Space, pp: int) -> list[tuple[str, int]]:
+    layers = case.model.num_layers
+    if pp == 1:
+        alike = [s for s in space.schedule if s in ("1f1b", "zb-h1")]
+        one = [min(alike)] if alike else []
+        return [(s, 1) for s in (*one, *(s for s in space.schedule if s == "gpipe"))]
+    found = []
+    for schedule in space.schedule:
+        if schedule != "interleaved":
+            found += [(schedule, v) for v in space.vpp.of([1])]
+        else:
+            even = [v for v in range(2, layers // pp + 1) if layers % (pp * v) == 0]
+            powers = [v for v in (2, 4, 8, 16, 32) if v <= layers // pp]
+            found += [(schedule, v) for v in space.vpp.of(powers if layers % pp else even)]
+    return found
+
+
+def _choices(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
+    has_experts = any(isinstance(b.feed_forward, MoE) for b in case.model.kinds)
+    ways = _numbers(n)
+    experts = list(product(space.ep.of(ways), space.etp.of(ways))) if has_experts else [(1, 1)]
+    summa = fixed["layout"] == "summa"
+    sequence = space.sequence_parallel if fixed["tp"] > 1 and not summa else (False,)
+    kinds = space.cp_kind if fixed["cp"] > 1 else space.cp_kind[:1]
+    shardings = space.sharding if fixed["dp"] * fixed["cp"] > 1 else space.sharding[:1]
+    panels = space.panels.of(_numbers(case.model.hidden)) if summa else [1]
+    batches = space.micro_batch.of(_numbers(case.job.global_batch))
+    every = product(
+        experts, sequence, kinds, shardings, panels, batches, space.recompute, _pipelines(case, space, fixed["pp"])
+    )
+    for (ep, etp), sp, kind, sharding, panel, micro, recompute, (schedule, vpp) in every:
+        yield {
+            "ep": ep,
+            "etp": etp,
+            "sequence_parallel": sp,
+            "cp_kind": kind,
+            "sharding": sharding,
+            "panels": panel,
+            "micro_batch": micro,
+            "recompute": recompute,
+            "schedule": schedule,
+            "vpp": vpp,
+        }
+
+
+def plans(case: Case, space: Space) -> Iterator[Plan]:
+    """Yield every plan of a space, legal or not, places that put the same ranks into every domain once."""
+    most = case.cluster.num_devices
+    for n in space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]:
+        for fixed in _degrees(case, space, n):
+            seen = set()
+            for order in space.orders:
+                placed = spans(Plan(**fixed, order=order), case.domains)  # type: ignore[arg-type]
+                place = tuple(placed[a][:-1] for a in ("tp", "tp2", "cp", "dp", "pp"))
+                if place in seen:
+                    continue
+                seen.add(place)
+                for choice in _choices(case, space, fixed, n):
+                    plan = Plan(**fixed, **choice, order=order)  # type: ignore[arg-type]
+                    yield with_stages(plan, case.model.num_layers)
+
+
+def is_legal(case: Case, plan: Plan) -> bool:
+    """Return whether a plan breaks no law."""
+    return not plan_problems(case.model, plan, case.job.seq_len) and not batch_problems(plan, case.job.global_batch)
+
+
+def report(case: Case, plan: Plan) -> TrainReport:
+    """Return the report of one plan of a space."""
+    return report_of(replace(case, plan=plan, cluster=part_of(case.cluster, plan.num_devices)), ())

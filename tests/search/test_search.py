@@ -1,0 +1,181 @@
+"""The search finds what brute force finds, and says what became of every plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from search import brute
+
+from shardwise.hardware import Cluster
+from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
+from shardwise.plans import Training
+from shardwise.search import OBJECTIVES, Found, Processes, Space, Wholes, Wish, plan_training, searched, upto, work_of
+from shardwise.search._key import key_of, plan_of
+from shardwise.search._mesh import Mesh
+from shardwise.search._rows import Rows
+
+DENSE = Attention(heads=16, kv_heads=16, head_dim=64)
+GROUPED = Attention(heads=16, kv_heads=4, head_dim=64, qk_norm="head")
+LATENT = LatentAttention(
+    heads=16, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
+)
+EXPERTS = MoE(experts=8, top_k=2, ffn=512, shared=MLP(ffn=1024))
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
+
+
+def _model(kind: str, layers: int = 8) -> Model:
+    mixer = {"dense": DENSE, "grouped": GROUPED, "experts": GROUPED, "latent": LATENT}[kind]
+    plain = Block(mixers=(mixer,), feed_forward=MLP(ffn=4096))
+    sparse = replace(plain, feed_forward=EXPERTS) if kind in ("experts", "latent") else plain
+    mtp = (sparse,) if kind == "latent" else ()
+    blocks = (plain,) * 2 + (sparse,) * (layers - 2)
+    return Model(name=kind, family="llama", hidden=1024, vocab=32000, layers=blocks, tied=kind == "dense", mtp=mtp)
+
+
+def _rows(kind: str, space: Space, *, devices: int = 32, batch: int = 48, layers: int = 8) -> Rows:
+    cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
+    job = Training(seq_len=1024, global_batch=batch)
+    return work_of(_model(kind, layers), cluster, job, space, None).rows
+
+
+WIDE = Space(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
+
+
+@pytest.mark.parametrize("kind", ["dense", "grouped", "experts", "latent"])
+def test_a_plan_of_a_mesh_is_that_plan(kind: str) -> None:
+    """A plan evaluated in a mesh has the memory and the time of `train`, to one part in a billion."""
+    rows = _rows(kind, WIDE)
+    mesh, drawn, seen = Mesh(rows, prune=False), Random(7), 0
+    parts = rows.chunks(2000)
+    for start, end in drawn.sample(parts, min(len(parts), 12)):
+        for sheet in mesh.sheets(start, end):
+            modes, places = np.nonzero(sheet.legal)
+            for i in drawn.sample(range(len(modes)), min(8, len(modes))):
+                mode, place = int(modes[i]), int(places[i])
+                plan = plan_of(key_of(sheet.columns, rows, sheet.composed, mode, place), rows)
+                assert brute.is_legal(rows.case, plan), plan
+                report = brute.report(rows.case, plan)
+                assert sheet.step_seconds[mode, place] == pytest.approx(report.step_seconds, rel=1e-9), plan
+                assert sheet.device_bytes[mode, place] == pytest.approx(report.device_bytes, rel=1e-9), plan
+                assert sheet.fits[mode, place] == report.fits
+                seen += 1
+    assert seen >= 150
+
+
+SMALL = {
+    "dense": Space(recompute=("none", "full"), sharding=("none", "zero3"), schedule=SCHEDULES, micro_batch=upto(2)),
+    "experts": Space(recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(2), cp=upto(2)),
+    "latent": Space(
+        recompute=("full",), sharding=("zero2",), pp=upto(4), cp=upto(2), layout=("1d",), cp_kind=("ring",)
+    ),
+}
+
+
+def _searched(kind: str, wish: Wish, layers: int = 6) -> tuple[Rows, Found]:
+    rows = _rows(kind, SMALL[kind], devices=8, batch=12, layers=layers)
+    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, SMALL[kind], wish)
+    return rows, searched(work, engine=Processes(2) if wish.rows == 50 else _here())
+
+
+def _here():  # type: ignore[no-untyped-def]
+    from shardwise.search import Here
+
+    return Here()
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+@pytest.mark.parametrize("layers", [6, 7])
+def test_the_search_is_brute_force(kind: str, layers: int) -> None:
+    """Plans enumerated, legal and fitting are those of brute force, and so is the winner, for every objective."""
+    rows, found = _searched(kind, Wish(prune=False), layers)
+    every = list(brute.plans(rows.case, rows.space))
+    legal = [p for p in every if brute.is_legal(rows.case, p)]
+    assert len(set(every)) == len(every) == found.num_plans
+    assert len(legal) == found.counts.legal == found.counts.evaluated
+    reports = [brute.report(rows.case, p) for p in legal]
+    fitting = [r for r in reports if r.fits]
+    assert len(fitting) == found.counts.fitting
+    for objective in OBJECTIVES:
+        best = _searched(kind, Wish(objective=objective, top=3), layers)[1].best
+        measure = OBJECTIVES[objective]
+        values = sorted(measure(r.step_seconds, r.device_bytes, r.plan.num_devices) for r in fitting)
+        got = [measure(r.step_seconds, r.device_bytes, r.plan.num_devices) for r in best]
+        assert got == pytest.approx(values[:3], rel=1e-9)
+    times = sorted((r.step_seconds, r.device_bytes) for r in fitting)
+    assert found.front[0].step_seconds == pytest.approx(times[0][0], rel=1e-9)
+    for r in found.front:
+        assert not any(s < r.step_seconds * (1 - 1e-9) and b < r.device_bytes * (1 - 1e-9) for s, b in times)
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_every_plan_is_accounted_for(kind: str) -> None:
+    """Plans that fit and plans that fell to a law or to memory add up to the space."""
+    _, found = _searched(kind, Wish())
+    assert found.counts.fitting + sum(r.count for r in found.rejected) == found.num_plans
+    assert all(r.title and r.remedy for r in found.rejected)
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_the_answer_does_not_depend_on_the_way(kind: str) -> None:
+    """Pruning, the size of the parts and the number of processes change nothing in what is found."""
+    first = _searched(kind, Wish(prune=False, top=20))[1]
+    for wish in (Wish(top=20), Wish(top=20, rows=50), Wish(top=20, rows=700)):
+        other = _searched(kind, wish)[1]
+        assert [e.key for e in other.tally.top.entries] == [e.key for e in first.tally.top.entries]
+        assert [e.key for e in other.tally.front.plans()] == [e.key for e in first.tally.front.plans()]
+        assert other.rejected == first.rejected
+
+
+def _best(space: Space, cluster: Cluster, objective: str = "step") -> float:
+    job = Training(seq_len=1024, global_batch=48)
+    found = plan_training(_model("grouped"), cluster, job, space, Wish(objective=objective, top=1))
+    return found.best[0].step_seconds
+
+
+LAW = Space(recompute=("none", "full"), sharding=("zero1",), layout=("1d",), cp=upto(2))
+
+
+def test_more_devices_never_hurt() -> None:
+    """With at most n devices the best step never gets longer as n grows."""
+    times = [_best(replace(LAW, devices=upto(n)), Cluster.parse("16xa100-sxm-80gb")) for n in (1, 2, 4, 6, 8, 12, 16)]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        replace(LAW, tp=upto(2)),
+        replace(LAW, pp=Wholes(((2, 4),))),
+        replace(LAW, micro_batch=upto(1)),
+        replace(LAW, schedule=("interleaved",)),
+        replace(LAW, recompute=("full",)),
+        replace(LAW, orders=LAW.orders[:1]),
+    ],
+)
+def test_a_wider_space_never_hurts(narrow: Space) -> None:
+    """The best of a space is never worse than the best of a part of it."""
+    cluster = Cluster.parse("16xa100-sxm-80gb")
+    assert _best(LAW, cluster) <= _best(narrow, cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("memory", "8GB"), ("nic_bandwidth", "50Gb/s"), ("memory_bandwidth", "0.5TB/s")]
+)
+def test_worse_hardware_never_helps(name: str, value: str) -> None:
+    """Less memory, a slower link or slower memory never makes the best step shorter."""
+    good, bad = Cluster.parse("16xa100-sxm-80gb"), Cluster.parse("16xa100-sxm-80gb", {name: value})
+    assert _best(LAW, good) <= _best(LAW, bad) * (1 + 1e-12)
+
+
+def test_choices_without_effect_are_without_effect() -> None:
+    """Where the space lets one value stand for others, those others have the same memory and time."""
+    rows = _rows("grouped", Space(), devices=8)
+    plan = next(p for p in brute.plans(rows.case, rows.space) if p.dp == 8)
+    one = brute.report(rows.case, plan)
+    for changes in ({"schedule": "zb-h1"}, {"cp_kind": "all-gather"}, {"cp_kind": "all-to-all"}):
+        other = brute.report(rows.case, replace(plan, **changes))  # type: ignore[arg-type]
+        assert other.step_seconds == pytest.approx(one.step_seconds, rel=1e-12), changes
+        assert other.device_bytes == pytest.approx(one.device_bytes, rel=1e-12), changes
