@@ -14,6 +14,7 @@ SUMMARIES = {
     "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
     "count": "parameters, FLOPs by every published convention, operators with their shapes",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
+    "plan": "the best plans of all, what none beats, and why the others fell out",
     "compare": "two plans side by side, with what differs",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
@@ -59,6 +60,15 @@ def _compare() -> Command:
     return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
 
 
+def _plan() -> Command:
+    from shardwise.cli._space_flags import plan_search_flags
+
+    what = Flag("what", _kinds.choice("train"), "train: search training plans", "positional")
+    flags = {"what": what, **_MODEL, **plan_search_flags(), **OUTPUT}
+    exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
+    return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
+
+
 def _listing(name: str) -> Command:
     search = {"search": Flag("search", _kinds.TEXT, "words that the name holds", "positional")}
     output = {key: OUTPUT[key] for key in ("json", "width", "help")}
@@ -72,6 +82,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "infer": _infer,
     "count": _count,
     "explain": _explain,
+    "plan": _plan,
     "compare": _compare,
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),

@@ -1,0 +1,128 @@
+"""`shardwise plan train`: the best plans of a space, and why the others are not among them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli import _case
+from shardwise.cli._answer import Answer
+from shardwise.cli._case import Inputs
+from shardwise.cli._space_flags import WHOLES, WORDS
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwise.report._page import Page
+    from shardwise.search import Found, Space
+    from shardwise.training import TrainReport
+
+
+def space_of(inputs: Inputs, num_devices: int) -> Space:
+    """Return the space that the flags restrict."""
+    from shardwise.search import Space, Wholes, upto
+
+    given: dict[str, Any] = {key: Wholes.parse(inputs.values[key]) for key in WHOLES if key in inputs.values}
+    given |= {key: inputs.values[key] for key in WORDS if key in inputs.values}
+    if "sequence_parallel" in inputs.values:
+        given["sequence_parallel"] = (inputs.values["sequence_parallel"],)
+    if "order" in inputs.values:
+        order = inputs.values["order"]
+        at = order.index("tp") + 1 if "tp" in order else 0
+        given["orders"] = (order if "tp2" in order else (*order[:at], "tp2", *order[at:]),)
+    if inputs.get("at_most", False):
+        given["devices"] = upto(num_devices)
+    return Space(**given)
+
+
+def ask(inputs: Inputs) -> Found:
+    """Return the answer of a search; raises `InputError` with every problem."""
+    from shardwise.search import Wish, searched, work_of
+
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    stack, job = _case.make_stack(inputs), _case.make_job(inputs, model)
+    if cluster is not None and stack is not None and "precision" not in inputs.bad:
+        _case.check_precision(inputs, cluster, job.precision or stack.precision)
+    if model is None or cluster is None or stack is None:
+        raise InputError(dict.fromkeys(inputs.problems.items))
+    wish = Wish(
+        objective=inputs.get("objective", "step"),
+        top=inputs.get("top", 10),
+        prune=inputs.get("prune", True),
+        stack=stack,
+        efficiencies=_case.make_efficiencies(inputs),
+        overlap=inputs.get("overlap", True),
+    )
+    try:
+        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), wish)
+    except InputError as error:
+        inputs.merge(error)
+    inputs.problems.raise_if_any()
+    return searched(work, _engine(inputs, work.rows.num_plans), _progress(work.rows.num_plans))
+
+
+def _engine(inputs: Inputs, num_plans: int) -> Any:
+    from shardwise.search import Here, Processes
+
+    workers = inputs.get("workers", min(os.cpu_count() or 1, 64))
+    small = num_plans < 2_000_000
+    return Here() if workers == 1 or (small and "workers" not in inputs.values) else Processes(workers)
+
+
+def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
+    """Return what says on a terminal how far a search is, how fast and what is best so far."""
+    if not sys.stderr.isatty():
+        return None
+    import time
+
+    start = time.perf_counter()
+
+    def say(tally: Any, share: float) -> None:
+        from shardwise.units import show_seconds
+
+        rate = share * num_plans / max(time.perf_counter() - start, 1e-9)
+        best = tally.top.entries[0].step_seconds if tally.top.entries else None
+        found = f", best so far {show_seconds(best)}" if best is not None else ""
+        end = "\n" if share == 1 else ""
+        sys.stderr.write(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
+        sys.stderr.flush()
+
+    return say
+
+
+def words(inputs: Inputs, report: TrainReport) -> list[str]:
+    """Return the command that evaluates one plan of the answer."""
+    from dataclasses import fields
+
+    from shardwise.cli._space_flags import plan_search_flags
+    from shardwise.cli._words import command_words
+    from shardwise.plans import Plan
+
+    plan, plain = report.plan, Plan()
+    own = {key for key, flag in plan_search_flags().items() if flag.group in ("search", "space")} | {"what", "order"}
+    kept = {key: value for key, value in inputs.values.items() if key not in own and key != "sequence_parallel"}
+    on = {"on": f"{plan.num_devices}x{report.case.cluster.device.name}"}
+    same = plan.num_devices == inputs.get("num_devices", 0) or not inputs.get("at_most", False)
+    changed = {f.name: getattr(plan, f.name) for f in fields(Plan) if getattr(plan, f.name) != getattr(plain, f.name)}
+    always = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
+    job = {"global_batch": report.job.global_batch, "seq_len": report.job.seq_len, "stack": report.case.stack.name}
+    return command_words("train", {**kept, **({} if same else on), **always, **changed, **job})
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise plan`."""
+    found = ask(inputs)
+
+    def tree() -> dict[str, Any]:
+        from shardwise.report._plan import plan_tree
+
+        return plan_tree(found, [words(inputs, report) for report in found.best])
+
+    def page() -> Page:
+        from shardwise.report._plan_view import plan_page
+
+        report = found.best[0] if found.best else found.nearest
+        return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
+
+    return Answer(0 if found.tally.top.entries else 1, tree, page)

@@ -1,0 +1,126 @@
+"""The answer of a search as a page: the best plans, the front, the reasons for the others, the command to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.plans import Plan
+from shardwise.report._page import Page, command_lines
+from shardwise.report._plan import placement
+from shardwise.report._train import step_tree
+from shardwise.report._train_view import assumptions, describe
+from shardwise.search import Found
+from shardwise.training import TrainReport
+from shardwise.units import show_bytes, show_seconds
+
+_FRONT = 8
+
+
+def plan_page(found: Found, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+    """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none fits."""
+    notes, width = notes_and_width
+    page = Page(width)
+    _verdict(page, found)
+    page.blank()
+    if found.best:
+        _best(page, found)
+        page.blank()
+        _front(page, found.front)
+        page.blank()
+    _rejected(page, found)
+    page.blank()
+    assumptions(page, notes)
+    page.blank()
+    command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+    return page
+
+
+def _verdict(page: Page, found: Found) -> None:
+    case, counts = found.rows.case, found.counts
+    title = f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name}"
+    if found.best:
+        best = found.best[0]
+        page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")
+        page.note(describe_more(best.plan), "bold")
+    else:
+        page.label("NONE", f"{title}: no plan of the space fits", "bold red", "bold")
+    share = "" if found.covered == 1 else f"; {found.covered:.1%} of the space was covered"
+    page.note(
+        f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit, {counts.evaluated:,} timed, "
+        f"in {show_seconds(found.seconds)}{share}"
+    )
+    if len(found.best) > 1 and found.wish.objective == "step":
+        behind = found.best[1].step_seconds / found.best[0].step_seconds - 1
+        page.note(f"the next best is {behind:.2%} behind: {_difference(found.best[0].plan, found.best[1].plan)}")
+
+
+def _difference(best: Plan, other: Plan) -> str:
+    """Return the fields in which a plan differs from the best."""
+    from dataclasses import fields
+
+    names = [f.name for f in fields(Plan) if getattr(best, f.name) != getattr(other, f.name)]
+    return ", ".join(f"{n.replace('_', ' ')} {_word(getattr(other, n))}" for n in names) or "the same plan"
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+
+
+def describe_more(plan: Plan) -> str:
+    """Return a plan in words: degrees, micro-batch, schedule, and what else stands out.
+
+    >>> describe_more(Plan(tp=2, pp=4, vpp=2, schedule="interleaved", sequence_parallel=True))
+    'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
+    """
+    said = [describe(plan)]
+    said += [plan.schedule] if plan.pp > 1 else []
+    said += [f"micro-batch {plan.micro_batch}"]
+    said += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
+    said += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []
+    said += [f"summa in {plan.panels} panels"] if plan.layout == "summa" else []
+    return ", ".join(said)
+
+
+def _best(page: Page, found: Found) -> None:
+    rows = [("#", "step", "tokens/s/dev", "memory", "compute", "exposed", "bubble", "fast domain")]
+    for i, report in enumerate(found.best, 1):
+        step, whole = step_tree(report), report.step_seconds
+        place = " ".join(f"{axis}{n}" for axis, n in placement(report).items())
+        rows.append(
+            (
+                str(i),
+                show_seconds(whole),
+                f"{report.tokens_per_second_per_gpu:,.0f}",
+                show_bytes(report.device_bytes),
+                f"{step['compute_seconds'] / whole:.1%}",
+                f"{sum(step['exposed_seconds'].values()) / whole:.1%}",
+                f"{step['bubble_seconds'] / whole:.1%}",
+                place or "alone",
+            )
+        )
+    page.table(rows, right=range(7), header=True, indent=2)
+    page.blank()
+    for i, report in enumerate(found.best, 1):
+        page.label(f"{i:>3}", describe_more(report.plan), "bold")
+
+
+def _front(page: Page, front: Sequence[TrainReport]) -> None:
+    page.add(("FRONT", "bold"), (f"     {len(front)} plans that none beats in step time, memory and devices", ""))
+    every = max(1, -(-len(front) // _FRONT))
+    rows = [("step", "memory", "devices", "plan")]
+    for report in front[::every]:
+        text = describe_more(report.plan)
+        room = page.width - 36
+        row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
+        rows.append((*row, text if len(text) <= room else text[: room - 3] + "..."))
+    page.table(rows, right=range(3), header=True, indent=2)
+
+
+def _rejected(page: Page, found: Found) -> None:
+    if not found.rejected:
+        return
+    page.add(("REJECTED", "bold"))
+    for row in found.rejected:
+        page.add((f"{row.count:>15,}", ""), (f"  {row.title}", ""))
+        if row.remedy:
+            page.label(" " * 7, f"       {row.remedy}", "", "dim")
