@@ -61,17 +61,21 @@ def _panels(m: Machine[X], panels: tuple[Collective[X], ...], compute: X) -> lis
     return found
 
 
-def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X) -> Messages[X]:
-    """Return seconds of the collectives of one operator and pass; those that hide in the same compute share it."""
+def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
+    """Return seconds of the collectives of one operator and pass; those that hide in the same compute share it.
+
+    `late` are the seconds of the weight gradient, which runs after the input gradient and covers what that one sends.
+    """
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
-    left = compute
+    left = {"compute": compute, "late": compute * 0 + late}
     panels = tuple(c for c in collectives if c.hides == "panels" and m.overlap)
-    of_panels = dict(zip(map(id, panels), _panels(m, panels, compute), strict=True)) if panels else {}
+    of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
     for c in collectives:
-        waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(m, c, left)
-        if c.hides == "compute":
-            left = maximum(left - behind, 0.0)
+        window = "late" if c.hides == "late" else "compute"
+        waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(m, c, left[window])
+        if c.hides in left:
+            left[window] = maximum(left[window] - behind, 0.0)
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
         hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
     return Messages(exposed=exposed, hidden=hidden)

@@ -247,21 +247,22 @@ class OneD(Layout[X]):
     def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Enter a split layer: all-gather forward under sequence parallelism, reduction of the input gradient backward.
 
-        The saved input stays sharded, so the weight gradient gathers it again beside the input gradient's product
-        (Megatron-LM core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+        The saved input stays sharded, so the weight gradient gathers it again beside the input gradient's product,
+        whose result is reduced beside the weight gradient's (Megatron-LM core/tensor_parallel/layers.py,
+        LinearWithGradAccumulationAndAsyncCommunication).
         """
         full = self.a * self.tokens * shape.inputs
         gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input")
         if self.choices.sequence_parallel:
             back: tuple[Collective[X], ...] = (
                 Collective(axis="tp", verb="all_gather", size_bytes=full, hides="compute", tensor="input"),
-                Collective(axis="tp", verb="reduce_scatter", size_bytes=full, hides="compute", tensor="input gradient"),
+                Collective(axis="tp", verb="reduce_scatter", size_bytes=full, hides="late", tensor="input gradient"),
             )
             forward: tuple[Collective[X], ...] = (gather,)
         else:
             forward = ()
             back = (
-                Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="compute", tensor="input gradient"),
+                Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="late", tensor="input gradient"),
             )
         weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
         return matmul(

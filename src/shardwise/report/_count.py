@@ -43,7 +43,7 @@ class Counting:
     token_budget: float = 0.0
     recompute: str = "none"
     precision: str = "bf16"
-    stack: str = "megatron"
+    stack: str = "pytorch"
 
     @property
     def tokens(self) -> int:
@@ -143,6 +143,11 @@ class CountReport:
         return train_flops(self.model, self.counting.seq_len, "model-full", self.counting.recompute)
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed of the model, and which framework's operators are listed."""
+        return (*self.model.assumptions, f"operators and what they save: stack {self.stack.name}, {self.stack.title}")
+
+    @property
     def stack(self) -> Stack:
         """The framework whose operators are listed."""
         return find_stack(self.counting.stack)
@@ -219,7 +224,7 @@ def _rows(ops: Iterable[Op[float]], kept: set[str], width: float, machine: Machi
 def _seconds(op: Op[float], m: Machine[float]) -> Seconds:
     t, r = op_seconds(m.rates, op), m.rates
     backward = t.backward_input + t.backward_weight
-    sides = (messages(m, op.forward, t.forward), messages(m, op.backward, backward))
+    sides = (messages(m, op.forward, t.forward), messages(m, op.backward, t.backward_input, t.backward_weight))
     waits = [sum(side.exposed.values()) for side in sides]
     hidden = sum(sum(side.hidden.values()) for side in sides)
     rate = {"matmul": r.matmul_flops, "attention": r.attention_forward_flops}.get(op.kind, r.grouped_flops)
@@ -285,7 +290,7 @@ def count_tree(report: CountReport) -> dict[str, Any]:
         "batch": report.counting.batch,
         "seq_len": report.counting.seq_len,
         "operators": [_part_tree(part) for part in report.parts],
-        "assumptions": list(report.model.assumptions),
+        "assumptions": list(report.assumptions),
     }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.cost import op_seconds
-from shardwise.ledger.number import X, largest, total
+from shardwise.ledger.number import X, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ledger.traced import named
@@ -43,12 +43,17 @@ def checkpoints(mode: str, modules: Iterable[str]) -> tuple[Checkpoint, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elements(Generic[X]):
-    """Parameters on one rank by how they are sharded and updated; `matrix` are those that Muon and fp8 treat apart."""
+    """Parameters on one rank by how they are sharded and updated.
+
+    `matrix` are those that Muon treats apart, `work` the FLOPs of orthogonalising them.
+    """
 
     dense_matrix: X
     dense_other: X
     expert_matrix: X
     expert_other: X
+    dense_work: X
+    expert_work: X
     largest: X
 
     @property
@@ -62,7 +67,7 @@ class Elements(Generic[X]):
         return self.expert_matrix + self.expert_other
 
 
-def elements(ops: Iterable[Op[X]], zero: X) -> Elements[X]:
+def elements(ops: Sequence[Op[X]], zero: X) -> Elements[X]:
     """Return the parameters of some operators on one rank."""
     weights = [w for o in ops for w in o.weights if w.trainable]
 
@@ -75,8 +80,24 @@ def elements(ops: Iterable[Op[X]], zero: X) -> Elements[X]:
         dense_other=own(False, False),
         expert_matrix=own(True, True),
         expert_other=own(True, False),
+        dense_work=newton_schulz_flops(ops, False, zero),
+        expert_work=newton_schulz_flops(ops, True, zero),
         largest=largest([zero, *(w.elements for w in weights)]),
     )
+
+
+def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X) -> X:
+    """Return FLOPs of five Newton-Schulz steps on the matrices of some operators: 20 r + 10 r^2 / c an element.
+
+    r and c are the smaller and the larger side of a matrix as it lies on a rank (github.com/KellerJordan/Muon).
+    """
+    found = zero
+    for op in ops:
+        matrices = [w for w in op.weights if w.trainable and w.kind == "matrix" and w.expert is expert]
+        if matrices and op.kind in ("matmul", "grouped"):
+            small, large = minimum(op.columns, op.inner), maximum(op.columns, op.inner)
+            found = found + total((w.elements for w in matrices), zero) * (20 * small + 10 * small * small / large)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +135,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
     for op in ops:
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
-        back = messages(m, op.backward, t.backward_input + t.backward_weight)
+        back = messages(m, op.backward, t.backward_input, t.backward_weight)
         waits = total((named(s, f"{a} messages") for a, s in ahead.exposed.items()), zero)
         one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
         forward = forward + one

@@ -253,7 +253,6 @@ def step_job(case: Case, parts: Parts[X], send: X) -> StepJob[X]:
         send=send,
         tied=parts.shared_table,
         tied_bytes=parts.embedding.elements.largest * case.recipe.precision.gradient_bytes,
-        side=case.model.hidden,
     )
 
 

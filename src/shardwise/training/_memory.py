@@ -49,7 +49,8 @@ class Recipe:
 class Parts(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
-    `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table too: as its head, or for multi-token prediction.
+    `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
+    too: as its head, or for multi-token prediction.
     """
 
     kinds: tuple[Folded[X], ...]

@@ -11,7 +11,7 @@ from shardwise.ledger.number import X, above, divide, largest, maximum, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
-from shardwise.training._blocks import Folded
+from shardwise.training._blocks import Elements, Folded
 from shardwise.training._memory import Parts, Recipe, owned, root_elements
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
@@ -191,11 +191,13 @@ def _layers(s: Stages[X]) -> X:
 def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
     """Return what stays exposed of messages cut in as many buckets as layers.
 
-    The last bucket, and what compute cannot cover.
+    The last bucket at least; the first layer's compute covers nothing, since no bucket is ready before it ends: of L
+    layers max(t / L, t - c * (L - 1) / L).
     """
     if not hides:
         return seconds
-    return maximum(seconds / _layers(s), seconds - compute)
+    layers = _layers(s)
+    return maximum(seconds / layers, seconds - compute * (layers - 1) / layers)
 
 
 def data_parallel_seconds(
@@ -227,8 +229,6 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes.
-    Muon adds five Newton-Schulz steps of three products of the smaller side each (github.com/KellerJordan/Muon): 5 *
-    6 * side FLOPs an element, side the hidden width's order, charged at matrix rate on the shard.
     """
     p, o = r.precision, r.optimizer
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
@@ -245,14 +245,23 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     return named(streamed / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
 
 
-def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], side: int) -> X:
-    """Return seconds of Muon's orthogonalisation on the shard's matrices; zero for other optimizers."""
+def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+    """Return seconds of Muon's orthogonalisation of the shard's matrices; zero for other optimizers.
+
+    Five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
+    (github.com/KellerJordan/Muon), at the rate of matrix products.
+    """
     zero = 0 * s.count
     if r.optimizer.name != "muon":
         return zero
-    dense, _, expert, _ = owned(parts, s)
+    dense, expert = (_weighted_work(parts, s, pick) for pick in (lambda e: e.dense_work, lambda e: e.expert_work))
     share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
-    return named(30 * side * share / m.rates.matmul_flops, "Newton-Schulz steps")
+    return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
+
+
+def _weighted_work(parts: Parts[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
+    rows = zip(s.layers, s.mirrored, parts.kinds, strict=True)
+    return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * s.count)
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
@@ -272,7 +281,6 @@ class StepJob(Generic[X]):
     send: X
     tied: bool
     tied_bytes: X
-    side: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,7 +330,7 @@ def with_update(
             above(
                 s.count,
                 0,
-                optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s, job.side),
+                optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s),
                 0 * s.count,
             )
             for s in stages
