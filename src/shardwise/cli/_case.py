@@ -232,12 +232,12 @@ def make_efficiencies(inputs: Inputs) -> Efficiencies:
     return Efficiencies(**{name: inputs.values[key] for key, name in _EFFICIENCIES.items() if key in inputs.values})
 
 
-def make_stack(inputs: Inputs) -> Stack | None:
-    """Return the framework, the sharding's own where none is named, or None with the problem recorded."""
+def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
+    """Return the framework, by default the sharding's own, or None with the problem recorded."""
     from shardwise.plans import default_stack, find_stack
 
     try:
-        return find_stack(cast(str, inputs.get("stack", default_stack(inputs.get("sharding", "none")))))
+        return find_stack(cast(str, inputs.get("stack", default or default_stack(inputs.get("sharding", "none")))))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("stack")

@@ -21,7 +21,7 @@ def ask(inputs: Inputs) -> CountReport:
     from shardwise.report._count import Counting, count
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
-    stack = _case.make_stack(inputs)
+    stack = _case.make_stack(inputs, "pytorch")
     plan = replace(_case.make_plan(inputs), dp=1, micro_batch=1)
     if model is not None and stack is not None and (cluster is not None or "on" not in inputs.values):
         precision = inputs.get("precision", stack.precision)

@@ -13,17 +13,35 @@ if TYPE_CHECKING:
     from shardwise.report._explain import Opened
     from shardwise.report._page import Page
 
-UNITS = {"step": "seconds", "memory": "bytes", "ttft": "seconds", "tpot": "seconds"}
+UNITS = {
+    "step": "seconds",
+    "memory": "bytes",
+    "tokens_per_second_per_gpu": "",
+    "mfu": "",
+    "hfu": "",
+    "ttft": "seconds",
+    "tpot": "seconds",
+    "request": "seconds",
+    "kv_cache": "bytes",
+}
+_SERVING = ("ttft", "tpot", "request", "kv_cache")
 
 
 def _root(inputs: Inputs, what: str) -> Opened:
     from shardwise.report._explain import Opened
 
-    if what in ("ttft", "tpot"):
+    if what in _SERVING or (what == "memory" and _serves(inputs)):
         from shardwise.cli._infer import ask
 
         return Opened(ask(inputs).explain(what), UNITS[what])
     return Opened(_train.ask(inputs).explain(what), UNITS[what])
+
+
+def _serves(inputs: Inputs) -> bool:
+    """Return whether a flag that only serving has was given."""
+    from shardwise.cli._flags import infer_flags, train_flags
+
+    return bool(inputs.values.keys() & (infer_flags().keys() - train_flags().keys()))
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

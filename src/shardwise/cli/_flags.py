@@ -72,9 +72,11 @@ SIDES = _flags(
     ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
     ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
 )
+# Headlines of training and of serving; "memory" is of what the other flags describe.
+_NUMBERS = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu", "ttft", "tpot", "request", "kv_cache")
 EXPLAIN = _flags(
     "number",
-    ("what", k.choice("step", "memory", "ttft", "tpot"), "the number to open"),
+    ("what", k.choice(*_NUMBERS), "the number to open"),
     ("path", k.TEXT, "names, or places from 1, that lead further in, such as pipeline/1"),
     ("depth", k.whole(1, 12), "levels to open"),
 )

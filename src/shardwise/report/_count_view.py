@@ -34,7 +34,7 @@ def count_page(report: CountReport, command: Sequence[str], width: int = 80) -> 
         page.blank()
         _operators(page, report, part)
     page.blank()
-    assumptions(page, report.model.assumptions)
+    assumptions(page, report.assumptions)
     page.blank()
     command_lines(page, "AGAIN", command)
     return page

@@ -141,9 +141,10 @@ def _one_model(page: Page, name: str) -> None:
     for row in record["blocks"]:
         page.label(f"{row['layers']} x", str(row["block"]))
     page.blank()
-    page.label("SOURCE", str(record["source"]))
+    page.add(("SOURCE", "bold"))
+    page.add(("  " + str(record["source"]), ""))
     for hub in record["hub"]:
-        page.note(hub)
+        page.add(("  " + hub, "dim"))
     if record["assumptions"]:
         page.blank()
         page.add(("ASSUMED", "bold"))

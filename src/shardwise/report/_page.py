@@ -89,12 +89,13 @@ class Page:
     def table(
         self, rows: Sequence[Sequence[str]], right: Iterable[int] = (), header: bool = False, indent: int = MARGIN
     ) -> None:
-        """Append rows in aligned columns; the columns in `right` are aligned to the right."""
+        """Append rows in aligned columns, closer together where they are many; those in `right` are flush right."""
         flush = set(right)
         widths = [max(len(r[i]) for r in rows if i < len(r)) for i in range(max(map(len, rows), default=0))]
+        gap = "  " if indent + sum(widths) + 2 * (len(widths) - 1) <= self.width else " "
         for n, row in enumerate(rows):
             cells = [f"{c:>{widths[i]}}" if i in flush else f"{c:<{widths[i]}}" for i, c in enumerate(row)]
-            self.add((" " * indent, ""), ("  ".join(cells).rstrip(), "bold" if header and n == 0 else ""))
+            self.add((" " * indent, ""), (gap.join(cells).rstrip(), "bold" if header and n == 0 else ""))
 
     def plain(self) -> str:
         """Return the page without colour."""
