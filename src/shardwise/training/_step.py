@@ -130,23 +130,25 @@ def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
     ), scatter
 
 
-def paired(t: StageSeconds[X], forward_waits: X) -> StageSeconds[X]:
-    """Return the seconds of a stage whose expert messages run beside the compute of a paired micro-batch.
+def paired(k: Folded[X]) -> Folded[X]:
+    """Return a layer whose expert messages run beside the compute of a paired micro-batch.
 
     DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both
     hides behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
     """
-    waits = t.exposed.get("ep", 0 * t.forward)
-    left = maximum(waits - t.compute, 0.0)
+    if "ep" not in k.exposed:
+        return k
+    waits = k.exposed["ep"]
+    left = maximum(waits - k.compute, 0.0)
     gone = 1 - left / maximum(waits, 1e-30)
     hidden = named(waits - left, "expert messages behind the paired micro-batch")
-    ahead = gone * forward_waits
+    ahead = gone * k.forward_exposed.get("ep", 0 * waits)
     return replace(
-        t,
-        forward=named(t.forward - ahead, "forward of a micro-batch, paired"),
-        backward_input=named(t.backward_input - (hidden - ahead), "input gradients of a micro-batch, paired"),
-        exposed={**t.exposed, "ep": left},
-        hidden={**t.hidden, "ep": t.hidden.get("ep", 0 * left) + hidden},
+        k,
+        forward=named(k.forward - ahead, "forward, paired"),
+        backward_input=named(k.backward_input - (hidden - ahead), "input gradients, paired"),
+        exposed={**k.exposed, "ep": left},
+        hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
     )
 
 
@@ -296,11 +298,9 @@ def piped_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
 ) -> Piped[X]:
     """Return the seconds of all micro-batches; of the sharding they depend on what is gathered or scattered in them."""
-    per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
     if job.schedule == "dualpipe" and m.overlap:
-        zero = 0 * z.pp
-        waits = [_weighted_axes(parts, s, lambda k: k.forward_exposed).get("ep", zero) for s in stages]
-        per_stage = tuple(paired(t, w) for t, w in zip(per_stage, waits, strict=True))
+        parts = replace(parts, kinds=tuple(map(paired, parts.kinds)), head=paired(parts.head))
+    per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
     runs = tuple(
         Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
         for s, t in zip(stages, per_stage, strict=True)
