@@ -6,7 +6,7 @@ composition: schedule, chunks and sharding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,14 @@ from shardwise.search._tables import Gathered, Span, TableSet, sizes_of_rows, sp
 from shardwise.training import Case, Sizes, stages_of
 from shardwise.training._evaluate import machine_of, memory_of, peak_of, step_job
 from shardwise.training._memory import Recipe, device_bytes
-from shardwise.training._step import Piped, piped_seconds, with_update
+from shardwise.training._step import (
+    StepJob,
+    least_seconds,
+    micro_batch_seconds,
+    piped_seconds,
+    runs_of_seconds,
+    with_update,
+)
 
 CELLS = 32_768
 
@@ -55,10 +62,14 @@ class Sheet:
 
 @dataclass(slots=True)
 class Mesh:
-    """Evaluates slices of the rows of a space. With `prune`, time is not computed where nothing fits."""
+    """Evaluates slices of the rows of a space. With `prune`, time is not computed where nothing fits.
+
+    `may` says which plans may be wanted, given seconds that their steps are never shorter than, bytes and devices.
+    """
 
     rows: Rows
     prune: bool = True
+    may: Callable[[Any, Any, Any], Any] | None = None
     counts: Counts = field(default_factory=Counts)
     nearest: Entry | None = None
     court: Court = field(init=False)
@@ -120,6 +131,17 @@ class Mesh:
             yield from job.evaluate(chosen, shardings)
 
 
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """Seconds of one micro-batch on each run of stages, and those that the step is never shorter than."""
+
+    machine: Any
+    job: StepJob[Any]
+    stages: Any
+    runs: Any
+    least: Any
+
+
 @dataclass(slots=True)
 class _Job:
     """One composition of some rows."""
@@ -159,13 +181,22 @@ class _Job:
         if self.mesh.prune and anywhere.mean() < 0.7:
             kept = np.flatnonzero(anywhere)
             columns, z, blocks = self._rows(chosen[kept])
-        machine = machine_of(self.case, z.spans)
-        piped: Piped[Any] | None = None
+        timing = self._timed(shardings[0], columns, z, blocks)
+        if self.mesh.may is not None:
+            mine = [_kept(held[s], kept) for s in shardings]
+            apt = [self.mesh.may(timing.least, bytes_, columns["devices"]) for bytes_ in mine]
+            useful = np.any([a & _kept(fits[s], kept) for a, s in zip(apt, shardings, strict=True)], axis=0).any(axis=0)
+            if not useful.any():
+                return
+            if useful.mean() < 0.7:
+                kept = np.flatnonzero(useful) if kept is None else kept[useful]
+                columns, z, blocks = self._rows(chosen[kept])
+                timing = self._timed(shardings[0], columns, z, blocks)
+        recipe = case_for(self.case, sharding=shardings[0]).recipe
+        piped = piped_seconds(timing.machine, z, recipe, timing.stages, timing.runs, timing.job)
         for sharding in shardings:
             recipe = case_for(self.case, sharding=sharding).recipe
-            job = step_job(self.case, blocks.parts, blocks.send)
-            piped = piped or piped_seconds(machine, z, recipe, blocks.parts, stages, job)
-            step = with_update(machine, z, recipe, blocks.parts, stages, piped).total
+            step = with_update(timing.machine, z, recipe, blocks.parts, stages, piped).total
             sheet = Sheet(
                 columns=columns,
                 schedule=self.case.plan.schedule,
@@ -178,6 +209,14 @@ class _Job:
             )
             self.mesh.counts.evaluated += int(np.count_nonzero(sheet.legal))
             yield sheet
+
+    def _timed(self, sharding: str, columns: Columns, z: Sizes[Any], blocks: Gathered) -> _Timing:
+        """Return the seconds of one micro-batch on each run of stages."""
+        machine, recipe = machine_of(self.case, z.spans), case_for(self.case, sharding=sharding).recipe
+        job, stages = step_job(self.case, blocks.parts, blocks.send), stages_of(self.case)
+        timed = micro_batch_seconds(machine, z, recipe, blocks.parts, stages, job)
+        runs: Any = runs_of_seconds(stages, timed)
+        return _Timing(machine, job, timed, runs, least_seconds(z, runs, job.schedule))
 
     def _count(self, fits: Any, legal: Any) -> None:
         counts, plans = self.mesh.counts, int(np.count_nonzero(legal)) * self.mesh.num_modes

@@ -60,9 +60,15 @@ class Top:
             key = key_of(sheet.columns, rows, sheet.composed, int(modes[i]), int(places[i]))
             self.put(Entry(*(float(f[i]) for f in found), key))
 
+    def may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
+        """Return which plans may belong to the best, given seconds that their steps are never shorter than."""
+        worst = self.entries[-1].value if len(self.entries) == self.size else np.inf
+        return OBJECTIVES[self.objective](least_seconds, held, devices) <= worst
+
     def put(self, entry: Entry) -> None:
         """Take one plan, and drop the last where there are too many."""
-        insort(self.entries, entry)
+        if entry not in self.entries:
+            insort(self.entries, entry)
         del self.entries[self.size :]
 
     def merge(self, entries: Iterable[Entry]) -> None:
@@ -85,12 +91,23 @@ class Front:
         for n in np.unique(devices).tolist():
             self._add(sheet, rows, n, sheet.fits & (devices == n))
 
+    def may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
+        """Return which plans may belong to the front, given seconds that their steps are never shorter than."""
+        found: Any = False
+        for n in np.unique(devices).tolist():
+            own = devices == n
+            mine = self.entries.get(n, [])
+            for point in mine[:: max(1, len(mine) // 12)]:
+                own = own & ((least_seconds <= point.step_seconds) | (held < point.device_bytes))
+            found = own | found
+        return found
+
     def _add(self, sheet: Sheet, rows: Rows, devices: int, chosen: Any) -> None:
         mine = self.entries.setdefault(devices, [])
         seconds, held = sheet.step_seconds, sheet.device_bytes
         # A few points of the front settle nearly all plans.
         for point in mine[:: max(1, len(mine) // 6)]:
-            chosen = chosen & ((seconds < point.step_seconds) | (held < point.device_bytes))
+            chosen = chosen & ((seconds <= point.step_seconds) | (held < point.device_bytes))
         modes, places = np.nonzero(chosen)
         if not len(modes):
             return
@@ -125,6 +142,7 @@ class Front:
 def _undominated(entries: list[Entry]) -> list[Entry]:
     found: list[Entry] = []
     for entry in sorted(entries):
+        # An entry seen twice is one: it does not have fewer bytes than itself.
         if not found or entry.device_bytes < found[-1].device_bytes:
             found.append(entry)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -68,21 +69,32 @@ class Tally:
         self.parts += other.parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
-    """Evaluates parts of a space; it travels to other processes."""
+    """Evaluates parts of a space; it travels to other processes, and what it saw first helps to leave out later plans.
+
+    A plan is left out only where seconds that its step is never shorter than put it behind plans already found.
+    """
 
     rows: Rows
     wish: Wish
+    top: Top = field(init=False)
+    front: Front = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.top, self.front = Top(self.wish.top, self.wish.objective), Front()
+
+    def _may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
+        return self.top.may(least_seconds, held, devices) | self.front.may(least_seconds, held, devices)
 
     def __call__(self, parts: Sequence[Part]) -> Tally:
         """Return what became of the plans of the parts."""
-        mesh = Mesh(self.rows, prune=self.wish.prune)
-        tally = Tally(Top(self.wish.top, self.wish.objective), Front(), counts=mesh.counts, parts=len(parts))
+        mesh = Mesh(self.rows, prune=self.wish.prune, may=self._may if self.wish.prune else None)
         for start, end in parts:
             for sheet in mesh.sheets(start, end):
-                tally.top.add(sheet, self.rows)
-                tally.front.add(sheet, self.rows)
+                self.top.add(sheet, self.rows)
+                self.front.add(sheet, self.rows)
+        tally = Tally(deepcopy(self.top), deepcopy(self.front), counts=mesh.counts, parts=len(parts))
         tally.fallen.update(mesh.court.fallen)
         tally.examples.update(mesh.court.examples)
         tally.nearest = mesh.nearest

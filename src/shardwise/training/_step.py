@@ -16,6 +16,7 @@ from shardwise.training._memory import Parts, Recipe, owned, root_elements
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training.schedule import PipelineShape, PipelineTime, Run, ScheduleName, pipeline_time
+from shardwise.training.schedule_points import slowest_work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,17 +295,32 @@ class Piped(Generic[X]):
     pipeline: PipelineTime[X]
 
 
-def piped_seconds(
+def micro_batch_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
-) -> Piped[X]:
-    """Return the seconds of all micro-batches; of the sharding they depend on what is gathered or scattered in them."""
+) -> tuple[StageSeconds[X], ...]:
+    """Return the seconds of one micro-batch on each run; of the sharding they depend on what moves within them."""
     if job.schedule == "dualpipe" and m.overlap:
         parts = replace(parts, kinds=tuple(map(paired, parts.kinds)), head=paired(parts.head))
-    per_stage = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
-    runs = tuple(
+    return tuple(stage_seconds(m, z, r, parts, s) for s in stages)
+
+
+def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds[X], ...]) -> tuple[Run[X], ...]:
+    """Return what a pipeline needs to know of its stages."""
+    return tuple(
         Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
         for s, t in zip(stages, per_stage, strict=True)
     )
+
+
+def least_seconds(z: Sizes[X], runs: tuple[Run[X], ...], schedule: ScheduleName) -> X:
+    """Return seconds that a step is never shorter than: what the slowest stage computes (`pipeline_time`, busy)."""
+    return z.num_micro * slowest_work(runs, mirrored=schedule == "dualpipe")
+
+
+def piped_seconds(
+    m: Machine[X], z: Sizes[X], r: Recipe, timed: tuple[StageSeconds[X], ...], runs: tuple[Run[X], ...], job: StepJob[X]
+) -> Piped[X]:
+    """Return the seconds of all micro-batches through the pipeline."""
     shape = PipelineShape(
         num_stages=z.pp,
         num_chunks=z.vpp,
@@ -312,7 +328,7 @@ def piped_seconds(
         send=named(job.send, "stage boundary message"),
         overlap_send=m.overlap and job.schedule in r.stack.overlap_sends,
     )
-    return Piped(job=job, stages=per_stage, pipeline=pipeline_time(job.schedule, runs, shape))
+    return Piped(job=job, stages=timed, pipeline=pipeline_time(job.schedule, runs, shape))
 
 
 def with_update(
@@ -367,5 +383,6 @@ def step_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
 ) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
-    piped = piped_seconds(m, z, r, parts, stages, job)
+    timed = micro_batch_seconds(m, z, r, parts, stages, job)
+    piped = piped_seconds(m, z, r, timed, runs_of_seconds(stages, timed), job)
     return with_update(m, z, r, parts, stages, piped)
