@@ -55,7 +55,8 @@ def help_of(command: Command) -> Answer:
         made = Page(100)
         made.add((f"shardwise {command.name} {' '.join(p.upper() for p in command.positionals)} [flags]", "bold"))
         made.add((command.help, ""))
-        for group, title in _GROUPS.items():
+        others = dict.fromkeys(f.group for f in command.flags.values())
+        for group, title in (_GROUPS | {name: name for name in others if name not in _GROUPS}).items():
             flags = [f for f in command.flags.values() if f.group == group]
             if not flags:
                 continue

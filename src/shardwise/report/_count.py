@@ -87,10 +87,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Operators that run `times` in a pass: the embedding, one kind of layer, the head."""
+    """Operators that run `times` in a pass, with `copies` of their weights: embedding, a kind of layer, head."""
 
     name: str
     times: int
+    copies: int
     rows: tuple[Row, ...]
 
 
@@ -195,7 +196,7 @@ class CountReport:
         width = find_precision(self.counting.precision).weight_bytes
         rows = tuple(_rows(line.ops, kept, width, self.machine))
         name = line.part if line.block is None else "mtp layer" if line.part == "mtp" else "layer"
-        return Part(name=name, times=line.times, rows=rows)
+        return Part(name=name, times=line.times, copies=line.copies, rows=rows)
 
 
 def _rows(ops: Iterable[Op[float]], kept: set[str], width: float, machine: Machine[float] | None) -> Iterator[Row]:
@@ -295,7 +296,8 @@ def count_tree(report: CountReport) -> dict[str, Any]:
 
 
 def _part_tree(part: Part) -> dict[str, Any]:
-    return {"part": part.name, "times": part.times, "operators": [_row_tree(row) for row in part.rows]}
+    rows = [_row_tree(row) for row in part.rows]
+    return {"part": part.name, "times": part.times, "copies": part.copies, "operators": rows}
 
 
 def _row_tree(row: Row) -> dict[str, Any]:

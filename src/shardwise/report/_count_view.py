@@ -74,7 +74,7 @@ def _flops(page: Page, report: CountReport) -> None:
 def _operators(page: Page, report: CountReport, part: Part) -> None:
     plural = "s, each" if part.times > 1 else ""
     title = f"{part.times} {part.name}{plural}" if "layer" in part.name else part.name
-    page.add((title.upper(), "bold"), ("  on one rank" if report.plan.tp * report.plan.ep > 1 else "", "dim"))
+    page.add((title.upper(), "bold"), (_aside(report, part), "dim"))
     priced = report.cluster is not None
     head = ["operator", "m x k x n", "params", "saved", "FLOPs", "FLOP/B"]
     rows = [head, *(_counts(row) for row in part.rows)]
@@ -85,6 +85,11 @@ def _operators(page: Page, report: CountReport, part: Part) -> None:
         page.blank()
         times = ["seconds", "forward", "backward", "compute", "memory", "messages"]
         page.table([times, *(_times(row) for row in part.rows)], right=(1, 2, 3, 4, 5), header=True, indent=0)
+
+
+def _aside(report: CountReport, part: Part) -> str:
+    shared = f"  {part.copies} of their weights" if part.copies != part.times else ""
+    return shared + ("  on one rank" if report.plan.tp * report.plan.ep > 1 else "")
 
 
 def _counts(row: Row) -> list[str]:
