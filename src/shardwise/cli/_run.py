@@ -25,14 +25,14 @@ def answer(words: Sequence[str]) -> Answer:
     if not words or words[0] in ("-h", "--help", "help"):
         from shardwise.cli._help import overview
 
-        return overview(2 if not words else 0)
+        return overview(2 if not words else 0, _columns())
     name, rest = _command_of(words)
     command = _commands.command(name)
     found = scan(rest, command)
     if found.given.get("help") is True:
         from shardwise.cli._help import help_of
 
-        return help_of(command)
+        return help_of(command, _columns())
     inputs = _inputs(found, command)
     width = inputs.get("width") or _columns()
     handler = import_module(f"shardwise.cli._{name}")
