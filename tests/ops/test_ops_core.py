@@ -1,0 +1,86 @@
+"""Who sees whom: pairs under every mask against counting them one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.helpers import layout
+from shardwise.ops.core import Mask, attended_pairs, read_tokens
+
+sizes = st.integers(1, 40)
+masks = st.one_of(
+    st.just(Mask()),
+    st.builds(Mask, window=st.integers(1, 50)),
+    st.builds(Mask, chunk=st.integers(1, 50)),
+    st.just(Mask(causal=False)),
+)
+
+
+def _sees(mask: Mask, query: int, key: int) -> bool:
+    if not mask.causal:
+        return True
+    near = not mask.window or query - key < mask.window
+    own = not mask.chunk or query // mask.chunk == key // mask.chunk
+    return key <= query and near and own
+
+
+def _seen(mask: Mask, new: int, past: int) -> list[tuple[int, int]]:
+    positions = range(past + new)
+    return [(q, k) for q in range(past, past + new) for k in positions if _sees(mask, q, k)]
+
+
+@given(masks, sizes, st.integers(0, 60))
+def test_pairs_are_those_that_the_mask_leaves(mask: Mask, new: int, past: int) -> None:
+    """Masked pairs equal a count of every query and key, for causal, window and chunk masks behind any context."""
+    y = layout({"S": new, "context": past})
+    assert attended_pairs(y, mask) == len(_seen(mask, new, past))
+
+
+@given(masks, sizes, st.integers(0, 60))
+def test_read_tokens_are_the_keys_that_any_query_sees(mask: Mask, new: int, past: int) -> None:
+    """What is read from the cache is every key that some new query sees, once."""
+    y = layout({"S": new, "context": past})
+    keys = {key for _, key in _seen(mask, new, past)}
+    first = min(keys)
+    assert read_tokens(y, mask) == past + new - first == len(keys)
+
+
+@given(sizes, st.integers(0, 60), st.integers(1, 50))
+def test_wider_windows_see_no_less(new: int, past: int, window: int) -> None:
+    """Coverage grows with the window up to the causal triangle, and full coverage is above both."""
+    y = layout({"S": new, "context": past})
+    narrow, wide, all_past = (
+        attended_pairs(y, mask) for mask in (Mask(window=window), Mask(window=window + 1), Mask())
+    )
+    square = attended_pairs(layout({"S": new, "context": past, "coverage": "full"}), Mask(window=window))
+    assert new <= narrow <= wide <= all_past <= square == new * (new + past)
+
+
+@given(masks, sizes, sizes)
+def test_a_sequence_in_two_pieces_has_the_pairs_of_the_whole(mask: Mask, first: int, second: int) -> None:
+    """Prefilling in chunks computes the same pairs as at once, where the mask looks back only."""
+    if not mask.causal:
+        return
+    whole = attended_pairs(layout({"S": first + second}), mask)
+    one = attended_pairs(layout({"S": first}), mask)
+    two = attended_pairs(layout({"S": second, "context": first}), mask)
+    assert one + two == whole
+
+
+@pytest.mark.parametrize("stack", ["megatron", "transformers", "transformers-eager", "megatron-scores"])
+def test_context_ranks_share_the_core(stack: str) -> None:
+    """The core's FLOPs divide exactly by the context-parallel ranks, fused or not."""
+    from shardwise.models import load_model
+    from shardwise.ops.block import block_ops
+
+    model = load_model("llama-3.1-8b")
+
+    def flops(**more: Any) -> float:
+        ops = block_ops(layout({"S": 4096, "coverage": "full"}, stack, **more), model.layers[0], model.hidden)
+        return float(sum(op.flops for op in ops if op.region == "attention.core"))
+
+    assert flops(cp=4) * 4 == flops()
