@@ -1,0 +1,133 @@
+"""What prefill and decode move: caches, windows, states, tables and experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ops.helpers import layout
+from shardwise.ledger.op import Op
+from shardwise.models import Attention, Block, Mixer, load_model
+from shardwise.ops.block import block_ops
+from shardwise.ops.head import embedding, head
+from shardwise.ops.layout import Layout
+
+
+def decoding(context: int, batch: int = 1, **more: Any) -> Layout[Any]:
+    """One new token a sequence behind so many cached ones, caches of 2 bytes an element."""
+    return layout({"B": batch, "S": 1, "context": context, "phase": "decode", "activation_bytes": 2}, **more)
+
+
+def mixing(y: Layout[Any], mixer: Mixer, hidden: int = 4096) -> dict[str, Op[Any]]:
+    """The operators of a mixer by name."""
+    return {op.name: op for op in block_ops(y, Block(mixers=(mixer,), feed_forward=None, norms=1), hidden)}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 32), (32, 8), (32, 1)])
+def test_decode_reads_keys_and_values_at_key_value_heads(heads: int, kv_heads: int) -> None:
+    """Attention over c cached tokens reads (c + 1) K (H + Hv) elements a sequence, whatever the query heads."""
+    m = Attention(heads=heads, kv_heads=kv_heads, head_dim=128)
+    core = mixing(decoding(999, batch=4), m)["attention"]
+    queries_and_output = 2 * 4 * heads * 256
+    assert core.forward_bytes == 4 * 1000 * kv_heads * 256 * 2 + queries_and_output
+    assert core.flops == 4 * 2 * 1000 * heads * 256
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_latent_attention_reads_the_latent_once(tp: int) -> None:
+    """Decode reads kv_lora_rank + rotary elements of each cached token on every rank, for all heads together."""
+    m = load_model("deepseek-v3").layers[0].mixers[0]
+    near, far = (mixing(decoding(c, tp=tp), m, 7168)["attention"] for c in (1000, 3000))
+    assert far.forward_bytes - near.forward_bytes == 2000 * (512 + 64) * 2
+    assert far.flops - near.flops == 2000 * 2 * (128 // tp) * (2 * 512 + 64)
+
+
+def test_latent_attention_absorbs_its_up_projection() -> None:
+    """Decode has no expanded keys: the same weights act on queries and outputs instead."""
+    m = load_model("deepseek-v3").layers[0].mixers[0]
+    train, decode = mixing(layout({"S": 1}), m, 7168), mixing(decoding(100), m, 7168)
+    assert "kv_up" in train and "kv_up" not in decode
+    assert sum(w.whole for w in train["kv_up"].weights) == sum(w.whole for w in decode["absorb"].weights)
+
+
+@pytest.mark.parametrize(("more", "limit"), [({"window": 512}, 512), ({"chunk": 1024}, 1024)])
+def test_windows_stop_what_is_read(more: dict[str, int], limit: int) -> None:
+    """Sliding and chunked layers never read more than their window, and all of a shorter context."""
+    m = Attention(heads=32, kv_heads=8, head_dim=128, **more)
+
+    def read(context: int) -> float:
+        return mixing(decoding(context), m)["attention"].columns
+
+    assert read(99) == 100
+    assert max(read(c) for c in range(limit - 1, 4 * limit, 7)) <= limit
+    assert read(limit - 1) == read(8 * limit - 1) == limit
+
+
+@pytest.mark.parametrize(
+    "name", ["mamba-2.8b", "mamba2-2.7b", "qwen3-next-80b-a3b", "kimi-linear-48b-a3b", "lfm2-350m", "rwkv-4-169m"]
+)
+def test_states_are_constant(name: str) -> None:
+    """Recurrent layers cost the same whatever was seen before, and read and write their state once a step."""
+    model = load_model(name)
+    m = next(m for b in model.layers for m in b.mixers if not isinstance(m, Attention))
+    short, long = (mixing(decoding(c, batch=2), m, model.hidden) for c in (10, 100_000))
+    assert short == long
+    states = [op for op in short.values() if op.region in ("ssm.scan", "ssm.conv") and op.kind in ("scan", "memory")]
+    train = mixing(layout({"B": 2, "S": 1}), m, model.hidden)
+    assert any(op.forward_bytes > train[op.name].forward_bytes for op in states)
+
+
+def test_state_bytes_are_those_of_the_recurrence() -> None:
+    """A Mamba-2 step moves heads * head_dim * state fp32 values each way beside its inputs and outputs."""
+    m = load_model("mamba2-2.7b").layers[0].mixers[0]
+    train, decode = (mixing(y, m, 2560)["scan"] for y in (layout({"B": 3, "S": 1}), decoding(50, batch=3)))
+    assert decode.forward_bytes - train.forward_bytes == 2 * 4 * 3 * 80 * 64 * 128
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-2-9b"])
+def test_the_head_is_read_and_the_table_is_not(name: str) -> None:
+    """Decode reads the output head's whole matrix, tied or not, and of the input table the rows of its tokens alone."""
+    model = load_model(name)
+    y = decoding(100, batch=8)
+    (product,) = head(y, model)
+    lookup = embedding(y, model)[0]
+    assert product.forward_bytes >= 2 * model.vocab * model.hidden
+    assert lookup.forward_bytes == 2 * 2 * 8 * model.hidden
+
+
+def test_the_head_of_a_prefill_sees_the_last_tokens() -> None:
+    """Prefill runs the head on as many tokens as it is asked for."""
+    model = load_model("llama-3.1-8b")
+    y = layout({"B": 4, "S": 1000, "phase": "prefill"})
+    (last,) = head(y, model, 4)
+    assert last.flops == 2 * 4 * model.hidden * model.vocab
+    assert last.flops * 1000 == head(y, model)[0].flops
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "gpt-oss-120b"])
+def test_one_token_reads_the_experts_it_visits(name: str) -> None:
+    """At one token exactly top_k experts are read; many tokens read nearly all, never more than there are."""
+    model = load_model(name)
+    block = model.layers[-1]
+    m = block.feed_forward
+
+    def hit(batch: int) -> float:
+        ops = block_ops(decoding(100, batch=batch), block, model.hidden)
+        return next(op.batch for op in ops if op.name == "mlp.experts.up")
+
+    assert hit(1) == pytest.approx(m.top_k, rel=1e-12)
+    assert all(hit(b) < hit(2 * b) <= m.experts for b in (1, 4, 16))
+    assert hit(100_000) == pytest.approx(m.experts)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "mixtral-8x7b", "gemma-2-9b"])
+def test_prefill_in_two_pieces_has_the_flops_of_one(name: str) -> None:
+    """A prompt in two chunks costs the FLOPs of the prompt at once."""
+    model = load_model(name)
+
+    def flops(new: int, past: int) -> float:
+        y = layout({"B": 1, "S": new, "context": past, "phase": "prefill"})
+        return float(sum(op.flops for b in model.kinds for op in block_ops(y, b, model.hidden)))
+
+    assert flops(600, 0) + flops(400, 600) == pytest.approx(flops(1000, 0), rel=1e-12)
