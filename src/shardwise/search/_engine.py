@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,8 +48,6 @@ class Processes:
 
     def run(self, work: Callable[[Sequence[Part]], Any], parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
-        from concurrent.futures import as_completed
-
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("fork" if "fork" in methods else None)
         with ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=(work,)) as pool:
@@ -57,4 +55,4 @@ class Processes:
                 for future in as_completed([pool.submit(_one, part) for part in parts]):
                     yield future.result()
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=True, cancel_futures=True)
