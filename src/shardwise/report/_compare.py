@@ -147,7 +147,7 @@ def _rate(report: Report) -> float:
 def _row(row: Row) -> list[str]:
     label, x, y, kind = row
     show = _SHOW[kind]
-    change = f"{y / x - 1:+.1%}" if x else "new" if y else ""
+    change = "" if x == y else f"{y / x - 1:+.1%}" if x else "new"
     return [label, show(x) if x else "-", show(y) if y else "-", change]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
@@ -17,16 +17,28 @@ _LONGEST_FORMULA = 400
 _MOST_ROWS = 12
 # A part that counts less often than this was divided by a rate, not repeated.
 _A_COUNT = 1e-6
+# Longer names in a path are cut short, and longer paths are typed in places.
+_A_NAME, _A_PATH = 50, 60
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A number being explained: how often it counts, its unit, and the names that lead to it."""
+    """A number being explained: how often it counts, its unit, and the names that lead to it.
+
+    `places` is the same path in places from 1.
+    """
 
     node: Traced
     unit: str
     times: float = 1.0
     path: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @property
+    def typed(self) -> str:
+        """The path as it is typed: in names, or in places where names are long."""
+        names = "/".join(self.path)
+        return names if len(names) <= _A_PATH else "/".join(map(str, self.places))
 
     @property
     def value(self) -> float:
@@ -63,14 +75,26 @@ def _below(at: Opened) -> list[Opened]:
     """Return what a number opens to: its parts, or the named numbers of its formula."""
     found = parts(at.node)
     if not found:
-        return [Opened(o, o.unit, 1.0, (*at.path, o.name)) for o in operands(at.node)]
-    return [_opened(at, part) for part in found if part.node is not None]
+        below = [Opened(o, _unit(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
+    else:
+        below = [_opened(at, part) for part in found if part.node is not None]
+    return [replace(b, places=(*at.places, place)) for place, b in enumerate(below, 1)]
 
 
 def _opened(at: Opened, part: Part) -> Opened:
     # Once divided by a rate, what is below is no longer in the unit of its parent.
-    unit = part.node.unit or (at.unit if abs(part.times) >= _A_COUNT else "") if part.node is not None else ""
-    return Opened(cast(Traced, part.node), unit, at.times * part.times, (*at.path, part.label))
+    node = cast(Traced, part.node)
+    unit = _unit(node.unit) or (at.unit if abs(part.times) >= _A_COUNT else "")
+    return Opened(node, unit, at.times * part.times, (*at.path, part.label))
+
+
+def _unit(word: str) -> str:
+    """Return a unit as headlines have it.
+
+    >>> _unit("s"), _unit("tokens")
+    ('seconds', 'tokens')
+    """
+    return {"s": "seconds", "B": "bytes"}.get(word, word)
 
 
 def _step(below: Sequence[Opened], path: str) -> tuple[Opened | None, str]:
@@ -130,8 +154,8 @@ def _part(at: Opened, part: Part, depth: int) -> dict[str, Any]:
 def explain_page(at: Opened, what: str, depth: int, words: Sequence[str], width: int = 80) -> Page:
     """Return a number opened to a depth as a page; shares are of the number at the top."""
     page = Page(width)
-    name = " / ".join(at.path) or at.node.name
-    page.label(what.upper(), f"{_short(name, 200)} = {show_value(at.value, at.unit)}", "bold", "bold")
+    name = " / ".join(_short(step, _A_NAME) for step in at.path) or at.node.name
+    page.label(what.upper(), f"{name} = {show_value(at.value, at.unit)}", "bold", "bold")
     if at.node.op:
         page.note("= " + _short(formula(at.node), 4 * page.body), "cyan")
     if at.node.source:
@@ -146,7 +170,7 @@ def explain_page(at: Opened, what: str, depth: int, words: Sequence[str], width:
     page.blank()
     below = [b for b in _below(at) if b.node.op]
     if below:
-        command_lines(page, "DEEPER", [*words, f"--path {shlex.quote('/'.join(below[0].path))}"])
+        command_lines(page, "DEEPER", [*words, f"--path {shlex.quote(below[0].typed)}"])
     return page
 
 
