@@ -74,6 +74,8 @@ def follow(root: Opened, path: str) -> Opened:
 def _below(at: Opened) -> list[Opened]:
     """Return what a number opens to: its parts, or the named numbers of its formula."""
     found = parts(at.node)
+    if not at.node.op:
+        return []
     if not found:
         below = [Opened(o, _unit(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
     else:
@@ -128,7 +130,7 @@ def explain_tree(at: Opened, depth: int) -> dict[str, Any]:
     if terms is not None:
         found["ratio"] = {side: _term(term) for side, term in zip(("numerator", "denominator"), terms, strict=True)}
     found["parts"] = [_part(at, part, depth) for part in opened] if depth > 0 else []
-    if not opened:
+    if at.node.op and not opened:
         found["where"] = [{"name": o.name, "value": float(plain(o)), "source": o.source} for o in operands(at.node)]
     return found
 
