@@ -1,4 +1,4 @@
-"""Words for quantities at the border: parsing what people type, printing what people read. Inside, SI base units only."""
+"""Words for quantities at the border: parsing what people type, printing what people read; inside, SI units."""
 
 from __future__ import annotations
 
@@ -63,11 +63,13 @@ def parse_bandwidth(text: str, field: str = "bandwidth") -> float:
     word = unit.removesuffix("/s").removesuffix("ps")
     if unit == "" or word in ("B", "b"):
         return value / (8.0 if word == "b" else 1.0)
-    bits = 8.0 if word.endswith("b") or word.endswith("bit") else 1.0
+    bits = 8.0 if word.endswith(("b", "bit")) else 1.0
     stem = word.removesuffix("bit").rstrip("bB").lower()
     scale = _BINARY.get(stem, _DECIMAL.get(stem))
     if scale is None:
-        raise _fail(field, text, f"has the unknown unit {unit!r}", 'use for example "400Gb/s" (bits) or "50GB/s" (bytes)')
+        raise _fail(
+            field, text, f"has the unknown unit {unit!r}", 'use for example "400Gb/s" (bits) or "50GB/s" (bytes)'
+        )
     return value * scale / bits
 
 

@@ -1,7 +1,8 @@
-"""How far to trust a number: the spread of published measurements over predictions, by what was predicted and on what.
+"""How far to trust a number: the spread of published measurements over predictions, by device and framework.
 
-Bands come from the development part of published runs, one prediction a row, with what the source leaves blank assumed by one
-rule for all rows. They widen for devices without kernel measurements. See bands.toml for rows, sources and dates.
+Bands come from the development part of published runs, one prediction a row, with what the source leaves blank
+assumed by one rule for all rows. They widen for devices without kernel measurements. See bands.toml for rows, sources
+and dates.
 """
 
 from __future__ import annotations

@@ -50,9 +50,10 @@ class Tensor(Generic[X]):
 class Collective(Generic[X]):
     """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
 
-    `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one step behind each block of attention,
-    "panels" is pipelined behind panels of a product, "exposed" waits. `count` repeats the message. `fanout` is set
-    where copies of a token for one domain travel to it once: how many a token has.
+    `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
+    step behind each block of attention, "panels" is pipelined behind panels of a product, "exposed" waits. `count`
+    repeats the message. `fanout` is set where copies of a token for one domain travel to it once: how many a token
+    has.
     """
 
     axis: GroupAxis
