@@ -15,7 +15,7 @@ Key: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, order=True, slots=True)
 class Entry:
-    """A plan in a ranking: what it is ranked by, its seconds of a step, bytes on a device, and the key of its fields."""
+    """A plan in a ranking: what it is ranked by, seconds of a step, bytes on a device, and the key of its fields."""
 
     value: float
     step_seconds: float

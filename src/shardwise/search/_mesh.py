@@ -101,8 +101,9 @@ class Mesh:
                 continue
             tables = tables or tabulate(case, rows.space, columns, shared)
             composed = _composed(case, schedule, vpp)
+            job = _Job(self, composed, columns, shared, tables, stages_of(composed))
             for at in range(0, len(allowed), each):
-                yield from self._composition(composed, columns, shared, tables, allowed[at : at + each])
+                yield from self._composition(job, allowed[at : at + each])
 
     def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
@@ -119,14 +120,11 @@ class Mesh:
         self.counts.legal += int(each[legal].sum())
         return np.flatnonzero(legal)
 
-    def _composition(
-        self, case: Case, columns: Columns, shared: Span, tables: TableSet, chosen: Any
-    ) -> Iterator[Sheet]:
+    def _composition(self, job: _Job, chosen: Any) -> Iterator[Sheet]:
         by_time: dict[tuple[bool, bool], list[str]] = {}
         for sharding in self.rows.space.sharding:
-            r = case_for(case, sharding=sharding).recipe
+            r = case_for(job.case, sharding=sharding).recipe
             by_time.setdefault((r.shards_gradients, r.shards_weights), []).append(sharding)
-        job = _Job(self, case, columns, shared, tables)
         for shardings in by_time.values():
             yield from job.evaluate(chosen, shardings)
 
@@ -151,6 +149,7 @@ class _Job:
     columns: Columns
     shared: Span
     tables: TableSet
+    stages: tuple[Any, ...]
 
     def _rows(self, chosen: Any) -> tuple[Columns, Sizes[Any], Gathered]:
         columns = {c: v[chosen] for c, v in self.columns.items()}
@@ -164,7 +163,7 @@ class _Job:
         first = self.mesh.rows.space.sharding[0]
         shape = (self.mesh.num_modes, len(chosen))
         copies = columns["dp"] * columns["cp"] > 1
-        stages: Any = stages_of(self.case)
+        stages = self.stages
         held, legal, fits = {}, {}, {}
         for sharding in shardings:
             case = case_for(self.case, sharding=sharding)
@@ -213,9 +212,9 @@ class _Job:
     def _timed(self, sharding: str, columns: Columns, z: Sizes[Any], blocks: Gathered) -> _Timing:
         """Return the seconds of one micro-batch on each run of stages."""
         machine, recipe = machine_of(self.case, z.spans), case_for(self.case, sharding=sharding).recipe
-        job, stages = step_job(self.case, blocks.parts, blocks.send), stages_of(self.case)
-        timed = micro_batch_seconds(machine, z, recipe, blocks.parts, stages, job)
-        runs: Any = runs_of_seconds(stages, timed)
+        job = step_job(self.case, blocks.parts, blocks.send)
+        timed = micro_batch_seconds(machine, z, recipe, blocks.parts, self.stages, job)
+        runs: Any = runs_of_seconds(self.stages, timed)
         return _Timing(machine, job, timed, runs, least_seconds(z, runs, job.schedule))
 
     def _count(self, fits: Any, legal: Any) -> None:

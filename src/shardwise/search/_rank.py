@@ -58,7 +58,7 @@ class Top:
             kept = np.arange(len(modes))
         for i in kept.tolist():
             key = key_of(sheet.columns, rows, sheet.composed, int(modes[i]), int(places[i]))
-            self.put(Entry(*(float(f[i]) for f in found), key))
+            self.put(Entry(float(found[0][i]), float(found[1][i]), float(found[2][i]), key))
 
     def may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
         """Return which plans may belong to the best, given seconds that their steps are never shorter than."""

@@ -5,7 +5,7 @@ Columns of words hold their index: `layout` in LAYOUTS, `cp_kind` in CONTEXT_KIN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -215,7 +215,7 @@ def _looked_up(values: Any, table: dict[int, int]) -> Any:
     return np.array([table[k] for k in keys.tolist()], np.int64)[np.searchsorted(keys, values)]
 
 
-def _crossed(columns: Columns, matters: Any, values: dict[str, Sequence[Any]], alone: dict[str, Any]) -> Columns:
+def _crossed(columns: Columns, matters: Any, values: Mapping[str, Sequence[Any]], alone: Mapping[str, Any]) -> Columns:
     """Return each row once for every value where the choice matters, and once with the lone value elsewhere."""
     num = len(next(iter(values.values())))
     times = np.where(matters, num, 1)

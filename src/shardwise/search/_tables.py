@@ -100,10 +100,12 @@ def _trimmed(parts: Parts[Any], paired: bool) -> Parts[Any]:
         gone: dict[str, Any] = {n: {} if n == "hidden" else 0.0 for n in _UNREAD}
         if not paired:
             return replace(folded, **gone, compute=0.0, exposed={}, forward_exposed={})
-        only = {n: {k: v for k, v in getattr(folded, n).items() if k == "ep"} for n in ("exposed", "forward_exposed")}
+        only: Any = {
+            n: {k: v for k, v in getattr(folded, n).items() if k == "ep"} for n in ("exposed", "forward_exposed")
+        }
         return replace(folded, **gone, **only)
 
-    ends = {n: trim(getattr(parts, n)) for n in ("embedding", "head", "loss")}
+    ends: dict[str, Any] = {n: trim(getattr(parts, n)) for n in ("embedding", "head", "loss")}
     return replace(parts, kinds=tuple(map(trim, parts.kinds)), **ends)
 
 
