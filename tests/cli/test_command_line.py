@@ -407,7 +407,8 @@ import signal, sys
 import shardwise.cli._main as m
 signal.signal(signal.SIGINT, signal.default_int_handler)
 m.answer = lambda words: signal.raise_signal(signal.SIGINT)
-sys.exit(m.main(["train"]))
+from shardwise.cli import main
+sys.exit(main(["train"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 130

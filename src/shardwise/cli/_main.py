@@ -14,10 +14,9 @@ from shardwise.errors import InputError, Problem
 
 BAD_INPUT = 2
 FAULT = 70
-INTERRUPTED = 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None) -> int:
     """Return the exit status of a command line: 0 yes, 1 does not fit, 2 bad input, 70 a fault of ours."""
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -28,8 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone; what is still buffered must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _forgive(stream: TextIO) -> None:

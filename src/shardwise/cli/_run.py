@@ -95,6 +95,6 @@ def _inputs(found: Scan, command: Command) -> Inputs:
 def _columns() -> int:
     """Return the width of the page: the terminal's, at most 100; 80 elsewhere."""
     try:
-        return max(60, min(100, os.get_terminal_size(sys.stdout.fileno()).columns))
+        return max(60, min(100, os.get_terminal_size(sys.stdout.fileno()).columns or 80))
     except (OSError, ValueError):
         return 80
