@@ -286,8 +286,8 @@ def refilled(case: Case, **changes: Any) -> Case:
     plan = replace(case.plan, **changes)
     count = micro_batches(plan, case.job.global_batch // (case.plan.dp * case.plan.micro_batch))
     job = replace(case.job, global_batch=plan.dp * plan.micro_batch * count)
-    domain = case.cluster.tiers[0].size
-    cluster = cluster_of(case.cluster.device.name, plan.num_devices, min(domain, plan.num_devices))
+    domain = 2 ** (case.cluster.tiers[0].size.bit_length() - 1)
+    cluster = cluster_of(case.cluster.device.name, plan.num_devices, domain)
     return replace(case, plan=plan, job=job, cluster=cluster)
 
 

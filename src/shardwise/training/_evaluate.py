@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
 from shardwise.hardware import Cluster
-from shardwise.ledger.number import X, above, divide, largest
+from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
@@ -149,13 +149,15 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         for i, k in enumerate(case.kinds)
     )
     mtp, extra = ledgers.predictions(y, model)
+    entry = ledgers.embedding(y, model)
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     return Parts(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
         kinds=kinds,
-        embedding=folded("embedding", ledgers.embedding(y, model)),
+        embedding=folded("embedding", entry),
         head=folded("head", head),
         loss=folded("loss", (*ledgers.loss(y, model), *extra)),
+        table=total((w.elements for o in entry for w in o.weights if w.name == "embedding.weight"), 0 * y.tokens),
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
 
@@ -252,7 +254,7 @@ def step_job(case: Case, parts: Parts[X], send: X) -> StepJob[X]:
         schedule=case.plan.schedule,
         send=send,
         tied=parts.shared_table,
-        tied_bytes=parts.embedding.elements.largest * case.recipe.precision.gradient_bytes,
+        tied_bytes=parts.table * case.recipe.precision.gradient_bytes,
     )
 
 

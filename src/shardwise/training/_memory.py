@@ -58,6 +58,7 @@ class Parts(Generic[X]):
     head: Folded[X]
     loss: Folded[X]
     stream_bytes: X
+    table: X
     shared_table: bool = False
 
 
@@ -114,7 +115,7 @@ def tied_copy(parts: Parts[X], s: Stages[X]) -> X:
     zero = 0 * s.count
     if not parts.shared_table:
         return zero
-    return above(s.heads, 0, above(s.embeddings, 0, zero, parts.embedding.elements.largest), zero)
+    return above(s.heads, 0, above(s.embeddings, 0, zero, parts.table), zero)
 
 
 def root_elements(parts: Parts[X], s: Stages[X]) -> X:
