@@ -97,9 +97,7 @@ def main() -> None:
     print(f"memory and time      {counts.evaluated:>15,}")
     print(f"seconds              {seconds:>15.2f}   load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"legal plans a second {counts.legal / seconds:>15,.0f}   timed {counts.evaluated / seconds:,.0f}")
-    print(
-        f"of one core's time   {counts.legal / busy:>15,.0f}   timed {counts.evaluated / busy:,.0f}, {busy:.1f} s in all"
-    )
+    print(f"of one core's time   {counts.legal / busy:>15,.0f}   timed {counts.evaluated / busy:,.0f}, {busy:.1f} s")
     print(f"peak memory          {peak[0]:>11.2f} GiB   largest worker {peak[1]:.2f} GiB")
     print(
         f"physical limit       {rate / moved:>15,.0f}   a second and core: {moved:.0f} bytes at {rate / 1e9:.1f} GB/s"

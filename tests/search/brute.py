@@ -30,7 +30,7 @@ def _degrees(case: Case, space: Space, n: int) -> Iterator[dict[str, Any]]:
         used = tp * tp2 * cp * pp
         if n % used or pp > layers or n // used not in space.dp.of(ways):
             continue
-        if layout == "1d" and tp2 > 1 or layout == "summa" and tp * tp2 == 1 and "1d" in space.layout:
+        if (layout == "1d" and tp2 > 1) or (layout == "summa" and tp * tp2 == 1 and "1d" in space.layout):
             continue
         yield {"layout": layout, "tp": tp, "tp2": tp2, "cp": cp, "pp": pp, "dp": n // used}
 

@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from search import brute
 
+from search import brute
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Training
