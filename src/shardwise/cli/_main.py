@@ -37,7 +37,7 @@ def _forgive(stream: TextIO) -> None:
 
 
 def _run(words: list[str]) -> int:
-    as_json = "--json" in words
+    as_json = any(word in ("--json", "--json=true", "--json=yes") for word in words)
     try:
         text, status = _text(words, as_json)
     except InputError as error:

@@ -59,6 +59,7 @@ def describe(plan: Plan) -> str:
     """
     axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
     said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
+    said += [plan.layout] if plan.layout != "1d" else []
     said += [plan.sharding] if plan.sharding != "none" else []
     said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
     return ", ".join(said) or "one device, nothing split"
