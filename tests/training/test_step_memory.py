@@ -1,0 +1,60 @@
+"""Peak memory of whole training steps, against PyTorch's memory tracker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.hardware import Cluster
+from shardwise.models import model_from_config
+from shardwise.ops import count_parameters
+from shardwise.plans import Plan, Training
+from shardwise.training import Options, TrainReport, train
+
+DATA = json.loads((Path(__file__).parents[1] / "data/training/step_memory.json").read_text(encoding="utf-8"))
+RUNS = DATA["runs"]
+PRECISION = {"bfloat16": "bf16-pure", "float32": "fp32", "fsdp": "amp-bf16", "tp": "bf16-pure"}
+
+
+def _name(run: dict[str, Any]) -> str:
+    full = "-full" if run["recompute"] else ""
+    return f"{run['kind']}-{run['config']}-{run['seq_len']}-{run['dtype'] or run['world']}{full}"
+
+
+def _predicted(run: dict[str, Any]) -> TrainReport:
+    world, batch, kind = run["world"], run["batch"], run["kind"]
+    recompute = "full" if run["recompute"] else "none"
+    plan = {
+        "single_device": Plan(dp=1, micro_batch=batch, recompute=recompute),  # type: ignore[arg-type]
+        "fsdp": Plan(dp=world, micro_batch=batch, sharding="fsdp"),
+        "tp": Plan(tp=world, micro_batch=batch, sequence_parallel=False),
+    }[kind]
+    precision = PRECISION[run["dtype"] or kind]
+    job = Training(seq_len=run["seq_len"], global_batch=batch * plan.dp, precision=precision, dropout=False)
+    model = model_from_config(DATA["configs"][run["config"]], name=run["config"])
+    return train(model, Cluster.parse(f"{world}xa100-sxm-80gb"), plan, job, Options(stack="transformers"))
+
+
+def test_all_runs_are_there() -> None:
+    """Fourteen runs are compared: nine on one device, two sharded, three tensor-parallel."""
+    kinds = [run["kind"] for run in RUNS]
+    assert {k: kinds.count(k) for k in kinds} == {"single_device": 9, "fsdp": 2, "tp": 3}
+    assert "torch 2.13.0 MemTracker, transformers 5.23.0" in DATA["citation"]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=_name)
+def test_the_peak_is_what_the_memory_tracker_saw(run: dict[str, Any]) -> None:
+    """The peak of tensors is within 0.5 % of torch 2.13.0's MemTracker on a whole step of transformers 5.23.0."""
+    report = _predicted(run)
+    assert report.evaluation.peak == pytest.approx(run["peak_bytes"], rel=5e-3)
+    assert count_parameters(report.case.model) == run["parameters"]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=_name)
+def test_the_moment_of_the_peak_is_named(run: dict[str, Any]) -> None:
+    """Long sequences peak at the loss; two wide layers over few tokens peak in the optimizer step."""
+    expected = "optimizer step" if run["config"].startswith("llama3-8b") else "loss"
+    assert _predicted(run).peak_moment == expected
