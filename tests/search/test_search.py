@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from search import brute
+import brute_force as brute
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Training
