@@ -38,6 +38,10 @@ NAMED = (
     "falcon-7b", "falcon-40b", "phi-3-mini", "granite-3-8b", "olmo2-7b", "mistral-7b-v0.1", "command-r-35b",
     "mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "gpt-oss-20b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b",
 )  # fmt: skip
+DENSE = (
+    "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "smollm3", "seed_oss", "arcee", "hunyuan_v1_dense",
+    "starcoder2", "phi3", "phi", "stablelm", "cohere", "cohere2", "olmo2", "olmo3",
+)  # fmt: skip
 LONG = [
     ("llama3.2-1b", 1, 4096, "eager"),
     ("llama3.2-1b", 1, 4096, "sdpa"),
@@ -126,10 +130,11 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], tuple[str, ...], tup
         sizes = {"hidden_size": D, "num_attention_heads": N, "num_key_value_heads": K, "head_dim": H}
         yield "llama", {**sizes, "intermediate_size": ffn}, ("sdpa", "eager"), ((B, S),)
     dense = {**wide, "num_key_value_heads": 2, "intermediate_size": 1408}
-    for name in ("mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "smollm3", "seed_oss", "arcee",
-                 "hunyuan_v1_dense", "starcoder2"):  # fmt: skip
-        full = {"layer_types": ["full_attention"] * 2} if name in ("gemma3_text", "smollm3") else {}
+    for name in DENSE:
+        typed = ("gemma3_text", "smollm3", "cohere2", "olmo3")
+        full = {"layer_types": ["full_attention"] * 2} if name in typed else {}
         yield name, {**dense, **full}, ("sdpa", "eager"), ((1, 256),)
+    yield "gpt_neox", {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1408}, ("sdpa",), ((1, 256),)
     yield "gemma2", dense, ("eager",), ((1, 1024),)
     yield "gpt2", {"n_embd": 512, "n_head": 8}, ("sdpa",), ((1, 1024),)
     mixture = {**wide, "num_key_value_heads": 2, "num_experts_per_tok": 2}
@@ -143,11 +148,12 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], tuple[str, ...], tup
         yield (
             "deepseek_v3",
             {**heads, **latent, "intermediate_size": 1408, "first_k_dense_replace": 2},
-            ("sdpa",),
+            ("sdpa", "eager"),
             (shape,),
         )
-    yield "qwen2_moe", {**mixture, "moe_intermediate_size": 384, "num_experts": 8, "shared_expert_intermediate_size": 640,
-                        }, ("sdpa", "eager"), ((2, 256),)  # fmt: skip
+    shared = {"moe_intermediate_size": 384, "num_experts": 8, "shared_expert_intermediate_size": 640}
+    yield "qwen2_moe", {**mixture, **shared}, ("sdpa", "eager"), ((2, 256),)
+    yield "minimax_m2", {**mixture, "intermediate_size": 384, "num_local_experts": 8}, ("sdpa",), ((2, 256),)
     yield "olmoe", {**mixture, "intermediate_size": 384, "num_experts": 8}, ("sdpa",), ((2, 256),)
 
 

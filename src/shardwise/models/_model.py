@@ -13,11 +13,23 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 NormKind: TypeAlias = Literal[
-    "rmsnorm", "rmsnorm-offset", "layernorm", "layernorm-no-bias", "rmsnorm-no-weight", "layernorm-no-weight", "none"
+    "rmsnorm",
+    "rmsnorm-float",
+    "rmsnorm-offset",
+    "rmsnorm-no-weight",
+    "layernorm",
+    "layernorm-no-bias",
+    "layernorm-float",
+    "layernorm-no-weight",
+    "none",
 ]
-"""How a norm is learned; "rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next)."""
+"""How a norm is learned, and where transformers applies its weights.
+
+"rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next), "rmsnorm-float" meets them in fp32
+(OLMo 2), "layernorm-float" has no bias and is written out in fp32 (Cohere).
+"""
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "relu", "relu2", "xielu"]
-"""Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and its kin."""
+"""Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +51,8 @@ class Attention:
     marks a layer that reads the key-value cache of an earlier layer and so has no key and value projections.
     `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
     `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys,
-    `softcap` whether scores go through a tanh.
+    `softcap` whether scores go through a tanh. `fused_projection` is one matrix for queries, keys and values, of which
+    the values are a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
     """
 
     heads: int
@@ -62,6 +75,8 @@ class Attention:
     kv_from_earlier: bool = False
     input_width: int = 0
     softcap: bool = False
+    fused_projection: bool = False
+    joined_rotary: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -240,7 +255,7 @@ class MoE:
     `latent` is the width the routed experts work on (0: hidden). `correction_bias` is one router value per expert, a
     buffer in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost
     nothing. `normalised` is whether the weights of the chosen experts are made to sum to one, `float_weights` whether
-    they stay in fp32 (Mixtral in transformers).
+    they stay in fp32 (Mixtral in transformers), `float_router` whether the router works on an fp32 copy of its input.
     """
 
     experts: int
@@ -258,6 +273,7 @@ class MoE:
     router_norm: bool = False
     normalised: bool = False
     float_weights: bool = False
+    float_router: bool = False
 
 
 FeedForward: TypeAlias = MLP | MoE

@@ -115,10 +115,13 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     heads, kv = y.split(m.heads), y.kv_heads(m.kv_heads)
     if m.input_width:
         source = y.residual("attention.input", m.input_width, "norm1")
+    # Rotated queries and keys are new tensors; values stay a view of a fused projection, which is kept whole.
+    by_modules = y.stack.norm == "eager" and y.stack.attention == "flash"
+    stored = projections(y, m, D).outputs if by_modules and m.fused_projection else kv * m.value_dim
     inputs = (
         y.activation("attention.queries", heads * m.head_dim, REGION),
         y.activation("attention.keys", kv * m.head_dim, REGION),
-        y.activation("attention.values", kv * m.value_dim, REGION),
+        y.activation("attention.values", stored, REGION),
     )
     core = core_of(y, m)
     ops = [y.column("qkv", REGION, projections(y, m, D), source), *head_norms(y, m)]
@@ -129,7 +132,8 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, m.heads),)))
     gates, product = gated(y, m, D, source, core_output(y, core))
     if not gates:
-        product = merged(y, product, y.stack.attention == "eager" or y.stack.merged_attention_copy)
+        copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and m.joined_rotary)
+        product = merged(y, product, copies)
     out = Shape(inputs=heads * m.value_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.value_dim, whole_outputs=D,
                 bias=m.out_bias)  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, product))

@@ -28,8 +28,8 @@ class Norm(Generic[X]):
 
     @property
     def by_modules(self) -> bool:
-        """Whether transformers writes it in Python; LayerNorm is a native operator there too."""
-        return self.kind.startswith("rmsnorm")
+        """Whether transformers writes it in Python; LayerNorm is a native operator there but for Cohere's."""
+        return self.kind.startswith("rmsnorm") or self.kind == "layernorm-float"
 
 
 def learned(kind: NormKind) -> int:
@@ -63,27 +63,39 @@ def norm_weights(n: Norm[X]) -> tuple[Weight[X], ...]:
 def norm_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], ...]:
     """Return what a norm keeps for its backward pass.
 
-    Native and fused norms keep the input and statistics: one value a row for RMSNorm, two for LayerNorm.
-    Transformers' RMSNorm keeps an fp32 copy of the input (the input itself in fp32), the reciprocal deviation, and
-    the normalised values that meet the weight; with weights stored as an offset from one (Gemma) those are in fp32
-    and the shifted weight is kept too. Checked to the byte with saved-tensor hooks on torch 2.13.0, transformers
+    Native and fused norms keep the input and statistics: one value a row for RMSNorm, two for LayerNorm. Transformers'
+    own classes keep what their steps do: checked to the byte with saved-tensor hooks on torch 2.13.0, transformers
     5.23.0.
+    """
+    if y.stack.norm == "eager" and n.by_modules:
+        return _module_saves(y, n, source)
+    one_value = n.kind.startswith("rmsnorm") or n.kind == "none"
+    width = 4 if y.a == 4 or one_value else y.stack.layernorm_statistics_bytes
+    size = width * n.rows * (1 if one_value else 2)
+    return source, Tensor(name=f"{n.name}.statistics", size_bytes=size, born=n.region)
+
+
+def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], ...]:
+    """What transformers keeps: an fp32 copy of the input, the reciprocal deviation, and what meets the weight.
+
+    In fp32 the input is its own copy. Weights that are applied in fp32 meet fp32 values; an offset from one is added to
+    make a vector that is kept. Cohere's LayerNorm keeps the centred input twice, for the variance and for the output.
     """
 
     def made(part: str, size: X) -> Tensor[X]:
         return Tensor(name=f"{n.name}.{part}", size_bytes=size, born=n.region)
 
-    if not n.by_modules:
-        width = 4 if y.a == 4 else y.stack.layernorm_statistics_bytes
-        return source, made("statistics", 2 * width * n.rows)
-    statistics = made("statistics", 4 * n.rows)
-    if y.stack.norm == "fused":
-        return source, statistics
-    kept = [source if y.a == 4 else made("fp32", 4 * n.elements), statistics]
-    if n.kind == "rmsnorm-offset":
-        kept += [made("normalised", 4 * n.elements), made("shifted weight", 4 * n.width)]
-    elif n.kind == "rmsnorm":
+    statistics, four = made("statistics", 4 * n.rows), 4 * n.elements
+    if n.kind == "layernorm-float":
+        kept = [made("centred", four), made("centred again", four), made("normalised", four), statistics]
+        return (*kept, *(() if y.a == 4 else (made("fp32 weight", 4 * n.width),)))
+    kept = [source if y.a == 4 else made("fp32", four), statistics]
+    if n.kind == "rmsnorm":
         kept.append(made("normalised", y.a * n.elements))
+    elif n.kind == "rmsnorm-float":
+        kept.append(made("normalised", four))
+    elif n.kind == "rmsnorm-offset":
+        kept += [made("normalised", four), made("shifted weight", 4 * n.width)]
     return tuple(kept)
 
 

@@ -108,6 +108,8 @@ def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]
     if m.router_bias:
         weights.append(vector(f"{region}.bias", zero + E, E))
     sizes = [("probabilities", 4 * E)]
+    if m.float_router and y.stack.norm == "eager" and y.a < 4:
+        source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
     sizes.append(("choice", _INDEX_BYTES * m.top_k if y.stack.experts == "grouped-mm" else E))
     if m.normalised:
         sizes += [("chosen probabilities", 4 * m.top_k), ("their sum", 4)]

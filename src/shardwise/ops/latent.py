@@ -141,10 +141,14 @@ def _mask(m: LatentAttention) -> Mask:
 def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     """Attention over expanded keys and values; the values are a view of the up-projection's output, kept whole."""
     heads = y.split(m.heads)
+    values = y.activation("kv_up.output", heads * (m.qk_nope_head_dim + m.v_head_dim), UP)
+    if y.stack.attention == "eager":
+        # A batched product needs them in one piece.
+        values = y.activation("attention.values", heads * m.v_head_dim, CORE)
     inputs = (
         y.activation("attention.queries", heads * m.qk_head_dim, UP),
         y.activation("attention.keys", heads * m.qk_head_dim, UP),
-        y.activation("kv_up.output", heads * (m.qk_nope_head_dim + m.v_head_dim), UP),
+        values,
     )
     core = _core(y, m)
     return [rotary(y, (heads + 1) * m.qk_rope_head_dim), *attention_core(y, core, inputs)]

@@ -32,6 +32,22 @@ _AS_THEY_ARE = (
 )
 
 
+# How transformers 5.23.0 writes these classes: what it keeps for backward depends on it.
+_FLOAT_WEIGHTS = (
+    *("mixtral", "minimax_m2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1"),
+    *("kimi_linear", "solar_open"),
+)
+_FLOAT_ROUTERS = (
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "kimi_linear"),
+    *("ernie4_5_moe", "longcat_flash", "mimo_v2_flash", "nemotron_h", "solar_open"),
+)
+_FUSED = ("phi3", "gpt_neox", "persimmon")
+_JOINED = (
+    *("phi3", "glm", "glm4", "glm4_moe", "gpt_neox", "phi", "stablelm", "nemotron", "persimmon", "minimax_m2", "bamba"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "recurrent_gemma", "mimo_v2_flash", "step3p5"),
+)
+
+
 def activation(c: Config, default: str = "silu") -> Activation:
     """Return the activation of the feed-forwards."""
     keys = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
@@ -64,7 +80,13 @@ def attention(c: Config, *, qkv_bias: bool = False, out_bias: bool = False) -> A
     """Return grouped-query attention with the heads that the file gives."""
     heads = c.size("num_attention_heads")
     return Attention(
-        heads=heads, kv_heads=kv_heads(c, heads), head_dim=head_dim(c, heads), qkv_bias=qkv_bias, out_bias=out_bias
+        heads=heads,
+        kv_heads=kv_heads(c, heads),
+        head_dim=head_dim(c, heads),
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        fused_projection=c.model_type in _FUSED,
+        joined_rotary=c.model_type in _JOINED,
     )
 
 
@@ -101,7 +123,8 @@ def moe(c: Config, *keys: str, shared_count: bool = False, gated: bool = True, a
         gated=gated,
         activation=act_kind,
         normalised=_normalised(c),
-        float_weights=c.model_type == "mixtral",
+        float_weights=c.model_type in _FLOAT_WEIGHTS,
+        float_router=c.model_type in _FLOAT_ROUTERS,
         shared=MLP(ffn=shared * ffn, gated=gated, activation=act_kind) if shared else None,
     )
 

@@ -39,6 +39,7 @@ _MLP_FREE = Style(mlp_bias=False)
 _BARE = Style(qkv_bias=False, out_bias=False, mlp_bias=False)
 _QK_HEAD = _MLP_FREE._replace(qk_norm="head")
 _GEMMA = _MLP_FREE._replace(norm="rmsnorm-offset", qk_norm_kind="rmsnorm-offset", act="gelu_pytorch_tanh")
+_OLMO2 = _MLP_FREE._replace(norm="rmsnorm-float", qk_norm="full", qk_norm_kind="rmsnorm-float")
 _SWA = ("sliding", "sliding", "sliding", "full")
 _CLASSIC = Style(norm="layernorm", gated=False, act="gelu", qkv_bias=True, out_bias=True, mlp_bias=True)
 
@@ -58,10 +59,10 @@ STYLES: dict[str, Style] = {
     "seed_oss": Style(out_bias="attention_out_bias"),
     "glm": _MLP_FREE._replace(out_bias=False),
     "glm4": _MLP_FREE._replace(out_bias=False, norms=4),
-    "helium": Style(out_bias=False),
+    "helium": Style(norm="rmsnorm-float", out_bias=False),
     "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
-    "olmo2": _MLP_FREE._replace(qk_norm="full"),
-    "olmo3": _MLP_FREE._replace(qk_norm="full", windows="types", pattern=_SWA),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2._replace(windows="types", pattern=_SWA),
     "exaone4": _BARE._replace(qk_norm="head", windows="types", pattern=_SWA),
     "apertus": _QK_HEAD._replace(gated=False, act="xielu"),
     "arcee": Style(gated=False, act="relu2"),
@@ -82,15 +83,15 @@ STYLES: dict[str, Style] = {
         parallel_norms=1,
     ),
     "cohere": _MLP_FREE._replace(
-        norm="layernorm-no-bias",
+        norm="layernorm-float",
         parallel=True,
         parallel_norms=1,
         qk_norm="heads",
-        qk_norm_kind="layernorm-no-bias",
+        qk_norm_kind="layernorm-float",
         qk_norm_flag="use_qk_norm",
     ),
     "cohere2": _MLP_FREE._replace(
-        norm="layernorm-no-bias", parallel=True, parallel_norms=1, windows="types", pattern=_SWA
+        norm="layernorm-float", parallel=True, parallel_norms=1, windows="types", pattern=_SWA
     ),
     "starcoder2": _CLASSIC._replace(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", windows="all"),
     "phi": _CLASSIC._replace(
