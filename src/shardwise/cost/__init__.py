@@ -2,7 +2,7 @@
 
 from shardwise.cost._bands import Band, band_of
 from shardwise.cost._network import Network, collective_seconds, network_of
-from shardwise.cost._operators import PassSeconds, kernel_seconds, op_seconds
+from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
 from shardwise.cost._rates import Efficiencies, Rates, rates_of
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "PassSeconds",
     "Rates",
     "band_of",
+    "blend",
     "collective_seconds",
     "kernel_seconds",
     "network_of",

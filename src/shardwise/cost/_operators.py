@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 from shardwise.cost._rates import Rates, Tiling
-from shardwise.ledger.number import X, evaluate, maximum, power, register
+from shardwise.ledger.number import X, evaluate, maximum, register
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
@@ -37,6 +37,17 @@ def _charged_column(*shape: Any) -> Any:
     return _charged(numpy.ceil, numpy.minimum, shape[:-1], shape[-1])
 
 
+def _smooth(largest: Callable[[Any, Any], Any], a: Any, b: Any, sharpness: float) -> Any:
+    """Return (a^q + b^q)^(1/q), scaled by the larger so that nothing underflows."""
+    low = largest(largest(a, b), 1e-30)
+    return low * ((a / low) ** sharpness + (b / low) ** sharpness) ** (1 / sharpness)
+
+
+def _smooth_column(a: Any, b: Any, sharpness: float) -> Any:
+    return _smooth(sys.modules["numpy"].maximum, a, b, sharpness)
+
+
+register("smooth_max", lambda a, b, sharpness: _smooth(max, a, b, sharpness), _smooth_column)
 register("tiled_flops", lambda *shape: _charged(math.ceil, min, shape[:-1], shape[-1]), _charged_column)
 
 
@@ -55,8 +66,7 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
     >>> round(blend(3.0, 4.0, 2.0), 6)
     5.0
     """
-    low = maximum(maximum(compute, memory), 1e-30)
-    return low * power(power(compute / low, sharpness) + power(memory / low, sharpness), 1 / sharpness)
+    return cast(X, evaluate("smooth_max", compute, memory, sharpness))
 
 
 def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:

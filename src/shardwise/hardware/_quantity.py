@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -92,5 +91,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
     'h200 or h100'
     """
     known = sorted(words)
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6) or known[:5]
+    from difflib import get_close_matches  # only a mistake needs it
+
+    close = get_close_matches(word, known, n=3, cutoff=0.6) or known[:5]
     return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.cost import Rates, kernel_seconds
-from shardwise.cost._operators import blend
+from shardwise.cost import Rates, blend, kernel_seconds
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named

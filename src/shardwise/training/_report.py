@@ -14,7 +14,7 @@ from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
-from shardwise.training._memory import StageMemory
+from shardwise.training._memory import StageMemory, device_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
 
@@ -96,8 +96,7 @@ class TrainReport:
     @property
     def device_bytes(self) -> float:
         """What the device shows: reserved, the context and communicator buffers."""
-        axes = sum(1 for name in ("tp", "tp2", "cp", "pp", "dp", "ep") if getattr(self.plan, name) > 1)
-        return self.reserved_bytes + self.case.stack.context_bytes + axes * self.case.stack.communicator_bytes
+        return device_bytes(self.case.stack, self.evaluation.sizes, self.evaluation.peak)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -279,9 +278,8 @@ def try_plan(case: Case) -> TrainReport | None:
     """Return the report of a changed plan, with dp refilled, or None where it is not legal."""
     plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
     try:
-        return train(
-            case.model, case.cluster, plan, case.job, Options(stack=case.stack, efficiencies=case.efficiencies)
-        )
+        options = Options(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
+        return train(case.model, case.cluster, plan, case.job, options)
     except InputError:
         return None
 

@@ -37,7 +37,7 @@ def job_problems(job: Training, model: Model) -> Problems:
         found.add("seq_len", job.seq_len, "must be a whole number of tokens of at least 1", "for example 4096")
     elif model.positions and job.seq_len > model.positions:
         rule = f"exceeds the {model.positions} learned positions of {model.name}"
-        found.add("seq_len", job.seq_len, rule, f"use at most {model.positions}, or override max_positions")
+        found.add("seq_len", job.seq_len, rule, f"use at most {model.positions}, or override max_context")
     if not isinstance(job.global_batch, int) or isinstance(job.global_batch, bool) or job.global_batch < 0:
         found.add("global_batch", job.global_batch, "must be a whole number of sequences", "use 0 to deduce it")
     for name in (
