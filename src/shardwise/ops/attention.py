@@ -111,7 +111,16 @@ def merged(y: Layout[X], out: Tensor[X], copies: bool) -> Tensor[X]:
 
 
 def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
-    """Return the operators of one attention layer, from its normed input to the residual stream."""
+    """Return the operators of one attention layer, from its normed input to the residual stream.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("llama-3.1-8b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = attention(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    41943040
+    """
     heads, kv = y.split(m.heads), y.kv_heads(m.kv_heads)
     if m.input_width:
         source = y.residual("attention.input", m.input_width, "norm1")

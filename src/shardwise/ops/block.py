@@ -77,6 +77,12 @@ def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
     Pre-norm blocks norm the input of each branch; models with four norms norm the branch's output too. A parallel
     block adds both branches to one input. Regions are "norm1", "attention" or "ssm", "norm2", "mlp" and "extras".
     Blocks inside this one follow with their tensors named apart.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("gpt2"), whole_layout(1, 64)
+    >>> [op.name for op in block_ops(y, model.layers[0], model.hidden)][:3]
+    ['norm1', 'qkv', 'attention']
     """
     ops = [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)]
     for index, other in enumerate(block.also, start=1):

@@ -131,7 +131,16 @@ def _outputs(y: Layout[X], m: CompressedAttention, D: int) -> list[Op[X]]:
 
 
 def compressed_attention(y: Layout[X], m: CompressedAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
-    """Return the operators of one compressed attention layer, from its normed input to the residual stream."""
+    """Return the operators of one compressed attention layer, from its normed input to the residual stream.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("deepseek-v4-flash"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = compressed_attention(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    106956352
+    """
     heads, ql = y.split(m.heads), m.q_lora_rank
     latent = Tensor(name="q_norm.output", size_bytes=y.a * y.residual_tokens * y.residual_width(ql), born=REGION)
     return (

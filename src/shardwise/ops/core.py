@@ -92,6 +92,10 @@ def read_tokens(y: Layout[X], mask: Mask) -> X:
     """Return how many tokens of keys and values the new tokens of one sequence read together.
 
     All that there are, or from the first key in the window or chunk of the first new token.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> read_tokens(whole_layout(1, 4), Mask())
+    4
     """
     S, past = y.work.S, y.work.context
     if mask.chunk:
@@ -103,12 +107,21 @@ def share(y: Layout[X]) -> X:
     """Return the tokens of one sequence on this rank over those of the whole sequence: 1 / cp where cp splits it.
 
     Context parallelism deals 2 * cp chunks in a zigzag, so that causal work is equal (Megatron-LM, context_parallel).
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> share(whole_layout(1, 4))
+    1
     """
     return divide(y.tokens, y.work.B * y.work.S)
 
 
 def core_flops(y: Layout[X], c: Core[X]) -> X:
-    """Return forward FLOPs of QK^T and PV on a rank: 2 (H + Hv) a head and pair."""
+    """Return forward FLOPs of QK^T and PV on a rank: 2 (H + Hv) a head and pair.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> core_flops(whole_layout(1, 4), Core(heads=2, kv_heads=1, key_dim=8, value_dim=8))
+    1024
+    """
     pairs = y.work.B * attended_pairs(y, c.mask)
     return 2 * c.heads * c.dims * divide(pairs * y.tokens, y.work.B * y.work.S)
 

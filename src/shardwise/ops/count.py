@@ -82,7 +82,12 @@ def _opened(block: Block) -> Counter[Block]:
 
 
 def component(part: Part, op: Op[float]) -> str:
-    """Return which component of the model an operator belongs to, one of `COMPONENTS`."""
+    """Return which component of the model an operator belongs to, one of `COMPONENTS`.
+
+    >>> line = next(lines(Model.load("gpt2"), whole_layout()))
+    >>> component(line.part, line.ops[0])
+    'embedding'
+    """
     if part in ("embedding", "mtp"):
         return part
     if "norm" in op.name:

@@ -115,7 +115,13 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
 
 
 def norm(y: Layout[X], name: str, D: int, kind: NormKind, source: Tensor[X], region: str | None = None) -> Op[X]:
-    """Return a norm over the residual stream; a hidden dimension that is split needs two statistics reduced."""
+    """Return a norm over the residual stream; a hidden dimension that is split needs two statistics reduced.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> y = whole_layout(1, 4)
+    >>> norm(y, "norm1", 8, "layernorm", y.residual("input", 8, "")).weights[0].whole
+    16
+    """
     R, width = y.residual_tokens, y.residual_width(D)
     n = Norm(name=name, region=name if region is None else region, kind=kind, rows=R, elements=R * width, width=width,
              whole=D)  # fmt: skip
@@ -134,6 +140,10 @@ def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
 
     Reads two streams and writes one; dropout keeps a mask (arXiv:2205.05198 section 4.1; Megatron-LM
     fused_bias_dropout.py).
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> residual_add(whole_layout(1, 4), "add1", 8, "mlp").forward_bytes
+    192
     """
     elements = y.residual_tokens * y.residual_width(D)
     stream = y.a * elements

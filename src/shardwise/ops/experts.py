@@ -32,7 +32,12 @@ def distinct_experts(local: X, experts: int, top_k: int, tokens: X) -> X:
 
 
 def routed_tokens(y: Layout[X]) -> X:
-    """Return the tokens one rank routes: each tensor-parallel rank routes its own share of the sequence."""
+    """Return the tokens one rank routes: each tensor-parallel rank routes its own share of the sequence.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> routed_tokens(whole_layout(2, 8))
+    16
+    """
     return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
 
 
@@ -178,6 +183,13 @@ def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> t
     """Return the operators of a mixture of experts: router, dispatch, experts, combine, and shared experts beside them.
 
     Experts that work on a narrower latent have a projection into it and one out of it.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("mixtral-8x7b"), whole_layout(1, 64)
+    >>> source = y.residual("norm2.output", model.hidden, "norm2")
+    >>> [op.name for op in moe(y, model.layers[0].feed_forward, model.hidden, source)][:2]
+    ['mlp.router', 'mlp.dispatch']
     """
     e = experts_of(y, m, D)
     dispatch, combine = _exchange(y, m, e, name)

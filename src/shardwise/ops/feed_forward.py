@@ -53,7 +53,15 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
 
 
 def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> tuple[Op[X], ...]:
-    """Return the operators of a dense feed-forward; RWKV's has learned mixes of two inputs and a receptance too."""
+    """Return the operators of a dense feed-forward; RWKV's has learned mixes of two inputs and a receptance too.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("llama-3.1-8b"), whole_layout(1, 64)
+    >>> source = y.residual("norm2.output", model.hidden, "norm2")
+    >>> [op.name for op in mlp(y, model.layers[0].feed_forward, model.hidden, source)]
+    ['mlp.up', 'mlp.activation', 'mlp.down']
+    """
     F, sides = y.split(m.ffn), 2 if m.gated else 1
     one_kernel = y.stack.activation == "fused"
     up = Shape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,

@@ -59,6 +59,12 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 
     Only the rows of the tokens are read; the table's gradient is a scatter of the same rows. Token ids are int64,
     kept once for words and once for learned positions.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("gpt2"), whole_layout(1, 64)
+    >>> embedding(y, model)[0].weights[0].whole
+    38597376
     """
     if not m.embedding:
         return _around(y, m)
@@ -118,7 +124,14 @@ def _around(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 
 
 def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
-    """Return the norm after the last block, if the model has one."""
+    """Return the norm after the last block, if the model has one.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("gpt2"), whole_layout(1, 64)
+    >>> [op.name for op in final_norm(y, model)]
+    ['final_norm']
+    """
     if not m.final_norm:
         return ()
     return (norm(y, "final_norm", m.hidden, m.norm, y.residual("final.input", m.hidden, ""), "head"),)
@@ -129,6 +142,12 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
 
     Inference needs the last token of each sequence alone: `tokens` then counts those, and the rank's logits are not
     gathered here. Capped logits (Gemma 2) go through a tanh, which is kept.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("gpt2"), whole_layout(1, 64)
+    >>> head(y, model)[0].flops == 2 * 64 * model.hidden * model.vocab
+    True
     """
     if not m.head:
         return ()
@@ -174,6 +193,12 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker. "vocab-parallel" (Megatron-LM
     core/tensor_parallel/cross_entropy.py): 16-bit logits, their fp32 copy turned softmax in place, then the 16-bit
     gradient beside an fp32 one. "fused" keeps one fp32 copy.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("gpt2"), whole_layout(1, 64)
+    >>> loss(y, model)[0].saves[0].size_bytes == 4 * 64 * model.vocab
+    True
     """
     if not m.head:
         return ()
@@ -192,6 +217,12 @@ def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """Return what one multi-token-prediction layer has beside its block: norms, and two streams projected to one.
 
     Source: arXiv:2412.19437 section 2.2; embedding and head are shared with the model.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("deepseek-v3"), whole_layout(1, 64)
+    >>> [op.name for op in mtp_ops(y, model)]
+    ['mtp.norm1', 'mtp.norm2', 'mtp.norm3', 'mtp.projection']
     """
     D, zero = m.hidden, 0 * y.tokens
     norms = tuple(

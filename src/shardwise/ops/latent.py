@@ -185,7 +185,16 @@ def _absorbed(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
 
 
 def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
-    """Return the operators of one latent attention layer, from its normed input to the residual stream."""
+    """Return the operators of one latent attention layer, from its normed input to the residual stream.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("deepseek-v3"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = latent_attention(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    187107328
+    """
     heads = y.split(m.heads)
     ops = _query(y, m, D, source) + _key_value(y, m, D, source) + indexer_ops(y, m, D, source)
     if y.work.phase == "decode":

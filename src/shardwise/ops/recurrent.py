@@ -23,6 +23,14 @@ def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple
 
     The chunked kernel keeps q, k, v, decay, step and the inverse of each chunk (fla-org/flash-linear-attention
     ops/gated_delta_rule/chunk.py, save_for_backward), with q and k repeated to the value heads.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("qwen3-next-80b-a3b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = gated_delta(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    33718464
     """
     keys, values = y.split(m.key_heads * m.key_dim), y.split(m.value_heads * m.value_dim)
     heads = y.split(m.value_heads)
@@ -89,7 +97,16 @@ def _delta_output(y: Layout[X], m: GatedDelta, source: Tensor[X]) -> list[Op[X]]
 
 
 def short_conv(y: Layout[X], m: ShortConv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
-    """Return the operators of LFM2's layer: three streams in, one gated before and one after a convolution."""
+    """Return the operators of LFM2's layer: three streams in, one gated before and one after a convolution.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("lfm2-1.2b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = short_conv(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    16783360
+    """
     width = y.split(m.width)
     streams, mixed = kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "convolved", width, f"{REGION}.conv")
     entry, product = kept_tensor(y, "conv input", width), kept_tensor(y, "gated", width)
@@ -106,6 +123,14 @@ def recurrent_gate(y: Layout[X], m: RecurrentGate, D: int, source: Tensor[X]) ->
     """Return the operators of Griffin's recurrent block (arXiv:2402.19427 section 2.3-2.4).
 
     A GELU branch beside a convolution and a real-gated linear recurrence, whose two gates are block-diagonal products.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("recurrentgemma-2b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = recurrent_gate(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    20999680
     """
     width, one = y.split(m.width), m.width // m.heads
     T, flops = y.tokens, 4 * y.tokens * width * one
@@ -137,6 +162,14 @@ def rwkv(y: Layout[X], m: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of RWKV-4 time mixing (arXiv:2305.13048 equations 11 to 18).
 
     Three mixes over time enter three projections; a channel's weighted sum takes about 12 FLOPs a token.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("rwkv-4-169m"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = rwkv(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    2363136
     """
     width, stream = y.split(m.width), y.residual_width(D)
     mixes = (vector("mixes", 3 * stream, 3 * D),)
@@ -162,6 +195,14 @@ def mlstm(y: Layout[X], m: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X], ...
     Queries, keys, values and output gate in one projection, input and forget gates with biases in another; the state
     of a head is dk by dv with a normaliser of dk. Chunked kernels take 4 dk dv FLOPs a head and token beside the
     chunk's own square.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("xlstm-7b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = mlstm(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    67178512
     """
     heads, T = y.split(m.heads), y.tokens
     whole, values = m.heads * (2 * m.qk_dim + 2 * m.v_dim), heads * m.v_dim

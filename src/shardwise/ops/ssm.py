@@ -97,6 +97,14 @@ def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], .
     and makes the convolution and the time step again (state-spaces/mamba ops/selective_scan_interface.py,
     MambaInnerFn). The scan is 7 FLOPs a state element and token: two products and an exponential to discretise, two
     to update, two to read.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("mamba-2.8b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = mamba1(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    41241600
     """
     inner, n, R = y.split(m.inner), m.state, m.dt_rank
     T, low = y.tokens, R + 2 * n
@@ -155,6 +163,14 @@ def mamba2(y: Layout[X], m: Mamba2, D: int, source: Tensor[X]) -> tuple[Op[X], .
 
     The fused kernel keeps its input and the scan's output and makes the convolution again (state-spaces/mamba
     ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn).
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> model, y = Model.load("mamba2-2.7b"), whole_layout(1, 64)
+    >>> source = y.residual("norm1.output", model.hidden, "norm1")
+    >>> ops = mamba2(y, model.layers[0].mixers[0], model.hidden, source)
+    >>> sum(w.whole for op in ops for w in op.weights)
+    40214000
     """
     heads, inner = y.split(m.heads), y.split(m.inner)
     groups = y.kv_heads(m.groups)
