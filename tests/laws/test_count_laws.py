@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from laws.helpers import evaluated, report, tried
 from laws.strategies import ANY, cases, models, refilled
 from shardwise.hardware import Cluster
-from shardwise.models import MLP, Attention, Model, MoE, load_model, model_from_config
+from shardwise.models import MLP, Attention, Block, Model, MoE, load_model, model_from_config
 from shardwise.ops import count_parameters, train_flops
 from shardwise.ops.blocks import block_ops, head
 from shardwise.ops.count import whole_layout
@@ -131,6 +131,11 @@ def test_every_layer_is_counted_once(model: Model) -> None:
     each = [count_parameters(replace(model, layers=(b,))) - bare for b in model.layers]
     assert count_parameters(model) == bare + sum(each)
     assert _flops(model) == sum(_flops(replace(model, layers=(b,))) for b in model.layers)
+
+
+def _routed(block: Block, count: int, top_k: int) -> Block:
+    feed = block.feed_forward
+    return replace(block, feed_forward=replace(feed, experts=count, top_k=top_k)) if isinstance(feed, MoE) else block
 
 
 def test_logits_scale_with_backward_like_every_product() -> None:

@@ -1,0 +1,96 @@
+"""What is kept for backward: tensors by name, and what recompute drops, reads and hands on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise.ledger.op import Op, Tensor, within
+from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
+
+
+def _op(
+    name: str, region: str, saves: list[tuple[str, float, str]], reads: list[tuple[str, float, str]] = []
+) -> Op[Any]:  # noqa: B006
+    def tensors(rows: list[tuple[str, float, str]]) -> tuple[Tensor[Any], ...]:
+        return tuple(Tensor(name=n, size_bytes=s, born=b) for n, s, b in rows)
+
+    return Op(
+        name=name,
+        kind="memory",
+        region=region,
+        flops=0,
+        forward_bytes=0,
+        backward_flops=0,
+        backward_bytes=0,
+        weight_flops=0,
+        weight_bytes=0,
+        rows=0,
+        columns=0,
+        inner=0,
+        saves=tensors(saves),
+        reads=tensors(reads),
+    )
+
+
+X, N, Q, O = ("x", 8.0, ""), ("normed", 8.0, "norm"), ("q", 16.0, "attention"), ("out", 4.0, "attention.core")
+# A norm, a projection, a core that reads the projection, and a projection of its output.
+BLOCK = (
+    _op("norm", "norm", [X], [X]),
+    _op("qkv", "attention", [N], [N]),
+    _op("core", "attention.core", [Q, O], [Q]),
+    _op("proj", "attention", [O], [O]),
+)
+
+
+def _names(tensors: tuple[Tensor[Any], ...]) -> set[str]:
+    return {t.name for t in tensors}
+
+
+@pytest.mark.parametrize(
+    ("units", "kept", "dropped"),
+    [
+        ((), {"x", "normed", "q", "out"}, set()),
+        # Only the core runs again: it reads q from outside; the projection behind it still keeps its output.
+        ((Checkpoint(("attention.core",)),), {"x", "normed", "q", "out"}, set()),
+        ((Checkpoint(("attention",)),), {"x", "normed"}, {"q", "out"}),
+        ((Checkpoint(("",)),), {"x"}, {"normed", "q", "out"}),
+        ((Checkpoint(("norm",)),), {"x", "normed", "q", "out"}, set()),
+        # Discarding the norm's output drops what the projection would keep.
+        ((Checkpoint(("norm",), discards_output=True),), {"x", "q", "out"}, {"normed"}),
+        ((Checkpoint(("norm", "attention")),), {"x"}, {"normed", "q", "out"}),
+    ],
+)
+def test_recompute_drops_what_is_born_within(units: Any, kept: set[str], dropped: set[str]) -> None:
+    """A unit keeps what it reads from outside and drops what is born within; others keep what they save."""
+    found = keep(BLOCK, units)
+    assert _names(found.kept) == kept
+    assert _names(found.dropped) == dropped
+
+
+def test_a_tensor_is_never_both_kept_and_dropped() -> None:
+    """What one operator still keeps is not dropped by another."""
+    for region in ("", "norm", "attention", "attention.core"):
+        for discards in (False, True):
+            found = keep(BLOCK, (Checkpoint((region,), discards_output=discards),))
+            assert not _names(found.kept) & _names(found.dropped)
+
+
+def test_bytes_are_of_distinct_tensors() -> None:
+    """A tensor that two operators save counts once, for numbers and for columns."""
+    assert tensor_bytes(keep(BLOCK).kept) == 36.0
+    sizes = np.array([1.0, 2.0])
+    ops = [_op(n, "a", [("t", sizes, "")]) for n in ("one", "two")]  # type: ignore[list-item]
+    assert tensor_bytes(keep(ops).kept).tolist() == [1.0, 2.0]
+    assert tensor_bytes(()) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "region", "expected"),
+    [("a.b", "a", True), ("a", "a.b", False), ("ab", "a", False), ("a", "", True), ("", "a", False), ("", "", True)],
+)
+def test_regions_nest_by_their_path(path: str, region: str, expected: bool) -> None:
+    """A path lies in the regions it starts with, whole words alone."""
+    assert within(path, region) is expected
