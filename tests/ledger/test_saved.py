@@ -11,10 +11,11 @@ from shardwise.ledger.op import Op, Tensor, within
 from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 
 
-def _op(
-    name: str, region: str, saves: list[tuple[str, float, str]], reads: list[tuple[str, float, str]] = []
-) -> Op[Any]:  # noqa: B006
-    def tensors(rows: list[tuple[str, float, str]]) -> tuple[Tensor[Any], ...]:
+Rows = tuple[tuple[str, Any, str], ...]
+
+
+def _op(name: str, region: str, saves: Rows, reads: Rows = ()) -> Op[Any]:
+    def tensors(rows: Rows) -> tuple[Tensor[Any], ...]:
         return tuple(Tensor(name=n, size_bytes=s, born=b) for n, s, b in rows)
 
     return Op(
@@ -35,13 +36,13 @@ def _op(
     )
 
 
-X, N, Q, O = ("x", 8.0, ""), ("normed", 8.0, "norm"), ("q", 16.0, "attention"), ("out", 4.0, "attention.core")
+X, N, Q, OUT = ("x", 8.0, ""), ("normed", 8.0, "norm"), ("q", 16.0, "attention"), ("out", 4.0, "attention.core")
 # A norm, a projection, a core that reads the projection, and a projection of its output.
 BLOCK = (
-    _op("norm", "norm", [X], [X]),
-    _op("qkv", "attention", [N], [N]),
-    _op("core", "attention.core", [Q, O], [Q]),
-    _op("proj", "attention", [O], [O]),
+    _op("norm", "norm", (X,), (X,)),
+    _op("qkv", "attention", (N,), (N,)),
+    _op("core", "attention.core", (Q, OUT), (Q,)),
+    _op("proj", "attention", (OUT,), (OUT,)),
 )
 
 
@@ -82,7 +83,7 @@ def test_bytes_are_of_distinct_tensors() -> None:
     """A tensor that two operators save counts once, for numbers and for columns."""
     assert tensor_bytes(keep(BLOCK).kept) == 36.0
     sizes = np.array([1.0, 2.0])
-    ops = [_op(n, "a", [("t", sizes, "")]) for n in ("one", "two")]  # type: ignore[list-item]
+    ops = [_op(n, "a", (("t", sizes, ""),)) for n in ("one", "two")]
     assert tensor_bytes(keep(ops).kept).tolist() == [1.0, 2.0]
     assert tensor_bytes(()) == 0
 
