@@ -46,9 +46,11 @@ def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
     table, family = constants(), family_of(cluster.device)
     links = []
     for i, tier in enumerate(cluster.tiers):
-        row = table[family]["fast"] if i == 0 else table["network"]
-        fraction = imposed.fast_link if i == 0 else imposed.slow_link
-        rate = imposed.fast_bytes_per_second if i == 0 else imposed.slow_bytes_per_second
+        # Nodes of one device have no fast tier: the network is their first.
+        fast = i == 0 and tier.name != "network"
+        row = table[family]["fast"] if fast else table["network"]
+        fraction = imposed.fast_link if fast else imposed.slow_link
+        rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
         efficiency = 1.0 if imposed.ideal else fraction or row["efficiency"]
         scale = 0.0 if imposed.ideal else 1.0
         plain_rate = bool(imposed.ideal or fraction or rate)
@@ -62,7 +64,7 @@ def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
                 start_seconds=leaf(f"{tier.name} start", scale * row["start_seconds"], row["source"]),
                 step_seconds=leaf(
                     f"{tier.name} step",
-                    scale * max(row["step_seconds"], tier.latency_seconds if i else 0.0),
+                    scale * max(row["step_seconds"], tier.latency_seconds),
                     row["source"],
                 ),
                 half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain_rate else row["half_bytes"], row["source"]),
