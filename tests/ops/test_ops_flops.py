@@ -9,7 +9,7 @@ import pytest
 
 from ops.helpers import golden
 from shardwise.errors import InputError
-from shardwise.models import load_model, model_from_config
+from shardwise.models import Attention, load_model, model_from_config
 from shardwise.ops import CONVENTIONS, active_parameters, count_flops, count_parameters, train_flops
 from shardwise.ops.count import lines, whole_layout
 from shardwise.ops.flops import RECOMPUTED
@@ -83,6 +83,27 @@ def test_recompute_adds_the_forward_pass_of_its_regions() -> None:
     assert added["selective"] == pytest.approx(flops["attention_core"])
     assert added["attention"] == pytest.approx(flops["attention_core"] + flops["attention"])
     assert added["full"] == pytest.approx(sum(flops.values()) - flops["head"])
+
+
+@pytest.mark.parametrize("name", ["mamba2-2.7b", "mamba2-130m"])
+def test_mamba_2_is_counted_as_megatron_does(name: str) -> None:
+    """2 D (2 I + 2 G n + h) + 7 I n + 2 I D model FLOPs a token and layer (Megatron-LM training.py)."""
+    model, m = load_model(name), load_model(name).layers[0].mixers[0]
+    D, inner = model.hidden, m.inner
+    layer = 2 * D * (2 * inner + 2 * m.groups * m.state + m.heads) + 7 * inner * m.state + 2 * inner * D
+    forward = model.num_layers * layer + 2 * D * model.vocab
+    assert train_flops(model, 4096) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_gated_delta_is_counted_as_megatron_does() -> None:
+    """2 (D (2 qk + 2 v + 2 h) + c (2 qk + v) + 4 h dv^2 + D v) model FLOPs a token (Megatron-LM training.py)."""
+    whole = load_model("qwen3-next-80b-a3b")
+    block = next(b for b in whole.layers if not isinstance(b.mixers[0], Attention))
+    m, D = block.mixers[0], whole.hidden
+    model = replace(whole, layers=(replace(block, feed_forward=None, norms=1),), mtp=(), head=False)
+    qk, v, heads = m.key_heads * m.key_dim, m.value_heads * m.value_dim, m.value_heads
+    layer = D * (2 * qk + 2 * v + 2 * heads) + m.conv * (2 * qk + v) + 4 * heads * m.value_dim**2 + D * v
+    assert train_flops(model, 4096) == pytest.approx(3 * 2 * layer, rel=1e-12)
 
 
 def test_every_mode_of_a_plan_has_its_regions() -> None:

@@ -6,6 +6,8 @@ over the tensor-parallel ranks, as the state-space mixers are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import GatedDelta, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
@@ -46,9 +48,12 @@ def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple
     )
     parameters = (vector("ssm.dt_bias", heads * per_head, whole_decay), vector("ssm.A", heads, m.value_heads))
     scanned, product = kept_tensor(y, "scanned", values, SCAN), kept_tensor(y, "gated", values)
+    channels = 2 * m.key_heads * m.key_dim + m.value_heads * m.value_dim
+    conv = convolution(y, 2 * keys + values, channels, m.conv)
     return (
         *_delta_inputs(y, m, D, source),
-        convolution(y, 2 * keys + values, 2 * m.key_heads * m.key_dim + m.value_heads * m.value_dim, m.conv),
+        # Megatron-LM counts this convolution (training.py, gdn_layer_flops), unlike that of Mamba.
+        replace(conv, model_flops=conv.flops),
         only_weights(y, "ssm.parameters", SCAN, parameters),
         scan_op(y, "scan", _delta_rule(y, m), kept, kept[:2]),
         *_delta_output(y, m, scanned),
