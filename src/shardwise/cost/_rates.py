@@ -142,6 +142,20 @@ def tiling_of(device: Device, row: dict[str, Any], ideal: bool) -> Tiling:
     return Tiling(int(device.num_cores) if known else 0, row["depth"] if known else 0.0, row["tile"] if known else 0.0)
 
 
+def attention_dtype(device: Device, dtype: str) -> str:
+    """Return the data type of the attention core: 16 bit where products are narrower.
+
+    Transformer Engine's DotProductAttention and the engines' flash attention stay in 16 bit unless they are told
+    otherwise (TransformerEngine common/recipe, fp8_dpa = False).
+
+    >>> from shardwise.hardware import find_device
+    >>> attention_dtype(find_device("h100-sxm-80gb").device, "fp8")
+    'bf16'
+    """
+    narrow = dtype not in ("fp32", "tf32", "bf16", "fp16")
+    return next((d for d in ("bf16", "fp16") if narrow and d in device.matrix_flops), dtype)
+
+
 def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
@@ -167,7 +181,7 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
         return leaf(name, value, source)
 
     stream = effective(table["memory"]["efficiency"], imposed.memory)
-    attention = table["attention"]
+    attention, attention_peak = table["attention"], device.peak_flops(attention_dtype(device, dtype))
     return Rates(
         matmul_flops=named(
             "achievable matrix FLOP/s", imposed.matmul_flops_per_second or compute * peak, row["source"]
@@ -177,10 +191,14 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
         ),
         matmul_start=named("kernel start", start * row["start_seconds"], row["source"]),
         attention_forward_flops=named(
-            "attention forward FLOP/s", effective(attention["forward"], imposed.compute) * peak, attention["source"]
+            "attention forward FLOP/s",
+            effective(attention["forward"], imposed.compute) * attention_peak,
+            attention["source"],
         ),
         attention_backward_flops=named(
-            "attention backward FLOP/s", effective(attention["backward"], imposed.compute) * peak, attention["source"]
+            "attention backward FLOP/s",
+            effective(attention["backward"], imposed.compute) * attention_peak,
+            attention["source"],
         ),
         attention_start=named("attention start", start * attention["start_seconds"], attention["source"]),
         grouped_flops=named(
