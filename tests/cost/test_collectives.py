@@ -1,0 +1,97 @@
+"""Seconds of collectives: the forms by hand on ideal links, columns, and the tiers that bind."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from shardwise.cost import Efficiencies, collective_seconds, network_of
+from shardwise.hardware import Cluster
+from shardwise.ledger.op import Verb
+
+VERBS: tuple[Verb, ...] = get_args(Verb)
+IDEAL = Efficiencies(ideal=True)
+
+
+def net(devices: int = 64, device: str = "a100-sxm-80gb", imposed: Efficiencies = IDEAL, **options: Any) -> Any:
+    """Return the links of a cluster: NVLink at 300 GB/s and a network at 25 GB/s, unless said."""
+    return network_of(Cluster.parse(f"{devices}x{device}", options), imposed)
+
+
+@pytest.mark.parametrize(
+    ("verb", "group", "seconds"),
+    [
+        # 3e9 bytes over 8 ranks of one domain at 300 GB/s: rings move (n - 1) / n of it, all-reduce twice that.
+        ("all_gather", (8, 8), 7 / 8 * 3e9 / 300e9),
+        ("reduce_scatter", (8, 8), 7 / 8 * 3e9 / 300e9),
+        ("all_reduce", (8, 8), 2 * 7 / 8 * 3e9 / 300e9),
+        ("all_to_all", (8, 8), 7 / 8 * 3e9 / 300e9),
+        ("broadcast", (8, 8), 3e9 / 300e9),
+        ("reduce", (8, 8), 3e9 / 300e9),
+        ("send", (8, 8), 3e9 / 300e9),
+        # Across domains at 25 GB/s: eight rings share the bytes of a gather, one rank a domain carries all alone.
+        ("all_gather", (8, 64), 63 / 64 * 3e9 / (8 * 25e9)),
+        ("all_gather", (1, 8), 7 / 8 * 3e9 / 25e9),
+        ("all_to_all", (8, 64), 56 / 64 * 3e9 / 25e9),
+        ("send", (1, 2), 3e9 / 25e9),
+    ],
+)
+def test_ideal_links_follow_the_ring_forms(verb: Verb, group: tuple[int, ...], seconds: float) -> None:
+    """On links without latency every collective takes the bytes of its ring over its link (docs/formulas.md)."""
+    assert collective_seconds(net(), verb, 3e9, group) == pytest.approx(seconds)
+
+
+def test_switches_that_reduce_send_less() -> None:
+    """NVLink SHARP sends 1 + 1/n of the tensor; two ranks and other verbs gain nothing."""
+    switched = net(device="h100-sxm-80gb")
+    assert collective_seconds(switched, "all_reduce", 9e9, (8, 8)) == pytest.approx((1 + 1 / 8) * 9e9 / 450e9)
+    assert collective_seconds(switched, "all_reduce", 9e9, (2, 2)) == pytest.approx(9e9 / 450e9)
+    assert collective_seconds(switched, "all_gather", 9e9, (8, 8)) == pytest.approx(7 / 8 * 9e9 / 450e9)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_columns_of_two_equal_two_numbers(verb: Verb) -> None:
+    """Every collective accepts arrays of length two, groups of one among them."""
+    links = net(imposed=Efficiencies())
+    size, inner, outer = np.array([1e6, 1e9]), np.array([8.0, 1.0]), np.array([64.0, 1.0])
+    found = collective_seconds(links, verb, size, (inner, outer))
+    assert found.tolist() == pytest.approx(
+        [collective_seconds(links, verb, 1e6, (8, 64)), collective_seconds(links, verb, 1e9, (1, 1))]
+    )
+    assert found[1] == 0
+
+
+def test_a_network_that_is_the_only_tier_is_priced_as_one() -> None:
+    """Nodes of one device have no fast link: the slow link's efficiency applies, not the fast one's."""
+    cluster = Cluster.parse("2x1xa100-sxm-80gb")
+    assert [t.name for t in cluster.tiers] == ["network"]
+    slow = collective_seconds(network_of(cluster, Efficiencies(slow_link=0.5)), "send", 1e9, (2,))
+    fast = collective_seconds(network_of(cluster, Efficiencies(fast_link=0.5)), "send", 1e9, (2,))
+    assert slow > 1e9 / (0.5 * 25e9) > fast
+
+
+@pytest.mark.parametrize(("option", "group"), [("fast_latency", (8, 8)), ("slow_latency", (1, 8))])
+def test_a_latency_that_is_given_counts(option: str, group: tuple[int, ...]) -> None:
+    """A longer latency of either tier lengthens a small message over it by a step for each hop."""
+    short, long = (
+        collective_seconds(net(imposed=Efficiencies(), **{option: text}), "all_gather", 8.0, group)
+        for text in ("20us", "120us")
+    )
+    assert long - short == pytest.approx(7 * 100e-6)
+
+
+def test_messages_of_middling_size_pay_for_the_protocol() -> None:
+    """Below the size at half rate a link is slower than its bandwidth, and far above it is not."""
+    links = net(imposed=Efficiencies())
+    rate = links.links[0].bytes_per_second
+    times = {s: collective_seconds(links, "send", s, (2, 2)) * rate / s for s in (1e6, 1e11)}
+    assert times[1e6] > 2
+    assert times[1e11] < 1.05
+
+
+def test_generic_links_say_so() -> None:
+    """Links of a device that was not measured are an assumption that is stated."""
+    assert net(device="l40s", imposed=Efficiencies()).assumptions
+    assert not net(imposed=Efficiencies()).assumptions

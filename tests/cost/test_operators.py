@@ -1,0 +1,182 @@
+"""Seconds of operators: a smooth roofline over tiles, and the same for columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laws.helpers import tried
+from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
+from shardwise.cost._operators import blend, matmul_seconds
+from shardwise.cost._rates import attention_dtype, constants, family_of
+from shardwise.errors import InputError
+from shardwise.hardware import find_device
+from shardwise.ledger.op import Op
+from shardwise.ledger.traced import Traced, leaf, plain, tracing
+
+H100 = find_device("h100-sxm-80gb").device
+RATES = rates_of(H100, "bf16", 5e-6, Efficiencies())
+IDEAL = rates_of(H100, "bf16", 5e-6, Efficiencies(ideal=True))
+
+
+def product(m: Any, n: Any, k: Any, **more: Any) -> Op[Any]:
+    """Return the operator of an (m, k) by (k, n) product."""
+    flops, moved = 2 * m * n * k, 2 * (m * k + n * k + m * n)
+    values = {
+        "name": "product",
+        "kind": "matmul",
+        "region": "mlp",
+        "flops": flops,
+        "forward_bytes": moved,
+        "backward_flops": flops,
+        "backward_bytes": moved,
+        "weight_flops": flops,
+        "weight_bytes": moved,
+        "rows": m,
+        "columns": n,
+        "inner": k,
+    }
+    return Op(**(values | more))
+
+
+@given(st.floats(1e-9, 1e3), st.floats(1e-9, 1e3), st.floats(1.5, 8))
+@tried(100)
+def test_a_smooth_maximum_lies_between_the_larger_and_the_sum(a: float, b: float, sharpness: float) -> None:
+    """Blending compute and memory time is at least the larger, at most their sum, and symmetric."""
+    both = blend(a, b, sharpness)
+    assert max(a, b) * (1 - 1e-12) <= both <= (a + b) * (1 + 1e-12)
+    assert both == pytest.approx(blend(b, a, sharpness))
+
+
+def test_an_ideal_device_is_its_roofline() -> None:
+    """With efficiencies of one a product takes its FLOPs at peak where they bind, its bytes where they do."""
+    wide, thin = product(8192, 8192, 8192), product(1, 8192, 8192)
+    assert op_seconds(IDEAL, wide).forward == pytest.approx(wide.flops / 989e12, rel=0.01)
+    assert op_seconds(IDEAL, thin).forward == pytest.approx(thin.forward_bytes / 3.35e12, rel=0.01)
+
+
+def test_a_large_product_runs_near_its_fitted_efficiency() -> None:
+    """A product of 8192 cubed comes within a tenth of the achievable rate, and never above it."""
+    op = product(8192, 8192, 8192)
+    reached = op.flops / op_seconds(RATES, op).forward
+    assert 0.9 * RATES.matmul_flops < reached < RATES.matmul_flops
+    assert RATES.matmul_flops <= constants()["hopper"]["matmul"]["bf16"]["compute"] * 989e12
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000))
+@tried(100)
+def test_backward_passes_are_products_of_the_same_size(m: int, n: int, k: int) -> None:
+    """The gradients of a product turn its m, n and k, and cost about the same where all are large."""
+    seconds = op_seconds(RATES, product(m, n, k))
+    assert min(seconds.forward, seconds.backward_input, seconds.backward_weight) > 0
+    swapped = op_seconds(RATES, product(m, k, n))
+    assert seconds.backward_input == pytest.approx(swapped.forward)
+    turned = op_seconds(RATES, product(k, n, m))
+    assert seconds.backward_weight == pytest.approx(turned.forward)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "grouped", "attention", "memory", "scan", "none"])
+@pytest.mark.parametrize("which", ["forward", "input", "weight"])
+def test_columns_of_two_equal_two_numbers(kind: Any, which: str) -> None:
+    """Every kind of operator and every pass accepts arrays of length two."""
+    rows = [(4096, 1024, 512), (100, 3000, 7000)]
+    columns = [np.array(x, float) for x in zip(*rows, strict=True)]
+    batch = np.array([1.0, 1.0])
+    found = kernel_seconds(RATES, product(*columns, kind=kind, batch=batch), which)
+    assert found.dtype == np.float64
+    one_by_one = [kernel_seconds(RATES, product(*row, kind=kind), which) for row in rows]
+    assert found.tolist() == pytest.approx(one_by_one, rel=1e-12)
+
+
+def test_whole_tiles_are_charged() -> None:
+    """One row more than a wave of tiles costs a wave more, never less than the FLOPs themselves."""
+    rows = 128 * 132
+    fits, spills = (matmul_seconds(RATES, product(m, 128, 4096), 1.0) for m in (rows, rows + 1))
+    assert spills >= fits
+    assert matmul_seconds(RATES, product(1, 128, 4096), 1.0) < fits
+
+
+def test_two_products_of_activations_make_the_gradient_of_a_core() -> None:
+    """Unfused attention has two gradients, each a product of the forward's size, and no weight gradient."""
+    core = product(2048, 2048, 128, region="attention.core", batch=32, weight_flops=0, weight_bytes=0)
+    core = replace(core, backward_flops=2 * core.flops, backward_bytes=2 * core.forward_bytes)
+    seconds = op_seconds(RATES, core)
+    one = op_seconds(RATES, product(2048, 128, 2048, batch=32)).forward
+    assert seconds.backward_input == pytest.approx(2 * one)
+    assert seconds.backward_weight == 0
+
+
+def test_launches_hide_behind_long_kernels() -> None:
+    """An eager launch shows on a short kernel and hides behind a long one."""
+    short, long = (product(1, 1, 1, kind="memory", forward_bytes=b) for b in (1e3, 1e9))
+    quiet = rates_of(H100, "bf16", 0.0, Efficiencies())
+    assert op_seconds(RATES, short).forward - op_seconds(quiet, short).forward == pytest.approx(5e-6, rel=0.01)
+    assert op_seconds(RATES, long).forward == op_seconds(quiet, long).forward
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("h100-sxm-80gb", "fp8", "bf16"),
+        ("h100-sxm-80gb", "fp32", "fp32"),
+        ("b200-sxm-180gb", "fp4", "bf16"),
+        ("v100-sxm-32gb", "fp16", "fp16"),
+    ],
+)
+def test_attention_stays_in_sixteen_bit(device: str, dtype: str, expected: str) -> None:
+    """Narrow products leave the attention core in 16 bit; wider ones take it along."""
+    assert attention_dtype(find_device(device).device, dtype) == expected
+
+
+def test_imposed_efficiencies_replace_the_fit() -> None:
+    """What the user imposes is what is achieved: fractions of the peak, or rates."""
+    half = rates_of(H100, "bf16", 0.0, Efficiencies(compute=0.5, memory=0.25))
+    assert half.matmul_flops == half.attention_forward_flops == half.grouped_flops == 0.5 * 989e12
+    assert half.matmul_bytes == half.memory_bytes == 0.25 * 3.35e12
+    rate = rates_of(H100, "bf16", 0.0, Efficiencies(matmul_flops_per_second=6e14, memory_bytes_per_second=2e12))
+    assert (rate.matmul_flops, rate.matmul_bytes) == (6e14, 2e12)
+    with pytest.raises(InputError) as error:
+        rates_of(H100, "bf16", 0.0, Efficiencies(matmul_flops_per_second=-1.0))
+    assert [p.field for p in error.value.problems] == ["matmul_flops_per_second"]
+
+
+def test_rates_explain_where_they_come_from() -> None:
+    """While tracing, every rate is a named number with the source of its fit."""
+    with tracing():
+        rates = rates_of(H100, "bf16", 0.0, Efficiencies())
+        seconds: Any = op_seconds(rates, product(leaf("m", 64), leaf("n", 64), leaf("k", 64))).forward
+    assert isinstance(rates.matmul_flops, Traced)
+    assert "aiconfigurator" in rates.matmul_flops.source
+    assert plain(seconds) == op_seconds(rates_of(H100, "bf16", 0.0, Efficiencies()), product(64, 64, 64)).forward
+
+
+@pytest.mark.parametrize(
+    ("device", "family"),
+    [
+        ("a100-sxm-80gb", "ampere"),
+        ("h200-sxm-141gb", "hopper"),
+        ("gb200", "blackwell"),
+        ("l40s", "generic"),
+        ("mi300x", "generic"),
+    ],
+)
+def test_devices_find_their_family(device: str, family: str) -> None:
+    """A device takes the fits of its family; one that was not measured says so, and one that was does not."""
+    found = find_device(device).device
+    assert family_of(found) == family
+    notes = rates_of(found, "bf16", 0.0, Efficiencies()).assumptions
+    assert any("no kernel measurements" in n for n in notes) == (family == "generic")
+
+
+def test_a_data_type_without_a_rate_is_refused() -> None:
+    """Nothing is emulated: bf16 on a V100 is a problem, not a guess."""
+    with pytest.raises(InputError) as error:
+        rates_of(find_device("v100-sxm-32gb").device, "bf16", 0.0, Efficiencies())
+    assert error.value.problems[0].field == "dtype"
+    assert math.isfinite(rates_of(find_device("v100-sxm-32gb").device, "fp16", 0.0, Efficiencies()).matmul_flops)
