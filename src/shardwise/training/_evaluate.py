@@ -15,6 +15,7 @@ from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
+from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
@@ -165,6 +166,21 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
 def stages_of(case: Case) -> tuple[Stages[Any], ...]:
     """Return the runs of equal stages of one plan."""
     return runs_of(block_order(case.model), len(case.model.kinds), case.partition)
+
+
+def recomputed_flops_per_token(case: Case) -> float:
+    """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
+
+    Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
+    """
+    y = whole_layout(1, case.job.seq_len, "full")
+    found = 0.0
+    for i, kind in enumerate(case.kinds):
+        units = checkpoints(case.plan.recompute, modules_of(case.plan, kind.block)) if kind.recomputed else ()
+        layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
+        ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
+        found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
+    return found / case.job.seq_len
 
 
 def structure(plan: Plan) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
-from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
+from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
 from shardwise.training._memory import StageMemory, device_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
@@ -138,7 +138,7 @@ class TrainReport:
     @cached_property
     def hardware_flops_per_token(self) -> float:
         """FLOPs a token that are executed by convention: model FLOPs and the recomputed forward passes."""
-        return train_flops(self.case.model, self.job.seq_len, "model-full", self.plan.recompute)
+        return self.model_flops_per_token + recomputed_flops_per_token(self.case)
 
     @property
     def model_flops_per_second_per_gpu(self) -> float:

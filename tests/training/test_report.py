@@ -1,0 +1,201 @@
+"""The answer about one plan: what is deduced, what is refused, what it costs, and which change would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.cost import Efficiencies
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.ops import train_flops
+from shardwise.plans import Plan, Training
+from shardwise.plans._legality import batch_problems, plan_problems
+from shardwise.training import Options, TrainReport, train
+
+LLAMA, GPT2 = load_model("llama-3.1-8b"), load_model("gpt2")
+NODE = Cluster.parse("8xh100-sxm-80gb")
+FSDP = Plan(dp=0, sharding="fsdp")
+
+
+def ask(plan: Plan = FSDP, job: Training | None = None, **more: Any) -> TrainReport:
+    """Return the report of a plan of Llama 3.1 8B on one node, unless said."""
+    model, cluster = more.pop("model", LLAMA), more.pop("cluster", NODE)
+    return train(model, cluster, plan, job or Training(seq_len=4096, global_batch=64), Options(**more))
+
+
+def problems(*args: Any, **more: Any) -> list[str]:
+    """Return the fields that a question is refused for."""
+    with pytest.raises(InputError) as error:
+        ask(*args, **more)
+    return [p.field for p in error.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "accumulation", "expected"),
+    [
+        (64, 2, 0, (64, 2, 4)),
+        (64, 0, 4, (64, 2, 4)),
+        (0, 2, 4, (64, 2, 4)),
+        (64, 2, 4, (64, 2, 4)),
+        (0, 2, 0, (16, 2, 1)),
+    ],
+)
+def test_two_of_batch_micro_batch_and_accumulation_give_the_third(
+    batch: int, micro: int, accumulation: int, expected: tuple[int, int, int]
+) -> None:
+    """Global batch = micro-batch x accumulation x replicas, whichever two are given."""
+    plan = replace(FSDP, micro_batch=micro)
+    found = ask(plan, Training(seq_len=4096, global_batch=batch), accumulation=accumulation)
+    steps = found.job.global_batch // (found.plan.micro_batch * found.plan.dp)
+    assert (found.job.global_batch, found.plan.micro_batch, steps) == expected
+
+
+def test_replicas_fill_the_cluster() -> None:
+    """With dp left open the replicas fill the devices, and the deduction is listed."""
+    found = ask(Plan(tp=2, dp=0))
+    assert found.plan.dp == 4
+    assert "dp 4: fills 8 devices" in found.assumptions
+
+
+def test_a_micro_batch_left_open_is_the_largest_that_fits() -> None:
+    """The micro-batch found fits, and the next size does not."""
+    found = ask(replace(FSDP, micro_batch=0), Training(seq_len=8192, global_batch=1024))
+    assert found.fits
+    assert any(note.startswith(f"micro_batch {found.plan.micro_batch}: the largest") for note in found.assumptions)
+    larger = ask(replace(FSDP, micro_batch=2 * found.plan.micro_batch), Training(seq_len=8192, global_batch=1024))
+    assert not larger.fits
+
+
+def test_what_never_fits_is_answered_with_the_smallest() -> None:
+    """When no micro-batch fits the answer is the smallest, which says by how much it does not."""
+    big = load_model("llama-3.1-405b")
+    found = ask(replace(FSDP, micro_batch=0), model=big)
+    assert not found.fits
+    assert found.plan.micro_batch == 1
+    assert found.verdict.short_by_bytes > 0
+    assert any("the smallest" in note for note in found.assumptions)
+
+
+def test_sequence_parallelism_needs_tensor_parallelism() -> None:
+    """One tensor-parallel rank has no sequence parallelism to speak of."""
+    assert not ask(Plan(dp=0)).plan.sequence_parallel
+    assert ask(Plan(tp=2, dp=0)).plan.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("plan", "job", "more", "fields"),
+    [
+        (Plan(tp=3, dp=0, sequence_parallel=False), {}, {}, {"tp"}),
+        (Plan(dp=4), {}, {}, {"dp"}),
+        (FSDP, {"global_batch": 12}, {}, {"global_batch"}),
+        (FSDP, {"global_batch": -1}, {}, {"global_batch"}),
+        (FSDP, {"global_batch": 7}, {"accumulation": 2}, {"global_batch"}),
+        (FSDP, {"global_batch": 100}, {"accumulation": 3, "micro": 0}, {"accumulation"}),
+        (FSDP, {"seq_len": 0}, {}, {"seq_len"}),
+        (FSDP, {"seq_len": 4096}, {"model": GPT2}, {"seq_len"}),
+        (FSDP, {"expert_imbalance": 0.5}, {}, {"expert_imbalance"}),
+        (FSDP, {"attention_density": 0.0}, {}, {"attention_density"}),
+        (FSDP, {"token_budget": float("nan")}, {}, {"token_budget"}),
+        (FSDP, {"checkpoint_seconds": 5.0}, {}, {"checkpoint_interval"}),
+        (FSDP, {"precision": "bf17"}, {}, {"precision"}),
+        (FSDP, {"optimizer": "adamant"}, {}, {"optimizer"}),
+        (FSDP, {}, {"stack": "fairseq"}, {"stack"}),
+        (FSDP, {}, {"accumulation": -1}, {"accumulation"}),
+        (FSDP, {}, {"efficiencies": Efficiencies(compute=1.5)}, {"compute_efficiency"}),
+        (Plan(tp=3, dp=0, ep=2, sequence_parallel=False), {"seq_len": 0}, {}, {"tp", "ep", "seq_len"}),
+    ],
+)
+def test_bad_input_names_its_fields(plan: Plan, job: dict[str, Any], more: dict[str, Any], fields: set[str]) -> None:
+    """A question that cannot be answered names every field at fault."""
+    options = dict(more)
+    if "micro" in options:
+        plan = replace(plan, micro_batch=options.pop("micro"))
+    values = {"seq_len": 1024, "global_batch": 64} | job
+    assert fields <= set(problems(plan, Training(**values), **options))
+
+
+def test_changes_are_legal_and_say_what_asking_says() -> None:
+    """Every suggested change differs in one field, is legal, and has the memory and time that asking for it gives."""
+    found = ask(Plan(tp=2, dp=0, micro_batch=4))
+    assert found.changes
+    for change in found.changes:
+        plan = replace(found.plan, **{change.field: change.value}, dp=0)
+        again = ask(plan, stack=found.case.stack)
+        assert (again.device_bytes, again.step_seconds, again.fits) == (
+            change.needed_bytes,
+            change.step_seconds,
+            change.fits,
+        )
+        assert not plan_problems(LLAMA, again.plan, 4096)
+        assert not batch_problems(again.plan, 64)
+    order = [change.fits for change in found.changes]
+    assert order == sorted(order, reverse=True)
+
+
+def test_a_token_budget_costs_time_and_money() -> None:
+    """Days and dollars follow from the step, the price and what failures take."""
+    job = Training(seq_len=4096, global_batch=64, token_budget=1e12)
+    calm = ask(job=job)
+    assert calm.goodput == 1
+    assert calm.training_seconds == pytest.approx(1e12 / job.tokens_per_step * calm.step_seconds)
+    assert calm.usd == pytest.approx(calm.training_seconds / 3600 * 8 * 6.88)
+    rough = replace(job, failures_per_device_hour=1e-3, restart_seconds=600.0)
+    rough = replace(rough, checkpoint_seconds=60.0, checkpoint_interval_seconds=3600.0)
+    assert 0 < ask(job=rough).goodput < 1
+    assert ask(job=rough).training_seconds > calm.training_seconds
+    assert ask(job=replace(job, token_budget=0.0)).training_seconds == 0
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    """A device without a list price gives no dollars rather than none to pay."""
+    priced = replace(NODE, usd_per_device_hour=None)
+    assert ask(cluster=priced).usd is None
+
+
+def test_overlap_and_efficiencies_move_the_step() -> None:
+    """Without overlap a step takes longer, with ideal efficiencies less."""
+    base = ask().step_seconds
+    assert ask(overlap=False).step_seconds > base > ask(efficiencies=Efficiencies(ideal=True)).step_seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 0.0),
+        ({"recompute": "full"}, 1.0),
+        ({"recompute": "full", "recompute_layers": 8}, 0.5),
+        ({"recompute": "full", "recompute_layers": 99}, 1.0),
+    ],
+)
+def test_hardware_flops_count_what_is_recomputed(changes: dict[str, Any], share: float) -> None:
+    """Recompute of some layers of each stage counts those layers' forward passes alone."""
+    found = ask(Plan(pp=2, dp=0, **changes))
+    whole = train_flops(LLAMA, 4096, "model-full", "full") - train_flops(LLAMA, 4096, "model-full")
+    assert found.hardware_flops_per_token == pytest.approx(found.model_flops_per_token + share * whole)
+
+
+def test_modules_that_run_again_count_as_hardware_flops() -> None:
+    """Recompute by module counts the modules' products."""
+    plain, again = ask(Plan(tp=2, dp=0)), ask(Plan(tp=2, dp=0, modules=("mlp",)))
+    products = 32 * 6 * 4096 * 14336
+    assert again.hardware_flops_per_token - plain.hardware_flops_per_token == pytest.approx(products)
+    assert again.step_seconds > plain.step_seconds
+
+
+@pytest.mark.parametrize("what", ["step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu"])
+def test_headlines_open(what: str) -> None:
+    """Each headline is a number that opens and equals what the report says."""
+    found = ask()
+    plain = {"step": found.step_seconds, "memory": found.evaluation.peak}.get(what) or getattr(found, what)
+    assert float(found.explain(what)) == pytest.approx(plain, rel=1e-12)
+
+
+def test_an_unknown_headline_is_refused() -> None:
+    """Asking to explain something else names the headlines."""
+    with pytest.raises(InputError) as error:
+        ask().explain("mood")
+    assert "mfu" in error.value.problems[0].remedy
