@@ -261,9 +261,7 @@ class OneD(Layout[X]):
             forward: tuple[Collective[X], ...] = (gather,)
         else:
             forward = ()
-            back = (
-                Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="late", tensor="input gradient"),
-            )
+            back = (Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="late", tensor="input gradient"),)
         weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
         return matmul(
             self,
