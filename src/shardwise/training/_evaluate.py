@@ -19,8 +19,8 @@ from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
-from shardwise.training._blocks import Folded, checkpoints, fold
-from shardwise.training._memory import InFlight, Parts, Recipe, StageMemory, stage_memory
+from shardwise.training._blocks import Folded, checkpoints, elements, fold
+from shardwise.training._memory import InFlight, Parts, Recipe, Shared, StageMemory, stage_memory
 from shardwise.training._sizes import Sizes, sizes_of_columns
 from shardwise.training._stages import (
     Kind,
@@ -159,7 +159,22 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         head=folded("head", head),
         loss=folded("loss", (*ledgers.loss(y, model), *extra)),
         table=total((w.elements for o in entry for w in o.weights if w.name == "embedding.weight"), 0 * y.tokens),
+        shared=shared_of(case, y),
         shared_table=model.embedding and bool(model.tied or model.mtp),
+    )
+
+
+def shared_of(case: Case, y: Layout[X]) -> tuple[Shared[X], ...]:
+    """Return the blocks that share their weights, and the kinds of layer that run them (Zamba2, arXiv:2411.15242)."""
+    uses: dict[Block, list[int]] = {}
+    for i, kind in enumerate(case.kinds):
+        for block in (kind.block, *kind.block.also):
+            if block.shared_weights:
+                uses.setdefault(replace(block, also=()), []).append(i)
+    zero = 0 * y.tokens
+    return tuple(
+        Shared(elements=elements(ledgers.block_ops(y, block, case.model.hidden), zero), kinds=tuple(kinds))
+        for block, kinds in uses.items()
     )
 
 

@@ -46,6 +46,14 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shared(Generic[X]):
+    """Weights that several layers run and a stage holds once: the kinds of layer that run them, one entry a use."""
+
+    elements: Elements[X]
+    kinds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parts(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
@@ -60,6 +68,7 @@ class Parts(Generic[X]):
     stream_bytes: X
     table: X
     shared_table: bool = False
+    shared: tuple[Shared[X], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +99,18 @@ class StageMemory(Generic[X]):
 def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
     """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.
 
-    Mirrored ones included.
+    Mirrored ones included; weights that layers share are held once.
     """
     zero = 0 * s.count
 
     def of(pick: Callable[[Elements[X]], X]) -> X:
         layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
         ends = s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
-        return total(layers, zero) + ends
+        own = total(layers, zero) + ends
+        for block in parts.shared:
+            held = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
+            own = own - maximum(held - 1, 0) * pick(block.elements)
+        return own
 
     return (
         of(lambda e: e.dense_matrix),
