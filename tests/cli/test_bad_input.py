@@ -96,6 +96,8 @@ CASES: dict[str, tuple[str, str]] = {
     "rate of zero": (f"{T} --memory-bandwidth-achieved 0", "memory_bandwidth_achieved"),
     "imbalance below one": (f"{T} --expert-imbalance 0.5", "expert_imbalance"),
     "density above one": (f"{T} --attention-density 2", "attention_density"),
+    "documents longer than a sequence": (f"{T} --document-lengths 512,99999999", "document_lengths"),
+    "documents and their density": (f"{T} --document-lengths 512 --attention-density 0.5", "document_lengths"),
     "negative time": (f"{T} --restart -5min", "restart"),
     "time with an unknown unit": (f"{T} --checkpoint 5weeks", "checkpoint"),
     "checkpoint without an interval": (f"{T} --checkpoint 1min", "checkpoint_interval"),

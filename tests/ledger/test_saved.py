@@ -10,7 +10,6 @@ import pytest
 from shardwise.ledger.op import Op, Tensor, within
 from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 
-
 Rows = tuple[tuple[str, Any, str], ...]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -222,7 +222,26 @@ def make_job(inputs: Inputs, model: Model | None) -> Training:
     names = {f.name for f in fields(Training)}
     given = {_JOB.get(key, key): value for key, value in inputs.values.items() if _JOB.get(key, key) in names}
     given.setdefault("global_batch", 0)
-    return Training(**{**given, "seq_len": seq_len_of(inputs, model)})
+    given["seq_len"] = seq_len_of(inputs, model)
+    lengths = inputs.values.get("document_lengths")
+    if lengths:
+        given["attention_density"] = packed_density(inputs, lengths, given["seq_len"])
+    return Training(**given)
+
+
+def packed_density(inputs: Inputs, lengths: Sequence[int], seq_len: int) -> float:
+    """Return the attention density of packed documents, recording lengths that cannot be."""
+    from shardwise.plans import density_of
+
+    if "attention_density" in inputs.values:
+        inputs.fail(
+            "document_lengths", ",".join(map(str, lengths)), "gives attention_density too", "give one of the two"
+        )
+    if not 1 <= min(lengths) <= max(lengths) <= seq_len:
+        rule = f"are tokens of documents within a sequence of {seq_len}"
+        inputs.fail("document_lengths", ",".join(map(str, lengths)), rule, f"use lengths from 1 to {seq_len}")
+        return 1.0
+    return density_of(lengths, seq_len)
 
 
 def make_efficiencies(inputs: Inputs) -> Efficiencies:

@@ -174,6 +174,7 @@ def job_flags() -> dict[str, Flag]:
         ("tokens", k.COUNT, "tokens of the whole run, such as 15T"),
         ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
         ("attention_density", k.FRACTION, "share of the attention square that packed documents leave"),
+        ("document_lengths", k.WHOLES, "tokens of documents packed into a sequence, for their attention density"),
         ("failures_per_device_hour", k.RATE_OF_FAILURE, "failures of a device in an hour"),
         ("restart", k.SECONDS, "time to come back after a failure"),
         ("checkpoint", k.SECONDS, "time that a checkpoint stops the run"),
