@@ -13,7 +13,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shardwise.hardware import Cluster, Tier
-from shardwise.models import MLP, Attention, Block, LatentAttention, Mamba2, Model, MoE
+from shardwise.models import (
+    MLP,
+    Attention,
+    Block,
+    GatedDelta,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Model,
+    MoE,
+    RecurrentGate,
+    ShortConv,
+)
 from shardwise.plans import (
     CONTEXT_KINDS,
     PRECISIONS,
@@ -29,16 +41,16 @@ from shardwise.plans._laws import all_blocks, module_names
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.training import Case
 
-try:
-    from shardwise.ops import ssm as _ssm  # noqa: F401
-
-    HYBRIDS = True
-except ImportError:
-    HYBRIDS = False
-
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb")
 POWERS = (1, 2, 4, 8, 16, 32)
 GIB = 2.0**30
+RECURRENT: tuple[Any, ...] = (
+    Mamba1(inner=4096, state=16, conv=4, dt_rank=160),
+    Mamba2(heads=32, head_dim=64, groups=8, state=128, conv=4),
+    GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128, conv=4),
+    ShortConv(width=2048, conv=3),
+    RecurrentGate(width=2048, heads=16, conv=4),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +120,7 @@ def experts(draw: st.DrawFn) -> MoE:
 @st.composite
 def models(draw: st.DrawFn, kinds: tuple[str, ...] = ANY.models) -> Model:
     """Draw a model of one or two kinds of layer."""
-    kind = draw(st.sampled_from([k for k in kinds if k != "hybrid" or HYBRIDS]))
+    kind = draw(st.sampled_from(kinds))
     norm: Any = draw(st.sampled_from(("rmsnorm", "layernorm")))
     mixer: Any = draw(latents() if kind == "latent" else attentions())
     plain = Block(mixers=(mixer,), feed_forward=draw(dense()), norm=norm)
@@ -116,8 +128,11 @@ def models(draw: st.DrawFn, kinds: tuple[str, ...] = ANY.models) -> Model:
     if kind in ("moe", "latent"):
         other = replace(plain, feed_forward=draw(experts()))
     elif kind == "hybrid":
-        state = Mamba2(heads=32, head_dim=64, groups=8, state=128, conv=4)
-        other = Block(mixers=(state,), feed_forward=draw(st.sampled_from((None, plain.feed_forward))), norm=norm)
+        other = Block(
+            mixers=(draw(st.sampled_from(RECURRENT)),),
+            feed_forward=draw(st.sampled_from((None, plain.feed_forward))),
+            norm=norm,
+        )
     elif isinstance(mixer, Attention) and draw(st.booleans()):
         other = replace(plain, mixers=(replace(mixer, window=1024),))
     num_layers = draw(st.integers(1, 16))
