@@ -51,7 +51,7 @@ def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
         row = table[family]["fast"] if fast else table["network"]
         fraction = imposed.fast_link if fast else imposed.slow_link
         rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
-        efficiency = 1.0 if imposed.ideal else fraction or row["efficiency"]
+        efficiency = fraction or (1.0 if imposed.ideal else row["efficiency"])
         scale = 0.0 if imposed.ideal else 1.0
         plain_rate = bool(imposed.ideal or fraction or rate)
         links.append(

@@ -156,6 +156,16 @@ def attention_dtype(device: Device, dtype: str) -> str:
     return next((d for d in ("bf16", "fp16") if narrow and d in device.matrix_flops), dtype)
 
 
+def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None:
+    """Raise `InputError` for achieved rates above what the datasheet gives."""
+    problems = Problems()
+    for name, limit in (("matmul_flops_per_second", peak), ("memory_bytes_per_second", bandwidth)):
+        if getattr(imposed, name) > limit:
+            rule = f"is above the device's peak of {limit:g} a second"
+            problems.add(name, getattr(imposed, name), rule, f"use at most {limit:g}, or another device")
+    problems.raise_if_any()
+
+
 def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
@@ -172,9 +182,10 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
     start = 0.0 if imposed.ideal else 1.0
 
     def effective(fitted: float, user: float) -> float:
-        return 1.0 if imposed.ideal else user or fitted
+        return user or (1.0 if imposed.ideal else fitted)
 
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
+    check_achieved(imposed, peak, bandwidth)
     compute, memory = effective(lasting(row), imposed.compute), effective(row["memory"], imposed.memory)
 
     def named(name: str, value: float, source: str) -> float:

@@ -79,12 +79,12 @@ def attended_pairs(y: Layout[X], mask: Mask) -> X:
 
     Coverage "masked" counts what the mask leaves of S queries behind `context` cached tokens; "full" the whole
     rectangle S * (S + context), as PyTorch's FLOP counter and PaLM appendix B do. Packed documents leave `density` of
-    the triangle.
+    what the mask leaves.
     """
     S, past = y.work.S, y.work.context
-    if y.work.coverage == "full" or not mask.causal:
+    if y.work.coverage == "full":
         return S * (S + past)
-    pairs = seen_by_first(S + past, mask) - seen_by_first(past, mask)
+    pairs = seen_by_first(S + past, mask) - seen_by_first(past, mask) if mask.causal else S * (S + past)
     return pairs if y.work.density == 1 else pairs * y.work.density
 
 

@@ -87,8 +87,8 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Te
 def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], ...]:
     """Return the two grouped products of the local experts and the activation between them."""
     region, sides, zero = f"{name}.experts", 2 if m.gated else 1, 0 * e.rows
-    permuted = Tensor(name=f"{name}.permuted", size_bytes=y.a * e.fair * e.D, born=name)
-    act, product = activation_op(y, region, m, e.fair, e.F)
+    permuted = Tensor(name=f"{name}.permuted", size_bytes=y.a * e.rows * e.D, born=name)
+    act, product = activation_op(y, region, m, e.rows, e.F)
     all_ffn = m.experts * m.ffn
     # whole_outputs are those of all experts together: their product with the inputs of one is the weights of all.
     up = Shape(inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias)
@@ -136,7 +136,7 @@ def _dispatch_tensors(
     outputs, so that those are kept with their weights. Megatron-LM applies the weights before the second product: it
     keeps them.
     """
-    rows, zero = e.fair, 0 * e.fair
+    rows, zero = e.rows, 0 * e.rows
 
     def kept(part: str, size: X) -> Tensor[X]:
         return Tensor(name=f"{name}.{part}", size_bytes=size, born=name)
@@ -152,10 +152,11 @@ def _dispatch_tensors(
 def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op[X]]:
     """Return dispatch and combine: T * k rows over the expert-parallel ranks, gathered over the expert-tensor ranks.
 
+    The busiest rank, which receives its share times the imbalance, decides when the exchange ends.
     Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
     T = routed_tokens(y)
-    size = y.a * T * m.top_k * e.D
+    size = y.a * T * m.top_k * e.D * y.work.imbalance
     arrived = size * y.degrees.etp
     fanout = m.top_k if y.stack.dispatch == "deduplicated" else 0
     hop: Collective[X] = Collective(

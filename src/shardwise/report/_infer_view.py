@@ -57,8 +57,11 @@ def infer_changes(report: InferReport) -> tuple[Change, ...]:
             for axis in ("tp", "pp")
         ]
     options += [("weights", "fp8", {}, {"weights": "fp8"}), ("kv_cache", "fp8", {}, {"kv_cache": "fp8"})]
-    if 0 < report.max_concurrency < job.batch:
-        options.append(("batch", report.max_concurrency, {}, {"batch": report.max_concurrency}))
+    most = report.capacity.largest_batch
+    if 0 < most < job.batch:
+        options.append(("batch", most, {}, {"batch": most}))
+    if not job.max_batched_tokens:
+        options.append(("max_batched_tokens", 8192, {}, {"max_batched_tokens": 8192}))
     found = [_change(report, field, value, (p, j)) for field, value, p, j in options]
     kept = [c for c in found if c is not None]
     return tuple(sorted(kept, key=lambda c: (not c.fits, c.tpot_seconds if c.fits else c.short_by_bytes)))
@@ -130,7 +133,7 @@ def _speed(page: Page, report: InferReport) -> None:
     per_device = rate / report.plan.num_devices
     page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device; {each:,.1f} each request")
     room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
-    full = f"{room}: {report.max_concurrency:,} such requests at once"
+    full = f"{room}: a batch of {report.capacity.largest_batch:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
     page.label("ROOM", full if report.kv_cache_tokens else none)
     price = report.usd_per_million_output_tokens

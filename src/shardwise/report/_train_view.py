@@ -112,9 +112,9 @@ def _nearest(report: TrainReport) -> str:
     if fitting:
         return f"nearest change that fits: {say_change(fitting[0])}, step {show_seconds(fitting[0].step_seconds)}"
     if not report.changes:
-        return "no single change is legal here; use more devices, or a smaller job"
+        return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
     best = min(report.changes, key=lambda c: c.needed_bytes)
-    return f"no single change fits; nearest is {say_change(best)}; combine changes, or use more devices"
+    return f"none of the changes tried fits; nearest is {say_change(best)}; combine changes, or use more devices"
 
 
 def say_change(change: Change) -> str:

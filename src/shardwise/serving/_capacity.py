@@ -96,6 +96,7 @@ class Capacity:
 
     kv_cache_tokens: int
     max_concurrency: int
+    largest_batch: int
     largest_prefill_batch: int
     largest_decode_batch: int
     longest_context: int
@@ -121,6 +122,7 @@ def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
     return Capacity(
         kv_cache_tokens=_tokens(case, stages, budgets, requests),
         max_concurrency=requests,
+        largest_batch=largest_that(lambda b: fits(b, new, full)),
         largest_prefill_batch=largest_that(lambda b: fits(b, new, job.input_tokens)),
         largest_decode_batch=largest_that(lambda b: fits(b, 1, full)),
         longest_context=full + extra if fits(batch, new, full) else (shorter and shorter + full - new),

@@ -110,7 +110,7 @@ def kernels_of(device: Device, family: str, engine: Engine, imposed: Efficiencie
     start = 0.0 if imposed.ideal else 1.0
 
     def effective(fitted: float, user: float) -> float:
-        return 1.0 if imposed.ideal else user or fitted
+        return user or (1.0 if imposed.ideal else fitted)
 
     direct = (
         engine.one_shot

@@ -10,7 +10,7 @@ from shardwise.cost import Efficiencies, band_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
-from shardwise.models import Model
+from shardwise.models import Model, MoE
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
@@ -198,13 +198,19 @@ class TrainReport:
 
     @cached_property
     def interval(self) -> dict[str, tuple[float, float]]:
-        """10 to 90 % intervals of the headlines, from published runs of comparable devices and frameworks."""
+        """10 to 90 % intervals of the headlines, from published runs of comparable devices and frameworks.
+
+        No run is quicker than the same plan with every efficiency at one: that bounds the fast end.
+        """
         family, stack = self.evaluation.rates.family, self.case.stack.name
         time = band_of("step_seconds", f"{family}.{stack}", family)
         low, high = time.around(self.step_seconds)
+        floor = report_of(replace(self.case, efficiencies=Efficiencies(ideal=True)), ()).step_seconds
+        low = max(low, min(floor, self.step_seconds))
+        slow, fast = self.step_seconds / high, self.step_seconds / low
         rates = {"tokens_per_second_per_gpu": self.tokens_per_second_per_gpu, "mfu": self.mfu, "hfu": self.hfu}
         rates["model_flops_per_second_per_gpu"] = self.model_flops_per_second_per_gpu
-        found = {name: (value / time.high, value / time.low) for name, value in rates.items()}
+        found = {name: (value * slow, value * fast) for name, value in rates.items()}
         memory = band_of("memory.peak_bytes", stack)
         return {"step_seconds": (low, high), "memory.peak_bytes": memory.around(self.allocated_bytes), **found}
 
@@ -242,11 +248,11 @@ class TrainReport:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """Single-field changes, those that fit first, the fastest first."""
+        """Single-field changes that take less memory, those that fit first, the fastest first."""
         found = []
         for name, value in neighbours(self.plan):
             changed = try_plan(replace(self.case, plan=replace(self.plan, **{name: value})))
-            if changed is not None:
+            if changed is not None and changed.device_bytes < self.device_bytes:
                 found.append(
                     Change(
                         field=name,
@@ -270,6 +276,8 @@ def neighbours(plan: Plan) -> list[tuple[str, Any]]:
     ]
     if plan.micro_batch > 1:
         found.append(("micro_batch", plan.micro_batch // 2))
+    if plan.tp > plan.etp:
+        found.append(("etp", plan.tp))
     found += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
     return found
 
@@ -352,6 +360,8 @@ def _stated(case: Case) -> tuple[str, ...]:
     notes = [f"stack {case.stack.name}: {case.stack.title}"]
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
+    if case.plan.tp > 1 and case.plan.etp == 1 and any(isinstance(b.feed_forward, MoE) for b in case.model.kinds):
+        notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
     if case.job.dropout is None and case.model.dropout:
         notes.append("dropout: the model's own configuration has it")
     if case.cluster.usd_per_device_hour is None:

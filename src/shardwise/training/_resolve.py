@@ -64,6 +64,12 @@ def job_problems(job: Training, model: Model) -> Problems:
             "is a share of the attention square, above 0 and at most 1",
             "use 1 for unpacked sequences",
         )
+    if job.failures_per_device_hour and not job.checkpoint_interval_seconds:
+        rule = "is needed with failures: each loses half of it"
+        found.add("checkpoint_interval", job.checkpoint_interval_seconds, rule, "for example 30min")
+    if job.restart_seconds and not job.failures_per_device_hour:
+        rule = "has no effect without failures"
+        found.add("restart", job.restart_seconds, rule, "give failures_per_device_hour, or leave it out")
     if job.checkpoint_seconds and not job.checkpoint_interval_seconds:
         found.add(
             "checkpoint_interval",
