@@ -360,7 +360,14 @@ def _stated(case: Case) -> tuple[str, ...]:
     notes = [f"stack {case.stack.name}: {case.stack.title}"]
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
-    if case.plan.tp > 1 and case.plan.etp == 1 and any(isinstance(b.feed_forward, MoE) for b in case.model.kinds):
+    experts = any(isinstance(b.feed_forward, MoE) for b in case.model.kinds)
+    if case.plan.pp == 1 and case.plan.schedule != "1f1b":
+        notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
+    if case.plan.cp == 1 and case.plan.cp_kind != "ring":
+        notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
+    if case.job.expert_imbalance > 1 and not experts:
+        notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")
+    if case.plan.tp > 1 and case.plan.etp == 1 and experts:
         notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
     if case.job.dropout is None and case.model.dropout:
         notes.append("dropout: the model's own configuration has it")
