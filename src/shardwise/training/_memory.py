@@ -280,11 +280,6 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     )
 
 
-def whole_elements(e: Elements[X]) -> X:
-    """Return all parameters of a part on one rank."""
-    return e.dense + e.expert
-
-
 def device_bytes(stack: Stack, z: Sizes[X], peak: X) -> X:
     """Return the bytes that a device shows at a peak of tensors: allocator reserve, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwise.errors import Problem, Problems
+from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
@@ -203,8 +203,3 @@ def _largest(
     if not job.global_batch:
         notes.append(f"global_batch {best[1].global_batch}: {steps} micro-batches on each of {plan.dp} replicas")
     return best
-
-
-def all_problems(plan: Plan, job: Training, model: Model) -> tuple[Problem, ...]:
-    """Return every law that a complete plan and job break."""
-    return (*plan_problems(model, plan, job.seq_len), *batch_problems(plan, job.global_batch))
