@@ -262,19 +262,7 @@ class OneD(Layout[X]):
         else:
             forward = ()
             back = (Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="late", tensor="input gradient"),)
-        weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
-        return matmul(
-            self,
-            name,
-            region,
-            (self.tokens, shape.outputs, shape.inputs),
-            weights,
-            source,
-            forward=forward,
-            backward=back,
-            kernels=shape.kernels,
-            **more,
-        )
+        return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
     def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Leave a split layer: reduce-scatter under sequence parallelism, else all-reduce; mirrored backward."""
@@ -287,19 +275,12 @@ class OneD(Layout[X]):
         else:
             forward = (Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output"),)
             back = ()
+        return self._product(name, region, shape, source, forward=forward, backward=back, **more)
+
+    def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
-        return matmul(
-            self,
-            name,
-            region,
-            (self.tokens, shape.outputs, shape.inputs),
-            weights,
-            source,
-            forward=forward,
-            backward=back,
-            kernels=shape.kernels,
-            **more,
-        )
+        sizes = (self.tokens, shape.outputs, shape.inputs)
+        return matmul(self, name, region, sizes, weights, source, kernels=shape.kernels, **more)
 
 
 class Summa(Layout[X]):

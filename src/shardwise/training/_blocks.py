@@ -11,14 +11,11 @@ from shardwise.ledger.number import X, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ledger.traced import named
+from shardwise.ops.flops import RECOMPUTED
 from shardwise.ops.fold import Machine, merge, messages
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
-    "none": (),
-    "selective": (Checkpoint(("attention.core",)),),
-    "attention": (Checkpoint(("attention",)),),
-    "norm-attention-norm": (Checkpoint(("norm1", "attention", "norm2")),),
-    "full": (Checkpoint(("",)),),
+    mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
 }
 # Megatron-LM core/transformer/transformer_config.py, recompute_modules; the second group discards its output too.
 MODULES: dict[str, tuple[Checkpoint, ...]] = {
