@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from laws.helpers import tried
 from shardwise.plans import AXES, Plan, degrees, groups, spans
+from shardwise.plans._placement import fast_ranks, radices
 
 POWERS = st.sampled_from((1, 2, 4, 8))
 
@@ -26,18 +27,25 @@ def placed(draw: st.DrawFn) -> tuple[Plan, tuple[int, ...]]:
     ep = draw(st.sampled_from([e for e in (1, 2, 4, 8, 16) if stage % (e * etp) == 0]))
     hybrid = draw(st.booleans())
     shard = draw(st.sampled_from([s for s in (1, 2, 4, 8) if size["dp"] % s == 0])) if hybrid else 1
-    plan = Plan(**size, order=order, ep=ep, etp=etp, sharding="hsdp" if hybrid else "none", shard=shard)
+    fast: tuple[int, ...] = ()
+    if draw(st.booleans()):
+        fast = tuple(draw(st.sampled_from([n for n in (1, 2, 4, 8) if size[a] % n == 0])) for a in AXES)
+    plan = Plan(**size, order=order, fast=fast, ep=ep, etp=etp, sharding="hsdp" if hybrid else "none", shard=shard)
     n = plan.num_devices
-    inner = draw(st.sampled_from([d for d in (1, 2, 4, 8, 16, 32) if d <= n]))
+    inner = draw(st.sampled_from([d for d in (1, 2, 4, 8, 16, 32) if d <= n and d % prod(fast) == 0] or [n]))
     middle = draw(st.sampled_from([d for d in (inner, 2 * inner, 4 * inner) if d <= n]))
     return plan, tuple(dict.fromkeys((inner, middle, n)))
 
 
 def coordinates(plan: Plan, rank: int) -> dict[str, int]:
     """Return the place of a rank on every axis."""
-    size, found = degrees(plan), {}
-    for axis in plan.order:
-        rank, found[axis] = divmod(rank, size[axis])
+    found = dict.fromkeys(AXES, 0)
+    weight = dict.fromkeys(AXES, 1)
+    for part in radices(degrees(plan), plan.order, fast_ranks(plan)):
+        for axis, degree in part.items():
+            rank, digit = divmod(rank, degree)
+            found[axis] += weight[axis] * digit
+            weight[axis] *= degree
     return found
 
 

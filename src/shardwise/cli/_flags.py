@@ -154,6 +154,11 @@ def plan_flags() -> dict[str, Flag]:
         ("modules", k.WORDS, "Megatron's modules to recompute as well"),
         ("stage_layers", k.WHOLES, "layers of every stage, where they differ"),
         ("order", k.WORDS, "axes from the fastest links outwards"),
+        (
+            "fast",
+            k.PLACES,
+            "ranks of each axis that share the fastest domain; left out, the first of the order fill it",
+        ),
         ("stack", k.TEXT, "framework that runs the plan"),
     )
 
@@ -192,7 +197,7 @@ def train_flags() -> dict[str, Flag]:
 def infer_flags() -> dict[str, Flag]:
     """Return every flag that describes a serving case."""
     plan = plan_flags()
-    taken = ("tp", "pp", "dp", "ep", "etp", "stage_layers", "order")
+    taken = ("tp", "pp", "dp", "ep", "etp", "stage_layers", "order", "fast")
     serving = _flags(
         "job",
         ("batch", k.WHOLE, "requests at once on each replica"),

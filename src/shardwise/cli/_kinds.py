@@ -180,12 +180,30 @@ def _read_raw(value: object, field: str) -> str | int | float:
     return value
 
 
+def _read_places(value: object, field: str) -> tuple[int, ...]:
+    """Return ranks of each axis in order of `AXES`, from text such as tp=4,dp=2; axes left out have one.
+
+    >>> _read_places("tp=4,dp=2", "fast")
+    (4, 1, 1, 2, 1)
+    """
+    from shardwise.plans import AXES
+
+    if isinstance(value, (list, tuple)):
+        return _read_wholes(value, field)
+    pairs = [str(item).partition("=")[::2] for item in _items(value, field)]
+    found = {axis.strip(): ranks for axis, ranks in pairs}
+    if len(found) < len(pairs) or not set(found) <= set(AXES) or not all(_DIGITS.fullmatch(r) for r in found.values()):
+        raise fail(field, value, "must be axes with their ranks, each once", "for example tp=4,dp=2")
+    return tuple(int(found.get(axis, "1")) for axis in AXES)
+
+
 SWITCH = Kind(_read_switch, "", switch=True)
 TEXT = Kind(_read_text, "NAME")
 FILE = Kind(_read_text, "FILE")
 WORDS = Kind(_read_words, "A,B,...")
 WHOLES = Kind(_read_wholes, "N,N,...")
 RAW = Kind(_read_raw, "VALUE")
+PLACES = Kind(_read_places, "AXIS=N,...")
 WHOLE = whole()
 COUNT = number(parse_count, "N", Range(above=True, example='"15T"'))
 RATIO = number(parse_count, "X", Range(least=1, most=1e6, example="1.2"))

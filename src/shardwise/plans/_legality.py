@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
 from shardwise.plans._laws import (
@@ -24,6 +26,7 @@ __all__ = [
     "all_blocks",
     "batch_problems",
     "divisors",
+    "domain_problems",
     "field_problems",
     "heads_of",
     "is_count",
@@ -70,6 +73,9 @@ def field_problems(plan: Plan) -> Problems:
         found.add("stage_layers", plan.stage_layers, "must be whole numbers of layers", "leave it out for equal stages")
     if sorted(plan.order) != sorted(AXES):
         found.add("order", ",".join(map(str, plan.order)), "must name every axis once", f"for example {','.join(AXES)}")
+    if plan.fast and not (len(plan.fast) == len(AXES) and all(map(is_count, plan.fast))):
+        rule = "must give whole numbers of ranks of " + ", ".join(AXES)
+        found.add("fast", str(plan.fast), rule, "leave it out to fill the fastest domain in order")
     if not isinstance(plan.sequence_parallel, bool):
         found.add("sequence_parallel", plan.sequence_parallel, "must be true or false", "use true or false")
     return found
@@ -91,7 +97,29 @@ def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]
     context_laws(blocks, plan, seq_len, found)
     summa_laws(model, blocks, plan, seq_len, found)
     sharding_laws(plan, found)
+    _fast_laws(plan, found)
     return tuple(dict.fromkeys(found.items))
+
+
+def _fast_laws(plan: Plan, found: Problems) -> None:
+    """Record axes that do not have as many ranks as they are to have in the fastest domain."""
+    for axis, ranks in zip(AXES, plan.fast, strict=False):
+        degree = getattr(plan, axis)
+        if degree % ranks:
+            found.add("fast", f"{axis}={ranks}", f"must divide {axis} = {degree}", one_of(divisors(degree)))
+
+
+def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
+    """Return what is wrong between the ranks that are to share the fastest domain and its devices.
+
+    >>> [str(p) for p in domain_problems(Plan(tp=16, fast=(16, 1, 1, 1, 1)), 8)]
+    ['fast = 16: ranks multiplied must divide the 8 devices of the fastest domain; use one of 1, 2, 4, 8']
+    """
+    found, ranks = Problems(), prod(plan.fast)
+    if plan.fast and domain % ranks:
+        rule = f"ranks multiplied must divide the {domain} devices of the fastest domain"
+        found.add("fast", ranks, rule, one_of(divisors(domain)))
+    return tuple(found.items)
 
 
 def batch_problems(plan: Plan, global_batch: int) -> tuple[Problem, ...]:

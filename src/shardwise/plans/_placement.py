@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from shardwise.plans._plan import Plan
+from shardwise.plans._plan import AXES, Plan
 
 Spans = dict[str, tuple[int, ...]]
 # The same where degrees may be columns.
@@ -49,18 +49,66 @@ def inside(stride: Any, degree: Any, domain: int, how: Whole = PLAIN) -> Any:
     return how.gcd(degree, how.largest(domain // stride, 1))
 
 
-def dense_spans(size: Mapping[str, Any], order: Sequence[str], domains: Sequence[int], how: Whole = PLAIN) -> Placed:
+def dense_spans(
+    size: Mapping[str, Any],
+    order: Sequence[str],
+    domains: Sequence[int],
+    how: Whole = PLAIN,
+    fast: Mapping[str, Any] | None = None,
+) -> Placed:
     """Return the spans of the axes of the dense part for their degrees, plain or columns.
 
-    >>> dense_spans({"tp": 4, "tp2": 1, "cp": 1, "dp": 8, "pp": 2}, ("tp", "dp", "pp", "cp", "tp2"), (8, 64))["dp"]
+    `fast` gives the ranks of each axis that fill the fastest domain before any axis goes on.
+
+    >>> size = {"tp": 4, "tp2": 1, "cp": 1, "dp": 8, "pp": 2}
+    >>> order = ("tp", "dp", "pp", "cp", "tp2")
+    >>> dense_spans(size, order, (8, 64))["dp"]
     (2, 8)
+    >>> dense_spans(size, order, (8, 64), fast={"tp": 2, "tp2": 1, "cp": 1, "dp": 4, "pp": 1})["dp"]
+    (4, 8)
     """
     found: Placed = {}
     stride: Any = 1
-    for axis in order:
-        found[axis] = (*(inside(stride, size[axis], d, how) for d in domains[:-1]), size[axis])
-        stride = stride * size[axis]
-    return found
+    for part in radices(size, order, fast):
+        for axis, degree in part.items():
+            here = tuple(inside(stride, degree, d, how) for d in domains[:-1])
+            known = found.get(axis)
+            found[axis] = here if known is None else tuple(a * b for a, b in zip(known, here, strict=True))
+            stride = stride * degree
+    return {axis: (*at, size[axis]) for axis, at in found.items()}
+
+
+def radices(
+    size: Mapping[str, Any], order: Sequence[str], fast: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], ...]:
+    """Return the mixed radix of the ranks, fastest first: the part of each axis in the fastest domain, then the rest.
+
+    >>> radices({"tp": 4, "dp": 8}, ("tp", "dp"), {"tp": 2, "dp": 4})
+    ({'tp': 2, 'dp': 4}, {'tp': 2, 'dp': 2})
+    """
+    if fast is None:
+        return ({axis: size[axis] for axis in order},)
+    return {axis: fast[axis] for axis in order}, {axis: size[axis] // fast[axis] for axis in order}
+
+
+def fast_ranks(plan: Plan) -> dict[str, int] | None:
+    """Return the ranks of each axis that fill the fastest domain, where the plan says so."""
+    return dict(zip(AXES, plan.fast, strict=True)) if plan.fast else None
+
+
+def steps(plan: Plan, axis: str) -> tuple[int, ...]:
+    """Return for every coordinate on an axis how far its rank is from that of coordinate 0.
+
+    >>> steps(Plan(tp=2, dp=4), "dp"), steps(Plan(tp=2, dp=4, fast=(1, 1, 1, 2, 1)), "dp")
+    ((0, 2, 4, 6), (0, 1, 4, 5))
+    """
+    found, stride = [0], 1
+    for part in radices(degrees(plan), plan.order, fast_ranks(plan)):
+        for name, degree in part.items():
+            if name == axis:
+                found = [at + i * stride for i in range(degree) for at in found]
+            stride *= degree
+    return tuple(found)
 
 
 def with_groups(dense: Placed, sizes: Mapping[str, Any], how: Whole = PLAIN) -> Placed:
@@ -94,7 +142,7 @@ def spans(plan: Plan, domains: Sequence[int]) -> Spans:
     """
     shard = plan.shard if plan.sharding == "hsdp" else plan.dp
     sizes = {"dp": plan.dp, "shard": shard, "ep": plan.ep, "etp": plan.etp}
-    return with_groups(dense_spans(degrees(plan), plan.order, domains), sizes)
+    return with_groups(dense_spans(degrees(plan), plan.order, domains, fast=fast_ranks(plan)), sizes)
 
 
 def groups(plan: Plan, axes: Iterable[str]) -> Iterator[tuple[int, ...]]:
@@ -103,19 +151,88 @@ def groups(plan: Plan, axes: Iterable[str]) -> Iterator[tuple[int, ...]]:
     >>> list(groups(Plan(tp=2, dp=2), ["dp"]))
     [(0, 2), (1, 3)]
     """
-    size, order = degrees(plan), [str(axis) for axis in plan.order]
-    stride: dict[str, int] = {}
-    step = 1
-    for axis in order:
-        stride[axis] = step
-        step *= size[axis]
     wanted = set(axes)
-    chosen = [a for a in order if a in wanted]
-    others = [a for a in order if a not in wanted]
+    order = [str(axis) for axis in plan.order]
 
     def offsets(names: list[str]) -> list[int]:
-        ranges = [range(size[a]) for a in reversed(names)]
-        return [sum(i * stride[a] for i, a in zip(c, reversed(names), strict=True)) for c in product(*ranges)]
+        return [sum(places) for places in product(*(steps(plan, axis) for axis in reversed(names)))]
 
-    for base in offsets(others):
-        yield tuple(base + o for o in offsets(chosen))
+    chosen = offsets([axis for axis in order if axis in wanted])
+    for base in offsets([axis for axis in order if axis not in wanted]):
+        yield tuple(base + at for at in chosen)
+
+
+# Which axes of the dense part make a group up; the others are made of the ranks of a stage (`named_groups`).
+_DENSE_GROUPS: dict[str, tuple[str, ...]] = {
+    **{axis: (axis,) for axis in AXES},
+    "dp_cp": ("dp", "cp"),
+}
+GROUPS = (
+    *_DENSE_GROUPS,
+    *("shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate", "table"),
+)
+"""Every kind of group that ranks form, by the name that messages and spans give it."""
+
+
+def named_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
+    """Yield the ranks of every group of a kind, one of `GROUPS`; together they hold every rank once.
+
+    Replicas of one sharding group are neighbours along dp with all their context-parallel ranks; experts lie on the
+    ranks of a stage in the order etp, ep, edp. "table" pairs the first and the last stage, which share a table; the
+    other ranks are alone in it.
+
+    >>> plan = Plan(tp=2, dp=4, ep=2)
+    >>> list(named_groups(plan, "ep"))[:2], next(named_groups(plan, "edp"))
+    ([(0, 1), (2, 3)], (0, 2, 4, 6))
+    """
+    if name in _DENSE_GROUPS:
+        yield from groups(plan, _DENSE_GROUPS[name])
+    elif name == "table":
+        for line in groups(plan, ("pp",)):
+            yield (line[0], line[-1]) if plan.pp > 1 else line[:1]
+            yield from ((rank,) for rank in line[1:-1])
+    elif name in ("shard", "replicate"):
+        yield from _sharding_groups(plan, name)
+    else:
+        yield from _expert_groups(plan, name)
+
+
+def _sharding_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
+    """Ranks of neighbouring replicas that shard one copy of the dense weights, or that hold the same shard."""
+    shard = plan.shard if plan.sharding == "hsdp" else plan.dp
+    for line in groups(plan, ("dp",)):
+        if name == "replicate":
+            yield from (line[i::shard] for i in range(shard))
+    if name == "shard":
+        for both in groups(plan, ("dp", "cp")):
+            place = {rank: i for line in _lines_within(plan, both) for i, rank in enumerate(line)}
+            for start in range(0, plan.dp, shard):
+                yield tuple(rank for rank in both if start <= place[rank] < start + shard)
+
+
+def _lines_within(plan: Plan, both: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The data-parallel lines of the ranks that differ in dp and cp alone."""
+    first = min(both)
+    for c in steps(plan, "cp"):
+        yield tuple(first + c + d for d in steps(plan, "dp"))
+
+
+def _expert_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
+    """Ranks of a stage by their place in the mixed radix etp, ep, edp."""
+    inner = plan.etp * plan.ep
+    share = max(1, plan.expert_dp * (plan.shard if plan.sharding == "hsdp" else plan.dp) // plan.dp)
+    for stage in groups(plan, ("tp", "tp2", "cp", "dp")):
+        ranks = sorted(stage)
+        if name == "etp":
+            yield from (tuple(ranks[i : i + plan.etp]) for i in range(0, len(ranks), plan.etp))
+        elif name == "ep":
+            starts = (a + b for a in range(0, len(ranks), inner) for b in range(plan.etp))
+            yield from (tuple(ranks[i : i + inner : plan.etp]) for i in starts)
+        else:
+            for line in (tuple(ranks[i::inner]) for i in range(inner)):
+                if name == "edp":
+                    yield line
+                elif name == "expert_shard":
+                    yield from (line[i : i + share] for i in range(0, len(line), share))
+                else:
+                    yield from (line[i::share] for i in range(share))

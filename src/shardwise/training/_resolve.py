@@ -12,7 +12,15 @@ from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
-from shardwise.plans._legality import batch_problems, divisors, field_problems, is_count, one_of, plan_problems
+from shardwise.plans._legality import (
+    batch_problems,
+    divisors,
+    domain_problems,
+    field_problems,
+    is_count,
+    one_of,
+    plan_problems,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +141,7 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
         plan = replace(plan, sequence_parallel=False)
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
     found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
+    found.items += domain_problems(plan, q.cluster.tiers[0].size)
     found.raise_if_any()
     plan, job = _batch(q, plan, found, notes, fits)
     found.items += batch_problems(plan, job.global_batch)
