@@ -34,12 +34,16 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "relu",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projection:
-    """A linear map outside the standard operators (adapters, embedding projections), applied to every token."""
+    """A linear map outside the standard operators (adapters, embedding projections), applied to every token.
+
+    One `of_sequence` is applied to the first token of each sequence alone (poolers, classifiers).
+    """
 
     name: str
     inputs: int
     outputs: int
     bias: bool = False
+    of_sequence: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,6 +306,11 @@ class Block:
     also: tuple[Block, ...] = ()
 
 
+def _looks_back(block: Block) -> bool:
+    own = all(m.causal for m in block.mixers if isinstance(m, Attention | LatentAttention))
+    return own and all(map(_looks_back, block.also))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """A language model. Build one with `Model.load`; every width is stored, none is derived later.
@@ -352,6 +361,11 @@ class Model:
     def kinds(self) -> Counter[Block]:
         """How many layers there are of each distinct block, in order of first appearance."""
         return Counter(self.layers)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it can make tokens one after another: no layer looks at tokens that follow."""
+        return all(map(_looks_back, self.kinds))
 
     @property
     def num_layers(self) -> int:

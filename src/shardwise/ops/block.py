@@ -31,7 +31,7 @@ from shardwise.ops.elementwise import norm, only_weights, residual_add, vector
 from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
-from shardwise.ops.layout import Layout, Shape
+from shardwise.ops.layout import Layout, Shape, matmul
 from shardwise.ops.recurrent import gated_delta, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 
@@ -61,14 +61,19 @@ def feed_forward(y: Layout[X], m: FeedForward, D: int, source: Tensor[X]) -> tup
 
 
 def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:
-    """Return a linear map outside the standard operators, on the residual stream's own tokens, with its own input."""
+    """Return a linear map outside the standard operators, on the residual stream's own tokens, with its own input.
+
+    One of a sequence runs on a token of each, whole on every rank.
+    """
     zero = 0 * y.tokens
     shape = Shape(inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs,
                   bias=p.bias)  # fmt: skip
-    source = Tensor(
-        name=f"{p.name}.input", size_bytes=y.a * y.residual_tokens * y.residual_width(p.inputs), born=region
-    )
-    return y.whole(p.name, region, shape, source)
+    rows = y.work.B if p.of_sequence else y.residual_tokens
+    source = Tensor(name=f"{p.name}.input", size_bytes=y.a * rows * y.residual_width(p.inputs), born=region)
+    op = y.whole(p.name, region, shape, source)
+    if not p.of_sequence:
+        return op
+    return matmul(y, p.name, region, (zero + rows, shape.outputs, shape.inputs), op.weights, source)
 
 
 def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:

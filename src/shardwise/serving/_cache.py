@@ -43,8 +43,11 @@ class Cache(Generic[X]):
 
 
 def _keys_values(y: Layout[X], m: Attention) -> Iterator[Cache[X]]:
-    """K * (H + Hv) elements a token, K never below one head a rank; one of the two where keys are values."""
-    if m.kv_from_earlier:
+    """K * (H + Hv) elements a token, K never below one head a rank; one of the two where keys are values.
+
+    Attention both ways keeps nothing: no token follows that could use it.
+    """
+    if m.kv_from_earlier or not m.causal:
         return
     heads = y.kv_heads(m.kv_heads)
     dims = m.head_dim if m.shared_key_value else m.head_dim + m.value_dim
@@ -112,7 +115,8 @@ def block_caches(y: Layout[X], block: Block) -> tuple[Cache[X], ...]:
 
 def keeps_tokens(block: Block) -> bool:
     """Return whether a layer keeps something of every new token, if only for a while."""
-    mixers = any(isinstance(m, Attention | LatentAttention | CompressedAttention) for m in block.mixers)
+    kinds = (Attention, LatentAttention, CompressedAttention)
+    mixers = any(isinstance(m, kinds) and getattr(m, "causal", True) for m in block.mixers)
     return mixers or any(map(keeps_tokens, block.also))
 
 

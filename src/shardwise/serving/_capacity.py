@@ -106,7 +106,7 @@ def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
     """Return what fits on one replica under the engine's budget.
 
     `kv_cache_tokens` counts whole blocks for models whose cache grows with every token, and for others what requests of
-    the asked length hold together, as vLLM prints it. `largest_prefill_batch` is bound by activations and the prompts'
+    the asked length hold together, as vLLM prints it. Without a cache activations alone bound a batch. `largest_prefill_batch` is bound by activations and the prompts'
     cache, `largest_decode_batch` by the cache of requests at full length; `longest_context` keeps batch and output.
     """
     job, stages = case.job, footprints(case, e)
@@ -116,15 +116,17 @@ def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
         return all(s.room_bytes(b, fresh, tokens) >= 0 for s in stages)
 
     budgets = [max(0.0, budget_bytes(case, s.weights, s.working_bytes(batch, new), s.beside)) for s in stages]
-    requests = min(_count(b, s.sequence_bytes(full)) for b, s in zip(budgets, stages, strict=True))
+    cached = any(s.sequence_bytes(full) for s in stages)
+    most = largest_that(lambda b: fits(b, new, full))
+    requests = min(_count(b, s.sequence_bytes(full)) for b, s in zip(budgets, stages, strict=True)) if cached else most
     extra = largest_that(lambda n: fits(batch, n + new, n + full)) if fits(batch, new, full) else 0
     shorter = largest_that(lambda n: fits(batch, n, n + job.output_tokens + job.prefix_tokens), new)
     return Capacity(
-        kv_cache_tokens=_tokens(case, stages, budgets, requests),
+        kv_cache_tokens=_tokens(case, stages, budgets, requests) if cached else 0,
         max_concurrency=requests,
-        largest_batch=largest_that(lambda b: fits(b, new, full)),
+        largest_batch=most,
         largest_prefill_batch=largest_that(lambda b: fits(b, new, job.input_tokens)),
-        largest_decode_batch=largest_that(lambda b: fits(b, 1, full)),
+        largest_decode_batch=largest_that(lambda b: fits(b, 1, full)) if cached else most,
         longest_context=full + extra if fits(batch, new, full) else (shorter and shorter + full - new),
     )
 

@@ -5,6 +5,7 @@ Sources: prefill and decode by operator as in docs/formulas.md, inference; pipel
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -53,7 +54,8 @@ def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
     model, form = case.model, case.format
     views = views_of(case, z, step)
     kinds = tuple(
-        fold(layer_ops(views, block, model.hidden), m, form, label_of(block, i)) for i, block in enumerate(model.kinds)
+        fold(layer_ops(views, block, model.hidden, case.job.use_kv_cache), m, form, label_of(block, i))
+        for i, block in enumerate(model.kinds)
     )
     boundary = views.wide.residual("boundary", model.hidden, "").size_bytes
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=boundary)
@@ -152,8 +154,15 @@ def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float
 
 
 def decode_of(case: Case, z: Sizes[X]) -> Phase[X]:
-    """Return the mean decode step over the generation: step k reads input + k - 1 cached tokens."""
+    """Return the mean decode step over the generation: step k reads input + k - 1 cached tokens.
+
+    Nothing where nothing is generated; without a cache step k runs all those tokens again (`again_of`).
+    """
     job = case.job
+    if not job.output_tokens:
+        return _nothing(case, z)
+    if not job.use_kv_cache:
+        return again_of(case, z)
     last = max(job.input_tokens, job.input_tokens + job.output_tokens - 2)
     contexts = decode_contexts(job.input_tokens, last, breakpoints(case.model.kinds))
     one = 0 * z.batch + 1
@@ -164,6 +173,47 @@ def decode_of(case: Case, z: Sizes[X]) -> Phase[X]:
     return weighted(phases, "decode step")
 
 
+def _nothing(case: Case, z: Sizes[X]) -> Phase[X]:
+    """Return the decode step of a case that generates nothing."""
+    phase = weighted([(prefill_of(case, z), 0.0)], "nothing is generated")
+    return replace(phase, live_bytes=0 * phase.live_bytes)
+
+
+def spread(first: int, last: int) -> list[tuple[float, float]]:
+    """Return (number, weight) whose weighted mean of a cubic is its mean over all whole numbers from first to last.
+
+    Two points of the mean and the variance of the series, n whole numbers: (n^2 - 1) / 12.
+
+    >>> points = spread(10, 20)
+    >>> round(sum(w * x**3 for x, w in points) - sum(x**3 for x in range(10, 21)) / 11, 6)
+    0.0
+    """
+    middle, count = (first + last) / 2, last - first + 1
+    away = math.sqrt((count * count - 1) / 12)
+    return [(middle - away, 0.5), (middle + away, 0.5)] if away else [(middle, 1.0)]
+
+
+def again_of(case: Case, z: Sizes[X]) -> Phase[X]:
+    """Return the mean step of a generation without a cache: each runs the input and what was generated, with one more.
+
+    Its work is quadratic in the tokens between windows, for which two points stand exactly (`spread`).
+    """
+    job, one = case.job, 0 * z.batch + 1
+    first, last = job.input_tokens + 1, job.input_tokens + max(job.output_tokens - 1, 1)
+    edges = sorted(b for b in breakpoints(case.model.kinds) if first <= b < last)
+    found, low = [], first
+    for high in (*edges, last):
+        weight = (high - low + 1) / (last - first + 1)
+        found += [(at, share * weight) for at, share in spread(low, high)]
+        low = high + 1
+    # The last step weighs nothing in the mean, and has the most alive.
+    phases = [
+        (phase_of(case, z, Step(phase="prefill", tokens=at, context=0), one, f"step of {at:g} tokens"), share)
+        for at, share in (*found, (last, 0.0))
+    ]
+    return weighted(phases, "step without a cache")
+
+
 def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
     """Return the layout of a decode step, for sizes that do not depend on the phase."""
     return views_of(case, z, Step(phase="decode", tokens=1, context=0)).wide
@@ -172,11 +222,12 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
 def evaluate(case: Case, z: Sizes[X]) -> Evaluation[X]:
     """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes."""
     prefill, decode = prefill_of(case, z), decode_of(case, z)
-    caches = tuple(block_caches(layout_of(case, z), block) for block in case.model.kinds)
+    y, kept = layout_of(case, z), case.job.use_kv_cache
+    caches = tuple(block_caches(y, block) if kept else () for block in case.model.kinds)
     m = server_of(case, z, False)
     parts = parts_of(case, z, Step(phase="prefill", tokens=1, context=0, sequences=1), m)
     memory = tuple(stage_memory(case, z, s, parts, caches, (prefill, decode)) for s in z.stages)
-    request = prefill.seconds + (case.job.output_tokens - 1) * decode.seconds
+    request = prefill.seconds + max(case.job.output_tokens - 1, 0) * decode.seconds
     return Evaluation(
         prefill=prefill,
         decode=decode,

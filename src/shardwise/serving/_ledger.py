@@ -27,9 +27,9 @@ class Views(Generic[X]):
         return tuple(n if any(map(self.format.holds, w.weights)) else w for w, n in zip(wide, narrow, strict=True))
 
 
-def _cache_write(y: Layout[X], block: Block) -> tuple[Op[X], ...]:
+def _cache_write(y: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ...]:
     """Return the kernel that puts new keys and values in the cache: it reads them once and writes them once."""
-    if not keeps_tokens(block):
+    if not kept or not keeps_tokens(block):
         return ()
     new = y.tokens * total((c.token_bytes for c in block_caches(y, block)), 0 * y.tokens)
     read = new * (y.a / y.work.cache_bytes)
@@ -62,10 +62,10 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     return op
 
 
-def layer_ops(v: Views[X], block: Block, D: int) -> tuple[Op[X], ...]:
-    """Return the operators of one layer."""
+def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True) -> tuple[Op[X], ...]:
+    """Return the operators of one layer, with the write to the cache where there is one."""
     ops = v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D))
-    return (*(_served(v.wide, op, D) for op in ops), *_cache_write(v.wide, block))
+    return (*(_served(v.wide, op, D) for op in ops), *_cache_write(v.wide, block, caches))
 
 
 def embedding_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
@@ -75,8 +75,12 @@ def embedding_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
 
 
 def head_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
-    """Return the operators after the layers: norm, head on the last token of each sequence, gather, sampling."""
-    y, tokens = v.wide, v.wide.work.B
+    """Return the operators after the layers: norm, head on the last token of each sequence, gather, sampling.
+
+    A head of a model that does not generate (masked words) runs on every token, and nothing is sampled.
+    """
+    y = v.wide
+    tokens = y.work.B if model.generates else y.work.B * y.work.S
     norm = ledgers.final_norm(y, model)
     if not model.head:
         return norm or ledgers.nothing(y)
@@ -86,7 +90,8 @@ def head_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
     # A copy in fp32, its maximum and its sum: three passes of 4 bytes after one of 16 bits.
     moved = logits + 3 * 4 * tokens * model.vocab
     sampling = memory_op(y, "sampling", "head", (moved, 0 * moved), kernels=3)
-    return (*norm, *(replace(op, forward=(gather,)) for op in heads), sampling)
+    gathered = tuple(replace(op, forward=(gather,)) for op in heads)
+    return (*norm, *gathered, sampling) if model.generates else (*norm, *gathered)
 
 
 def weight_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:

@@ -6,6 +6,7 @@ fraction x memory - weights - peak of activations - non-torch memory is the cach
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
@@ -89,7 +90,12 @@ def stage_memory(
     activations = named(maximum(phases[0].live_bytes, phases[1].live_bytes), "activations")
     sequences = maximum(z.batch, case.job.max_sequences)
     logits = s.ends * (sequences * (case.model.vocab if case.model.head else 0))
-    sampling = named(engine.sampler_bytes * logits, "logits and sampling")
+    if case.model.generates:
+        sampling = named(engine.sampler_bytes * logits, "logits and sampling")
+    else:
+        tokens = minimum(z.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
+        head = case.model.vocab if case.model.head else 0
+        sampling = named(s.ends * tokens * case.activation_bytes * head, "logits of every token")
     context = named(zero + engine.context_bytes, "context", dict(engine.sources)["context_bytes"])
     communicators = above(z.tp * z.pp, 1, zero + engine.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["communicator_bytes"])

@@ -110,7 +110,7 @@ class InferReport:
 
     @property
     def tpot_seconds(self) -> float:
-        """Seconds of one decode step, the mean over the generation."""
+        """Seconds of one decode step, the mean over the generation; 0 where nothing is generated."""
         return self.evaluation.decode.seconds
 
     @property
@@ -131,7 +131,12 @@ class InferReport:
     @property
     def decode_tokens_per_second(self) -> float:
         """Output tokens a second while decoding, all replicas."""
-        return self.batch_in_flight / self.tpot_seconds
+        return self.batch_in_flight / self.tpot_seconds if self.tpot_seconds else 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """Requests finished a second, all replicas: whole sequences, images or fields of a model run in one pass."""
+        return self.batch_in_flight / self.request_seconds
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -141,15 +146,16 @@ class InferReport:
     @property
     def pipelined_decode_tokens_per_second(self) -> float:
         """Output tokens a second while decoding with a batch in every pipeline stage."""
-        return self.batch_in_flight / self.evaluation.decode.slowest_stage
+        slowest = self.evaluation.decode.slowest_stage
+        return self.batch_in_flight / slowest if slowest else 0.0
 
     def _usd(self, seconds: float, tokens: float) -> float | None:
         price = self.case.cluster.usd_per_device_hour
-        return None if price is None else price * self.plan.num_devices / 3600 * seconds / tokens * 1e6
+        return None if price is None or not tokens else price * self.plan.num_devices / 3600 * seconds / tokens * 1e6
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
-        """Dollars per million output tokens, the whole request charged to them; None without a price."""
+        """Dollars per million output tokens, the whole request charged to them; None without a price or output."""
         return self._usd(self.request_seconds, self.batch_in_flight * self.job.output_tokens)
 
     @property
@@ -192,11 +198,13 @@ class InferReport:
         names = (
             "fits", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
             "output_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second",
-            "pipelined_decode_tokens_per_second", "weights_bytes_per_gpu", "kv_cache_bytes_per_gpu",
+            "pipelined_decode_tokens_per_second", "samples_per_second", "weights_bytes_per_gpu", "kv_cache_bytes_per_gpu",
             "kv_cache_budget_bytes_per_gpu", "kv_cache_tokens", "max_concurrency",
             "usd_per_million_output_tokens", "usd_per_million_input_tokens",
         )  # fmt: skip
         record: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if not self.job.output_tokens:
+            record["tpot_seconds"] = None
         wanted = ("largest_prefill_batch", "largest_decode_batch", "longest_context")
         record.update({name: getattr(self.capacity, name) for name in wanted})
         record["memory"] = memory_tree(self)

@@ -9,7 +9,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
-from shardwise.plans._legality import divisors, field_problems, is_count, one_of, plan_problems
+from shardwise.plans._legality import divisors, domain_problems, field_problems, is_count, one_of, plan_problems
 from shardwise.serving._case import Case
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._quantization import Format, cache_bytes, checkpoint_format, find_format
@@ -48,25 +48,51 @@ class Question:
 def job_problems(job: Serving, model: Model) -> Problems:
     """Return what is wrong with a job by itself."""
     found = Problems()
-    for name in ("batch", "input_tokens", "output_tokens"):
+    for name in ("batch", "input_tokens"):
         if not is_count(getattr(job, name)):
             found.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
-    for name in ("prefix_tokens", "max_batched_tokens", "max_sequences"):
+    for name in ("output_tokens", "prefix_tokens", "max_batched_tokens", "max_sequences"):
         value = getattr(job, name)
         if value != 0 and not is_count(value):
             found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
+    if not model.generates or not job.use_kv_cache:
+        _without_cache(job, model, found)
     if not found.items and job.prefix_tokens >= job.input_tokens:
         rule = f"must be below the {job.input_tokens} input tokens: the last one is always computed"
         found.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
-    if not found.items and model.positions and job.total_tokens > model.positions:
-        rule = f"input and output exceed the {model.positions} learned positions of {model.name}"
-        found.add("input_tokens", job.input_tokens, rule, f"use at most {model.positions} together")
+    limit = model.positions or (0 if model.embedding else model.max_context)
+    if not found.items and limit and job.total_tokens > limit:
+        what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
+        rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
+        found.add("input_tokens", job.input_tokens, rule, f"use at most {limit}{together}")
+    if not isinstance(job.use_kv_cache, bool):
+        found.add("use_kv_cache", job.use_kv_cache, "must be true or false", "use true")
     if not _is_number(job.memory_fraction) or not 0 <= job.memory_fraction <= 1:
         found.add("memory_fraction", job.memory_fraction, "is a share of the memory, above 0 and at most 1", "use 0.9")
     if not _is_number(job.expert_imbalance) or not 1 <= job.expert_imbalance < float("inf"):
         rule = "is the busiest expert rank's load over the mean, at least 1"
         found.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
     return found
+
+
+def _without_cache(job: Serving, model: Model, found: Problems) -> None:
+    """Record what a model that attends both ways, or an engine without a cache, cannot do."""
+    why = f"{model.name} attends both ways" if not model.generates else "there is no cache"
+    if job.prefix_tokens:
+        found.add("prefix_tokens", job.prefix_tokens, f"needs a cache, and {why}", "use 0")
+    if job.max_batched_tokens and is_count(job.input_tokens) and job.max_batched_tokens < job.input_tokens:
+        rule = f"cannot cut a sequence: {why}"
+        found.add("max_batched_tokens", job.max_batched_tokens, rule, f"use at least {job.input_tokens}")
+    if job.kv_cache:
+        found.add("kv_cache", job.kv_cache, f"has no effect: {why}", "leave it out")
+
+
+def _one_pass(q: Question, notes: list[str]) -> Question:
+    """Return the question with nothing to generate where the model does not generate."""
+    if q.model.generates:
+        return q
+    notes.append(f"one pass: {q.model.name} has no next token to make, so nothing is generated or cached")
+    return replace(q, job=replace(q.job, output_tokens=0))
 
 
 def _is_number(value: object) -> bool:
@@ -126,7 +152,7 @@ def complete_plan(q: Question, found: Problems, notes: list[str]) -> Plan:
     neutral = {name: f.default for f in fields(Plan) if (name := f.name) in _TRAINING_ONLY and f.default is not MISSING}
     # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
     legal = replace(plan, sequence_parallel=plan.tp > 1, **neutral)
-    found.items += plan_problems(q.model, legal, 0)
+    found.items += [*plan_problems(q.model, legal, 0), *domain_problems(plan, q.cluster.tiers[0].size)]
     return replace(legal, sequence_parallel=False)
 
 
@@ -172,6 +198,8 @@ def _stated(case: Case) -> list[str]:
     }
     notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.budget]}"]
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}")
+    if not job.use_kv_cache and job.output_tokens:
+        notes.append("no key-value cache: each output token runs all tokens before it again")
     if case.model.mtp:
         notes.append("multi-token-prediction layers are not loaded")
     if case.model.max_context and job.total_tokens > case.model.max_context:
@@ -183,7 +211,9 @@ def _stated(case: Case) -> list[str]:
 
 def complete(q: Question) -> tuple[Case, tuple[str, ...]]:
     """Return the complete case and the deductions made; raises `InputError` with everything that is wrong."""
-    found, notes = job_problems(q.job, q.model), list[str]()
+    notes: list[str] = []
+    q = _one_pass(q, notes)
+    found = job_problems(q.job, q.model)
     engine = q.engine if isinstance(q.engine, Engine) else find_engine("vllm")
     with found.collect():
         engine = find_engine(q.engine) if isinstance(q.engine, str) else q.engine

@@ -53,26 +53,47 @@ def bert(c: Config) -> Model:
     mapped = Projection(name="head_transform", inputs=hidden, outputs=hidden, bias=True)
     if not bare:
         return replace(model, head_bias=True, extras=(mapped,), extra_vectors=2 * hidden)
-    pooler = () if distil else (replace(mapped, name="pooler"),)
+    pooler = () if distil else (replace(mapped, name="pooler", of_sequence=True),)
     return replace(model, head=False, extras=pooler)
 
 
 def vit(c: Config) -> Model:
-    """Return a vision transformer: the layers alone, patches in and no vocabulary out."""
+    """Return a vision transformer: patches in and no vocabulary out; without an image size its layers alone."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
-    c.note("a vision transformer is its layers alone: no patch embedding, no positions, no head")
-    return Model(
+    model = Model(
         name=c.model_type,
         family=c.model_type,
         hidden=hidden,
         vocab=1,
         layers=(_block(c, heads, hidden),) * c.layers(),
         norm="layernorm",
+        final_norm=False,
         head=False,
         embedding=False,
         max_context=c.count("max_context"),
         dropout=parts.drops(c),
     )
+    if "image_size" in c.raw:
+        return _with_patches(c, model)
+    c.note("a vision transformer is its layers alone: no patch embedding, no positions, no head")
+    return model
+
+
+def _with_patches(c: Config, layers: Model) -> Model:
+    """Add the map of patches, a class token, a position each, the last norm, and a pooler or a classifier.
+
+    Source: transformers 5.23.0 models/vit/modeling_vit.py; arXiv:2010.11929 equations 1 to 4.
+    """
+    hidden, side, image = layers.hidden, c.size("patch_size", default=16), c.size("image_size")
+    c.expect(image % side == 0, "image_size", f"must be a multiple of the patch size {side}", "use a multiple")
+    tokens = (image // side) ** 2 + 1
+    patches = Projection(name="patches", inputs=c.size("num_channels", default=3) * side**2, outputs=hidden, bias=True)
+    bare = " ".join(c.words("architectures")).endswith("Model")
+    classes = c.size("num_labels", default=1000)
+    pooler = Projection(name="pooler", inputs=hidden, outputs=hidden, bias=True, of_sequence=True)
+    last = pooler if bare else replace(pooler, name="classifier", outputs=classes)
+    vectors = (tokens + 1) * hidden
+    return replace(layers, final_norm=True, extras=(patches, last), extra_vectors=vectors, max_context=tokens)
 
 
 def build(c: Config) -> Model:
