@@ -109,6 +109,7 @@ class Folded(Generic[X]):
     exposed: dict[str, X]
     hidden: dict[str, X]
     forward_exposed: dict[str, X]
+    replay_exposed: dict[str, X]
     kept_bytes: X
     dropped_bytes: X
     transient_bytes: X
@@ -129,6 +130,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
     forward_exposed: dict[str, X] = {}
+    replay_exposed: dict[str, X] = {}
     for op in ops:
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
@@ -150,6 +152,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
             replay = replay + one
             compute = compute + t.forward
             merge(exposed, ahead.exposed)
+            merge(replay_exposed, ahead.exposed)
             merge(hidden, ahead.hidden)
     kept = keep(ops, units)
     return Folded(
@@ -161,6 +164,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         exposed=exposed,
         hidden=hidden,
         forward_exposed=forward_exposed,
+        replay_exposed=replay_exposed,
         kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), f"{label}saved for backward"),
         dropped_bytes=named(
             total((named(t.size_bytes, t.name) for t in kept.dropped), zero), f"{label}made again in backward"

@@ -8,13 +8,14 @@ from typing import Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, divide, largest, maximum, total
-from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
-from shardwise.training._blocks import Elements, Folded
-from shardwise.training._memory import Parts, Recipe, owned, root_elements
+from shardwise.training._blocks import Folded
+from shardwise.training._memory import Parts, Recipe, root_elements
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
+from shardwise.training._state import gathers, reductions, scatters, state_seconds, table_reduction, updates
+from shardwise.training._update import muon_seconds, optimizer_seconds
 from shardwise.training.schedule import PipelineShape, PipelineTime, Run, ScheduleName, pipeline_time
 from shardwise.training.schedule_points import slowest_work
 
@@ -52,13 +53,15 @@ class StepSeconds(Generic[X]):
     overhead: X
 
 
-def _weighted(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
+def weighted(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
+    """Return a number of every block of a stage, added up."""
     layers = (n * pick(k) for n, k in zip(s.layers, parts.kinds, strict=True))
     ends = s.embeds * pick(parts.embedding) + s.ends * (pick(parts.head) + pick(parts.loss))
     return total(layers, 0 * s.count) + ends
 
 
-def _weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], dict[str, X]]) -> dict[str, X]:
+def weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], dict[str, X]]) -> dict[str, X]:
+    """Return numbers by axis of every block of a stage, added up."""
     found: dict[str, X] = {}
     rows = [
         *zip(s.layers, parts.kinds, strict=True),
@@ -69,21 +72,6 @@ def _weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], di
     for n, folded in rows:
         for axis, seconds in pick(folded).items():
             found[axis] = found[axis] + n * seconds if axis in found else n * seconds
-    return found
-
-
-def scatter_seconds(m: Machine[X], z: Sizes[X], r: Recipe, params: tuple[X, X]) -> X:
-    """Return seconds to reduce-scatter the gradients of (dense, expert) parameters.
-
-    Hybrid sharding then all-reduces the shards over its replicas (torch.distributed.fsdp, HSDP).
-    """
-    groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
-    found = 0 * params[0]
-    for count, (inner, outer, share) in zip(params, groups, strict=True):
-        size = r.precision.gradient_bytes * count
-        found = found + collective_seconds(m.network, "reduce_scatter", size, m.spans[inner])
-        if r.sharding == "hsdp":
-            found = found + collective_seconds(m.network, "all_reduce", divide(size, share), m.spans[outer])
     return found
 
 
@@ -98,11 +86,8 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     if not r.shards_gradients:
         return zero, zero, zero
     dense, expert = k.elements.dense, k.elements.expert
-    scatter, gather = scatter_seconds(m, z, r, (dense, expert)), zero
-    if r.shards_weights:
-        w = r.precision.activation_bytes
-        gather = collective_seconds(m.network, "all_gather", w * dense, m.spans["shard"])
-        gather = gather + collective_seconds(m.network, "all_gather", w * expert, m.spans["expert_shard"])
+    scatter = state_seconds(m, scatters(z, r, (dense, expert)), zero)
+    gather = state_seconds(m, gathers(r, dense, expert), zero) if r.shards_weights else zero
     hides = m.overlap and r.stack.overlap_gradients
     ahead = maximum(gather - k.forward, 0.0) if hides else gather
     behind = maximum(gather + scatter - k.backward, 0.0) if hides else gather + scatter
@@ -122,13 +107,10 @@ def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
     if not r.shards_gradients:
         return zero, zero
     root = root_elements(parts, s)
-    scatter = named(scatter_seconds(m, z, r, (root, 0 * root)), "scattering the root unit")
+    scatter = named(state_seconds(m, scatters(z, r, (root, 0 * root)), zero), "scattering the root unit")
     if not r.shards_weights:
         return zero, scatter
-    size = r.precision.activation_bytes * root
-    return named(
-        collective_seconds(m.network, "all_gather", size, m.spans["shard"]), "gathering the root unit"
-    ), scatter
+    return named(state_seconds(m, gathers(r, root, 0 * root), zero), "gathering the root unit"), scatter
 
 
 def paired(k: Folded[X]) -> Folded[X]:
@@ -149,42 +131,41 @@ def paired(k: Folded[X]) -> Folded[X]:
         forward=named(k.forward - ahead, "forward, paired"),
         backward_input=named(k.backward_input - (hidden - ahead), "input gradients, paired"),
         exposed={**k.exposed, "ep": left},
+        forward_exposed={**k.forward_exposed, "ep": k.forward_exposed.get("ep", 0 * waits) - ahead},
         hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
     )
 
 
-def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
-    """Return seconds of one micro-batch on a stage, all its chunks together."""
+def sharding_waits(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X, X]:
+    """Return seconds a stage waits in (forward, backward) of a micro-batch for sharded weights, and hidden ones."""
     waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
     zero = 0 * s.count
     ahead = total((n * w[0] for n, w in zip(s.layers, waits, strict=True)), zero)
     behind = total((n * w[1] for n, w in zip(s.layers, waits, strict=True)), zero)
     covered = total((n * w[2] for n, w in zip(s.layers, waits, strict=True)), zero)
     root_gather, root_scatter = root_exposure(m, z, r, parts, s)
-    ahead, behind = ahead + root_gather, behind + root_scatter
-    replay = _weighted(parts, s, lambda k: k.replay)
-    exposed, hidden = _weighted_axes(parts, s, lambda k: k.exposed), _weighted_axes(parts, s, lambda k: k.hidden)
+    return ahead + root_gather, behind + root_scatter, covered
+
+
+def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
+    """Return seconds of one micro-batch on a stage, all its chunks together."""
+    ahead, behind, covered = sharding_waits(m, z, r, parts, s)
+    replay = weighted(parts, s, lambda k: k.replay)
+    exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
         exposed["dp"], hidden["dp"] = ahead + behind, covered
     return StageSeconds(
-        forward=named(_weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
+        forward=named(weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
         backward_input=named(
-            _weighted(parts, s, lambda k: k.backward_input) + replay + behind,
+            weighted(parts, s, lambda k: k.backward_input) + replay + behind,
             "input gradients and recompute of a micro-batch",
         ),
-        backward_weight=named(_weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
+        backward_weight=named(weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
         recompute=replay,
-        compute=_weighted(parts, s, lambda k: k.compute),
+        compute=weighted(parts, s, lambda k: k.compute),
         exposed=exposed,
         hidden=hidden,
     )
-
-
-def _reduced(m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], verb: Verb, width: float) -> X:
-    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    return collective_seconds(
-        m.network, verb, width * (dense_matrix + dense_other), m.spans["dp_cp"]
-    ) + collective_seconds(m.network, verb, width * (expert_matrix + expert_other), m.spans["edp"])
 
 
 def _layers(s: Stages[X]) -> X:
@@ -215,56 +196,14 @@ def data_parallel_seconds(
     zero = 0 * t.forward
     if r.shards_weights:
         return zero, zero, zero, zero
-    verb: Verb = "reduce_scatter" if r.shards_optimizer else "all_reduce"
-    grads = named(_reduced(m, r, parts, s, verb, r.precision.gradient_bytes), "gradient reduction")
+    grads = named(state_seconds(m, reductions(r, parts, s), zero), "gradient reduction")
     backward = t.backward_input + t.backward_weight
     shown = _overlapped(grads, backward, s, m.overlap and r.stack.overlap_gradients)
-    if r.shards_gradients:
-        grads = shown = zero
     if not r.shards_optimizer:
         return shown, grads - shown, zero, zero
-    gather = named(_reduced(m, r, parts, s, "all_gather", r.precision.weight_bytes), "weight gather")
+    gather = named(state_seconds(m, updates(r, parts, s), zero), "weight gather")
     waits = _overlapped(gather, t.forward, s, m.overlap and r.stack.overlap_parameters)
     return shown, grads - shown, waits, gather - waits
-
-
-def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
-    """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
-
-    Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes.
-    """
-    p, o = r.precision, r.optimizer
-    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    moment = o.moment_bytes or p.state_bytes
-    extra = {"fused": 0.0, "foreach": 2.0, "single": 5.0}[r.stack.optimizer_step] * p.state_bytes
-
-    def moved(moments: int) -> float:
-        base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
-        return base + 2 * moments * moment + extra
-
-    dense = dense_matrix * moved(o.matrix_moments) + dense_other * moved(o.vector_moments)
-    expert = expert_matrix * moved(o.matrix_moments) + expert_other * moved(o.vector_moments)
-    streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
-    return named(streamed / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
-
-
-def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
-    """Return seconds of Muon's orthogonalisation of the shard's matrices; zero for other optimizers.
-
-    Five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
-    (github.com/KellerJordan/Muon), at the rate of matrix products.
-    """
-    zero = 0 * s.count
-    if r.optimizer.name != "muon":
-        return zero
-    dense, expert = (_weighted_work(parts, s, pick) for pick in (lambda e: e.dense_work, lambda e: e.expert_work))
-    share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
-    return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
-
-
-def _weighted_work(parts: Parts[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
-    rows = zip(s.layers, s.mirrored, parts.kinds, strict=True)
-    return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * s.count)
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
@@ -295,12 +234,18 @@ class Piped(Generic[X]):
     pipeline: PipelineTime[X]
 
 
+def timed_parts(m: Machine[X], parts: Parts[X], schedule: ScheduleName) -> Parts[X]:
+    """Return the blocks as a schedule runs them: DualPipe in pairs."""
+    if schedule == "dualpipe" and m.overlap:
+        return replace(parts, kinds=tuple(map(paired, parts.kinds)), head=paired(parts.head))
+    return parts
+
+
 def micro_batch_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
 ) -> tuple[StageSeconds[X], ...]:
     """Return the seconds of one micro-batch on each run; of the sharding they depend on what moves within them."""
-    if job.schedule == "dualpipe" and m.overlap:
-        parts = replace(parts, kinds=tuple(map(paired, parts.kinds)), head=paired(parts.head))
+    parts = timed_parts(m, parts, job.schedule)
     return tuple(stage_seconds(m, z, r, parts, s) for s in stages)
 
 
@@ -331,6 +276,11 @@ def piped_seconds(
     return Piped(job=job, stages=timed, pipeline=pipeline_time(job.schedule, runs, shape))
 
 
+def tied_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
+    """Return seconds in which the first and the last stage add up the gradients of the table that they share."""
+    return named(table_reduction(m, z, job.tied_bytes)[1], "tied table gradients")
+
+
 def with_update(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], piped: Piped[X]
 ) -> StepSeconds[X]:
@@ -352,12 +302,8 @@ def with_update(
             for s in stages
         ]
     )
-    tied = job.tied_bytes
     if job.tied:
-        # The first and the last stage share a domain only where the whole pipeline does.
-        pair = tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in m.spans["pp"])
-        table = above(z.pp, 1, collective_seconds(m.network, "all_reduce", tied, pair), 0 * z.pp)
-        grads = grads + named(table, "tied table gradients")
+        grads = grads + tied_seconds(m, z, job)
     overhead = 0 * z.pp + r.stack.step_overhead_seconds
     whole = (
         named(pipeline.total, "pipeline")

@@ -1,0 +1,52 @@
+"""Seconds of the optimizer's update: what it streams, and the products of Muon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.ledger.number import X, divide, total
+from shardwise.ledger.traced import named
+from shardwise.ops.fold import Machine
+from shardwise.training._blocks import Elements
+from shardwise.training._memory import Parts, Recipe, owned
+from shardwise.training._sizes import Sizes
+from shardwise.training._stages import Stages
+
+
+def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+    """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
+
+    Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes.
+    """
+    p, o = r.precision, r.optimizer
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
+    moment = o.moment_bytes or p.state_bytes
+    extra = {"fused": 0.0, "foreach": 2.0, "single": 5.0}[r.stack.optimizer_step] * p.state_bytes
+
+    def moved(moments: int) -> float:
+        base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
+        return base + 2 * moments * moment + extra
+
+    dense = dense_matrix * moved(o.matrix_moments) + dense_other * moved(o.vector_moments)
+    expert = expert_matrix * moved(o.matrix_moments) + expert_other * moved(o.vector_moments)
+    streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
+    return named(streamed / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
+
+
+def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+    """Return seconds of Muon's orthogonalisation of the shard's matrices; zero for other optimizers.
+
+    Five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
+    (github.com/KellerJordan/Muon), at the rate of matrix products.
+    """
+    zero = 0 * s.count
+    if r.optimizer.name != "muon":
+        return zero
+    dense, expert = (_weighted_work(parts, s, pick) for pick in (lambda e: e.dense_work, lambda e: e.expert_work))
+    share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
+    return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
+
+
+def _weighted_work(parts: Parts[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
+    rows = zip(s.layers, s.mirrored, parts.kinds, strict=True)
+    return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * s.count)
