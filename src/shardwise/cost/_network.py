@@ -82,12 +82,24 @@ def _wire(link: Link[X], volume: X) -> X:
     return (volume + power(link.half_bytes * volume, 0.5)) / link.bytes_per_second
 
 
-def _volume(verb: Verb, n: X, size: X) -> X:
-    """Return the bytes a ring moves over each link for a tensor of `size`."""
+def sent_bytes(verb: Verb, n: X, size: X) -> X:
+    """Return the bytes that each of n ranks sends, on the mean, in a collective on a tensor of `size` bytes.
+
+    Rings send (n - 1) / n of the tensor, an all-reduce twice that; in an all-to-all `size` is what one rank has. A
+    broadcast and a reduction pass the tensor along n - 1 hops, so that the mean over the ranks is the same share.
+
+    >>> sent_bytes("all_reduce", 4, 100), sent_bytes("all_gather", 4, 100), sent_bytes("send", 4, 100)
+    (150.0, 75.0, 100)
+    """
     share = (n - 1) / n * size
     if verb == "all_reduce":
         return 2 * share
-    return size if verb in ("broadcast", "reduce", "send") else share
+    return size if verb == "send" else share
+
+
+def _volume(verb: Verb, n: X, size: X) -> X:
+    """Return the bytes that the busiest link of a ring moves: in a broadcast or reduction all of the tensor."""
+    return size if verb in ("broadcast", "reduce") else sent_bytes(verb, n, size)
 
 
 def leaving_share(n: X, below: X, fanout: int) -> X:

@@ -22,7 +22,7 @@ WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
 class Weight(Generic[X]):
     """Parameters of an operator: `elements` on this rank, `whole` in the model.
 
-    `expert` weights follow the expert axes.
+    `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Weight(Generic[X]):
     kind: WeightKind = "matrix"
     expert: bool = False
     trainable: bool = True
+    shape: tuple[X | float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,7 @@ class Collective(Generic[X]):
     `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
     step behind each block of attention, "panels" is pipelined behind panels of a product, "exposed" waits. `count`
     repeats the message. `fanout` is set where copies of a token for one domain travel to it once: how many a token
-    has.
+    has. `shape` is that of the tensor, rows first.
     """
 
     axis: GroupAxis
@@ -63,6 +64,7 @@ class Collective(Generic[X]):
     hides: Hiding = "exposed"
     tensor: str = ""
     fanout: int = 0
+    shape: tuple[X | float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

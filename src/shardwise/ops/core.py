@@ -141,27 +141,32 @@ def context_messages(y: Layout[X], c: Core[X]) -> tuple[tuple[Collective[X], ...
     output out (arXiv:2309.14509). SUMMA's sequence axis gathers K and V.
     """
     size = y.a * y.tokens * c.kv_heads * c.dims
-    ahead, back = _gathered("tp2", size * y.degrees.tp2) if y.choices.layout == "summa" else ((), ())
+    at = (y.tokens, c.kv_heads * c.dims)
+    ahead, back = _gathered("tp2", size, y.degrees.tp2, at) if y.choices.layout == "summa" else ((), ())
     if y.choices.cp_kind == "all-gather":
-        more, more_back = _gathered("cp", size * y.degrees.cp)
+        more, more_back = _gathered("cp", size, y.degrees.cp, at)
     elif y.choices.cp_kind == "ring":
-        more, more_back = _ring(size, y.degrees.cp - 1)
+        more, more_back = _ring(size, y.degrees.cp - 1, at)
     else:
         more = more_back = _exchanged(y, c)
     return (*ahead, *more), (*back, *more_back)
 
 
-def _gathered(axis: GroupAxis, full: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
-    gather: Collective[X] = Collective(axis=axis, verb="all_gather", size_bytes=full, tensor="keys and values")
-    scatter: Collective[X] = Collective(axis=axis, verb="reduce_scatter", size_bytes=full, tensor="their gradients")
-    return (gather,), (gather, scatter)
-
-
-def _ring(size: X, steps: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
-    one: Collective[X] = Collective(
-        axis="cp", verb="send", size_bytes=size, count=steps, hides="ring", tensor="keys and values"
+def _gathered(
+    axis: GroupAxis, size: X, ranks: X, at: tuple[X, X]
+) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    gather: Collective[X] = Collective(
+        axis=axis, verb="all_gather", size_bytes=size * ranks, tensor="keys and values", shape=(at[0] * ranks, at[1])
     )
-    return (one,), (replace(one, size_bytes=2 * size, tensor="keys, values, gradients"),)
+    return (gather,), (gather, replace(gather, verb="reduce_scatter", tensor="their gradients"))
+
+
+def _ring(size: X, steps: X, at: tuple[X, X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    one: Collective[X] = Collective(
+        axis="cp", verb="send", size_bytes=size, count=steps, hides="ring", tensor="keys and values", shape=at
+    )
+    both = (at[0], 2 * at[1])
+    return (one,), (replace(one, size_bytes=2 * size, tensor="keys, values, gradients", shape=both),)
 
 
 def _exchanged(y: Layout[X], c: Core[X]) -> tuple[Collective[X], ...]:
@@ -170,7 +175,9 @@ def _exchanged(y: Layout[X], c: Core[X]) -> tuple[Collective[X], ...]:
         ("output", c.heads * c.value_dim),
     )
     return tuple(
-        Collective(axis="cp", verb="all_to_all", size_bytes=y.a * y.tokens * width, tensor=tensor)
+        Collective(
+            axis="cp", verb="all_to_all", size_bytes=y.a * y.tokens * width, tensor=tensor, shape=(y.tokens, width)
+        )
         for tensor, width in sides
     )
 

@@ -72,7 +72,7 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Te
     flops, weight = 2 * e.rows * n * k, y.work.weight_bytes * e.hit * n * k
     edges, zero = y.a * e.rows * (n + k), 0 * e.rows
     whole = zero + shape.whole_inputs * shape.whole_outputs
-    weights = [Weight(name=f"{name}.weight", elements=e.local * n * k, whole=whole, expert=True)]
+    weights = [Weight(name=f"{name}.weight", elements=e.local * n * k, whole=whole, expert=True, shape=(e.local, n, k))]
     if shape.bias:
         weights.append(replace(vector(f"{name}.bias", e.local * n, shape.whole_outputs), expert=True))
     gradient = 2 * y.work.gradient_bytes * e.local * n * k
@@ -109,7 +109,7 @@ def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]
     T, region = routed_tokens(y), f"{name}.router"
     zero, E = 0 * T, m.experts + m.zero_experts
     flops, moved = 2 * T * D * E, y.a * T * D + 4 * T * E
-    weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E)]
+    weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E, shape=(E, D))]
     if m.router_bias:
         weights.append(vector(f"{region}.bias", zero + E, E))
     sizes = [("probabilities", 4 * E)]
@@ -157,13 +157,15 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
     """
     T = routed_tokens(y)
     size = y.a * T * m.top_k * e.D * y.work.imbalance
-    arrived = size * y.degrees.etp
+    arrived, rows = size * y.degrees.etp, T * m.top_k * y.work.imbalance
     fanout = m.top_k if y.stack.dispatch == "deduplicated" else 0
     hop: Collective[X] = Collective(
-        axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout
+        axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, shape=(rows, e.D)
     )
-    gather: Collective[X] = Collective(axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens")
-    scatter: Collective[X] = Collective(axis="etp", verb="reduce_scatter", size_bytes=arrived, tensor="expert outputs")
+    gather: Collective[X] = Collective(
+        axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens", shape=(rows * y.degrees.etp, e.D)
+    )
+    scatter = replace(gather, verb="reduce_scatter", tensor="expert outputs")
     sent, back = _dispatch_tensors(y, m, e, name)
     moved = (2 * size, 2 * size)
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(hop, gather), backward=(scatter, hop), saves=sent,

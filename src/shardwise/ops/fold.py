@@ -61,13 +61,14 @@ def _panels(m: Machine[X], panels: tuple[Collective[X], ...], compute: X) -> lis
     return found
 
 
-def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
-    """Return seconds of the collectives of one operator and pass; those that hide in the same compute share it.
+def waits_of(
+    m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
+) -> list[tuple[X, X]]:
+    """Return (exposed, hidden) seconds of each collective of one operator and pass, those in the same compute sharing.
 
     `late` are the seconds of the weight gradient, which runs after the input gradient and covers what that one sends.
     """
-    exposed: dict[str, X] = {}
-    hidden: dict[str, X] = {}
+    found: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
     panels = tuple(c for c in collectives if c.hides == "panels" and m.overlap)
     of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
@@ -76,6 +77,15 @@ def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, 
         waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(m, c, left[window])
         if c.hides in left:
             left[window] = maximum(left[window] - behind, 0.0)
+        found.append((waits, behind))
+    return found
+
+
+def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
+    """Return seconds of the collectives of one operator and pass by axis; `late` are those of the weight gradient."""
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for c, (waits, behind) in zip(collectives, waits_of(m, collectives, compute, late), strict=True):
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
         hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
     return Messages(exposed=exposed, hidden=hidden)

@@ -41,16 +41,18 @@ def tables(y: Layout[X], m: Model) -> tuple[Weight[X], ...]:
     zero, width = 0 * y.tokens, m.embedding_width or m.hidden
     second = y.degrees.tp2 if y.choices.layout == "summa" else 1
 
-    def table(name: str, elements: X, whole: int) -> Weight[X]:
-        return Weight(name=name, elements=elements, whole=zero + whole, kind="embedding")
+    def table(name: str, elements: X, whole: int, sides: tuple[X | float, ...] = ()) -> Weight[X]:
+        return Weight(name=name, elements=elements, whole=zero + whole, kind="embedding", shape=sides)
 
-    found = [table("embedding.weight", divide(local_vocab(y, m) * width, second), m.vocab * width)]
+    local = local_vocab(y, m)
+    sides = (local, divide(zero + width, second))
+    found = [table("embedding.weight", divide(local * width, second), m.vocab * width, sides)]
     if m.extra_embedding:
         local = divide(divide(zero + m.extra_embedding, y.vocab_ranks), second)
         found.append(table("embedding.extra", local, m.extra_embedding))
     rows = (m.positions + m.token_types) * m.hidden
     if rows:
-        found.append(table("positions.weight", zero + rows, rows))
+        found.append(table("positions.weight", zero + rows, rows, (m.positions + m.token_types, m.hidden)))
     return tuple(found)
 
 
@@ -68,8 +70,9 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """
     if not m.embedding:
         return _around(y, m)
-    stream = y.a * y.tokens * (m.embedding_width or m.hidden)
-    ahead, back = _table_messages(y, stream)
+    width = m.embedding_width or m.hidden
+    stream = y.a * y.tokens * width
+    ahead, back = _table_messages(y, stream, width)
     saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born=""), *rotary_tables(y, m)]
     if m.positions:
         saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born=""))
@@ -102,15 +105,16 @@ def rotated_width(mixer: Mixer) -> int:
     return mixer.head_dim if isinstance(mixer, Attention) and mixer.rotary else 0
 
 
-def _table_messages(y: Layout[X], stream: X) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+def _table_messages(y: Layout[X], stream: X, width: int) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
     """Each rank of a split table has the rows of its words: the others' are zero, and all are summed."""
     if not y.stack.vocab_parallel:
         return (), ()
     sp = y.choices.sequence_parallel
     ahead: Collective[X] = Collective(
-        axis="tp", verb="reduce_scatter" if sp else "all_reduce", size_bytes=stream, tensor="embedding output"
-    )
-    back: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=stream, tensor="embedding gradient")
+        axis="tp", verb="reduce_scatter" if sp else "all_reduce", size_bytes=stream, tensor="embedding output",
+        shape=(y.tokens, width),
+    )  # fmt: skip
+    back = replace(ahead, verb="all_gather", tensor="embedding gradient")
     return (ahead,), (back,) if sp else ()
 
 
@@ -207,7 +211,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     extra = {"eager": 8, "vocab-parallel": y.a + 4, "fused": 0}[y.stack.loss] * scores
     traffic = {"eager": 20, "vocab-parallel": 16, "fused": 8}[y.stack.loss] * scores
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
-                                      tensor="maximum, target, sum")  # fmt: skip
+                                      tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip
     sums = (small,) if y.stack.vocab_parallel else ()
     return (memory_op(y, "loss", "loss", (traffic, traffic / 2), saves=(kept,), transient_bytes=extra, forward=sums,
                       kernels=5),)  # fmt: skip

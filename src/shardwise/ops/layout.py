@@ -8,7 +8,7 @@ collectives of FORMULAS in docs/formulas.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, Literal, cast
 
@@ -129,7 +129,7 @@ class Layout(Generic[X]):
 
     def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
         """A linear layer on the residual stream's own tokens with weights replicated over the tensor-parallel ranks."""
-        weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+        weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         return matmul(self, name, region, (self.residual_tokens, shape.outputs, shape.inputs), weights, source)
 
 
@@ -147,10 +147,12 @@ class Shape(Generic[X]):
     owned: bool = True
 
 
-def linear_weights(name: str, shape: Shape[X], elements: X, bias: X) -> tuple[Weight[X], ...]:
-    """Return the weights of a linear layer: the matrix and, when it has one, the bias."""
+def linear_weights(name: str, shape: Shape[X], sides: tuple[X, X]) -> tuple[Weight[X], ...]:
+    """Return the weights of a linear layer: a matrix of (outputs, inputs) on the rank and, if it has one, the bias."""
     if not shape.owned:
         return ()
+    outputs, inputs = sides
+    elements = inputs * outputs
     zero = 0 * elements
     found = [
         Weight(
@@ -158,10 +160,11 @@ def linear_weights(name: str, shape: Shape[X], elements: X, bias: X) -> tuple[We
             elements=elements,
             whole=zero + shape.whole_inputs * shape.whole_outputs,
             kind=shape.kind,
+            shape=sides,
         )
     ]
     if shape.bias:
-        found.append(Weight(name=f"{name}.bias", elements=bias, whole=zero + shape.whole_outputs, kind="vector"))
+        found.append(Weight(name=f"{name}.bias", elements=outputs, whole=zero + shape.whole_outputs, kind="vector"))
     return tuple(found)
 
 
@@ -251,34 +254,31 @@ class OneD(Layout[X]):
         whose result is reduced beside the weight gradient's (Megatron-LM core/tensor_parallel/layers.py,
         LinearWithGradAccumulationAndAsyncCommunication).
         """
-        full = self.a * self.tokens * shape.inputs
-        gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input")
+        full, at = self.a * self.tokens * shape.inputs, (self.tokens, shape.inputs)
+        gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
         if self.choices.sequence_parallel:
             back: tuple[Collective[X], ...] = (
-                Collective(axis="tp", verb="all_gather", size_bytes=full, hides="compute", tensor="input"),
-                Collective(axis="tp", verb="reduce_scatter", size_bytes=full, hides="late", tensor="input gradient"),
+                replace(gather, hides="compute"),
+                replace(gather, verb="reduce_scatter", hides="late", tensor="input gradient"),
             )
             forward: tuple[Collective[X], ...] = (gather,)
         else:
             forward = ()
-            back = (Collective(axis="tp", verb="all_reduce", size_bytes=full, hides="late", tensor="input gradient"),)
+            back = (replace(gather, verb="all_reduce", hides="late", tensor="input gradient"),)
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
     def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Leave a split layer: reduce-scatter under sequence parallelism, else all-reduce; mirrored backward."""
-        full = self.a * self.tokens * shape.outputs
+        full, at = self.a * self.tokens * shape.outputs, (self.tokens, shape.outputs)
+        out = Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output", shape=at)
+        forward, back = (out,), cast(tuple[Collective[X], ...], ())
         if self.choices.sequence_parallel:
-            forward = (Collective(axis="tp", verb="reduce_scatter", size_bytes=full, tensor="output"),)
-            back: tuple[Collective[X], ...] = (
-                Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="output gradient"),
-            )
-        else:
-            forward = (Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output"),)
-            back = ()
+            forward = (replace(out, verb="reduce_scatter"),)
+            back = (replace(out, verb="all_gather", tensor="output gradient"),)
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
     def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
-        weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+        weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.tokens, shape.outputs, shape.inputs)
         return matmul(self, name, region, sizes, weights, source, kernels=shape.kernels, **more)
 
@@ -313,12 +313,15 @@ class Summa(Layout[X]):
     ) -> Op[X]:
         w, nb, m = self.work.weight_bytes, self.degrees.panels, self.tokens
         left, right = self.a * m * inner, w * inner * outputs
-        own = divide(inner, self.degrees.tp2) * outputs
+        thin = inner / nb
 
         def panel(
             axis: Literal["tp", "tp2"], verb: Literal["broadcast", "reduce"], size: X, tensor: str
         ) -> Collective[X]:
-            return Collective(axis=axis, verb=verb, size_bytes=size / nb, count=nb, hides="panels", tensor=tensor)
+            at = (m, thin) if axis == "tp" else (thin, outputs)
+            return Collective(
+                axis=axis, verb=verb, size_bytes=size / nb, count=nb, hides="panels", tensor=tensor, shape=at
+            )
 
         forward = (panel("tp", "broadcast", left, "input"), panel("tp2", "broadcast", right, "weight"))
         back = (
@@ -327,7 +330,7 @@ class Summa(Layout[X]):
             panel("tp", "broadcast", left, "input"),
             panel("tp2", "reduce", right, "weight gradient"),
         )
-        weights = linear_weights(name, shape, own, outputs)
+        weights = linear_weights(name, shape, (outputs, divide(inner, self.degrees.tp2)))
         return matmul(
             self,
             name,

@@ -133,7 +133,7 @@ def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], .
 
 def _product(y: Layout[X], name: str, shape: Shape[X], reads: tuple[Tensor[X], ...]) -> Op[X]:
     """Return a small product within the mixer, whose operands the fused kernel makes again."""
-    weights = linear_weights(name, shape, shape.inputs * shape.outputs, shape.outputs)
+    weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
     op = matmul(y, name, f"{REGION}.scan", (y.tokens, shape.outputs, shape.inputs), weights, reads[0])
     return replace(op, reads=reads, saves=())
 

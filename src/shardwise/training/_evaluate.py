@@ -13,13 +13,14 @@ from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
-from shardwise.models import Block, Model, MoE
+from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
-from shardwise.training._blocks import Folded, checkpoints, elements, fold
+from shardwise.training._blocks import Folded, elements, fold
+from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import InFlight, Parts, Recipe, Shared, StageMemory, stage_memory
 from shardwise.training._sizes import Sizes, sizes_of_columns
 from shardwise.training._stages import (
@@ -128,37 +129,21 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
     return lay_out(Degrees(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
-def modules_of(plan: Plan, block: Block) -> tuple[str, ...]:
-    """Return the modules of a plan that a block runs again: "mlp" is a dense feed-forward, "moe" one of experts.
-
-    Megatron-LM core/transformer/transformer_config.py, recompute_modules.
-    """
-    other = "mlp" if isinstance(block.feed_forward, MoE) else "moe"
-    return tuple(name for name in plan.modules if name != other)
-
-
 def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
-    model, plan = case.model, case.plan
+    model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
-    def folded(label: str, ops: tuple[Any, ...], kind: Kind | None = None) -> Folded[X]:
-        units = checkpoints(plan.recompute, modules_of(plan, kind.block)) if kind and kind.recomputed else ()
-        return fold(ops or ledgers.nothing(y), m, units, f"{label}: ")
+    def folded(lines: Lines[X]) -> Folded[X]:
+        return fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
 
-    kinds = tuple(
-        folded(f"layer kind {i}" if len(case.kinds) > 1 else "layer", ledgers.block_ops(y, k.block, model.hidden), k)
-        for i, k in enumerate(case.kinds)
-    )
-    mtp, extra = ledgers.predictions(y, model)
-    entry = ledgers.embedding(y, model)
-    head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
+    tables = (w for o in written.embedding.ops for w in o.weights if w.name == "embedding.weight")
     return Parts(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
-        kinds=kinds,
-        embedding=folded("embedding", entry),
-        head=folded("head", head),
-        loss=folded("loss", (*ledgers.loss(y, model), *extra)),
-        table=total((w.elements for o in entry for w in o.weights if w.name == "embedding.weight"), 0 * y.tokens),
+        kinds=tuple(map(folded, written.kinds)),
+        embedding=folded(written.embedding),
+        head=folded(written.head),
+        loss=folded(written.loss),
+        table=total((w.elements for w in tables), 0 * y.tokens),
         shared=shared_of(case, y),
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
@@ -191,7 +176,7 @@ def recomputed_flops_per_token(case: Case) -> float:
     y = whole_layout(1, case.job.seq_len, "full")
     found = 0.0
     for i, kind in enumerate(case.kinds):
-        units = checkpoints(case.plan.recompute, modules_of(case.plan, kind.block)) if kind.recomputed else ()
+        units = units_of(case.plan, kind)
         layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
         ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
         found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))

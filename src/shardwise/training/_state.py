@@ -1,0 +1,98 @@
+"""The messages of weights and gradients between the copies of a rank's parameters: what, over which group, how large.
+
+The seconds of a step and the communication report both read these. Sources: arXiv:1910.02054 (ZeRO),
+arXiv:2304.11277 and torch.distributed.fsdp (FSDP, HSDP), Megatron-LM core/distributed (distributed optimizer).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.cost import collective_seconds
+from shardwise.ledger.number import X, above, divide
+from shardwise.ledger.op import Verb
+from shardwise.ops.fold import Machine
+from shardwise.training._memory import Parts, Recipe, owned
+from shardwise.training._sizes import Sizes
+from shardwise.training._stages import Stages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateMessage(Generic[X]):
+    """One collective over copies of parameters: the group's name, and bytes of the whole (gathered) tensor."""
+
+    group: str
+    verb: Verb
+    size_bytes: X
+    tensor: str
+
+
+def state_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
+    """Return the seconds of messages one after another."""
+    found = zero
+    for one in messages:
+        found = found + collective_seconds(m.network, one.verb, one.size_bytes, m.spans[one.group])
+    return found
+
+
+def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:
+    """Return what reduce-scatters the gradients of (dense, expert) parameters.
+
+    Hybrid sharding then all-reduces the shards over its replicas (torch.distributed.fsdp, HSDP).
+    """
+    groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
+    found: list[StateMessage[X]] = []
+    for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
+        size, tensor = r.precision.gradient_bytes * count, f"{kind}gradients"
+        found.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
+        if r.sharding == "hsdp":
+            rest = divide(size, share)
+            found.append(StateMessage(group=outer, verb="all_reduce", size_bytes=rest, tensor=f"shard of {tensor}"))
+    return tuple(found)
+
+
+def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
+    """Return what gathers the sharded weights of a unit in the type of compute."""
+    w = r.precision.activation_bytes
+    return (
+        StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
+        StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),
+    )
+
+
+def reductions(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
+    """Return what brings the gradients of a stage together once a step; nothing where a micro-batch does it already."""
+    if r.shards_gradients:
+        return ()
+    verb: Verb = "reduce_scatter" if r.shards_optimizer else "all_reduce"
+    return _whole_stage(parts, s, verb, r.precision.gradient_bytes, "gradients")
+
+
+def updates(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
+    """Return what hands the new weights of a stage to all copies once a step, where the optimizer is sharded."""
+    if not r.shards_optimizer or r.shards_weights:
+        return ()
+    return _whole_stage(parts, s, "all_gather", r.precision.weight_bytes, "weights")
+
+
+def _whole_stage(
+    parts: Parts[X], s: Stages[X], verb: Verb, width: float, tensor: str
+) -> tuple[StateMessage[X], StateMessage[X]]:
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
+    dense, expert = width * (dense_matrix + dense_other), width * (expert_matrix + expert_other)
+    return (
+        StateMessage(group="dp_cp", verb=verb, size_bytes=dense, tensor=tensor),
+        StateMessage(group="edp", verb=verb, size_bytes=expert, tensor=f"expert {tensor}"),
+    )
+
+
+def table_reduction(m: Machine[X], z: Sizes[X], size_bytes: X) -> tuple[StateMessage[X], X]:
+    """Return what adds the gradients of a table that the first and the last stage share, and its seconds."""
+    # The first and the last stage share a domain only where the whole pipeline does.
+    pair = tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in m.spans["pp"])
+    seconds = above(z.pp, 1, collective_seconds(m.network, "all_reduce", size_bytes, pair), 0 * z.pp)
+    message = StateMessage(
+        group="table", verb="all_reduce", size_bytes=size_bytes, tensor="gradients of the tied table"
+    )
+    return message, seconds
