@@ -1,4 +1,4 @@
-"""The messages of weights and gradients between the copies of a rank's parameters: what, over which group, how large.
+"""The messages that no operator makes: of weights and gradients between copies, and of the stream between stages.
 
 The seconds of a step and the communication report both read these. Sources: arXiv:1910.02054 (ZeRO),
 arXiv:2304.11277 and torch.distributed.fsdp (FSDP, HSDP), Megatron-LM core/distributed (distributed optimizer).
@@ -84,6 +84,20 @@ def _whole_stage(
     return (
         StateMessage(group="dp_cp", verb=verb, size_bytes=dense, tensor=tensor),
         StateMessage(group="edp", verb=verb, size_bytes=expert, tensor=f"expert {tensor}"),
+    )
+
+
+def boundary_messages(z: Sizes[X], size_bytes: X, scattered: bool) -> tuple[StateMessage[X], ...]:
+    """Return what hands the residual stream of a micro-batch to the next stage, or its gradient back.
+
+    Scattered, each tensor-parallel rank sends its share, and the receivers gather it (arXiv:2104.04473 section 4.1).
+    """
+    tensor = "residual stream"
+    if not scattered:
+        return (StateMessage(group="pp", verb="send", size_bytes=size_bytes, tensor=tensor),)
+    return (
+        StateMessage(group="pp", verb="send", size_bytes=divide(size_bytes, z.tp), tensor=f"share of the {tensor}"),
+        StateMessage(group="tp", verb="all_gather", size_bytes=size_bytes, tensor=tensor),
     )
 
 

@@ -6,15 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.cost import collective_seconds
-from shardwise.ledger.number import X, above, divide, largest, maximum, total
+from shardwise.ledger.number import X, above, largest, maximum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe, root_elements
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
-from shardwise.training._state import gathers, reductions, scatters, state_seconds, table_reduction, updates
+from shardwise.training._state import (
+    boundary_messages,
+    gathers,
+    reductions,
+    scatters,
+    state_seconds,
+    table_reduction,
+    updates,
+)
 from shardwise.training._update import muon_seconds, optimizer_seconds
 from shardwise.training.schedule import PipelineShape, PipelineTime, Run, ScheduleName, pipeline_time
 from shardwise.training.schedule_points import slowest_work
@@ -209,10 +216,7 @@ def data_parallel_seconds(
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
     """Return seconds of one message between stages; scattered sends move 1/tp of it and gather over the fast links."""
     zero = 0 * z.pp
-    if not scattered:
-        return above(z.pp, 1, collective_seconds(m.network, "send", size, m.spans["pp"]), zero)
-    sent = collective_seconds(m.network, "send", divide(size, z.tp), m.spans["pp"])
-    return above(z.pp, 1, sent + collective_seconds(m.network, "all_gather", size, m.spans["tp"]), zero)
+    return above(z.pp, 1, state_seconds(m, boundary_messages(z, size, scattered), zero), zero)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -175,11 +175,10 @@ def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, 
     hops = index
     if not shape.overlap_send:
         hops = maximum(index - 1, 0)
-        # The last stage sends forward, and the first one backward, for all chunks but one.
-        idle_chunks = (shape.num_chunks - 1) * minimum(shape.num_stages - 1, 1)
         send = shape.send / shape.num_chunks
-        forward = there(present, forward + send * (idle_chunks + minimum(maximum(shape.num_stages - 1 - index, 0), 1)))
-        gradient = there(present, gradient + send * (idle_chunks + minimum(index, 1)))
+        ahead, back = sends_of(shape, index)
+        forward = there(present, forward + send * ahead)
+        gradient = there(present, gradient + send * back)
     both = forward + gradient
     forward_before = before[1] + offset * cost[0] + index * shape.send
     gradient_before = before[2] + offset * cost[1] + hops * shape.send
@@ -194,6 +193,19 @@ def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, 
         work=both + cost[2],
         through=forward_before + gradient_before + both,
     )
+
+
+def sends_of(shape: PipelineShape[X], stage: X) -> tuple[X, X]:
+    """Return how many messages a stage sends (forward, backward) for one micro-batch: one for each of its chunks.
+
+    The last stage sends nothing forward, and the first nothing backward, for one of their chunks.
+
+    >>> shape = PipelineShape(num_stages=4, num_chunks=2, num_micro=8, send=0.0, overlap_send=True)
+    >>> sends_of(shape, 0), sends_of(shape, 3)
+    ((2, 1), (1, 2))
+    """
+    others = (shape.num_chunks - 1) * minimum(shape.num_stages - 1, 1)
+    return others + minimum(maximum(shape.num_stages - 1 - stage, 0), 1), others + minimum(stage, 1)
 
 
 def longest(present: Sequence[X], lengths: Sequence[X]) -> X:
