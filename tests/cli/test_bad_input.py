@@ -143,7 +143,7 @@ CASES: dict[str, tuple[str, str]] = {
     "model override below zero": (f"{T} --hidden-size -1", "hidden_size"),
     "model override too deep": (f"{T} --num-layers 1000000000", "num_layers"),
     "serving batch of zero": (f"{I} --batch 0", "batch"),
-    "serving tokens of words": (f"{I} --input-tokens some --output-tokens 0", "input_tokens output_tokens"),
+    "serving tokens of words": (f"{I} --input-tokens some --output-tokens -1", "input_tokens output_tokens"),
     "unknown weight format": (f"{I} --weights fp7", "weights"),
     "unknown cache format": (f"{I} --kv-cache fp7", "kv_cache"),
     "unknown engine": (f"{I} --engine torchserve", "engine"),

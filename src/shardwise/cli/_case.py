@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # What the layers below call a field -> the flag that sets it.
 FLAG_OF = {
     "token_budget": "tokens",
+    "sample_budget": "samples",
     "restart_seconds": "restart",
     "checkpoint_seconds": "checkpoint",
     "checkpoint_interval_seconds": "checkpoint_interval",
@@ -35,6 +36,7 @@ FLAG_OF = {
 }
 _JOB = {
     "tokens": "token_budget",
+    "samples": "sample_budget",
     "restart": "restart_seconds",
     "checkpoint": "checkpoint_seconds",
     "checkpoint_interval": "checkpoint_interval_seconds",
@@ -209,10 +211,17 @@ def seq_len_of(inputs: Inputs, model: Model | None) -> int:
     """Return the sequence length: as given, or 4096, or what the model can take where that is less."""
     if "seq_len" in inputs.values:
         return cast(int, inputs.values["seq_len"])
-    limit = (model.positions or model.max_context) if model is not None else 0
-    found = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
+    found = usual_length(model, DEFAULT_SEQ_LEN)
     inputs.notes.append(f"seq_len {found}: not given")
     return found
+
+
+def usual_length(model: Model | None, default: int) -> int:
+    """Return a default length, or what the model can take where that is less; patches of an image are all there."""
+    limit = (model.positions or model.max_context) if model is not None else 0
+    if not limit:
+        return default
+    return min(default, limit) if model is None or model.embedding else limit
 
 
 def make_job(inputs: Inputs, model: Model | None) -> Training:
@@ -263,12 +272,16 @@ def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
     return None
 
 
-def make_serving(inputs: Inputs) -> Serving:
+def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:
     """Return the batch to be served."""
     from shardwise.plans import Serving
 
     names = {f.name for f in fields(Serving)}
-    return Serving(**{key: value for key, value in inputs.values.items() if key in names})
+    given = {key: value for key, value in inputs.values.items() if key in names}
+    if model is not None and not model.generates and "input_tokens" not in given:
+        given["input_tokens"] = usual_length(model, Serving().input_tokens)
+        inputs.notes.append(f"input_tokens {given['input_tokens']}: not given")
+    return Serving(**given)
 
 
 def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:

@@ -38,7 +38,9 @@ def _infer() -> Command:
 def _count() -> Command:
     plan, job = _flags.plan_flags(), _flags.job_flags()
     taken = ("tp", "cp", "cp_kind", "ep", "etp", "sequence_parallel", "recompute", "stack")
-    shape = {key: plan[key] for key in taken} | {key: job[key] for key in ("seq_len", "tokens", "precision")}
+    shape = {key: plan[key] for key in taken} | {
+        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision")
+    }
     batch = {"batch": Flag("batch", _kinds.WHOLE, "sequences of a pass", "job")}
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
     flags = {**_MODEL, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}

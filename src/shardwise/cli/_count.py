@@ -12,8 +12,18 @@ from shardwise.cli._words import command_words
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
+    from shardwise.models import Model
     from shardwise.report._count import CountReport
     from shardwise.report._page import Page
+
+
+def budget_of(inputs: Inputs, model: Model) -> float:
+    """Return the tokens of the whole run, 0 where none are asked for."""
+    from shardwise.training._resolve import job_problems
+
+    job = replace(_case.make_job(inputs, model), global_batch=1)
+    inputs.merge(InputError(job_problems(job, model).items))
+    return job.run_tokens
 
 
 def ask(inputs: Inputs) -> CountReport:
@@ -30,7 +40,7 @@ def ask(inputs: Inputs) -> CountReport:
         counting = Counting(
             batch=inputs.get("batch", 1),
             seq_len=_case.seq_len_of(inputs, model),
-            token_budget=inputs.get("tokens", 0.0),
+            token_budget=budget_of(inputs, model),
             recompute=inputs.get("recompute", "none"),
             precision=precision,
             stack=stack.name,

@@ -25,7 +25,7 @@ def ask(inputs: Inputs) -> InferReport:
         plan = replace(_case.make_plan(inputs), micro_batch=1)
         options = Options(engine=inputs.get("engine", "vllm"), efficiencies=_case.make_efficiencies(inputs))
         try:
-            report = infer(model, cluster, plan, _case.make_serving(inputs), options)
+            report = infer(model, cluster, plan, _case.make_serving(inputs, model), options)
         except InputError as error:
             inputs.merge(error)
         else:
@@ -53,6 +53,8 @@ def words(inputs: Inputs, report: InferReport) -> list[str]:
     plan, job = report.plan, report.job
     fixed: dict[str, Any] = {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(job, key) for key in ("batch", "input_tokens", "output_tokens")}
+    if not report.case.model.generates:
+        del fixed["output_tokens"]
     fixed |= {"weights": job.weights or report.case.format.name, "engine": report.case.engine.name}
     return command_words("infer", {**inputs.values, **fixed})
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class Training:
     """A training job; `global_batch` is in sequences of `seq_len` tokens, 0 budgets and rates mean not asked.
 
+    The budget of a run is in tokens or in samples (sequences, images, fields), either taken `epochs` times.
     `attention_density` is the share of the causal square that packed documents leave (see `density_of`), 1 without
     packing. `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and
     hour.
@@ -21,6 +22,8 @@ class Training:
     seq_len: int
     global_batch: int
     token_budget: float = 0.0
+    sample_budget: float = 0.0
+    epochs: float = 1.0
     precision: str = ""
     optimizer: str = "adam"
     dropout: bool | None = None
@@ -35,6 +38,15 @@ class Training:
     def tokens_per_step(self) -> int:
         """Tokens consumed by one optimizer step."""
         return self.seq_len * self.global_batch
+
+    @property
+    def run_tokens(self) -> float:
+        """Tokens of the whole run, 0 without a budget.
+
+        >>> Training(seq_len=64800, global_batch=4096, sample_budget=350640, epochs=2).run_tokens
+        45442944000.0
+        """
+        return (self.token_budget or self.sample_budget * self.seq_len) * self.epochs
 
 
 def density_of(document_lengths: Sequence[float], seq_len: int) -> float:

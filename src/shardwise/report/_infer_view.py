@@ -56,7 +56,9 @@ def infer_changes(report: InferReport) -> tuple[Change, ...]:
             (axis, 2 * getattr(plan, axis), {axis: 2 * getattr(plan, axis), "dp": plan.dp // 2, "etp": 1}, {})
             for axis in ("tp", "pp")
         ]
-    options += [("weights", "fp8", {}, {"weights": "fp8"}), ("kv_cache", "fp8", {}, {"kv_cache": "fp8"})]
+    options.append(("weights", "fp8", {}, {"weights": "fp8"}))
+    if report.kv_cache_bytes_per_gpu:
+        options.append(("kv_cache", "fp8", {}, {"kv_cache": "fp8"}))
     most = report.capacity.largest_batch
     if 0 < most < job.batch:
         options.append(("batch", most, {}, {"batch": most}))
@@ -88,10 +90,11 @@ def infer_page(report: InferReport, command: Sequence[str], width: int = 80) -> 
     page = Page(width)
     _verdict(page, report)
     page.blank()
-    _speed(page, report)
+    (_speed if report.job.output_tokens else _pass)(page, report)
     page.blank()
     _memory(page, report)
-    for word, key in (("PREFILL", "prefill"), ("DECODE", "decode")):
+    phases = (("PREFILL", "prefill"), ("DECODE", "decode")) if report.job.output_tokens else (("PASS", "prefill"),)
+    for word, key in phases:
         page.blank()
         _phase(page, word, report.to_dict()["time"][key])
     page.blank()
@@ -110,7 +113,9 @@ def _verdict(page: Page, report: InferReport) -> None:
     memory = report.memory
     page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} on the fullest device, {gap}", style)
     where = " on each replica" if report.plan.dp > 1 else ""
-    page.note(f"{job.batch:,} requests at once{where}, {job.input_tokens:,} tokens in and {job.output_tokens:,} out")
+    out = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out"
+    out = out if job.output_tokens else f"{job.input_tokens:,} tokens each, in one pass"
+    page.note(f"{job.batch:,} requests at once{where}, {out}")
     if not report.fits:
         page.note(_nearest(report), "bold")
 
@@ -120,7 +125,21 @@ def _nearest(report: InferReport) -> str:
     if not fitting:
         return "no single change fits; combine changes, or use more devices"
     flag = f"--{fitting[0].field.replace('_', '-')} {fitting[0].value}"
-    return f"nearest change that fits: {flag}, a token every {show_seconds(fitting[0].tpot_seconds)}"
+    rate = f", a token every {show_seconds(fitting[0].tpot_seconds)}" if report.job.output_tokens else ""
+    return f"nearest change that fits: {flag}{rate}"
+
+
+def _pass(page: Page, report: InferReport) -> None:
+    """Append latency and rates of a pass after which nothing is generated."""
+    page.label("LATENCY", f"a pass over the batch takes {show_seconds(report.ttft_seconds)}")
+    each = report.samples_per_second
+    tokens = report.prefill_tokens_per_second
+    per_device = tokens / report.plan.num_devices
+    page.label("RATE", f"{each:,.4g} samples/s, {tokens:,.0f} tokens/s in all, {per_device:,.0f} per device")
+    page.label("ROOM", f"a batch of {report.capacity.largest_batch:,} such samples on each replica")
+    price = report.usd_per_million_input_tokens
+    if price is not None:
+        page.label("COST", f"${price:,.4g} per million input tokens")
 
 
 def _speed(page: Page, report: InferReport) -> None:
@@ -135,6 +154,8 @@ def _speed(page: Page, report: InferReport) -> None:
     room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
     full = f"{room}: a batch of {report.capacity.largest_batch:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
+    if not report.job.use_kv_cache:
+        full = none = f"no cache: a batch of {report.capacity.largest_batch:,} such requests"
     page.label("ROOM", full if report.kv_cache_tokens else none)
     price = report.usd_per_million_output_tokens
     if price is not None:

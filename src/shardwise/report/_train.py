@@ -25,7 +25,7 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
     >>> train_tree(report)["fits"]
     True
     """
-    asked = report.job.token_budget > 0
+    asked = report.job.run_tokens > 0
     return {
         "fits": report.fits,
         "memory": _memory(report),

@@ -143,10 +143,13 @@ def _measured(page: Page, report: TrainReport) -> None:
 
 
 def _cost(page: Page, report: TrainReport) -> None:
-    if not report.job.token_budget:
+    if not report.job.run_tokens:
         return
     time = f"{days(report.training_seconds)}, {report.device_hours:,.0f} device hours"
-    text = f"{show_count(report.job.token_budget)} tokens: {time}"
+    job = report.job
+    passes = f" ({job.epochs:g} times {show_count(job.run_tokens / job.epochs)})" if job.epochs != 1 else ""
+    samples = f", {show_count(job.run_tokens / job.seq_len)} samples" if job.sample_budget else ""
+    text = f"{show_count(job.run_tokens)} tokens{passes}{samples}: {time}"
     price = report.case.cluster.usd_per_device_hour
     if report.usd is not None and price is not None:
         text += f", ${report.usd:,.0f} at ${price:.2f} an hour"

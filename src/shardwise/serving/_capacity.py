@@ -106,8 +106,9 @@ def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
     """Return what fits on one replica under the engine's budget.
 
     `kv_cache_tokens` counts whole blocks for models whose cache grows with every token, and for others what requests of
-    the asked length hold together, as vLLM prints it. Without a cache activations alone bound a batch. `largest_prefill_batch` is bound by activations and the prompts'
+    the asked length hold together, as vLLM prints it. `largest_prefill_batch` is bound by activations and the prompts'
     cache, `largest_decode_batch` by the cache of requests at full length; `longest_context` keeps batch and output.
+    Without a cache activations alone bound a batch.
     """
     job, stages = case.job, footprints(case, e)
     new, full, batch = case.new_input_tokens, job.total_tokens, int(e.sizes.batch)

@@ -198,8 +198,8 @@ class InferReport:
         names = (
             "fits", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
             "output_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second",
-            "pipelined_decode_tokens_per_second", "samples_per_second", "weights_bytes_per_gpu", "kv_cache_bytes_per_gpu",
-            "kv_cache_budget_bytes_per_gpu", "kv_cache_tokens", "max_concurrency",
+            "pipelined_decode_tokens_per_second", "samples_per_second", "weights_bytes_per_gpu",
+            "kv_cache_bytes_per_gpu", "kv_cache_budget_bytes_per_gpu", "kv_cache_tokens", "max_concurrency",
             "usd_per_million_output_tokens", "usd_per_million_input_tokens",
         )  # fmt: skip
         record: dict[str, Any] = {name: getattr(self, name) for name in names}

@@ -50,6 +50,7 @@ def job_problems(job: Training, model: Model) -> Problems:
         found.add("global_batch", job.global_batch, "must be a whole number of sequences", "use 0 to deduce it")
     for name in (
         "token_budget",
+        "sample_budget",
         "failures_per_device_hour",
         "restart_seconds",
         "checkpoint_seconds",
@@ -58,6 +59,7 @@ def job_problems(job: Training, model: Model) -> Problems:
         value = getattr(job, name)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
             found.add(name, value, "must be a number of at least 0", "use 0 to leave it out")
+    _budget(job, found)
     if not job.expert_imbalance >= 1:
         found.add(
             "expert_imbalance",
@@ -86,6 +88,16 @@ def job_problems(job: Training, model: Model) -> Problems:
             "for example 30min",
         )
     return found
+
+
+def _budget(job: Training, found: Problems) -> None:
+    """Record what is wrong between the budget of a run and its epochs."""
+    if job.token_budget and job.sample_budget:
+        found.add("samples", job.sample_budget, "gives the budget that tokens give too", "give one of the two")
+    if isinstance(job.epochs, bool) or not isinstance(job.epochs, (int, float)) or not 0 < job.epochs < float("inf"):
+        found.add("epochs", job.epochs, "must be a number above 0", "use 1 for one pass over the budget")
+    elif job.epochs != 1 and not (job.token_budget or job.sample_budget):
+        found.add("epochs", job.epochs, "are passes over a budget, and there is none", "give tokens or samples")
 
 
 def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
