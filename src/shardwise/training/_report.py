@@ -174,7 +174,7 @@ class TrainReport:
     @property
     def training_seconds(self) -> float:
         """Seconds for the token budget, goodput included; 0 without a budget."""
-        steps = self.job.token_budget / self.job.tokens_per_step
+        steps = self.job.run_tokens / self.job.tokens_per_step
         return steps * self.step_seconds / self.goodput
 
     @property
