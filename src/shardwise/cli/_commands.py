@@ -24,9 +24,8 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 
 def _train() -> Command:
-    return Command(
-        "train", SUMMARIES["train"], ("model",), {**_MODEL, **_flags.train_flags(), **OUTPUT}, COMMON, ("model", "on")
-    )
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.TIMELINE, **OUTPUT}
+    return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 
 
 def _infer() -> Command:

@@ -63,6 +63,9 @@ OUTPUT = _flags(
     ("save", k.FILE, "write the case to a TOML or JSON file"),
     ("help", k.SWITCH, "show this help"),
 )
+PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
+_TIMELINE = "write one step: .json for Perfetto and chrome://tracing, .svg, .png, .pdf or .html as a drawing"
+TIMELINE = _flags("output", ("timeline", k.file_of(".json", *k.FIGURES), _TIMELINE))
 WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
 
 

@@ -197,9 +197,26 @@ def _read_places(value: object, field: str) -> tuple[int, ...]:
     return tuple(int(found.get(axis, "1")) for axis in AXES)
 
 
+def file_of(*endings: str) -> Kind:
+    """Return the kind of files to be written, told by how their names end.
+
+    >>> file_of(".svg", ".png").read("front.svg", "plot")
+    'front.svg'
+    """
+
+    def read(value: object, field: str) -> str:
+        path = _read_text(value, field)
+        if not path.lower().endswith(endings):
+            raise fail(field, path, "does not say what to write", "end the name in " + " or ".join(endings))
+        return path
+
+    return Kind(read, "FILE")
+
+
 SWITCH = Kind(_read_switch, "", switch=True)
 TEXT = Kind(_read_text, "NAME")
 FILE = Kind(_read_text, "FILE")
+FIGURES = (".svg", ".png", ".pdf", ".html")
 WORDS = Kind(_read_words, "A,B,...")
 WHOLES = Kind(_read_wholes, "N,N,...")
 RAW = Kind(_read_raw, "VALUE")

@@ -17,7 +17,7 @@ from shardwise.cli._kinds import fail, nearest
 from shardwise.cli._scan import Scan, scan
 from shardwise.errors import InputError
 
-_NOT_SAVED = ("json", "width", "config", "save", "help")
+_NOT_SAVED = ("json", "width", "config", "save", "help", "plot", "timeline")
 
 
 def answer(words: Sequence[str]) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli import _case
+from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer, check_finite
 from shardwise.cli._case import Inputs
 from shardwise.errors import InputError
@@ -74,6 +74,7 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise train`."""
+    _figures.check(inputs)
     report = ask(inputs)
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
 
@@ -87,4 +88,4 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return train_page(report, words(inputs, report), width)
 
-    return Answer(0 if report.fits else 1, tree, page)
+    return _figures.timed(inputs, Answer(0 if report.fits else 1, tree, page), report)

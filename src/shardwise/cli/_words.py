@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-_LEFT_OUT = ("command", "model", "json", "width", "config", "save", "help")
+_LEFT_OUT = ("command", "model", "json", "width", "config", "save", "help", "plot", "timeline")
 
 
 def command_words(command: str, values: Mapping[str, Any]) -> list[str]:

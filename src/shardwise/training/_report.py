@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import Efficiencies, band_of
 from shardwise.errors import InputError, Problem
@@ -17,6 +17,9 @@ from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_
 from shardwise.training._memory import StageMemory, device_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
+
+if TYPE_CHECKING:
+    from shardwise.training._timeline import StepTimeline
 
 HEADLINES = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "recomputed", "buffers")
@@ -245,6 +248,20 @@ class TrainReport:
                 leaf("FLOPs a token", per_token, "PaLM, arXiv:2204.02311, appendix B") * tokens, "FLOP/s achieved"
             )
             return named(achieved / leaf("peak FLOP/s", peak_flops, "datasheet, dense"), what)
+
+    def timeline(self) -> StepTimeline:
+        """Return one step as it runs, chunk by chunk, in seconds; raises `InputError` where there are too many chunks.
+
+        >>> from shardwise.hardware import Cluster
+        >>> from shardwise.models import load_model
+        >>> plan, job = Plan(pp=4, dp=0), Training(seq_len=1024, global_batch=16)
+        >>> timeline = train(load_model("gpt2"), Cluster.parse("4xa100-sxm-80gb"), plan, job).timeline()
+        >>> abs(timeline.difference) < timeline.tolerance
+        True
+        """
+        from shardwise.training._timeline import timeline_of
+
+        return timeline_of(self.case, self.evaluation)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
