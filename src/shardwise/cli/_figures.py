@@ -1,0 +1,98 @@
+"""Files beside an answer: plots, and the timeline of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli._answer import Answer
+from shardwise.cli._case import Inputs
+from shardwise.cli._kinds import fail
+from shardwise.units import show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardwise.report._page import Page
+    from shardwise.training import TrainReport
+
+KEYS = ("plot", "timeline")
+
+
+def check(inputs: Inputs) -> None:
+    """Record a problem for each file that is to be drawn where nothing is installed to draw it."""
+    for key in KEYS:
+        path = inputs.get(key)
+        if path is not None and not path.endswith(".json") and find_spec("matplotlib") is None:
+            inputs.fail(key, path, "needs matplotlib, which is not installed", "pip install 'shardwise[plots]'")
+
+
+def plotted(inputs: Inputs, answer: Answer, draw: Callable[[], Figure]) -> Answer:
+    """Return an answer that says where its plot was written to; without `--plot` the answer as it is."""
+    path = inputs.get("plot")
+    if path is None:
+        return answer
+    _draw("plot", path, draw)
+    return _saying(answer, "plot", {"file": path}, f"written to {path}")
+
+
+def timed(inputs: Inputs, answer: Answer, report: TrainReport) -> Answer:
+    """Return an answer that says where the timeline of its step was written to, and how far it is from the step."""
+    path = inputs.get("timeline")
+    if path is None:
+        return answer
+    from shardwise.report._trace import compared, trace_tree
+
+    timeline = report.timeline()
+    if path.endswith(".json"):
+        _write("timeline", path, json.dumps(trace_tree(report, timeline), separators=(",", ":"), allow_nan=False))
+    else:
+        from shardwise.report._plots_timeline import timeline_figure
+
+        _draw("timeline", path, lambda: timeline_figure(report, timeline))
+    said = (
+        f"written to {path}: {show_seconds(timeline.seconds)} by simulation, {timeline.difference:+.2%} of the step "
+        f"in closed form, which is within {timeline.tolerance:.1%} with {timeline.plan.schedule}"
+    )
+    return _saying(answer, "timeline", {"file": path, **compared(timeline)}, said)
+
+
+def _draw(key: str, path: str, draw: Callable[[], Figure]) -> None:
+    from shardwise.report._plots import save, styled
+
+    with styled():
+        figure = draw()
+        try:
+            save(figure, path)
+        except OSError as error:
+            raise _unwritable(key, path, error) from None
+
+
+def _write(key: str, path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise _unwritable(key, path, error) from None
+
+
+def _unwritable(key: str, path: str, error: OSError) -> Exception:
+    rule = f"cannot be written ({error.strerror or error})"
+    return fail(key, path, rule, "give a file in a folder that exists")
+
+
+def _saying(answer: Answer, key: str, more: dict[str, Any], text: str) -> Answer:
+    """Return an answer with more in its tree, and a line at the end of its page."""
+
+    def tree() -> Any:
+        return {**answer.tree(), key: more}
+
+    def page() -> Page:
+        made = answer.page()
+        made.blank()
+        made.label(key.upper(), text)
+        return made
+
+    return Answer(answer.status, tree, page)
