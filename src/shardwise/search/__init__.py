@@ -2,19 +2,29 @@
 
 from shardwise.search._engine import Engine, Here, Processes
 from shardwise.search._rank import OBJECTIVES
-from shardwise.search._search import Found, Rejection, Wish, plan_training, searched, work_of
+from shardwise.search._remedy import Remedy
+from shardwise.search._search import Found, Rejection, Wish, part_of, plan_training, searched, work_of
+from shardwise.search._serve_found import ServingFound, plan_serving
+from shardwise.search._serve_space import SERVING_OBJECTIVES, ServingSpace, ServingWish
 from shardwise.search._space import Space, Wholes, upto
 
 __all__ = [
     "OBJECTIVES",
+    "SERVING_OBJECTIVES",
     "Engine",
     "Found",
     "Here",
     "Processes",
     "Rejection",
+    "Remedy",
+    "ServingFound",
+    "ServingSpace",
+    "ServingWish",
     "Space",
     "Wholes",
     "Wish",
+    "part_of",
+    "plan_serving",
     "plan_training",
     "searched",
     "upto",

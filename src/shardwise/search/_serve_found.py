@@ -1,0 +1,194 @@
+"""The search for a way to serve a model: deployments evaluated and ranked, and why the others fell out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardwise.errors import Problems
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Plan, Serving
+from shardwise.search._remedy import Remedy
+from shardwise.search._search import Rejection, part_of
+from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table, stacked, table_of
+from shardwise.search._serve_remedies import Ranking, law_remedy, limit_remedy
+from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, ServingSpace, ServingWish
+from shardwise.serving import InferReport, Options, infer
+from shardwise.serving._resolve import job_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingFound:
+    """The answer of a search for a deployment: all plans that obey the laws as a table, and the rest by reason."""
+
+    rows: ServingRows
+    table: Table | None
+    seconds: float
+
+    @property
+    def wish(self) -> ServingWish:
+        """What was wanted."""
+        return self.rows.wish
+
+    @cached_property
+    def num_plans(self) -> int:
+        """Plans of the space, legal or not."""
+        return self.evaluated + sum(count for _, _, count in self._lawless)
+
+    @property
+    def evaluated(self) -> int:
+        """Plans that obey the laws; all of them are evaluated."""
+        return 0 if self.table is None else len(self.table.batch)
+
+    @cached_property
+    def num_fitting(self) -> int:
+        """Plans that fit and keep every limit."""
+        return int(np.count_nonzero(self._verdicts[1]))
+
+    @cached_property
+    def _lawless(self) -> list[tuple[str, str, int]]:
+        """Laws that layouts and formats fell to: name, title and plans."""
+        rows, batches = self.rows, len(self.rows.space.batches)
+        fallen = Counter(law for law, _, _ in rows.layouts.fallen)
+        each = batches * len(rows.setups)
+        found = [(law, TITLES.get(law, law), n * each) for law, n in fallen.items()]
+        if rows.unusable:
+            found.append((FORMATS, TITLES[FORMATS], len(rows.unusable) * rows.layouts.count * batches))
+        return found
+
+    @cached_property
+    def _verdicts(self) -> tuple[dict[str, Any], Any]:
+        """Which plans fell to memory and to each limit, a plan to the first that it breaks, and which to none."""
+        if self.table is None:
+            return {}, np.zeros(0, bool)
+        left = self.table.fits
+        found = {MEMORY: ~left}
+        for limit in LIMITS:
+            if getattr(self.wish, limit.field):
+                broken = left & ~(limit.ratio(self.table, self.wish) <= 1)
+                found[limit.field] = broken
+                left = left & ~broken
+        return found, left
+
+    @cached_property
+    def _ranked(self) -> Any:
+        """Rows of the table that fit and keep the limits, the best first."""
+        table = self.table
+        if table is None:
+            return np.zeros(0, np.int64)
+        kept = np.flatnonzero(self._verdicts[1])
+        one = table.take(kept)
+        value = SERVING_OBJECTIVES[self.wish.objective](one)
+        last = (one.batch, one.layout, one.setup, one.devices, one.ttft_seconds, -one.tokens_per_second_per_gpu, value)
+        return kept[np.lexsort(last)]
+
+    @cached_property
+    def _top(self) -> list[int]:
+        """The best rows of different deployments: each layout, formats and engine with its best batch."""
+        table = self.table
+        found: dict[tuple[int, int], int] = {}
+        for row in self._ranked.tolist():
+            if table is None or len(found) == self.wish.top:
+                break
+            found.setdefault((int(table.setup[row]), int(table.layout[row])), row)
+        return list(found.values())
+
+    @cached_property
+    def best(self) -> tuple[InferReport, ...]:
+        """The best deployments, each with its best batch, as `infer` answers them."""
+        return tuple(map(self.report, self._top))
+
+    @cached_property
+    def front(self) -> tuple[InferReport, ...]:
+        """Plans that none beats in time between tokens and in tokens a second and device, the quickest first."""
+        if self.table is None or not len(self._ranked):
+            return ()
+        one = self.table.take(self._ranked)
+        order = np.lexsort((-one.tokens_per_second_per_gpu, one.tpot_seconds))
+        most = np.maximum.accumulate(one.tokens_per_second_per_gpu[order])
+        ahead = np.r_[-np.inf, most[:-1]]
+        return tuple(self.report(self._ranked[i]) for i in order[most > ahead].tolist())
+
+    @cached_property
+    def nearest(self) -> InferReport | None:
+        """The plan that is short of the least memory, or breaks the first limit by the least, where none will do."""
+        for name, fell in self._verdicts[0].items():
+            if fell.any() and not len(self._ranked):
+                return self.report(int(np.argmin(np.where(fell, self.ranking.miss(name), np.inf))))
+        return None
+
+    def report(self, row: int) -> InferReport:
+        """Return the report of a row of the table, by `infer`."""
+        plan, job, engine = self._named(row)
+        options = Options(engine=engine, efficiencies=self.wish.efficiencies)
+        return infer(self.rows.model, part_of(self.rows.cluster, plan.num_devices), plan, job, options)
+
+    def _named(self, row: int) -> tuple[Plan, Serving, Any]:
+        if self.table is None:
+            raise LookupError(row)
+        engine, weights, kv_cache, compute = self.rows.setups[int(self.table.setup[row])][0]
+        plan = self.rows.layouts.legal[int(self.table.layout[row])]
+        words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
+        return plan, replace(self.rows.job, batch=int(self.table.batch[row]), **words), engine
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The table with its order, for those who look for changes."""
+        table = stacked([]) if self.table is None else self.table
+        return Ranking(rows=self.rows, table=table, order=self._ranked, fallen=self._verdicts[0])
+
+    def remedy(self, name: str) -> Remedy | None:
+        """Return the single-field change that helps the plans that fell to a law or a limit with the least loss."""
+        if self.table is None:
+            said = [problem for law, _, problem in self.rows.layouts.fallen if law == name]
+            said += [problem for _, problem in self.rows.unusable]
+            return Remedy(why=str(said[0])) if said else None
+        return (limit_remedy if name in self._verdicts[0] else law_remedy)(self.ranking, name)
+
+    @cached_property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """The laws and limits in the order in which they are asked, with how many plans fell to each."""
+        titles = TITLES | {limit.field: limit.title for limit in LIMITS}
+        fell = {name: int(np.count_nonzero(rows)) for name, rows in self._verdicts[0].items()}
+        counted = [*self._lawless, *((name, titles[name], count) for name, count in fell.items() if count)]
+        return tuple(Rejection(name=n, title=t, count=c, remedy=str(self.remedy(n) or "")) for n, t, c in counted)
+
+
+def plan_serving(
+    model: Model,
+    cluster: Cluster,
+    job: Serving,
+    space: ServingSpace | None = None,
+    wish: ServingWish | None = None,
+) -> ServingFound:
+    """Return the best ways to serve batches of a job; raises `InputError` where the job or the space is wrong.
+
+    The answer is the optimum of the model over the space: every plan that obeys the laws is evaluated as `infer` does.
+    The job's batch is not read: batches are those of the space.
+
+    >>> from shardwise.models import load_model
+    >>> job = Serving(input_tokens=1024, output_tokens=128)
+    >>> cluster = Cluster.parse("8xh100-sxm-80gb")
+    >>> found = plan_serving(load_model("llama-3.1-8b"), cluster, job, wish=ServingWish(max_tpot_seconds=0.02))
+    >>> found.best[0].fits, found.best[0].tpot_seconds <= 0.02
+    (True, True)
+    """
+    start = time.perf_counter()
+    space, wish = space or ServingSpace(), wish or ServingWish()
+    found = Problems()
+    with found.collect():
+        space.check()
+    with found.collect():
+        wish.efficiencies.check()
+    found.items += [*wish.problems(cluster.usd_per_device_hour), *job_problems(replace(job, batch=1), model).items]
+    found.raise_if_any()
+    rows = ServingRows(model=model, cluster=cluster, job=job, space=space, wish=wish)
+    tables = [part for setup in range(len(rows.setups)) for part in table_of(rows, setup)]
+    table = stacked(tables) if tables else None
+    return ServingFound(rows=rows, table=table, seconds=time.perf_counter() - start)

@@ -1,0 +1,121 @@
+"""For every law and limit of a search for a deployment, the single change that helps with the least loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwise.plans import Plan
+from shardwise.search._remedy import Remedy, changed_field, loss_of
+from shardwise.search._serve import FORMATS, MEMORY, ServingRows, Table
+from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, WORDS
+from shardwise.serving import Engine
+
+_TRIED = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """A table with the rows that will do, the best first, and which rows fell to each limit."""
+
+    rows: ServingRows
+    table: Table
+    order: Any
+    fallen: dict[str, Any]
+
+    def loss(self, row: int) -> float:
+        """Return by how much a row is worse than the best by the objective."""
+        objective = self.rows.wish.objective
+        value = SERVING_OBJECTIVES[objective](self.table.take(np.array([row, self.order[0]])))
+        return loss_of(objective, float(value[0]), float(value[1]))
+
+    def miss(self, name: str) -> Any:
+        """Return by how much every row breaks a limit, memory as a share of the device's."""
+        if name == MEMORY:
+            return self.table.short_by_bytes / self.rows.cluster.device.usable_memory_bytes
+        return next(limit for limit in LIMITS if limit.field == name).ratio(self.table, self.rows.wish) - 1
+
+    def word(self, row: int, name: str) -> object:
+        """Return a choice of a row: a field of its layout, its batch, or a word of its setup."""
+        if name == "batch":
+            return int(self.table.batch[row])
+        if name in WORDS:
+            word = self.rows.setups[int(self.table.setup[row])][0][WORDS.index(name)]
+            return word.name if isinstance(word, Engine) else word
+        return getattr(self.rows.layouts.legal[int(self.table.layout[row])], name)
+
+
+def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
+    """Return what helps a plan that breaks a limit: of plans one change from the best, the one that misses by least."""
+    fell, miss = ranking.fallen[name], ranking.miss(name)
+    if not fell.any():
+        return None
+    for row in ranking.order[:_TRIED].tolist():
+        near = np.flatnonzero(fell & _near(ranking, row))
+        for other in near[np.argsort(miss[near], kind="stable")].tolist():
+            change = changed_field(list(_differences(ranking, other, row)))
+            if change is not None:
+                was = f"{change[0].replace('_', ' ')} {_text(ranking.word(other, change[0]))}"
+                why = f"{was} {_missed(name, float(miss[other]))}"
+                return _remedy(ranking, row, why, change)
+    closest = int(np.argmin(np.where(fell, miss, np.inf)))
+    return Remedy(why=f"the nearest {_missed(name, float(miss[closest]))}")
+
+
+def _remedy(ranking: Ranking, row: int, why: str, change: tuple[str, object]) -> Remedy:
+    return Remedy(
+        why=why,
+        field=change[0],
+        value=change[1],
+        loss=ranking.loss(row),
+        best=row == ranking.order[0],
+        objective=ranking.rows.wish.objective,
+    )
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value) or "of the checkpoint"
+
+
+def _missed(name: str, by: float) -> str:
+    return f"is short of {by:.1%} of the memory" if name == MEMORY else f"misses it by {by:.1%}"
+
+
+def _near(ranking: Ranking, row: int) -> Any:
+    """Return which rows may be one change away from a row: the same layout, or the same setup and batch."""
+    table = ranking.table
+    layout, setup, batch = (column == column[row] for column in (table.layout, table.setup, table.batch))
+    return (layout & (setup | batch)) | (setup & batch)
+
+
+def _differences(ranking: Ranking, fallen: int, good: int) -> Iterator[tuple[str, object]]:
+    """Yield the choices in which two rows differ, with those of the second."""
+    for name in ("tp", "pp", "dp", "ep", "etp", "order", "batch", *WORDS):
+        if ranking.word(fallen, name) != ranking.word(good, name):
+            yield name, ranking.word(good, name)
+
+
+def law_remedy(ranking: Ranking, name: str) -> Remedy | None:
+    """Return what helps a layout or a format that fell to a law: one of the best plans that differs in one choice."""
+    rows = ranking.rows
+    if name == FORMATS:
+        return Remedy(why=str(rows.unusable[0][1])) if rows.unusable else None
+    fallen = [(plan, problem) for law, plan, problem in rows.layouts.fallen if law == name]
+    tried = dict.fromkeys(ranking.table.layout[ranking.order].tolist())
+    for layout in list(tried)[:_TRIED]:
+        good = rows.layouts.legal[layout]
+        row = int(next(r for r in ranking.order if ranking.table.layout[r] == layout))
+        for plan, problem in fallen:
+            change = changed_field(list(_between(plan, good)))
+            if change is not None:
+                return _remedy(ranking, row, str(problem), change)
+    return Remedy(why=str(fallen[0][1])) if fallen else None
+
+
+def _between(fallen: Plan, good: Plan) -> Iterator[tuple[str, object]]:
+    for name in ("tp", "pp", "dp", "ep", "etp", "order"):
+        if getattr(fallen, name) != getattr(good, name):
+            yield name, getattr(good, name)

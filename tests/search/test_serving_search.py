@@ -1,0 +1,233 @@
+"""The search for a deployment finds what `infer` finds one by one, and says what became of every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.models import MLP, Attention, Block, Model, MoE
+from shardwise.plans import Plan, Serving, spans
+from shardwise.search import ServingFound, ServingSpace, ServingWish, Wholes, part_of, plan_serving, upto
+from shardwise.serving import InferReport, infer
+
+GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)
+PLAIN = Block(mixers=(GROUPED,), feed_forward=MLP(ffn=16384))
+SPARSE = replace(PLAIN, feed_forward=MoE(experts=8, top_k=2, ffn=8192))
+MODELS = {
+    "dense": Model(name="dense", family="llama", hidden=4096, vocab=64000, layers=(PLAIN,) * 6),
+    "experts": Model(name="experts", family="llama", hidden=4096, vocab=64000, layers=(PLAIN, *(SPARSE,) * 5)),
+}
+JOB = Serving(input_tokens=2048, output_tokens=64)
+ON = Cluster.parse("8xa100-sxm-80gb", {"memory": "24GB", "price": 2.0})
+SPACE = ServingSpace(
+    devices=upto(8),
+    batch=Wholes(((1, 1), (6, 6), (32, 32), (400, 400))),
+    weights=("bf16", "fp8"),
+    kv_cache=("bf16", "int8"),
+)
+
+
+def _experts(model: Model, tp: int, n: int) -> list[tuple[int, int]]:
+    if model.name == "dense":
+        return [(1, 1)]
+    ways = [w for w in range(1, n + 1) if n % w == 0]
+    return [(ep, etp) for ep, etp in product(ways, ways) if tp % etp == 0 and (ep * etp >= tp or tp % ep)]
+
+
+def _reports(model: Model, space: ServingSpace) -> Iterator[tuple[Plan, Serving, InferReport | None]]:
+    """Yield every plan of a space, each batch given one by one, and what `infer` says of it, None where it refuses."""
+    counts = space.devices.of(range(1, 9)) if space.devices.ranges else [8]
+    for n, tp, pp in product(counts, range(1, 9), range(1, 7)):
+        if n % (tp * pp):
+            continue
+        for ep, etp in _experts(model, tp, n // pp):
+            seen = set()
+            for order in space.orders:
+                plan = Plan(tp=tp, pp=pp, dp=n // tp // pp, ep=ep, etp=etp, order=order)  # type: ignore[arg-type]
+                placed = spans(plan, [t.size for t in ON.tiers])
+                place = tuple(placed[axis][:-1] for axis in ("tp", "pp", "ep", "etp"))
+                if place in seen:
+                    continue
+                seen.add(place)
+                for weights, cache, batch in product(space.weights, space.kv_cache, space.batches):
+                    job = replace(JOB, batch=batch, weights=weights, kv_cache=cache)
+                    try:
+                        yield plan, job, infer(model, part_of(ON, n), plan, job)
+                    except InputError:
+                        yield plan, job, None
+
+
+def _keeps(report: InferReport, wish: ServingWish) -> bool:
+    pairs: list[tuple[float, Any]] = [
+        (wish.max_ttft_seconds, report.ttft_seconds),
+        (wish.max_tpot_seconds, report.tpot_seconds),
+        (wish.max_latency_seconds, report.request_seconds),
+        (wish.max_usd, report.usd_per_million_output_tokens),
+    ]
+    enough = report.output_tokens_per_second >= wish.min_tokens_per_second
+    return report.fits and enough and all(not limit or value <= limit for limit, value in pairs)
+
+
+def _value(objective: str, report: InferReport) -> float:
+    each = report.output_tokens_per_second / report.plan.num_devices
+    return {
+        "throughput": 1 / each,
+        "cost": 1 / each,
+        "ttft": report.ttft_seconds,
+        "tpot": report.tpot_seconds,
+        "latency": report.request_seconds,
+        "devices": float(report.plan.num_devices),
+    }[objective]
+
+
+LIMITED = ServingWish(max_ttft_seconds=0.5, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_the_search_is_brute_force(kind: str) -> None:
+    """Plans counted, legal and fitting, the best by every objective and the front are those of `infer` one by one."""
+    model = MODELS[kind]
+    every = list(_reports(model, SPACE))
+    legal = [report for _, _, report in every if report is not None]
+    for wish in (ServingWish(top=4), LIMITED):
+        kept = [report for report in legal if _keeps(report, wish)]
+        found = plan_serving(model, ON, JOB, SPACE, wish)
+        assert (found.num_plans, found.evaluated, found.num_fitting) == (len(every), len(legal), len(kept))
+        assert 0 < len(kept) < len(legal)
+        for objective in ("throughput", "cost", "ttft", "tpot", "latency", "devices"):
+            asked = plan_serving(model, ON, JOB, SPACE, replace(wish, objective=objective))
+            best: dict[Any, float] = {}
+            for report in kept:
+                key = report.plan, report.job.weights, report.job.kv_cache
+                best[key] = min(best.get(key, float("inf")), _value(objective, report))
+            got = [_value(objective, report) for report in asked.best]
+            assert got == pytest.approx(sorted(best.values())[: wish.top], rel=1e-9)
+        for report in found.front:
+            each = _value("throughput", report) * (1 - 1e-9)
+            assert not any(
+                _value("throughput", r) < each and r.tpot_seconds < report.tpot_seconds * (1 - 1e-9) for r in kept
+            )
+
+
+def test_the_largest_batch_is_the_largest() -> None:
+    """Of a range, the largest batch tried fits and keeps the limits, and one request more does not."""
+    wish = ServingWish(max_tpot_seconds=0.012, top=100)
+    found = plan_serving(MODELS["dense"], ON, JOB, ServingSpace(batch=upto(300)), wish)
+    largest: dict[int, int] = {}
+    for row in found.ranking.order.tolist():
+        if (
+            found.table is not None
+            and found.table.batch[row] > found.table.batch[largest.get(found.table.layout[row], row)] - 1
+        ):
+            largest[found.table.layout[row]] = row
+    assert len(largest) > 3
+    for report in map(found.report, largest.values()):
+        more = replace(report.job, batch=report.job.batch + 1)
+        one = infer(report.case.model, report.case.cluster, report.plan, more)
+        assert report.job.batch == 300 or not _keeps(one, wish)
+
+
+def _add_up(found: ServingFound) -> bool:
+    return found.num_fitting + sum(row.count for row in found.rejected) == found.num_plans
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_every_plan_is_accounted_for(kind: str) -> None:
+    """Plans that will do and plans that fell to a law or a limit add up to the space, each with a remedy."""
+    found = plan_serving(MODELS[kind], ON, JOB, replace(SPACE, compute=("", "fp8")), LIMITED)
+    assert _add_up(found)
+    assert {"memory", "max_ttft_seconds", "formats"} <= {row.name for row in found.rejected}
+    assert all(row.title and row.remedy and row.count for row in found.rejected)
+
+
+def test_a_remedy_does_what_it_says() -> None:
+    """The change that a limit's remedy names leads to a plan that will do, as far behind the best as it says."""
+    found = plan_serving(MODELS["dense"], ON, JOB, SPACE, LIMITED)
+    best = found.best[0]
+    for name in ("memory", "max_ttft_seconds"):
+        remedy = found.remedy(name)
+        assert remedy is not None
+        assert remedy.field
+        assert remedy.best == (remedy.loss == 0)
+        if remedy.best:
+            said = {**{n: getattr(best.plan, n) for n in ("tp", "pp", "dp")}, "batch": best.job.batch}
+            said |= {"weights": best.job.weights, "kv_cache": best.job.kv_cache}
+            assert said[remedy.field] == remedy.value
+
+
+def test_nothing_that_will_do_shows_the_nearest() -> None:
+    """Where no plan keeps a limit, the answer is empty and the nearest plan is named."""
+    found = plan_serving(MODELS["dense"], ON, JOB, SPACE, ServingWish(max_tpot_seconds=1e-6))
+    assert found.best == found.front == ()
+    assert found.nearest is not None
+    assert _add_up(found)
+
+
+@pytest.mark.parametrize(
+    ("space", "wish", "fields"),
+    [
+        (ServingSpace(weights=("fp7",), engine=("nope",)), ServingWish(), {"weights", "engine"}),
+        (ServingSpace(weights=("fp8", "fp8")), ServingWish(objective="speed"), {"weights", "objective"}),
+        (
+            ServingSpace(batch=Wholes(), batch_step=-1),
+            ServingWish(max_ttft_seconds=-1.0),
+            {"batch", "batch_step", "max_ttft_seconds"},
+        ),
+    ],
+)
+def test_wrong_questions_are_refused(space: ServingSpace, wish: ServingWish, fields: set[str]) -> None:
+    """Every problem of a space and a wish is named at once."""
+    with pytest.raises(InputError) as error:
+        plan_serving(MODELS["dense"], ON, JOB, space, wish)
+    assert {p.field for p in error.value.problems} == fields
+
+
+def _best(cluster: Cluster, wish: ServingWish, **space: Any) -> float:
+    found = plan_serving(MODELS["dense"], cluster, JOB, ServingSpace(**space), wish)
+    return _value(wish.objective, found.best[0]) if found.best else float("inf")
+
+
+OBJECTIVE = st.sampled_from(["throughput", "ttft", "tpot", "latency", "devices"])
+
+
+@settings(max_examples=20, deadline=None)
+@given(objective=OBJECTIVE, fewer=st.integers(1, 8), more=st.integers(0, 8), limit=st.floats(0.003, 0.05))
+def test_more_devices_never_hurt(objective: str, fewer: int, more: int, limit: float) -> None:
+    """With at most n devices the best never worsens as n grows."""
+    wish = ServingWish(objective=objective, max_tpot_seconds=limit, top=1)
+    few, many = (_best(ON, wish, devices=upto(n)) for n in (fewer, min(8, fewer + more)))
+    assert many <= few * (1 + 1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(objective=OBJECTIVE, limit=st.floats(0.003, 0.05), looser=st.floats(1, 10), widen=st.integers(0, 7))
+def test_relaxing_never_hurts(objective: str, limit: float, looser: float, widen: int) -> None:
+    """Neither a looser limit nor a wider range worsens the best."""
+    wish = ServingWish(objective=objective, max_tpot_seconds=limit, max_ttft_seconds=1.0, top=1)
+    narrow = {"tp": upto(1 + widen), "batch": upto(64)}
+    tight = _best(ON, wish, **narrow)
+    assert _best(ON, replace(wish, max_tpot_seconds=limit * looser), **narrow) <= tight * (1 + 1e-12)
+    assert _best(ON, wish, batch=upto(64)) <= tight * (1 + 1e-12)
+    assert _best(ON, wish, **narrow, weights=("", "fp8")) <= tight * (1 + 1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    objective=OBJECTIVE,
+    name=st.sampled_from(["memory", "fast_bandwidth", "memory_bandwidth", "slow_bandwidth"]),
+    worse=st.floats(0.2, 1.0),
+)
+def test_worse_hardware_never_helps(objective: str, name: str, worse: float) -> None:
+    """Less memory, slower memory or a slower link never makes the best better."""
+    good = {"memory": 24e9, "fast_bandwidth": 300e9, "memory_bandwidth": 2e12, "slow_bandwidth": 25e9}
+    wish = ServingWish(objective=objective, top=1)
+    clusters = [Cluster.parse("16xa100-sxm-80gb", {**good, name: int(good[name] * factor)}) for factor in (1.0, worse)]
+    assert _best(clusters[0], wish) <= _best(clusters[1], wish) * (1 + 1e-12)
