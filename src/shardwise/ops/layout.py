@@ -264,7 +264,8 @@ class OneD(Layout[X]):
             forward: tuple[Collective[X], ...] = (gather,)
         else:
             forward = ()
-            back = (replace(gather, verb="all_reduce", hides="late", tensor="input gradient"),)
+            # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).
+            back = (replace(gather, verb="all_reduce", hides="late", tensor="input gradient", count=shape.kernels),)
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
     def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
