@@ -240,8 +240,7 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
 def tables_of(case: Case, m: Machine[X], z: Sizes[X]) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans."""
     y = layout_of(case, z)
-    boundary = y.residual("boundary", case.model.hidden, "").size_bytes
-    return Tables(layout=y, parts=parts_of(case, y, m), boundary_bytes=boundary)
+    return Tables(layout=y, parts=parts_of(case, y, m), boundary_bytes=boundary_bytes(case, y))
 
 
 def memory_of(case: Case, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X], ...]) -> tuple[StageMemory[X], ...]:
@@ -257,11 +256,20 @@ def peak_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -
     return named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
 
 
+def boundary_bytes(case: Case, y: Layout[X]) -> X:
+    """Return the bytes of the residual stream that one stage hands to the next."""
+    return y.residual("boundary", case.model.hidden, "").size_bytes
+
+
+def scatters_sends(case: Case) -> bool:
+    """Return whether each tensor-parallel rank sends its share of a message that all of them need."""
+    # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
+    return case.stack.scattered_sends and not case.plan.sequence_parallel
+
+
 def send_of(case: Case, m: Machine[X], z: Sizes[X], boundary_bytes: X) -> X:
     """Return the seconds of one message between stages."""
-    # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
-    scattered = case.stack.scattered_sends and not case.plan.sequence_parallel
-    return boundary_seconds(m, z, boundary_bytes, scattered)
+    return boundary_seconds(m, z, boundary_bytes, scatters_sends(case))
 
 
 def step_job(case: Case, parts: Parts[X], send: X) -> StepJob[X]:

@@ -101,12 +101,18 @@ def boundary_messages(z: Sizes[X], size_bytes: X, scattered: bool) -> tuple[Stat
     )
 
 
-def table_reduction(m: Machine[X], z: Sizes[X], size_bytes: X) -> tuple[StateMessage[X], X]:
-    """Return what adds the gradients of a table that the first and the last stage share, and its seconds."""
-    # The first and the last stage share a domain only where the whole pipeline does.
-    pair = tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in m.spans["pp"])
-    seconds = above(z.pp, 1, collective_seconds(m.network, "all_reduce", size_bytes, pair), 0 * z.pp)
-    message = StateMessage(
-        group="table", verb="all_reduce", size_bytes=size_bytes, tensor="gradients of the tied table"
-    )
-    return message, seconds
+def table_message(size_bytes: X) -> StateMessage[X]:
+    """Return what adds up the gradients of a table that the first and the last stage share."""
+    return StateMessage(group="table", verb="all_reduce", size_bytes=size_bytes, tensor="tied table gradients")
+
+
+def table_span(z: Sizes[X]) -> tuple[X, ...]:
+    """Return how many of the first and the last stage sit in one domain of each tier."""
+    # They share a domain only where the whole pipeline does.
+    return tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in z.spans["pp"])
+
+
+def table_seconds(m: Machine[X], z: Sizes[X], size_bytes: X) -> X:
+    """Return the seconds in which the first and the last stage add up the gradients of a table that they share."""
+    seconds = collective_seconds(m.network, table_message(size_bytes).verb, size_bytes, table_span(z))
+    return above(z.pp, 1, seconds, 0 * z.pp)

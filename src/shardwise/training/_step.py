@@ -19,7 +19,7 @@ from shardwise.training._state import (
     reductions,
     scatters,
     state_seconds,
-    table_reduction,
+    table_seconds,
     updates,
 )
 from shardwise.training._update import muon_seconds, optimizer_seconds
@@ -282,7 +282,7 @@ def piped_seconds(
 
 def tied_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
     """Return seconds in which the first and the last stage add up the gradients of the table that they share."""
-    return named(table_reduction(m, z, job.tied_bytes)[1], "tied table gradients")
+    return named(table_seconds(m, z, job.tied_bytes), "tied table gradients")
 
 
 def with_update(

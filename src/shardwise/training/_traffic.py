@@ -1,0 +1,339 @@
+"""The messages of a plan, one by one: what each is, where in the step, how often a device sends it, for how long.
+
+They are read from the ledger, from the messages of state and of stages, and from the seconds that composition gives
+them; nothing is computed a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from shardwise.cost import collective_seconds, op_seconds, sent_bytes
+from shardwise.ledger.op import Collective, Op, Verb
+from shardwise.ops.fold import Machine, waits_of
+from shardwise.training._blocks import Folded
+from shardwise.training._evaluate import Case, Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
+from shardwise.training._ledger import Ledger, Lines, ledger_of
+from shardwise.training._memory import root_elements
+from shardwise.training._stages import Stages
+from shardwise.training._state import (
+    StateMessage,
+    boundary_messages,
+    gathers,
+    reductions,
+    scatters,
+    table_message,
+    table_span,
+    updates,
+)
+from shardwise.training._step import data_parallel_seconds, timed_parts, unit_exposure
+from shardwise.training.schedule import PipelineShape
+from shardwise.training.schedule_points import sends_of
+
+Phase: TypeAlias = Literal["forward", "backward", "recompute", "gradients", "weights"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message as a device sees it: over a kind of group, in a part of the model and a phase of the step.
+
+    `size_bytes` is the whole (gathered) tensor, of `shape`; `sent_bytes` what the device puts on its links for it;
+    `seconds` how long it takes. `toward` is where along a pipeline a send goes.
+    """
+
+    group: str
+    part: str
+    where: str
+    phase: Phase
+    verb: Verb
+    tensor: str
+    shape: tuple[float, ...]
+    size_bytes: float
+    sent_bytes: float
+    seconds: float
+    fanout: int = 0
+    toward: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flow:
+    """A message with how often a device sends it, in a micro-batch (0 where once a step) and in a step.
+
+    `exposed_seconds` and `hidden_seconds` are those of the step.
+    """
+
+    message: Message
+    per_micro_batch: float
+    per_step: float
+    exposed_seconds: float
+    hidden_seconds: float
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes of the tensors of a step."""
+        return self.per_step * self.message.size_bytes
+
+    @property
+    def sent_per_step(self) -> float:
+        """Bytes that a device sends in a step."""
+        return self.per_step * self.message.sent_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """A message with its count and its seconds in one pass of its part."""
+
+    message: Message
+    count: float
+    exposed: float
+    hidden: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What the messages of an evaluated plan are read from."""
+
+    case: Case
+    evaluation: Evaluation[float]
+    machine: Machine[float]
+    ledger: Ledger[float]
+
+    @property
+    def folded(self) -> tuple[Folded[float], ...]:
+        """The kinds of layer as the schedule runs them, then embedding, head and loss."""
+        parts = timed_parts(self.machine, self.evaluation.parts, self.case.plan.schedule)
+        return (*parts.kinds, parts.embedding, parts.head, parts.loss)
+
+    @property
+    def lines(self) -> tuple[Lines[float], ...]:
+        """The ledger of the same parts."""
+        written = self.ledger
+        return (*written.kinds, written.embedding, written.head, written.loss)
+
+
+def traffic_of(case: Case, evaluation: Evaluation[float]) -> Traffic:
+    """Return what the messages of an evaluated plan are read from."""
+    written = ledger_of(case.model, case.plan, case.kinds, evaluation.layout)
+    spans = {**evaluation.sizes.spans, "table": table_span(evaluation.sizes)}
+    machine = machine_of(case, spans)
+    return Traffic(case=case, evaluation=evaluation, machine=machine, ledger=written)
+
+
+def runs_a_micro_batch(case: Case, s: Stages[float]) -> tuple[float, ...]:
+    """Return how often a device of a stage runs each part for one micro-batch, in the order of `Traffic.lines`.
+
+    Under DualPipe half of the micro-batches run on the mirrored layers.
+    """
+    own = (*s.layers, s.embeds, s.ends, s.ends)
+    if case.plan.schedule != "dualpipe":
+        return own
+    mirrored = (*s.mirrored, s.mirrored_embeds, s.mirrored_ends, s.mirrored_ends)
+    return tuple((a + b) / 2 for a, b in zip(own, mirrored, strict=True))
+
+
+def _shape(t: Traffic, c: Collective[float]) -> tuple[float, ...]:
+    """Return the shape of a collective's tensor; rows that are whole sequences stand as (sequences, tokens, width)."""
+    if not c.shape:
+        return ()
+    rows, width = c.shape
+    B = t.case.plan.micro_batch
+    by_tokens = c.axis in ("tp", "cp", "tp2") and not c.tensor.startswith("weight") and rows % B == 0
+    return (B, rows / B, width) if by_tokens else (rows, width)
+
+
+def _message(t: Traffic, lines: Lines[float], op: Op[float], phase: Phase, c: Collective[float]) -> Message:
+    group = t.machine.spans[c.axis]
+    return Message(
+        group=c.axis,
+        part=lines.label,
+        where=op.name,
+        phase=phase,
+        verb=c.verb,
+        tensor=c.tensor,
+        shape=_shape(t, c),
+        size_bytes=c.size_bytes,
+        sent_bytes=sent_bytes(c.verb, group[-1], c.size_bytes),
+        seconds=t.machine.message(c),
+        fanout=c.fanout,
+    )
+
+
+def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
+    """Yield the messages of the operators of a part, in the order of its passes; groups of one rank send none."""
+    for op in lines.ops:
+        seconds = op_seconds(t.evaluation.rates, op)
+        ahead = waits_of(t.machine, op.forward, seconds.forward)
+        back = waits_of(t.machine, op.backward, seconds.backward_input, seconds.backward_weight)
+        passes: list[tuple[Phase, tuple[Collective[float], ...], list[tuple[float, float]]]] = [
+            ("forward", op.forward, ahead)
+        ]
+        if lines.again(op):
+            passes.append(("recompute", op.forward, ahead))
+        passes.append(("backward", op.backward, back))
+        for phase, collectives, waits in passes:
+            for c, (exposed, hidden) in zip(collectives, waits, strict=True):
+                if t.machine.spans[c.axis][-1] > 1 and c.size_bytes and c.count:
+                    one = _message(t, lines, op, phase, c)
+                    yield Timed(message=one, count=c.count, exposed=exposed, hidden=hidden)
+
+
+def _as_composed(timed: list[Timed], folded: Folded[float]) -> list[Timed]:
+    """Return the messages of a part with the seconds that composition exposes: pairing hides more of them."""
+    found = []
+    for one in timed:
+        axis = one.message.group
+        raw = sum(x.exposed for x in timed if x.message.group == axis)
+        share = folded.exposed[axis] / raw if raw else 1.0
+        gone = one.exposed * (1 - share)
+        found.append(replace(one, exposed=one.exposed * share, hidden=one.hidden + gone))
+    return found
+
+
+def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: Phase) -> list[Message]:
+    """Return the messages of state that are sent: those of more than nothing over more than one rank."""
+    found = []
+    for one in messages:
+        group = t.machine.spans[one.group]
+        if one.size_bytes and group[-1] > 1:
+            found.append(
+                Message(
+                    group=one.group,
+                    part=part,
+                    where=part,
+                    phase=phase,
+                    verb=one.verb,
+                    tensor=one.tensor,
+                    shape=(),
+                    size_bytes=one.size_bytes,
+                    sent_bytes=sent_bytes(one.verb, group[-1], one.size_bytes),
+                    seconds=collective_seconds(t.machine.network, one.verb, one.size_bytes, group),
+                )
+            )
+    return found
+
+
+def _shared(messages: list[Message], exposed: float, hidden: float) -> list[Timed]:
+    """Return messages that wait together, each with its share of the seconds."""
+    whole = sum(m.seconds for m in messages) or 1.0
+    shares = [m.seconds / whole for m in messages]
+    return [
+        Timed(message=m, count=1, exposed=exposed * s, hidden=hidden * s) for m, s in zip(messages, shares, strict=True)
+    ]
+
+
+def of_units(t: Traffic, part: str, folded: Folded[float]) -> list[Timed]:
+    """Return the messages of sharded weights and gradients of one layer in one micro-batch."""
+    z, r = t.evaluation.sizes, t.case.recipe
+    if not r.shards_gradients:
+        return []
+    ahead, behind, _ = unit_exposure(t.machine, z, r, folded)
+    elements = folded.elements.dense, folded.elements.expert
+    gather = gathers(r, *elements) if r.shards_weights else ()
+    first = _state(t, gather, part, "forward")
+    last = [*_state(t, gather, part, "backward"), *_state(t, scatters(z, r, elements), part, "backward")]
+    covered = [sum(m.seconds for m in some) - shown for some, shown in ((first, ahead), (last, behind))]
+    return [*_shared(first, ahead, covered[0]), *_shared(last, behind, covered[1])]
+
+
+def of_root(t: Traffic, s: Stages[float]) -> list[Timed]:
+    """Return the messages of the root unit of a stage in one micro-batch: nothing hides them."""
+    z, r = t.evaluation.sizes, t.case.recipe
+    root = root_elements(t.evaluation.parts, s)
+    if not r.shards_gradients:
+        return []
+    first = _state(t, gathers(r, root, 0.0) if r.shards_weights else (), "root unit", "forward")
+    last = _state(t, scatters(z, r, (root, 0.0)), "root unit", "backward")
+    return [Timed(message=m, count=1, exposed=m.seconds, hidden=0.0) for m in (*first, *last)]
+
+
+def _once(t: Traffic, index: int) -> Iterator[Flow]:
+    """Yield what a stage sends once a step: gradients, new weights, and the table it shares."""
+    e, r = t.evaluation, t.case.recipe
+    s, m = e.stages[index], t.machine
+    shown, covered, waits, behind = data_parallel_seconds(m, r, e.parts, s, e.step.stages[index])
+    rows = [
+        *_shared(_state(t, reductions(r, e.parts, s), "stage", "gradients"), shown, covered),
+        *_shared(_state(t, updates(r, e.parts, s), "stage", "weights"), waits, behind),
+    ]
+    job = step_job(t.case, e.parts, 0.0)
+    if job.tied and e.sizes.pp > 1 and (s.embeddings or s.heads):
+        table = _state(t, (table_message(job.tied_bytes),), "embedding", "gradients")
+        rows += [Timed(message=x, count=1, exposed=x.seconds, hidden=0.0) for x in table]
+    for one in rows:
+        yield Flow(
+            message=one.message,
+            per_micro_batch=0.0,
+            per_step=one.count,
+            exposed_seconds=one.exposed,
+            hidden_seconds=one.hidden,
+        )
+
+
+def _sends(t: Traffic, s: Stages[float], shape: PipelineShape[float]) -> Iterator[tuple[Phase, int, float]]:
+    """Yield (phase, direction, messages a micro-batch) of what a stage sends along the pipeline."""
+    ahead, back = sends_of(shape, s.position)
+    if t.case.plan.schedule != "dualpipe":
+        yield "forward", 1, ahead
+        yield "backward", -1, back
+        return
+    # Half of the micro-batches run the other way, through the mirrored stage.
+    mirrored = sends_of(shape, shape.num_stages - 1 - s.position)
+    for share, toward in (((ahead, back), 1), (mirrored, -1)):
+        yield "forward", toward, share[0] / 2
+        yield "backward", -toward, share[1] / 2
+
+
+def _between(t: Traffic, index: int) -> Iterator[Flow]:
+    """Yield what a stage sends to its neighbours, exposed as the schedule exposes it."""
+    e, case = t.evaluation, t.case
+    z = e.sizes
+    if z.pp == 1:
+        return
+    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0.0, overlap_send=True)
+    rows = e.layout.residual_tokens, e.layout.residual_width(case.model.hidden)
+    scattered, stream = scatters_sends(case), boundary_bytes(case, e.layout)
+    sent = [(phase, toward, n) for phase, toward, n in _sends(t, e.stages[index], shape) if n]
+    whole = sum(n for _, _, n in sent) or 1.0
+    for phase, toward, n in sent:
+        messages = _state(t, boundary_messages(z, stream, scattered), "boundary", phase)
+        for one in _shared(messages, e.step.pipeline.exposed_send * n / whole, 0.0):
+            B = case.plan.micro_batch
+            split = z.tp if scattered and one.message.verb == "send" else 1
+            message = replace(one.message, toward=toward, shape=(B, rows[0] / B / split, rows[1]))
+            yield Flow(
+                message=message,
+                per_micro_batch=n,
+                per_step=n * z.num_micro,
+                exposed_seconds=one.exposed,
+                hidden_seconds=one.hidden,
+            )
+
+
+def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
+    """Return everything that a device of a run of stages sends in a step of `times` micro-batches' worth of seconds."""
+    e, s = t.evaluation, t.evaluation.stages[index]
+    found: list[Flow] = []
+
+    def add(timed: list[Timed], often: float, seconds_of: float) -> None:
+        for one in timed:
+            found.append(
+                Flow(
+                    message=one.message,
+                    per_micro_batch=often * one.count,
+                    per_step=often * one.count * e.sizes.num_micro,
+                    exposed_seconds=times * seconds_of * one.exposed,
+                    hidden_seconds=times * seconds_of * one.hidden,
+                )
+            )
+
+    own = (*s.layers, s.embeds, s.ends, s.ends)
+    layers = len(s.layers)
+    for i, (lines, folded) in enumerate(zip(t.lines, t.folded, strict=True)):
+        often = runs_a_micro_batch(t.case, s)[i]
+        if often or own[i]:
+            units = of_units(t, lines.label, folded) if i < layers else []
+            add([*_as_composed(list(of_operators(t, lines)), folded), *units], often, own[i])
+    add(of_root(t, s), 1.0, 1.0)
+    return (*found, *_once(t, index), *_between(t, index))
