@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from shardwise.report._page import Page
     from shardwise.training import TrainReport
+    from shardwise.training._timeline import StepTimeline
 
 KEYS = ("plot", "timeline")
 
@@ -52,11 +53,15 @@ def timed(inputs: Inputs, answer: Answer, report: TrainReport) -> Answer:
         from shardwise.report._plots_timeline import timeline_figure
 
         _draw("timeline", path, lambda: timeline_figure(report, timeline))
-    said = (
-        f"written to {path}: {show_seconds(timeline.seconds)} by simulation, {timeline.difference:+.2%} of the step "
-        f"in closed form, which is within {timeline.tolerance:.1%} with {timeline.plan.schedule}"
-    )
-    return _saying(answer, "timeline", {"file": path, **compared(timeline)}, said)
+    return _saying(answer, "timeline", {"file": path, **compared(timeline)}, f"written to {path}: {_against(timeline)}")
+
+
+def _against(timeline: StepTimeline) -> str:
+    """Return how long a timeline is beside the reported step."""
+    off = timeline.difference
+    length = "as long as" if abs(off) < 5e-6 else f"{abs(off):.3%} {'longer' if off > 0 else 'shorter'} than"
+    known = f"known to be within {timeline.tolerance:.1%} with {timeline.plan.schedule}"
+    return f"{show_seconds(timeline.seconds)} by simulation, {length} the step in closed form ({known})"
 
 
 def _draw(key: str, path: str, draw: Callable[[], Figure]) -> None:
