@@ -1,0 +1,130 @@
+"""The job and the framework's behaviour that Megatron-LM's arguments describe.
+
+Sources: megatron/training/arguments.py validate_args, megatron/core/optimizer/optimizer_config.py,
+megatron/core/transformer/dot_product_attention.py and core/fusions, 2026-08.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.formats.megatron._reader import Reader
+from shardwise.plans import Plan, Stack, Training, find_stack
+
+_OPTIMIZERS = {
+    "adam": "adam",
+    "sgd": "sgd",
+    "lion": "lion",
+    "muon": "muon",
+    "dist_muon": "muon",
+    "adaptive_muon": "muon",
+}
+
+
+def build(r: Reader, plan: Plan) -> Training:
+    """Return the training job; problems are recorded."""
+    batch = r.whole("global_batch_size") or 0
+    seq_len = _seq_len(r)
+    if not batch:
+        batch = plan.micro_batch * plan.dp
+        told = f"global_batch {batch}" if batch else "global_batch"
+        r.assume(f"{told}: one micro-batch on each replica, as without --global-batch-size")
+    unit = plan.micro_batch * plan.dp
+    if unit and batch % unit:
+        r.fail(
+            "global_batch_size", f"must be a multiple of micro-batch x dp = {unit}", "change the batch or the launch"
+        )
+    if r.has("rampup_batch_size"):
+        r.assume(f"global_batch {batch}: the final one; --rampup-batch-size starts with fewer")
+    return Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float(_samples(r, batch) * seq_len),
+        precision=precision(r),
+        optimizer=_OPTIMIZERS.get(r.word("optimizer", *_OPTIMIZERS), "adam"),
+    )
+
+
+def _seq_len(r: Reader) -> int:
+    name = "encoder_seq_length" if r.has("encoder_seq_length") and not r.has("seq_length") else "seq_length"
+    found, most = r.needed(name), r.whole("max_position_embeddings")
+    if most and found > most:
+        r.fail(name, f"must not exceed --max-position-embeddings {most}", f"use at most {most}")
+    return found
+
+
+def _samples(r: Reader, batch: int) -> int:
+    """Return the sequences of the whole run, 0 where it is not said."""
+    if r.has("train_iters") and r.has("train_samples"):
+        r.fail("train_samples", "contradicts --train-iters", "give one of them")
+    return r.whole("train_samples", 0) or (r.whole("train_iters", 0) or 0) * batch
+
+
+def precision(r: Reader) -> str:
+    """Return the recipe: 32-bit gradients in bf16 unless asked otherwise, 16-bit ones in fp16."""
+    if r.flag("bf16") and r.flag("fp16"):
+        r.fail("fp16", "contradicts --bf16", "give one of them")
+    whole = r.flag("accumulate_allreduce_grads_in_fp32")
+    narrow = r.flag("grad_reduce_in_bf16") or (
+        r.flag("use_precision_aware_optimizer") and _dtype(r.word("main_grads_dtype")) in ("bf16", "fp16")
+    )
+    if whole and narrow:
+        r.fail("accumulate_allreduce_grads_in_fp32", "contradicts gradients of 16 bits", "give one of them")
+    if r.has("fp8") or r.flag("fp8_e4m3") or r.flag("fp8_hybrid"):
+        if narrow:
+            r.assume("gradients of 32 bits: the fp8 recipe has no narrower ones")
+        return "fp8"
+    if r.flag("bf16"):
+        return "bf16-grads16" if narrow else "bf16"
+    if r.flag("fp16"):
+        return "fp16" if whole else "fp16-grads16"
+    return "fp32"
+
+
+def _dtype(word: str) -> str:
+    """Return the short name of a data type, which a parsed namespace holds as torch's own."""
+    return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(word, word)
+
+
+def stack(r: Reader) -> Stack:
+    """Return Megatron-Core's stack with what the arguments change: kernels, overlap, padding and dispatch."""
+    base = find_stack("megatron-2023" if r.flag("use_legacy_models") else "megatron")
+    gated = r.flag("swiglu")
+    fused = r.flag("bias_swiglu_fusion" if gated else "bias_gelu_fusion")
+    sends = tuple(s for s in base.overlap_sends if s != "interleaved" or r.flag("overlap_p2p_comm"))
+    fsdp = r.flag("use_megatron_fsdp") or r.flag("use_torch_fsdp2")
+    return replace(
+        base,
+        attention="scores" if scores(r) else base.attention,
+        activation=base.activation if fused else "eager",
+        overlap_gradients=r.flag("overlap_grad_reduce") or fsdp,
+        overlap_parameters=r.flag("overlap_param_gather") or fsdp,
+        overlap_tensor=r.flag("tp_comm_overlap"),
+        overlap_sends=sends,
+        vocab_multiple=_vocab_multiple(r),
+        dispatch=_dispatch(r, base),
+    )
+
+
+def scores(r: Reader) -> bool:
+    """Return whether attention keeps its score matrix: unfused attention, or local modules without flash."""
+    backend = r.word("attention_backend", "auto", "flash", "fused", "unfused", "local")
+    if backend in ("unfused", "local"):
+        if r.flag("use_flash_attn"):
+            r.fail("use_flash_attn", f"contradicts --attention-backend {backend}", "give one of them")
+        return True
+    if r.flag("use_flash_attn"):
+        return False
+    return r.word("transformer_impl", "local", "transformer_engine", "inference_optimized") == "local"
+
+
+def _vocab_multiple(r: Reader) -> int:
+    """Return what x tp the vocabulary is padded to; 1 where it was padded already."""
+    padded = r.has("padded_vocab_size") and not r.has("vocab_size")
+    return 1 if padded or not r.flag("pad_vocab_size") else r.count("make_vocab_size_divisible_by")
+
+
+def _dispatch(r: Reader, base: Stack) -> str:
+    """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
+    kind = r.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
+    return "deduplicated" if kind == "flex" or r.flag("moe_enable_deepep") else base.dispatch

@@ -1,0 +1,273 @@
+"""The plan that Megatron-LM's arguments describe.
+
+Derivations: megatron/training/arguments.py validate_args, megatron/core/transformer/transformer_block.py
+get_num_layers_to_build, pipeline_parallel_layer_layout.py and megatron/core/parallel_state.py, 2026-08.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shardwise.formats.megatron._model import num_layers
+from shardwise.formats.megatron._reader import Reader
+from shardwise.plans import Plan
+from shardwise.plans._plan import Axis, ContextKind, Recompute, Sharding
+from shardwise.plans._values import even_split
+
+_CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
+_CONTEXT |= {"a2a": "all-to-all", "a2a+p2p": "ring"}
+_FSDP: dict[str, Sharding] = {
+    "no_shard": "none",
+    "optim": "zero1",
+    "optim_grads": "zero2",
+    "optim_grads_params": "fsdp",
+}
+_DEFAULT_ORDER: tuple[Axis, ...] = ("tp", "tp2", "cp", "dp", "pp")
+_PP_FIRST: tuple[Axis, ...] = ("tp", "tp2", "cp", "pp", "dp")
+_TERM = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([EtmL|])(?:\*(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The sizes of the axes; dp is 0 where the number of devices is not known."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+
+
+def degrees(r: Reader, num_devices: int) -> Degrees:
+    """Return the sizes of the axes; replicas are what is left of the devices."""
+    if r.has("model_parallel_size") and r.has("tensor_model_parallel_size"):
+        r.fail("model_parallel_size", "is the old name of --tensor-model-parallel-size, given too", "give one")
+    tp = r.count("model_parallel_size" if r.has("model_parallel_size") else "tensor_model_parallel_size")
+    cp, pp = r.count("context_parallel_size"), r.count("pipeline_model_parallel_size")
+    if num_devices % (tp * cp * pp):
+        rule = f"tp x cp x pp = {tp * cp * pp} must divide the {num_devices} devices of the launch"
+        r.problems.add(r.option("tensor_model_parallel_size"), tp, rule, "change the degrees or the launch")
+        return Degrees(tp, cp, pp, 1)
+    return Degrees(tp, cp, pp, num_devices // (tp * cp * pp))
+
+
+def build(r: Reader, num_devices: int) -> Plan:
+    """Return the plan; problems are recorded."""
+    d, moe = degrees(r, num_devices), bool(r.whole("num_experts", 0))
+    pieces, vpp = _pieces(r, d.pp)
+    mode, layers, modules = _recompute(r, vpp, pieces)
+    sharding, shard = _sharding(r, d)
+    if r.flag("sequence_parallel") and d.tp == 1:
+        r.assume("sequence_parallel off: --sequence-parallel does nothing without tensor parallelism")
+    kinds = set(r.words("cp_comm_type"))
+    for kind in sorted(kinds - _CONTEXT.keys()):
+        r.fail("cp_comm_type", f"{kind} is not a kind of exchange", "use p2p, all_gather, a2a or a2a+p2p")
+    if len(kinds) > 1 or "a2a+p2p" in kinds:
+        r.assume(f"cp_kind {_CONTEXT.get(min(kinds), 'ring')}: for all layers, of --cp-comm-type {' '.join(kinds)}")
+    return Plan(
+        tp=d.tp,
+        cp=d.cp,
+        pp=d.pp,
+        vpp=vpp,
+        dp=d.dp,
+        ep=r.count("expert_model_parallel_size"),
+        etp=(r.whole("expert_tensor_parallel_size") or d.tp) if moe else 1,
+        micro_batch=_micro_batch(r),
+        sequence_parallel=r.flag("sequence_parallel") and d.tp > 1,
+        cp_kind=_CONTEXT.get(min(kinds, default="p2p"), "ring"),
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        sharding=sharding,
+        shard=shard,
+        recompute=mode,
+        recompute_layers=layers,
+        modules=modules,
+        stage_layers=pieces,
+        order=_PP_FIRST if r.flag("use_tp_pp_dp_mapping") else _DEFAULT_ORDER,
+    )
+
+
+def _micro_batch(r: Reader) -> int:
+    """Return the sequences of a micro-batch; --batch-size meant that before version 2."""
+    return r.count("batch_size") if r.has("batch_size") else r.needed("micro_batch_size")
+
+
+def _pieces(r: Reader, pp: int) -> tuple[tuple[int, ...], int]:
+    """Return the layers of every piece, empty where they are equal, and the pieces of a stage."""
+    ways = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+    given = [n for n in (*ways, "pipeline_model_parallel_layout") if r.has(n)]
+    for name in given[1:]:
+        r.fail(name, f"contradicts {r.option(given[0])}, which cuts the model too", "give one of them")
+    text = r.word("hybrid_layer_pattern").split("/")[0]
+    if r.has("pipeline_model_parallel_layout"):
+        return _listed(r, pp, _layout(r), "pipeline_model_parallel_layout")
+    if "|" in text:
+        return _listed(r, pp, [len(part) for part in text.split("|")], "hybrid_layer_pattern")
+    sizes = _stages(r, pp)
+    vpp = _virtual(r, pp, sizes)
+    if any(size % vpp for size in sizes):
+        r.problems.add("--num-layers", sum(sizes), f"does not make {vpp} equal chunks on each stage", "change the cut")
+        return (), 1
+    pieces = tuple(size // vpp for size in sizes) * vpp
+    pieces = _counted_ends(r, pieces)
+    return (() if len(set(pieces)) == 1 else pieces), vpp
+
+
+def _virtual(r: Reader, pp: int, sizes: list[int]) -> int:
+    """Return the chunks of a stage; without a pipeline Megatron-LM has one model and no chunks."""
+    derived = r.given.values.get("virtual_pipeline_model_parallel_size")
+    if isinstance(derived, int) and not r.has("num_layers_per_virtual_pipeline_stage"):
+        return derived
+    if r.has("num_virtual_stages_per_pipeline_rank"):
+        return r.count("num_virtual_stages_per_pipeline_rank")
+    each = r.whole("num_layers_per_virtual_pipeline_stage")
+    if each is None:
+        return 1
+    name = "num_layers_per_virtual_pipeline_stage"
+    if r.has("decoder_first_pipeline_num_layers") or r.has("decoder_last_pipeline_num_layers"):
+        r.fail(name, "needs equal stages", "use --num-virtual-stages-per-pipeline-rank")
+        return 1
+    if sizes[0] % each:
+        r.fail(name, f"must divide the {sizes[0]} layers of a stage", "give a divisor")
+        return 1
+    return sizes[0] // each
+
+
+def _stages(r: Reader, pp: int) -> list[int]:
+    """Return the layers of each stage, with embedding and loss counted as layers where that is asked for."""
+    total, names = num_layers(r), ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+    first, last = (r.whole(name) for name in names)
+    if first is None and last is None:
+        total += r.flag("account_for_embedding_in_pipeline_split") + r.flag("account_for_loss_in_pipeline_split")
+        if total % pp:
+            rule = f"pipeline of {pp} stages must divide the {total} layers"
+            r.problems.add(
+                "--pipeline-model-parallel-size", pp, rule, f"cut them otherwise, as {even_split(total, pp)}"
+            )
+        return [total // pp] * pp
+    middle = pp - (first is not None) - (last is not None)
+    left = total - (first or 0) - (last or 0)
+    if left < 0 or (left % middle if middle > 0 else left):
+        rule = f"leaves {left} layers for {max(middle, 0)} other stages"
+        r.fail(names[0] if first is not None else names[1], rule, "change the first or the last stage")
+        return [1] * pp
+    inner = [left // middle] * middle if middle > 0 else []
+    return [*([first] if first is not None else []), *inner, *([last] if last is not None else [])]
+
+
+def _counted_ends(r: Reader, pieces: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pieces without the embedding and the loss that were counted as layers."""
+    found = list(pieces)
+    found[0] -= r.flag("account_for_embedding_in_pipeline_split")
+    found[-1] -= r.flag("account_for_loss_in_pipeline_split")
+    return tuple(found)
+
+
+def _listed(r: Reader, pp: int, sizes: list[int], name: str) -> tuple[tuple[int, ...], int]:
+    if not sizes or len(sizes) % pp:
+        r.fail(name, f"lists {len(sizes)} pieces, which {pp} stages do not share evenly", f"list a multiple of {pp}")
+        return (), 1
+    if sum(sizes) != num_layers(r):
+        r.fail(name, f"lists {sum(sizes)} layers of {num_layers(r)}", "list them all")
+    return (() if len(set(sizes)) == 1 else tuple(sizes)), len(sizes) // pp
+
+
+def _layout(r: Reader) -> list[int]:
+    """Return the layers of each piece of a layout such as "Et*3|(tt|)*6mL"."""
+    text = r.word("pipeline_model_parallel_layout").replace(",", "").replace(" ", "")
+    spelled, at = "", 0
+    for match in _TERM.finditer(text):
+        if match.start() != at:
+            break
+        spelled += (_expanded(match[1]) if match[1] is not None else match[3]) * int(match[2] or match[4] or 1)
+        at = match.end()
+    if at != len(text) or len(spelled) > 100_000:
+        r.fail("pipeline_model_parallel_layout", "is not a layout", 'write for example "Et*3|(tt|)*6L"')
+        return []
+    return [part.count("t") for part in spelled.split("|")]
+
+
+def _expanded(text: str) -> str:
+    return re.sub(r"([EtmL|])\*(\d+)", lambda m: m[1] * min(int(m[2]), 10_000), text)
+
+
+def _recompute(r: Reader, vpp: int, pieces: tuple[int, ...]) -> tuple[Recompute, int, tuple[str, ...]]:
+    """Return what is computed again, in how many layers of a stage, and the modules beside."""
+    granularity = _granularity(r)
+    if not granularity:
+        for name in ("recompute_modules", "recompute_method", "recompute_num_layers"):
+            if r.has(name):
+                r.fail(name, "has no effect without --recompute-granularity", "give it, or leave this out")
+        return "none", 0, ()
+    if granularity == "selective":
+        return _selective(r)
+    if r.has("recompute_modules"):
+        r.fail("recompute_modules", "belongs to selective recompute", "use --recompute-granularity selective")
+    return _full(r, vpp, pieces)
+
+
+def _granularity(r: Reader) -> str:
+    """Return the kind of recompute; older switches say it in their own ways."""
+    found = r.word("recompute_granularity", "full", "selective")
+    if r.flag("recompute_activations"):
+        if found == "full":
+            r.fail("recompute_granularity", "contradicts --recompute-activations, which is selective", "give one")
+        return "selective"
+    if r.flag("moe_layer_recompute"):
+        return found or "selective"
+    if r.flag("checkpoint_activations") or r.has("activations_checkpoint_method"):
+        return "full"
+    return found
+
+
+def _selective(r: Reader) -> tuple[Recompute, int, tuple[str, ...]]:
+    for name in ("recompute_method", "recompute_num_layers"):
+        if r.has(name):
+            r.fail(name, "belongs to full recompute", "use --recompute-granularity full, or leave it out")
+    modules = list(r.words("recompute_modules") or ("core_attn",))
+    if r.flag("moe_layer_recompute"):
+        modules.append("moe")
+    kept = tuple(dict.fromkeys(one for one in modules if one != "core_attn"))
+    return ("selective" if "core_attn" in modules else "none"), 0, kept
+
+
+def _full(r: Reader, vpp: int, pieces: tuple[int, ...]) -> tuple[Recompute, int, tuple[str, ...]]:
+    """Full recompute of every layer, of groups of layers ("uniform"), or of the first layers of a chunk ("block")."""
+    old = r.flag("checkpoint_activations") or r.has("activations_checkpoint_method")
+    name = "activations_checkpoint_method" if r.has("activations_checkpoint_method") else "recompute_method"
+    method = r.word(name, "uniform", "block")
+    layers_name = next(
+        (n for n in ("activations_checkpoint_num_layers", "checkpoint_num_layers") if r.has(n)), "recompute_num_layers"
+    )
+    number = r.whole(layers_name)
+    if not old and not method:
+        r.problems.add("--recompute-method", None, "is needed with full recompute", "use uniform or block")
+    if not old and number is None:
+        r.problems.add("--recompute-num-layers", None, "is needed with full recompute", "use 1")
+    if method != "block":
+        if (number or 1) > 1:
+            r.assume(
+                f"recompute of each layer by itself: {r.option(layers_name)} {number} groups them, and a plan cannot"
+            )
+        return "full", 0, ()
+    stage = num_layers(r) // r.count("pipeline_model_parallel_size") if not pieces else max(pieces) * vpp
+    layers = (number or 0) * vpp
+    return ("none", 0, ()) if layers == 0 else ("full", 0 if layers >= stage else layers, ())
+
+
+def _sharding(r: Reader, d: Degrees) -> tuple[Sharding, int]:
+    """Return what data parallelism shards, and the size of a group where replicas have several."""
+    copies = r.count("num_distributed_optimizer_instances")
+    if r.flag("use_torch_fsdp2"):
+        if r.flag("use_distributed_optimizer"):
+            r.fail("use_distributed_optimizer", "contradicts --use-torch-fsdp2", "give one of them")
+        return "fsdp", 1
+    if r.flag("use_megatron_fsdp") or r.flag("use_custom_fsdp"):
+        kind = _FSDP[r.word("data_parallel_sharding_strategy", *_FSDP)]
+        if kind == "fsdp" and copies > 1 and d.dp:
+            return "hsdp", max(d.dp // copies, 1)
+        return kind, 1
+    if not r.flag("use_distributed_optimizer"):
+        return "none", 1
+    if copies > 1:
+        r.assume(f"distributed optimizer over all of dp: its {copies} instances shard less, and a plan cannot say so")
+    return "distributed-optimizer", 1

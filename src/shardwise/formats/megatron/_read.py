@@ -1,0 +1,115 @@
+"""From Megatron-LM's arguments to a case."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.errors import Problem
+from shardwise.formats._imported import Imported, Reading
+from shardwise.formats.megatron import _job, _model, _plan
+from shardwise.formats.megatron._reader import Reader
+from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words, plain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What stands around the arguments: devices (0 where it is not said), the program, and the file's name."""
+
+    num_devices: int = 0
+    devices_per_node: int = 0
+    program: str = ""
+    source: str = ""
+
+
+def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None = None) -> Imported:
+    """Return the case of an argument list, or of a mapping from spellings or names to values.
+
+    Raises `InputError` with everything that is wrong. Source: megatron/training/arguments.py of Megatron-LM.
+
+    >>> words = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --swiglu"
+    >>> more = "--max-position-embeddings 1024 --micro-batch-size 4 --vocab-size 50257 --bf16"
+    >>> case = read_args((words + " " + more).split())
+    >>> case.model.layers[0].feed_forward.ffn, case.plan.micro_batch, case.job.precision
+    (2688, 4, 'bf16')
+    """
+    given = from_mapping(args) if isinstance(args, Mapping) else from_words(args)
+    return imported(given, launch or Launch())
+
+
+def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
+    """Return the case of the arguments that a training script has parsed, before or after their validation.
+
+    >>> from argparse import Namespace
+    >>> names = Namespace(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=128, vocab_size=100)
+    >>> names.max_position_embeddings, names.micro_batch_size, names.world_size = 128, 1, 8
+    >>> from_megatron_args(names).plan.dp
+    8
+    """
+    table = dict(args) if isinstance(args, Mapping) else vars(args)
+    given = from_mapping(table)
+    chunks = table.get("virtual_pipeline_model_parallel_size")
+    if chunks is not None:
+        given.values["virtual_pipeline_model_parallel_size"] = chunks
+    devices = table.get("world_size")
+    return imported(given, Launch(num_devices=devices if isinstance(devices, int) else 0, source="arguments"))
+
+
+def imported(given: Given, launch: Launch) -> Imported:
+    """Return the case of what was given; raises `InputError` with everything that is wrong."""
+    r = Reader(given)
+    _refuse(r)
+    model = _model.build(r, launch.source or "megatron")
+    plan = _plan.build(r, launch.num_devices)
+    job, stack = _job.build(r, plan), _job.stack(r)
+    _assume_defaults(r)
+    given.problems.items[:] = dict.fromkeys(given.problems.items)
+    given.problems.raise_if_any()
+    told = {name: by_name()[name] for name in given.values if name in by_name()}
+    kept = [(arguments()[given.options[name]], given.values[name]) for name in told]
+    reasons = facts()["reasons"]
+    return Imported(
+        system=facts()["checked"]["system"],
+        version=facts()["checked"]["release"],
+        model=model,
+        plan=plan,
+        job=job,
+        stack=stack,
+        num_devices=launch.num_devices,
+        devices_per_node=launch.devices_per_node,
+        source=launch.source,
+        understood=tuple(Reading(argument=a.option, value=v, meaning=a.meaning[5:]) for a, v in kept if a.read),
+        assumed=tuple(r.assumed),
+        ignored=tuple(
+            Reading(argument=a.option, value=v, meaning=reasons[a.meaning])
+            for a, v in kept
+            if a.meaning in reasons and v != a.default and str(v) != str(a.default)
+        ),
+        silent=tuple(a.option for a, _ in kept if a.meaning == "none"),
+        unknown=tuple(given.unknown),
+    )
+
+
+def _refuse(r: Reader) -> None:
+    """Record arguments that describe something else, where they are not at their default."""
+    for name, value in list(r.given.values.items()):
+        argument = by_name().get(name)
+        if argument and argument.meaning.startswith("!") and value not in (argument.default, False, None):
+            rule = facts()["refused"][argument.meaning[1:]]
+            r.problems.items.append(Problem(argument.option, plain(value), rule, "leave it out"))
+
+
+def _assume_defaults(r: Reader) -> None:
+    """Say which defaults of Megatron-LM matter and were not stated."""
+    told = (
+        ("position_embedding_type", not r.flag("use_rotary_position_embeddings"), "learned positions"),
+        ("hidden_dropout", not r.has("attention_dropout"), "dropout of 0.1 on attention and hidden states"),
+        ("transformer_impl", not r.flag("use_legacy_models"), "Transformer Engine's modules"),
+        ("bf16", not r.flag("fp16") and not r.has("fp8"), "parameters of 32 bits"),
+    )
+    for name, matters, text in told:
+        if matters and not r.has(name):
+            r.assume(f"{text}: Megatron-LM's default, as {r.option(name)} is not given")
+    if not r.has("make_vocab_size_divisible_by") and r.flag("pad_vocab_size"):
+        r.assume("vocabulary padded to a multiple of 128 x tp: Megatron-LM's default")

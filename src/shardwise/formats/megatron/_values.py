@@ -1,0 +1,221 @@
+"""Megatron-LM's arguments by their name in the parsed namespace, from words, a mapping or the namespace itself.
+
+The table of arguments says which there are, how many values each takes, and what each means here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.errors import Problems
+from shardwise.formats._imported import Reading
+
+UNSET = "$"
+"""Marks a word that a variable outside the script would have given: "${NAME}"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One spelling of an argument: its name in the namespace, its values, its default and what it means here."""
+
+    option: str
+    name: str
+    values: str
+    default: object
+    meaning: str
+
+    @property
+    def read(self) -> bool:
+        """Whether it is used."""
+        return self.meaning.startswith("read:")
+
+
+def _typed(text: str) -> object:
+    """Return a default as the value it stands for."""
+    if text in ("-", "None"):
+        return None
+    if text in ("on", "off", "True", "False"):
+        return text in ("on", "True")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+@cache
+def arguments() -> dict[str, Argument]:
+    """Return every argument by its spelling.
+
+    >>> arguments()["--disable-bias-linear"].name
+    'add_bias_linear'
+    """
+    text = resources.files("shardwise.formats.megatron").joinpath("arguments.txt").read_text(encoding="ascii")
+    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {
+        option: Argument(option, name, values, _typed(default), meaning)
+        for name, values, default, meaning, *options in rows
+        for option in options
+    }
+
+
+@cache
+def by_name() -> dict[str, Argument]:
+    """Return one spelling of each argument by its name in the namespace."""
+    found: dict[str, Argument] = {}
+    for argument in arguments().values():
+        found.setdefault(argument.name, argument)
+    return found
+
+
+@cache
+def facts() -> dict[str, dict[str, Any]]:
+    """Return what the arguments were read from, the reasons for leaving some out, and vocabularies of tokenizers."""
+    text = resources.files("shardwise.formats.megatron").joinpath("arguments.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@dataclass(slots=True)
+class Given:
+    """What was given, by name in the namespace: the spelling used and the value; problems and unknown arguments."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    unknown: list[Reading] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)
+
+    def put(self, argument: Argument, value: object) -> None:
+        """Record one argument; as in argparse the last one wins, but two that differ are a problem."""
+        old = self.values.get(argument.name)
+        if argument.name in self.values and old != value and argument.read:
+            rule = f"contradicts {self.options[argument.name]} = {plain(old)} before it"
+            self.problems.add(argument.option, plain(value), rule, "give one of them")
+        self.values[argument.name], self.options[argument.name] = value, argument.option
+
+
+def plain(value: object) -> object:
+    """Return a value that a problem can hold."""
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def from_words(words: Sequence[str]) -> Given:
+    """Return what a command line's words give; numbers stay text until they are used.
+
+    >>> from_words("--num-layers 24 --swiglu --lr=1e-4".split()).values
+    {'num_layers': '24', 'swiglu': True, 'lr': '1e-4'}
+    """
+    given = Given()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        argument = arguments().get(option)
+        if not word.startswith("--"):
+            _stray(given, word)
+        elif argument is None:
+            _unknown(given, option, [value] if equals else _values_of(rest, len(rest)))
+        elif argument.values in ("on", "off"):
+            given.put(argument, argument.values == "on")
+        else:
+            most = {"1": 1, "3": 3}.get(argument.values, len(rest))
+            _take(given, argument, [value] if equals else _values_of(rest, most))
+    return given
+
+
+def _values_of(rest: list[str], most: int) -> list[str]:
+    """Take the values that follow an argument: words that are not arguments; negative numbers are values."""
+    found: list[str] = []
+    while rest and len(found) < most and (not rest[0].startswith("-") or _is_number(rest[0])):
+        found.append(rest.pop(0))
+    return found
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _take(given: Given, argument: Argument, values: list[str]) -> None:
+    if not values:
+        given.problems.add(argument.option, None, "has no value", f"write {argument.option} VALUE")
+    elif argument.values == "3" and len(values) != 3:
+        given.problems.add(argument.option, " ".join(values), "takes three values", "give three")
+    else:
+        given.put(argument, values[0] if argument.values == "1" else tuple(values))
+
+
+def _stray(given: Given, word: str) -> None:
+    if not word.startswith(UNSET):
+        given.problems.add("arguments", word, "follows no argument that takes it", "write --argument value")
+
+
+def _unknown(given: Given, option: str, values: list[str]) -> None:
+    """Keep an argument that Megatron-LM does not have; one that is nearly the name of another is a mistake."""
+    value = " ".join(values) if values else True
+    near = get_close_matches(option, arguments(), 1, 0.9)
+    if near:
+        given.problems.add(option, value, "is not an argument of Megatron-LM", f"did you mean {near[0]}?")
+    else:
+        given.unknown.append(Reading(argument=option, value=value, meaning="not an argument of Megatron-LM"))
+
+
+def from_mapping(table: Mapping[str, object]) -> Given:
+    """Return what a mapping gives, whose keys are spellings ("--num-layers") or names in the namespace.
+
+    >>> from_mapping({"--num-layers": 24, "add_bias_linear": False}).values
+    {'num_layers': 24, 'add_bias_linear': False}
+    """
+    given = Given()
+    for key, value in table.items():
+        if key.startswith("--"):
+            _from_option(given, key, value)
+        elif key in by_name():
+            _from_name(given, by_name()[key], value)
+        elif (
+            key not in facts()["derived"]["names"]
+            and not key.startswith("_")
+            and value not in (None, False, (), [], "")
+        ):
+            given.unknown.append(Reading(argument=key, value=plain(value), meaning="not an argument of Megatron-LM"))
+    return given
+
+
+def _from_option(given: Given, option: str, value: object) -> None:
+    argument = arguments().get(option)
+    if value is None:
+        return
+    if argument is None:
+        _unknown(given, option, [] if value is True else [str(value)])
+    elif argument.values in ("on", "off"):
+        if not isinstance(value, bool):
+            given.problems.add(option, plain(value), "is a switch", "give true, or leave it out")
+        elif value:
+            given.put(argument, argument.values == "on")
+    else:
+        given.put(argument, _listed(value) if argument.values in ("3", "many") else value)
+
+
+def _from_name(given: Given, argument: Argument, value: object) -> None:
+    """Keep a value of a parsed namespace; defaults are not given."""
+    number = getattr(value, "name", None) if not isinstance(value, (str, int, float, bool)) else None
+    value = number if isinstance(number, str) else value
+    if value is None or value == argument.default or value in ((), []):
+        return
+    given.put(argument, _listed(value) if argument.values in ("3", "many") else value)
+
+
+def _listed(value: object) -> object:
+    """Return the values of an argument that takes several, which files also write as "[a b]"."""
+    if isinstance(value, str):
+        return tuple(value.removeprefix("[").removesuffix("]").replace(",", " ").split())
+    return tuple(value) if isinstance(value, Iterable) else (value,)
