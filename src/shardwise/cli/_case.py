@@ -33,6 +33,12 @@ FLAG_OF = {
     "slow_bytes_per_second": "slow_bandwidth_achieved",
     "cluster": "on",
     "dtype": "precision",
+    "max_ttft_seconds": "max_ttft",
+    "max_tpot_seconds": "max_tpot",
+    "max_latency_seconds": "max_latency",
+    "max_usd": "max_cost",
+    "min_tokens_per_second": "min_rate",
+    "orders": "order",
 }
 _JOB = {
     "tokens": "token_budget",
