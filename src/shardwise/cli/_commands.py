@@ -61,11 +61,14 @@ def _compare() -> Command:
     return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
 
 
-def _plan() -> Command:
+def _plan(kind: str = "train") -> Command:
+    from shardwise.cli._serve_flags import serve_search_flags
     from shardwise.cli._space_flags import plan_search_flags
 
-    what = Flag("what", _kinds.choice("train"), "train: search training plans", "positional")
-    flags = {"what": what, **_MODEL, **plan_search_flags(), **OUTPUT}
+    help_of_what = "train or infer; each has flags of its own: shardwise plan infer --help"
+    what = Flag("what", _kinds.choice("train", "infer"), help_of_what, "positional")
+    own = serve_search_flags() if kind == "infer" else plan_search_flags()
+    flags = {"what": what, **_MODEL, **own, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 
@@ -91,15 +94,15 @@ _MAKERS: dict[str, Callable[[], Command]] = {
 NAMES = tuple(_MAKERS)
 
 
-def command(name: str) -> Command:
-    """Return a command by name.
+def command(name: str, kind: str = "") -> Command:
+    """Return a command by name; `plan` takes other flags for each kind of case.
 
     >>> command("train").positionals
     ('model',)
     """
-    return _MAKERS[name]()
+    return _plan(kind) if name == "plan" else _MAKERS[name]()
 
 
 def every() -> dict[str, Command]:
     """Return all commands; only reading a case file needs them all."""
-    return {name: command(name) for name in NAMES}
+    return {**{name: command(name) for name in NAMES}, "plan infer": command("plan", "infer")}

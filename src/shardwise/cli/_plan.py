@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,35 @@ def space_of(inputs: Inputs, num_devices: int) -> Space:
     if "sequence_parallel" in inputs.values:
         given["sequence_parallel"] = (inputs.values["sequence_parallel"],)
     if "order" in inputs.values:
-        order = inputs.values["order"]
-        at = order.index("tp") + 1 if "tp" in order else 0
-        given["orders"] = (order if "tp2" in order else (*order[:at], "tp2", *order[at:]),)
+        given["orders"] = (order_of(inputs.values["order"]),)
     if inputs.get("at_most", False):
         given["devices"] = upto(num_devices)
     return Space(**given)
+
+
+def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an order of the axes with the second tensor axis beside the first, where it was left out.
+
+    >>> order_of(("tp", "cp", "dp", "pp"))
+    ('tp', 'tp2', 'cp', 'dp', 'pp')
+    """
+    at = order.index("tp") + 1 if "tp" in order else 0
+    return order if "tp2" in order else (*order[:at], "tp2", *order[at:])
+
+
+def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
+    """Return the text of so many of the devices that were asked for, nodes of as many as there."""
+    text = str(inputs.values["on"])
+    shape = re.fullmatch(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)", text)
+    if shape is None:
+        return text if num_devices == 1 else f"{num_devices}x{device}"
+    first, second, name = shape.groups()
+    if int(first) * int(second or 1) == num_devices:
+        return text
+    if second is None or num_devices % min(num_devices, int(second)):
+        return f"{num_devices}x{name}"
+    each = min(num_devices, int(second))
+    return f"{num_devices // each}x{each}x{name}"
 
 
 def ask(inputs: Inputs) -> Found:
@@ -112,6 +136,10 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan`."""
+    if inputs.get("what") == "infer":
+        from shardwise.cli import _plan_infer
+
+        return _plan_infer.answer(inputs, width)
     found = ask(inputs)
 
     def tree() -> dict[str, Any]:

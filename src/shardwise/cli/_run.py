@@ -27,7 +27,7 @@ def answer(words: Sequence[str]) -> Answer:
 
         return overview(2 if not words else 0, _columns())
     name, rest = _command_of(words)
-    command = _commands.command(name)
+    command = _commands.command(name, _kind_of(rest) if name == "plan" else "")
     found = scan(rest, command)
     if found.given.get("help") is True:
         from shardwise.cli._help import help_of
@@ -66,6 +66,12 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
         "is not a command" if plain else "is missing",
         remedy + "use one of " + ", ".join(_commands.NAMES),
     )
+
+
+def _kind_of(words: Sequence[str]) -> str:
+    """Return the kind of case that a search is of, by its word or by the case file."""
+    path = _config_of(words)
+    return "infer" if "infer" in words or (path is not None and read_case(path).get("what") == "infer") else "train"
 
 
 def _config_of(words: Sequence[str]) -> str | None:

@@ -1,0 +1,75 @@
+"""The answer of a search for a deployment as the tree that `--json` prints; its keys are stable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shardwise.plans import spans
+from shardwise.report._infer_view import infer_tree
+from shardwise.search import Remedy, ServingFound
+from shardwise.serving import InferReport
+
+LIMITS = ("max_ttft_seconds", "max_tpot_seconds", "max_latency_seconds", "max_usd", "min_tokens_per_second")
+
+
+def serve_tree(found: ServingFound, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
+    best = [
+        {
+            **infer_tree(report),
+            "output_tokens_per_second_per_gpu": per_device(report),
+            "placement": serve_placement(report),
+            "command": " ".join(words),
+        }
+        for report, words in zip(found.best, commands, strict=True)
+    ]
+    return {
+        "search": {
+            "plans": found.num_plans,
+            "legal": found.evaluated,
+            "fitting": found.num_fitting,
+            "evaluated": found.evaluated,
+            "seconds": found.seconds,
+            "covered": 1.0,
+            "objective": found.wish.objective,
+            "limits": {name: getattr(found.wish, name) for name in LIMITS if getattr(found.wish, name)},
+        },
+        "best": best,
+        "front": [short_serve_tree(report) for report in found.front],
+        "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
+        "nearest": short_serve_tree(found.nearest) if found.nearest is not None else None,
+    }
+
+
+def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
+    """Return the change of a remedy, None where no single change will do."""
+    if remedy is None or not remedy.field:
+        return None
+    return {"field": remedy.field, "value": remedy.value, "loss": remedy.loss, "best": remedy.best}
+
+
+def per_device(report: InferReport) -> float:
+    """Return output tokens a second and device."""
+    return report.output_tokens_per_second / report.plan.num_devices
+
+
+def short_serve_tree(report: InferReport) -> dict[str, Any]:
+    """Return a deployment with its headlines."""
+    names = ("fits", "ttft_seconds", "tpot_seconds", "request_seconds", "output_tokens_per_second")
+    job = {name: getattr(report.job, name) for name in ("batch", "weights", "kv_cache", "compute")}
+    return {
+        **{name: getattr(report, name) for name in names},
+        "output_tokens_per_second_per_gpu": per_device(report),
+        "usd_per_million_output_tokens": report.usd_per_million_output_tokens,
+        "devices": report.plan.num_devices,
+        "plan": {**asdict(report.plan), "engine": report.case.engine.name},
+        "job": {**job, "weights": job["weights"] or report.case.format.name},
+    }
+
+
+def serve_placement(report: InferReport) -> dict[str, int]:
+    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
+    placed = spans(report.plan, report.case.domains)
+    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}

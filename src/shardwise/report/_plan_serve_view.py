@@ -1,0 +1,115 @@
+"""The answer of a search for a deployment as a page: the best, the front, why others fell, the command to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.report._page import Page, command_lines
+from shardwise.report._plan_serve import per_device
+from shardwise.report._rejected import rejected
+from shardwise.report._train_view import assumptions, describe
+from shardwise.search import ServingFound
+from shardwise.serving import InferReport
+from shardwise.units import show_bytes, show_seconds
+
+_FRONT = 12
+_SAID = {
+    "max_ttft_seconds": "TTFT up to {}",
+    "max_tpot_seconds": "TPOT up to {}",
+    "max_latency_seconds": "requests up to {}",
+    "max_usd": "up to ${:g} per million tokens",
+    "min_tokens_per_second": "at least {:,g} tokens/s in all",
+}
+
+
+def serve_page(found: ServingFound, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+    """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none will do."""
+    notes, width = notes_and_width
+    page = Page(width)
+    _verdict(page, found)
+    page.blank()
+    if found.best:
+        _best(page, found.best)
+        page.blank()
+        _front(page, found.front)
+        page.blank()
+    rejected(page, found.rejected)
+    page.blank()
+    report = found.best[0] if found.best else found.nearest
+    assumptions(page, (*notes, *(report.assumptions if report is not None else ())))
+    page.blank()
+    if command:
+        command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+    return page
+
+
+def _verdict(page: Page, found: ServingFound) -> None:
+    rows, job = found.rows, found.rows.job
+    title = f"{rows.model.name} on {rows.cluster.num_devices} x {rows.cluster.device.name}"
+    if found.best:
+        best = found.best[0]
+        rate = f"{per_device(best):,.0f} output tokens/s per device, {best.output_tokens_per_second:,.0f} in all"
+        page.label("BEST", f"{title}: {rate}", "bold green", "bold")
+        page.note(describe_deployment(best), "bold")
+    else:
+        page.label("NONE", f"{title}: no plan of the space will do", "bold red", "bold")
+    page.note(f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out{_limits(found)}")
+    page.note(
+        f"{found.num_plans:,} plans, {found.evaluated:,} legal and evaluated, {found.num_fitting:,} will do, "
+        f"in {show_seconds(found.seconds)}"
+    )
+
+
+def _limits(found: ServingFound) -> str:
+    said = []
+    for name, text in _SAID.items():
+        value = getattr(found.wish, name)
+        if value:
+            said.append(text.format(show_seconds(value) if name.endswith("_seconds") and "{}" in text else value))
+    return "; " + ", ".join(said) if said else ""
+
+
+def describe_deployment(report: InferReport) -> str:
+    """Return a deployment in words: degrees, batch, formats, engine."""
+    formats = [f"weights {report.case.format.name}"]
+    formats += [f"cache {report.job.kv_cache}"] if report.job.kv_cache else []
+    formats += [f"products {report.job.compute}"] if report.job.compute else []
+    order = [axis for axis in report.plan.order if getattr(report.plan, axis) > 1]
+    usual = [axis for axis in ("tp", "dp", "pp") if axis in order]
+    placed = [f"order {','.join(order)}"] if order != usual else []
+    return ", ".join([describe(report.plan), f"batch {report.job.batch}", *formats, *placed, report.case.engine.name])
+
+
+def _best(page: Page, best: Sequence[InferReport]) -> None:
+    rows = [("#", "tokens/s/dev", "tokens/s", "TTFT", "TPOT", "request", "$/M out", "memory", "devices")]
+    for i, report in enumerate(best, 1):
+        price = report.usd_per_million_output_tokens
+        rows.append(
+            (
+                str(i),
+                f"{per_device(report):,.1f}",
+                f"{report.output_tokens_per_second:,.0f}",
+                show_seconds(report.ttft_seconds),
+                show_seconds(report.tpot_seconds),
+                show_seconds(report.request_seconds),
+                "-" if price is None else f"{price:,.2f}",
+                show_bytes(report.memory.needed),
+                f"{report.plan.num_devices:,}",
+            )
+        )
+    page.table(rows, right=range(9), header=True, indent=2)
+    page.blank()
+    for i, report in enumerate(best, 1):
+        page.label(f"{i:>3}", describe_deployment(report), "bold")
+
+
+def _front(page: Page, front: Sequence[InferReport]) -> None:
+    text = f"     {len(front)} plans that none beats in time between tokens and in tokens/s per device"
+    page.add(("FRONT", "bold"), (text, ""))
+    every = max(1, -(-len(front) // _FRONT))
+    rows = [("TPOT", "tokens/s/dev", "TTFT", "plan")]
+    for report in [*front[:-1:every], front[-1]]:
+        text, room = describe_deployment(report), page.width - 38
+        latency = show_seconds(report.tpot_seconds), f"{per_device(report):,.1f}", show_seconds(report.ttft_seconds)
+        rows.append((*latency, text if len(text) <= room else text[: room - 3] + "..."))
+    page.table(rows, right=range(3), header=True, indent=2)
