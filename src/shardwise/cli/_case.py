@@ -121,13 +121,14 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
             inputs.problems.items += error.problems
             inputs.bad.add(key)
     for key in command.required:
-        if key not in raw and not inputs.bad & {key, "config"}:
+        from_sizes = key == "model" and not raw.keys().isdisjoint(_flags.model_flags())
+        if key not in raw and not from_sizes and not inputs.bad & {key, "config"}:
             inputs.fail(key, None, "is missing", _example(key))
 
 
 def _example(key: str) -> str:
     return {
-        "model": "name a model, such as llama-3.1-70b; `shardwise models` lists them",
+        "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
         "on": "write for example --on 64xh100; `shardwise devices` lists devices",
     }.get(key, f"give --{key.replace('_', '-')}")
 
@@ -152,17 +153,30 @@ def known_keys(
 
 def load_the_model(inputs: Inputs) -> Model | None:
     """Return the model with its overrides, or None with the problems recorded."""
-    if "model" not in inputs.values:
+    given = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
+    if inputs.bad & {"model", *_flags.model_flags()} or not (given or "model" in inputs.values):
         return None
-    from shardwise.models import load_model
+    from shardwise.models import load_model, model_from_sizes
 
-    overrides = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
     try:
-        return load_model(inputs.values["model"], overrides)
+        if "model" not in inputs.values:
+            return model_from_sizes(given)
+        return load_model(inputs.values["model"], _overrides(given, inputs.values["model"]))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("model")
     return None
+
+
+def _overrides(given: dict[str, Any], model: str) -> dict[str, Any]:
+    """Return fields of a model that a named one can take; raises `InputError` for those of sizes alone."""
+    from shardwise.models import SIZE_FIELDS
+
+    rule, remedy = f"describes a model by its sizes alone, and {model} is named", "leave it out, or name no model"
+    found = [Problem(key, given[key], rule, remedy) for key in given if key in SIZE_FIELDS]
+    if found:
+        raise InputError(found)
+    return given
 
 
 def load_the_cluster(inputs: Inputs) -> Cluster | None:

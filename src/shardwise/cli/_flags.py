@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from shardwise.cli import _kinds as k
 from shardwise.cli._kinds import Kind
+
+if TYPE_CHECKING:
+    from shardwise.models import Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,7 @@ class Flag:
     kind: Kind
     help: str
     group: str
+    short: str = ""
 
     @property
     def option(self) -> str:
@@ -51,8 +56,27 @@ NOT_BUILT = {
 }
 
 
+# One or two letters for the sizes that people type most, as the calculators that they come from have them.
+SHORT = {
+    "num_layers": "-l",
+    "hidden_size": "-hs",
+    "num_attention_heads": "-a",
+    "vocab_size": "-v",
+    "num_experts": "-e",
+    "experts_per_token": "-t",
+    "expert_interval": "-ei",
+    "kv_ratio": "-kv",
+    "ffn_ratio": "-ff",
+    "seq_len": "-s",
+    "output_tokens": "-o",
+    "tp": "-tp",
+    "pp": "-pp",
+    "ep": "-ep",
+}
+
+
 def _flags(group: str, *rows: tuple[str, Kind, str]) -> dict[str, Flag]:
-    return {key: Flag(key, kind, text, group) for key, kind, text in rows}
+    return {key: Flag(key, kind, text, group, SHORT.get(key, "")) for key, kind, text in rows}
 
 
 OUTPUT = _flags(
@@ -97,14 +121,17 @@ def cluster_flags() -> dict[str, Flag]:
 
 @cache
 def model_flags() -> dict[str, Flag]:
-    """Return the flags that override fields of the model."""
-    from shardwise.models import FIELDS
+    """Return the flags that override fields of the model, and those of a model from its sizes alone."""
+    from shardwise.models import FIELDS, SIZE_FIELDS
 
-    rows = (
-        (f.name, k.SWITCH if f.kind is bool else k.whole(0, 10_000 if f.name == "num_layers" else k.MOST_WHOLE), f.help)
-        for f in FIELDS.values()
-    )
-    return _flags("model", *rows)
+    def kind(f: Field) -> Kind:
+        most = 10_000 if f.name == "num_layers" else k.MOST_WHOLE
+        return {bool: k.SWITCH, float: k.SHARE_OF}.get(f.kind, k.whole(0, most))
+
+    def rows(table: dict[str, Field]) -> list[tuple[str, Kind, str]]:
+        return [(f.name, kind(f), f.help) for f in table.values()]
+
+    return _flags("model", *rows(FIELDS)) | _flags("sizes", *rows(SIZE_FIELDS))
 
 
 @cache

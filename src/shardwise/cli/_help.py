@@ -22,7 +22,8 @@ _GROUPS = {
     "shape": "shape",
     "efficiency": "what the machine reaches",
     "cluster": "override the cluster",
-    "model": "override the model",
+    "model": "override the model, or its sizes where none is named",
+    "sizes": "more sizes of a model that is not named",
     "output": "output",
 }
 
@@ -69,7 +70,8 @@ def _usage(flag: Flag) -> tuple[str, str]:
         return flag.key.upper(), flag.help
     if flag.kind.word.startswith("{"):
         return f"{flag.option} WORD", f"{flag.help}: {flag.kind.word[1:-1].replace(',', ', ')}"
-    return f"{flag.option} {flag.kind.word}".rstrip(), flag.help
+    short = f"{flag.short}, " if flag.short else ""
+    return f"{short}{flag.option} {flag.kind.word}".rstrip(), flag.help
 
 
 def help_of(command: Command, width: int = 80) -> Answer:

@@ -77,7 +77,7 @@ def scan(words: Sequence[str], command: Command) -> Scan:
 def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
     """Return the flag of a typed name, and whether it was negated."""
     if not name.startswith("--"):
-        return None, False
+        return next((f for f in command.flags.values() if f.short == name), None), False
     key = name[2:].replace("-", "_")
     if key in command.flags and "_" not in name:
         return command.flags[key], False

@@ -1,6 +1,6 @@
 """What a model is."""
 
-from shardwise.models._fields import FIELDS, Field
+from shardwise.models._fields import FIELDS, SIZE_FIELDS, Field
 from shardwise.models._importer import model_from_config
 from shardwise.models._load import load_model, model_names
 from shardwise.models._model import (
@@ -24,10 +24,12 @@ from shardwise.models._model import (
     Rwkv,
     ShortConv,
 )
+from shardwise.models._sizes import model_from_sizes
 
 __all__ = [
     "FIELDS",
     "MLP",
+    "SIZE_FIELDS",
     "Attention",
     "Block",
     "CompressedAttention",
@@ -49,5 +51,6 @@ __all__ = [
     "ShortConv",
     "load_model",
     "model_from_config",
+    "model_from_sizes",
     "model_names",
 ]

@@ -104,6 +104,19 @@ _FLAGS = (
 FIELDS: dict[str, Field] = _fields(int, _SIZES) | _fields(bool, _FLAGS)
 """Every field of a model by name; each is an override and a flag."""
 
+SIZE_FIELDS: dict[str, Field] = {
+    name: Field(name, kind, text, (name,))
+    for name, kind, text in (
+        ("ffn_ratio", float, "width of the feed-forward over hidden_size, in place of ffn"),
+        ("kv_ratio", float, "key-value heads over query heads, in place of num_key_value_heads"),
+        ("gated", bool, "a gated feed-forward of three products (SwiGLU), with RMSNorm and no biases"),
+        ("moe", bool, "a mixture of num_experts experts"),
+        ("expert_interval", int, "every so many layers one is a mixture, the others dense"),
+        ("learned_positions", bool, "positions have learned rows of the embedding, max_context of them"),
+    )
+}
+"""Fields that describe a model from its sizes alone, beside those of `FIELDS`; they override no named model."""
+
 
 def keys_of(name: str) -> tuple[str, ...]:
     """Return the keys under which configuration files hold a field.

@@ -357,6 +357,17 @@ class Model:
 
         return load_model(name_or_path, overrides)
 
+    @classmethod
+    def from_sizes(cls, **fields: Any) -> Model:
+        """Return the model of some sizes alone, with every default that was taken among its assumptions.
+
+        >>> Model.from_sizes(num_layers=12, hidden_size=768, num_experts=512).layers[0].feed_forward.experts
+        512
+        """
+        from shardwise.models._sizes import model_from_sizes
+
+        return model_from_sizes(fields)
+
     @property
     def kinds(self) -> Counter[Block]:
         """How many layers there are of each distinct block, in order of first appearance."""

@@ -1,0 +1,184 @@
+"""A model from its sizes alone: what the fields do not say is a stated default, and what cannot be is refused at once.
+
+Defaults are those of a GPT: a feed-forward of four times the width with two products and biases, LayerNorm, rotary
+positions, a head of its own (arXiv:2204.06745, GPT-NeoX). A gated one is a Llama's: three products, RMSNorm, no biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwise.errors import InputError, Problems
+from shardwise.models._fields import FIELDS, SIZE_FIELDS
+from shardwise.models._importer import model_from_config
+from shardwise.models._model import Model
+
+VOCAB = 51200
+CONTEXT = 2048
+_USED = (
+    *("hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "ffn", "vocab_size"),
+    *("max_context", "num_experts", "experts_per_token", "expert_ffn", "shared_expert_ffn", "tied", "attention_bias"),
+    *("mlp_bias", *SIZE_FIELDS),
+)
+_EXPERTS = ("experts_per_token", "expert_ffn", "shared_expert_ffn", "expert_interval")
+
+
+class _Sizes:
+    """The fields that were given, what is wrong with them, and what is taken where nothing was said."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = given
+        self.problems = Problems()
+        self.notes: list[str] = []
+
+    def get(self, name: str, default: Any, why: str) -> Any:
+        """Return a field, or the default with a note."""
+        if name in self.given:
+            return self.given[name]
+        self.notes.append(f"{name} {str(default).lower() if isinstance(default, bool) else default}: {why}")
+        return default
+
+    def whole(self, name: str) -> int:
+        """Return a size that is usable in the arithmetic of others, 0 where it is missing or wrong."""
+        value = self.given.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+    def scaled(self, name: str, ratio: str, unit: int, of: str) -> int:
+        """Return a size given outright or as a ratio of another; 0 where neither was given."""
+        if ratio not in self.given:
+            return self.whole(name)
+        share = self.given[ratio]
+        if name in self.given:
+            self.problems.add(ratio, share, f"gives {name} too", f"give one of {name} and {ratio}")
+            return self.whole(name)
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1e6:
+            self.problems.add(ratio, share, "must be a number above 0", "write a number such as 4")
+            return 0
+        size = round(unit * share)
+        if unit and (size < 1 or abs(size - unit * share) > 1e-6 * unit):
+            rule = f"of {of} = {unit} is {unit * share:g}, which is not a whole number"
+            self.problems.add(ratio, share, rule, f"give {name} itself, such as {max(size, 1)}")
+        return size
+
+
+def model_from_sizes(fields: Mapping[str, Any]) -> Model:
+    """Return the model of some sizes, by names of `FIELDS` and `SIZE_FIELDS`; raises `InputError` with all problems.
+
+    Its assumptions list every default that was taken.
+
+    >>> model = model_from_sizes({"num_layers": 96, "hidden_size": 12288, "tied": True})
+    >>> model.layers[0].feed_forward.ffn, model.num_layers
+    (49152, 96)
+    >>> model.assumptions[0]
+    'gated false: two products and biases, as GPT has; gated models have three'
+    """
+    s = _Sizes(fields)
+    _refuse_others(s)
+    hidden, layers = s.whole("hidden_size"), s.whole("num_layers")
+    for name, example in (("hidden_size", 4096), ("num_layers", 32)):
+        if name not in fields:
+            rule = "is missing: a model without a name needs it"
+            s.problems.add(name, None, rule, f"give for example {name} {example}, or name a model")
+    config = {"hidden_size": hidden or 1, "num_layers": layers or 1} | {k: fields[k] for k in _USED if k in fields}
+    config |= _style(s) | _attention(s, hidden) | _feed_forward(s, hidden, layers)
+    config["vocab_size"] = s.get("vocab_size", VOCAB, "GPT-2's vocabulary, padded for eight ranks")
+    config["tie_word_embeddings"] = s.get("tied", False, "the head has a table of its own")
+    for name in (*SIZE_FIELDS, "tied"):
+        config.pop(name, None)
+    return _checked(s, config, _name(fields))
+
+
+def _name(fields: Mapping[str, Any]) -> str:
+    experts = f"-{fields['num_experts']}-experts" if fields.get("num_experts") else ""
+    return f"{fields.get('num_layers')}-layers-{fields.get('hidden_size')}-wide{experts}"
+
+
+def _checked(s: _Sizes, config: dict[str, Any], name: str) -> Model:
+    """Return the model, or raise what is wrong with single fields, what contradicts, and what the importer finds."""
+    try:
+        found = model_from_config(config, name=name, notes=s.notes)
+    except InputError as error:
+        # What follows from a field that is missing or wrong here already says nothing new.
+        seen = {p.field for p in s.problems.items}
+        raise InputError([*s.problems.items, *(p for p in error.problems if p.field not in seen)]) from None
+    s.problems.raise_if_any()
+    return found
+
+
+def _refuse_others(s: _Sizes) -> None:
+    for name in s.given:
+        if name not in _USED:
+            rule = "has no place in a model from its sizes" if name in FIELDS else "is not a field of a model"
+            s.problems.add(name, s.given[name], rule, "name a model that has it, or use " + ", ".join(_USED[:7]))
+    if not s.given.get("num_experts"):
+        for name in _EXPERTS:
+            if name in s.given:
+                s.problems.add(name, s.given[name], "is of a mixture, and there are no experts", "give num_experts")
+        if s.given.get("moe"):
+            s.problems.add("num_experts", None, "is missing: moe asks for a mixture", "give num_experts, such as 8")
+    elif s.given.get("moe") is False:
+        s.problems.add("moe", False, "contradicts num_experts", "leave one of the two out")
+
+
+def _style(s: _Sizes) -> dict[str, Any]:
+    """Return norms, biases and positions: a GPT's, or a Llama's where the feed-forward is gated."""
+    gated = s.get("gated", False, "two products and biases, as GPT has; gated models have three")
+    learned = s.get("learned_positions", False, "positions are rotary and have no parameters")
+    biases = {name: s.given.get(name, not gated) for name in ("attention_bias", "mlp_bias")}
+    context = s.get("max_context", CONTEXT, "rows of the learned positions") if learned else s.given.get("max_context")
+    return {
+        "model_type": "llama-like" if gated else "gpt2-like",
+        "gated_mlp": gated,
+        "hidden_act": "silu" if gated else "gelu",
+        "norm_type": "RMSNorm" if gated else "LayerNorm",
+        "position_embedding": "learned" if learned else "rope",
+        **biases,
+        **({"max_context": context} if context is not None else {}),
+    }
+
+
+def _attention(s: _Sizes, hidden: int) -> dict[str, Any]:
+    """Return heads: as given, or as many as make heads of 128, of 64 in narrow models (GPT-3, arXiv:2005.14165)."""
+    heads, width = s.whole("num_attention_heads"), s.whole("head_dim")
+    if "num_attention_heads" not in s.given and hidden:
+        usual = (64, 128) if hidden < 2048 else (128, 64)
+        width = width or next((w for w in usual if hidden % w == 0), 0)
+        if not width or hidden % width:
+            rule = f"is missing, and no usual head divides the width {hidden}"
+            s.problems.add("num_attention_heads", None, rule, "give num_attention_heads, and head_dim if it differs")
+        else:
+            heads = s.get("num_attention_heads", hidden // width, f"heads of {width}")
+    elif heads and hidden and hidden % heads and not width:
+        rule = f"must divide hidden_size = {hidden}, or head_dim must say the width of a head"
+        s.problems.add("num_attention_heads", heads, rule, "give head_dim, or another number of heads")
+        heads = 1
+    keys = s.scaled("num_key_value_heads", "kv_ratio", heads, "the heads") or heads
+    if heads and keys and heads % keys and "num_key_value_heads" not in s.given:
+        s.problems.add(
+            "kv_ratio", s.given["kv_ratio"], f"gives {keys} heads, which must divide {heads}", "use 1 over one"
+        )
+        keys = heads
+    found = {"num_attention_heads": heads or 1}
+    if "num_key_value_heads" not in s.given:
+        found["num_key_value_heads"] = keys or 1
+    return found
+
+
+def _feed_forward(s: _Sizes, hidden: int, layers: int) -> dict[str, Any]:
+    """Return the width of the feed-forward and of experts, and which layers have those."""
+    width = s.scaled("ffn", "ffn_ratio", hidden, "hidden_size")
+    if not {"ffn", "ffn_ratio"} & s.given.keys():
+        width = s.get("ffn", 4 * hidden, "four times the width")
+    found: dict[str, Any] = {} if "ffn" in s.given else {"ffn": width or 1}
+    if not s.whole("num_experts"):
+        return found
+    found["experts_per_token"] = s.get("experts_per_token", 1, "each token visits one expert")
+    found["expert_ffn"] = s.get("expert_ffn", width or 1, "as wide as a dense feed-forward")
+    every = s.get("expert_interval", 1, "every layer is a mixture")
+    if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every <= max(layers, 1):
+        rule = f"must be a whole number from 1 to the {layers} layers"
+        s.problems.add("expert_interval", every, rule, "write 2 for every other layer")
+        every = 1
+    found["moe_layer_freq"] = [int(i % every == every - 1) for i in range(min(layers, 10_000) or 1)]
+    return found
