@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.ledger.traced import parts
 from shardwise.training import Change, TrainReport
-from shardwise.training._memory import StageMemory
+from shardwise.training._memory import StageMemory, device_bytes
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
 
@@ -133,15 +133,24 @@ def peak_parts(report: TrainReport) -> dict[str, float]:
 
     The parts are read from the traced peak itself, so they are its arithmetic and not a second formula.
     """
+    return stage_parts(report, report.peak_stage)
+
+
+def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
+    """Return bytes by category at the peak of one run of equal stages, which add up to what its devices show."""
     found = dict.fromkeys(
         ("weights", "gradients", "optimizer", "buffers", "activations", "logits", "recomputed", "temporaries"), 0.0
     )
-    traced = report.traced.memory[report.peak_stage].moments[report.peak_moment]
+    memory, stack = report.evaluation.memory[stage], report.case.stack
+    moment = max(memory.moments, key=lambda name: memory.moments[name])
+    traced = report.traced.memory[stage].moments[moment]
+    allocated = memory.peak + stack.workspace_bytes
+    reserved = allocated * stack.reserved_over_allocated
     for part in parts(traced):
         found[_category(part.label)] += part.amount
-    found["temporaries"] += report.allocated_bytes - report.memory.peak
-    found["allocator"] = report.reserved_bytes - report.allocated_bytes
-    found["context"] = report.device_bytes - report.reserved_bytes
+    found["temporaries"] += allocated - memory.peak
+    found["allocator"] = reserved - allocated
+    found["context"] = device_bytes(stack, report.evaluation.sizes, memory.peak) - reserved
     return found
 
 
