@@ -131,7 +131,8 @@ def norm(y: Layout[X], name: str, D: int, kind: NormKind, source: Tensor[X], reg
 
 def with_statistics(op: Op[X], rows: X) -> Op[X]:
     """Return a norm whose rows are split over tp: two fp32 sums a row are reduced each way."""
-    sums: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * rows, count=2, tensor="statistics")
+    sums: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * rows, count=2, tensor="statistics",
+                                     shape=(rows, 1))  # fmt: skip
     return replace(op, forward=(sums,), backward=(sums,))
 
 

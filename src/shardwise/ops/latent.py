@@ -48,9 +48,9 @@ def gathered(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     """
     if not y.choices.sequence_parallel:
         return op
-    full = y.a * y.tokens * width
-    ahead: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="latent")
-    back: Collective[X] = Collective(axis="tp", verb="reduce_scatter", size_bytes=full, tensor="latent gradient")
+    full, at = y.a * y.tokens * width, (y.tokens, width)
+    ahead: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="latent", shape=at)
+    back = replace(ahead, verb="reduce_scatter", tensor="latent gradient")
     return replace(op, forward=(*op.forward, ahead), backward=(*op.backward, back))
 
 
@@ -68,7 +68,12 @@ def _whole_gradient(y: Layout[X], rank: int) -> tuple[Collective[X], ...]:
         return ()
     return (
         Collective(
-            axis="tp", verb="all_reduce", size_bytes=y.a * y.tokens * rank, hides="compute", tensor="latent gradient"
+            axis="tp",
+            verb="all_reduce",
+            size_bytes=y.a * y.tokens * rank,
+            hides="compute",
+            tensor="latent gradient",
+            shape=(y.tokens, rank),
         ),
     )
 

@@ -67,7 +67,9 @@ def convolution(y: Layout[X], channels: X, whole: int, size: int, bias: bool = F
 def exchanges(y: Layout[X], op: Op[X], width: X, tensor: str) -> Op[X]:
     """Return an operator with the exchange of a split sequence for heads (Megatron-LM mamba_context_parallel.py)."""
     size = y.a * y.tokens * width
-    hop: Collective[X] = Collective(axis="cp", verb="all_to_all", size_bytes=size, tensor=tensor)
+    hop: Collective[X] = Collective(
+        axis="cp", verb="all_to_all", size_bytes=size, tensor=tensor, shape=(y.tokens, width)
+    )
     return replace(op, forward=(*op.forward, hop), backward=(*op.backward, hop))
 
 
@@ -141,7 +143,8 @@ def _product(y: Layout[X], name: str, shape: Shape[X], reads: tuple[Tensor[X], .
 def _reduced(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     """The time step, B and C come from all channels: summed over ranks forward, and their gradient backward."""
     size = y.a * y.tokens * width
-    total: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=size, tensor="time step, B, C")
+    total: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=size, tensor="time step, B, C",
+                                      shape=(y.tokens, width))  # fmt: skip
     return replace(op, forward=(total,), backward=(replace(total, tensor="their gradients"),))
 
 
