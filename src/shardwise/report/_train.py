@@ -10,6 +10,7 @@ from shardwise.training import Change, TrainReport
 from shardwise.training._memory import StageMemory, device_bytes
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
+from shardwise.training._waits import axis_seconds, slowest_stage
 
 CONVENTION = (
     "model FLOPs with attention over the full square (PaLM, arXiv:2204.02311, appendix B) "
@@ -154,25 +155,15 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     return found
 
 
-def slowest_stage(report: TrainReport) -> int:
-    """Return the index of the run of stages that sets the pace of the pipeline."""
-    busy = [s.busy for s in report.evaluation.step.stages]
-    return busy.index(max(busy))
-
-
 def step_tree(report: TrainReport) -> dict[str, Any]:
     """Return the seconds of a step; `compute`, `exposed`, `bubble`, `optimizer` and `overhead` add up to the step.
 
     `exposed` and `hidden` are by axis on the slowest stage, messages of data parallelism and between stages included.
     """
-    step = report.evaluation.step
-    slowest = step.stages[slowest_stage(report)]
+    step, index = report.evaluation.step, slowest_stage(report.evaluation)
+    slowest = step.stages[index]
     times = step.pipeline.busy / slowest.busy
-    exposed = {axis: times * s for axis, s in slowest.exposed.items()}
-    hidden = {axis: times * s for axis, s in slowest.hidden.items()}
-    _add(exposed, "pp", step.pipeline.exposed_send)
-    _add(exposed, "dp", step.gradients_exposed + step.parameters_exposed)
-    _add(hidden, "dp", step.gradients_hidden + step.parameters_hidden)
+    exposed, hidden = axis_seconds(report.evaluation)
     return {
         "compute_seconds": times * slowest.compute,
         "recompute_seconds": times * slowest.recompute,
@@ -182,16 +173,12 @@ def step_tree(report: TrainReport) -> dict[str, Any]:
         "optimizer_seconds": step.optimizer,
         "overhead_seconds": step.overhead,
         "micro_batches": report.evaluation.sizes.num_micro,
-        "slowest_stage": slowest_stage(report),
+        "slowest_stage": index,
         "pipeline": asdict(step.pipeline),
         "gradients": {"exposed_seconds": step.gradients_exposed, "hidden_seconds": step.gradients_hidden},
         "parameters": {"exposed_seconds": step.parameters_exposed, "hidden_seconds": step.parameters_hidden},
         "stages": [_stage_seconds(s) for s in step.stages],
     }
-
-
-def _add(into: dict[str, float], axis: str, seconds: float) -> None:
-    into[axis] = into.get(axis, 0.0) + seconds
 
 
 def _shown(seconds: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,243 @@
+"""The communication report of a plan: who talks to whom, what, how often, how much, over which links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Plan, Training
+from shardwise.plans._placement import named_groups
+from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
+from shardwise.training._memory import owned
+from shardwise.training._report import Options, TrainReport, report_of, train
+from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
+from shardwise.training._waits import axis_seconds, slowest_stage
+from shardwise.training._wires import Wires, edges_of, wires_of
+
+# Axis of the report -> what it is, and which axis of a training report its seconds belong to.
+TITLES: dict[str, tuple[str, str]] = {
+    "tp": ("tensor parallel", "tp"),
+    "tp2": ("tensor parallel, second axis", "tp2"),
+    "cp": ("context parallel", "cp"),
+    "ep": ("expert parallel", "ep"),
+    "etp": ("expert tensor parallel", "etp"),
+    "pp": ("pipeline", "pp"),
+    "dp": ("data parallel, dense weights", "dp"),
+    "dp_shard": ("shards of dense weights", "dp"),
+    "dp_replicate": ("replicas of those shards", "dp"),
+    "expert_dp": ("data parallel, experts", "dp"),
+    "expert_dp_shard": ("shards of experts", "dp"),
+    "expert_dp_replicate": ("replicas of expert shards", "dp"),
+    "embedding": ("first and last stage, shared table", "dp"),
+}
+
+
+def axis_names(sharding: str) -> dict[str, str]:
+    """Return the axis of the report for every kind of group; hybrid sharding splits data parallelism in two.
+
+    >>> axis_names("fsdp")["shard"], axis_names("hsdp")["shard"]
+    ('dp', 'dp_shard')
+    """
+    same = {axis: axis for axis in ("tp", "tp2", "cp", "ep", "etp", "pp")}
+    if sharding == "hsdp":
+        words = ("shard", "replicate")
+        split = {w: f"dp_{w}" for w in words} | {f"expert_{w}": f"expert_dp_{w}" for w in words}
+        return {**same, **split, "table": "embedding"}
+    fsdp = {"shard": "dp", "expert_shard": "expert_dp"}
+    return {**same, "dp_cp": "dp", "edp": "expert_dp", **fsdp, "table": "embedding"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """The messages of one axis in a step.
+
+    `messages_per_step`, `bytes_per_step` (of the tensors) and `sent_bytes_per_step` are of one device, the busiest on
+    this axis, which stands on stage `stage`; `cluster_*` are sums over all devices. `tiers` are the bytes sent over
+    each tier by the whole cluster. `exposed_seconds` and `hidden_seconds` are those of the training report.
+    """
+
+    name: str
+    title: str
+    group: str
+    size: int
+    num_groups: int
+    stage: int
+    messages_per_micro_batch: float
+    messages_per_step: float
+    bytes_per_step: float
+    sent_bytes_per_step: float
+    cluster_messages: float
+    cluster_bytes: float
+    cluster_sent_bytes: float
+    tiers: dict[str, float]
+    exposed_seconds: float
+    hidden_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommReport:
+    """The communication of one training plan. Build one with `comm`."""
+
+    report: TrainReport
+
+    @property
+    def plan(self) -> Plan:
+        """The complete plan."""
+        return self.report.plan
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What the messages are read from."""
+        return traffic_of(self.report.case, self.report.evaluation)
+
+    @cached_property
+    def flows(self) -> tuple[tuple[Flow, ...], ...]:
+        """Everything that one device sends in a step, for each run of equal stages."""
+        evaluation = self.report.evaluation
+        slowest = evaluation.step.stages[slowest_stage(evaluation)]
+        times = evaluation.step.pipeline.busy / slowest.busy
+        return tuple(flows_of(self.traffic, i, times) for i in range(len(evaluation.stages)))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The axis of the report for every kind of group."""
+        return axis_names(self.plan.sharding)
+
+    def on(self, axis: str, index: int) -> tuple[Flow, ...]:
+        """Return what a device of a run of stages sends on an axis."""
+        return tuple(f for f in self.flows[index] if self.names[f.message.group] == axis)
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks of every group of an axis; a shared table leaves the ranks between its stages alone."""
+        kind = next(kind for kind, name in self.names.items() if name == axis)
+        return tuple(named_groups(self.plan, kind))
+
+    def place(self, rank: int) -> str:
+        """Return where a rank sits: node and device in it, both from 0.
+
+        >>> from shardwise.models import load_model
+        >>> job = Training(seq_len=1024, global_batch=16)
+        >>> comm(load_model("gpt2"), Cluster.parse("16xh100"), Plan(dp=0), job).place(9)
+        'n1_g1'
+        """
+        node, device = divmod(rank, self.report.case.cluster.devices_per_node)
+        return f"n{node}_g{device}"
+
+    @cached_property
+    def wires(self) -> Wires:
+        """Where the bytes of a step travel."""
+        case, evaluation = self.report.case, self.report.evaluation
+        stages = [(int(s.count), flows) for s, flows in zip(evaluation.stages, self.flows, strict=True)]
+        rates = {link.name: float(link.bytes_per_second) for link in evaluation.network.links}
+        return wires_of(tuple(edges_of(self.plan, stages, case.cluster)), case.cluster, rates)
+
+    @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """The axes that send anything, in the order of `TITLES`."""
+        used = {self.names[f.message.group] for flows in self.flows for f in flows}
+        return {name: self._axis(name) for name in TITLES if name in used}
+
+    def _axis(self, name: str) -> Axis:
+        runs, devices = self.report.evaluation.stages, self.plan.stage_devices
+        each = [self.on(name, i) for i in range(len(runs))]
+        busiest = max(range(len(runs)), key=lambda i: sum(f.sent_per_step for f in each[i]))
+
+        def cluster(values: Iterable[float]) -> float:
+            return float(sum(s.count * devices * v for s, v in zip(runs, values, strict=True)))
+
+        groups = [g for g in self.groups(name) if len(g) > 1]
+        exposed, hidden = self._seconds(name)
+        return Axis(
+            name=name,
+            title=TITLES[name][0],
+            group=next(kind for kind, axis in self.names.items() if axis == name),
+            size=len(groups[0]),
+            num_groups=len(groups),
+            stage=int(runs[busiest].position),
+            messages_per_micro_batch=sum(f.per_micro_batch for f in each[busiest]),
+            messages_per_step=sum(f.per_step for f in each[busiest]),
+            bytes_per_step=sum(f.bytes_per_step for f in each[busiest]),
+            sent_bytes_per_step=sum(f.sent_per_step for f in each[busiest]),
+            cluster_messages=cluster(sum(f.per_step for f in some) for some in each),
+            cluster_bytes=cluster(sum(f.bytes_per_step for f in some) for some in each),
+            cluster_sent_bytes=cluster(sum(f.sent_per_step for f in some) for some in each),
+            tiers=self._tiers(name),
+            exposed_seconds=exposed,
+            hidden_seconds=hidden,
+        )
+
+    def _tiers(self, name: str) -> dict[str, float]:
+        tiers = self.report.case.cluster.tiers
+        found = dict.fromkeys((t.name for t in tiers), 0.0)
+        for group, amounts in self.wires.by_tier.items():
+            if self.names[group] == name:
+                for tier, amount in zip(tiers, amounts, strict=True):
+                    found[tier.name] += amount
+        return found
+
+    def _seconds(self, name: str) -> tuple[float, float]:
+        """Return (exposed, hidden) seconds of an axis: its part of those that the training report gives the axis.
+
+        A training report gives data parallelism the largest seconds of any stage, for all its groups together; they are
+        divided as the messages of the heaviest stage divide them.
+        """
+        evaluation, parent = self.report.evaluation, TITLES[name][1]
+        if parent != "dp":
+            flows = self.on(name, slowest_stage(evaluation))
+            return sum(f.exposed_seconds for f in flows), sum(f.hidden_seconds for f in flows)
+        family = [axis for axis, (_, other) in TITLES.items() if other == parent]
+        found = []
+        for seconds, pick in zip(axis_seconds(evaluation), ("exposed_seconds", "hidden_seconds"), strict=True):
+            of = [
+                {axis: sum(getattr(f, pick) for f in self.on(axis, i)) for axis in family}
+                for i in range(len(evaluation.stages))
+            ]
+            most = max(of, key=lambda row: sum(row.values()))
+            whole = sum(most.values())
+            found.append(seconds.get(parent, 0.0) * most[name] / whole if whole else 0.0)
+        return found[0], found[1]
+
+    @cached_property
+    def whole(self) -> TrainReport:
+        """The same model and micro-batch on one device."""
+        return report_of(whole_case(self.report.case), ())
+
+    @cached_property
+    def whole_layers(self) -> tuple[LayerTable, ...]:
+        """The layers of the model without parallelism."""
+        return whole_tables(self.report.case)
+
+    def layers(self, index: int) -> tuple[LayerTable, ...]:
+        """Return the layers on a device of a run of stages, with their messages."""
+        return rank_tables(self.traffic, self.report.evaluation.stages[index])
+
+    def parameters(self, index: int) -> float:
+        """Return the parameters on a device of a run of stages, before data parallelism shards them."""
+        evaluation = self.report.evaluation
+        return float(sum(owned(evaluation.parts, evaluation.stages[index])))
+
+    @cached_property
+    def whole_parameters(self) -> float:
+        """Parameters of the model on one device, tables padded as the framework pads them."""
+        evaluation = self.whole.evaluation
+        return float(sum(owned(evaluation.parts, evaluation.stages[0])))
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """Every matrix product before and after splitting."""
+        return products_of(self.report.case, self.report.evaluation, self.traffic.lines)
+
+
+def comm(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options | None = None) -> CommReport:
+    """Return the communication report of one training plan; raises `InputError` with every problem of the input.
+
+    >>> from shardwise.models import load_model
+    >>> model, cluster = load_model("llama-3.1-8b"), Cluster.parse("16xh100-sxm-80gb")
+    >>> found = comm(model, cluster, Plan(tp=2, pp=2, dp=0), Training(seq_len=4096, global_batch=64))
+    >>> {name: (axis.size, axis.num_groups) for name, axis in found.axes.items()}
+    {'tp': (2, 8), 'pp': (2, 8), 'dp': (4, 4)}
+    """
+    return CommReport(report=train(model, cluster, plan, job, options))
