@@ -78,7 +78,7 @@ def vocabulary(r: Reader) -> int | None:
     if padded:
         return padded
     kind, known = r.word("tokenizer_type"), facts()["tokenizers"]
-    word = r.word("tokenizer_model")
+    word = str(r.given.values.get("tokenizer_model", ""))
     found = known.get(kind) if kind or not r.has("vocab_file") else known["GPT2BPETokenizer"]
     if found is None and kind == "HuggingFaceTokenizer":
         found = _catalogued(word)

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from shardwise.errors import Problem
 from shardwise.formats._imported import Imported, Reading
+from shardwise.formats._launch import Launch, started
 from shardwise.formats.megatron import _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words, plain
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """What stands around the arguments: devices (0 where it is not said), the program, and the file's name."""
-
-    num_devices: int = 0
-    devices_per_node: int = 0
-    program: str = ""
-    source: str = ""
+_TELLING = frozenset(("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"))
 
 
 def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None = None) -> Imported:
@@ -36,6 +29,19 @@ def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None 
     """
     given = from_mapping(args) if isinstance(args, Mapping) else from_words(args)
     return imported(given, launch or Launch())
+
+
+def read_script(text: str, source: str = "script", variables: Mapping[str, str] | None = None) -> Imported:
+    """Return the case of a launch script; `variables` are those that its caller would have set.
+
+    >>> text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+    >>> text += " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --vocab-size 100"
+    >>> read_script(text).num_devices
+    8
+    """
+    found = started(text, lambda word: word in _TELLING, source, variables or {})
+    case = imported(from_words(found.arguments), found.launch)
+    return replace(case, assumed=(*found.notes, *case.assumed))
 
 
 def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:

@@ -113,12 +113,13 @@ def from_words(words: Sequence[str]) -> Given:
     """
     given = Given()
     rest = list(words)
+    stray: list[str] = []
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
         argument = arguments().get(option)
         if not word.startswith("--"):
-            _stray(given, word)
+            stray.append(word)
         elif argument is None:
             _unknown(given, option, [value] if equals else _values_of(rest, len(rest)))
         elif argument.values in ("on", "off"):
@@ -126,6 +127,9 @@ def from_words(words: Sequence[str]) -> Given:
         else:
             most = {"1": 1, "3": 3}.get(argument.values, len(rest))
             _take(given, argument, [value] if equals else _values_of(rest, most))
+    if stray:
+        rule = "follows no argument that takes it (the shell cuts words that are not quoted)"
+        given.problems.add("arguments", " ".join(stray), rule, "write --argument value, or leave it out")
     return given
 
 
@@ -154,19 +158,20 @@ def _take(given: Given, argument: Argument, values: list[str]) -> None:
         given.put(argument, values[0] if argument.values == "1" else tuple(values))
 
 
-def _stray(given: Given, word: str) -> None:
-    if not word.startswith(UNSET):
-        given.problems.add("arguments", word, "follows no argument that takes it", "write --argument value")
-
-
 def _unknown(given: Given, option: str, values: list[str]) -> None:
     """Keep an argument that Megatron-LM does not have; one that is nearly the name of another is a mistake."""
     value = " ".join(values) if values else True
-    near = get_close_matches(option, arguments(), 1, 0.9)
-    if near:
+    plainly = option.replace("_", "-")
+    near = [plainly] if plainly in arguments() else get_close_matches(option, arguments(), 1, 0.9)
+    if near and (near[0] == plainly or not _extends(option[2:], near[0][2:])):
         given.problems.add(option, value, "is not an argument of Megatron-LM", f"did you mean {near[0]}?")
     else:
         given.unknown.append(Reading(argument=option, value=value, meaning="not an argument of Megatron-LM"))
+
+
+def _extends(name: str, other: str) -> bool:
+    """Return whether one name is the other with something added, so that it may well be meant."""
+    return name in other or other in name
 
 
 def from_mapping(table: Mapping[str, object]) -> Given:

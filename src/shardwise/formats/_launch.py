@@ -1,0 +1,135 @@
+"""Finding the training program in a launch script, how many devices it is launched on, and its arguments.
+
+Launchers: torchrun and torch.distributed (pytorch.org/docs/stable/elastic/run.html), DeepSpeed's, srun, mpirun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.errors import InputError, Problem
+from shardwise.formats._shell import Shell, commands_of, flat
+
+# Spellings of how many processes run on a node, how many nodes there are, and how many processes in all.
+_EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--ntasks-per-node", "--gpus-per-node", "--npernode")
+_NODES = ("--nnodes", "--num_nodes", "--nodes", "-N")
+_ENDS = (";", "&&", "||", "|", "&")
+_ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What stands around the arguments: devices (0 where it is not said), the program, and the file's name."""
+
+    num_devices: int = 0
+    devices_per_node: int = 0
+    program: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A program that a script starts: its arguments, how it is launched, and what the script leaves open."""
+
+    arguments: tuple[str, ...]
+    launch: Launch
+    notes: tuple[str, ...]
+
+
+def started(text: str, known: Callable[[str], bool], source: str, variables: Mapping[str, str]) -> Started:
+    """Return the program of a script whose arguments are `known`; raises `InputError` where there is none.
+
+    >>> one = started("torchrun --nproc_per_node 8 a.py --lr 1", lambda word: word == "--lr", "run.sh", {})
+    >>> one.arguments, one.launch.num_devices, one.launch.program
+    (('--lr', '1'), 8, 'a.py')
+    """
+    shell = commands_of(text, variables)
+    found = _found(shell, known)
+    if not found:
+        rule = "starts no program with arguments that are known"
+        raise InputError([Problem("file", source, rule, "give a script that starts the training, or its arguments")])
+    notes = list(shell.notes)
+    if len({tuple(words) for words in found}) > 1:
+        notes.append(f"the first of {len(found)} programs that the script starts")
+    words = found[0]
+    at = _program(words, known)
+    launch = _launch(words[: max(at, 0)], shell, source, words[at] if at >= 0 else "")
+    arguments: list[str] = []
+    for word in words[at + 1 :]:
+        if word in _ENDS:
+            break
+        alone = re.fullmatch(r"\$\{(\w+)\}", word)
+        if alone and not (arguments and arguments[-1].startswith("--")):
+            notes.append(f"${alone[1]} of the script is not set: nothing stands in its place")
+        else:
+            arguments.append(word)
+    return Started(tuple(arguments), launch, tuple(notes))
+
+
+def _found(shell: Shell, known: Callable[[str], bool]) -> list[list[str]]:
+    """Return the commands with arguments that are known: those run, those of here-documents, or a variable's words."""
+    ways: tuple[Callable[[], Iterable[list[str]]], ...] = (
+        lambda: shell.commands,
+        lambda: [words for document in shell.documents for words in shell.inside(document)],
+        lambda: sorted([*map(str.split, shell.variables.values()), *shell.arrays.values()], key=len, reverse=True)[:1],
+    )
+    for way in ways:
+        found = [words for words in map(flat, way()) if any(known(_name(word)) for word in words)]
+        if found:
+            return found
+    return []
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _program(words: Sequence[str], known: Callable[[str], bool]) -> int:
+    """Return the place of the program: the last Python file or module before the first argument that is known.
+
+    It is -1 where arguments stand alone.
+    """
+    first = next(i for i, word in enumerate(words) if known(_name(word)))
+    if words[0].startswith("--"):
+        return -1
+    files = [i for i, word in enumerate(words[:first]) if word.endswith(".py")]
+    return files[-1] if files else first - 1
+
+
+def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> Launch:
+    """Return the devices that the words before the program ask for, or else the script's own variables."""
+    each, nodes, everything = (_asked(words, names) for names in (_EACH, _NODES, _ALL))
+    each = each or _variable(shell, "GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "NPROC_PER_NODE", "SLURM_GPUS_PER_NODE")
+    nodes = nodes or _variable(shell, "NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODES")
+    if any("torchrun" in word or "torch.distributed" in word for word in words) and each and not nodes:
+        nodes = 0 if _asked_at_all(words, _NODES) else 1
+    total = each * nodes or everything or (each if _starts_on_one(words) else 0)
+    return Launch(num_devices=total, devices_per_node=each, program=program, source=source)
+
+
+def _starts_on_one(words: Sequence[str]) -> bool:
+    return not _asked_at_all(words, _NODES) and any(
+        word.rpartition("/")[2] in ("deepspeed", "torchrun") for word in words
+    )
+
+
+def _asked_at_all(words: Sequence[str], names: Sequence[str]) -> bool:
+    return any(_name(word) in names for word in words)
+
+
+def _asked(words: Sequence[str], names: Sequence[str]) -> int:
+    """Return the last number that one of the spellings is given; ranges of nodes count as their most."""
+    found = 0
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name in names:
+            text = (value if equals else after).rpartition(":")[2]
+            found = int(text) if text.isdigit() else found
+    return found
+
+
+def _variable(shell: Shell, *names: str) -> int:
+    values = (shell.value(name) or "" for name in names)
+    return next((int(value) for value in values if value.isdigit()), 0)

@@ -1,0 +1,357 @@
+"""What a launch script would run: variables, arrays, defaults, arithmetic and conditions, without running anything.
+
+A variable that the script does not set stays as "${NAME}", so that whoever reads the words can say what is missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from shardwise.formats._shell_parse import Case, If, Loop, Node, Simple, Word, parsed
+
+MOST_COMMANDS = 2000
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=")
+_VARIABLE = re.compile(
+    r"\\\$|\$\(\(.*?\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]"
+)
+_DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+_KEEPS = ("export", "local", "declare", "readonly", "typeset")
+
+
+@dataclass(slots=True)
+class Shell:
+    """The state of a script: variables, arrays, and what it has run so far."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    functions: dict[str, list[Node]] = field(default_factory=dict)
+    commands: list[list[str]] = field(default_factory=list)
+    unset: dict[str, None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
+
+    def inside(self, document: str) -> list[list[str]]:
+        """Return what a here-document would run, were it a script."""
+        inner = Shell(dict(self.variables), {k: list(v) for k, v in self.arrays.items()})
+        inner.run(parsed(self.expand(document))[0])
+        return inner.commands
+
+    def value(self, name: str) -> str | None:
+        """Return the value of a variable, or None where it is not set."""
+        if name in self.variables:
+            return self.variables[name]
+        items = self.arrays.get(name)
+        return items[0] if items else None
+
+    def note(self, text: str) -> None:
+        """Record something that was assumed."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def words(self, word: Word) -> list[str]:
+        """Return the words that one word expands to."""
+        if len(word.pieces) == 1 and (whole := self._array(word.pieces[0][1])) is not None:
+            return whole if word.pieces[0][0] == "double" else " ".join(whole).split()
+        found, current, started = [], "", False
+        for quote, text in word.pieces:
+            if quote != "bare":
+                current += text if quote == "single" else self.expand(text)
+                started = True
+                continue
+            expanded = self.expand(text)
+            parts = expanded.split() if "$" in text or "`" in text else [expanded]
+            if expanded[:1].isspace() and current:
+                found.append(current)
+                current = ""
+            for i, part in enumerate(parts):
+                if i:
+                    found.append(current)
+                    current = ""
+                current += part
+                started = started or bool(part)
+        return [*found, current] if started or current else found
+
+    def _array(self, text: str) -> list[str] | None:
+        """Return the items of "${NAME[@]}" and "$@", where the text is that alone."""
+        match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}|\$@|\$\*|\$\{@\}", text)
+        if match is None:
+            return None
+        if match[1] is None:
+            return self.arrays.get("@", [])
+        if match[1] in self.arrays:
+            return self.arrays[match[1]]
+        value = self.variables.get(match[1])
+        return [value] if value is not None else self._missing(match[1]).split()
+
+    def expand(self, text: str) -> str:
+        """Return a text with its variables put in."""
+        return _VARIABLE.sub(lambda match: self._one(match[0]), text)
+
+    def _one(self, text: str) -> str:
+        if text == "\\$":
+            return "$"
+        if text.startswith("$((") and text.endswith("))"):
+            return self.arithmetic(text[3:-2])
+        if text[0] == "`" or text.startswith("$("):
+            return self._command(text)
+        if text.startswith("${#"):
+            return str(len(self.arrays.get(re.sub(r"\W|\[.*", "", text[3:-1]), [])))
+        return self._variable(text[2:-1] if text.startswith("${") else text[1:])
+
+    def _variable(self, inside: str) -> str:
+        match = _DEFAULT.fullmatch(inside)
+        if inside in ("@", "*"):
+            return " ".join(self.arrays.get("@", []))
+        if inside in ("?", "$", "!", "#"):
+            return {"#": str(len(self.arrays.get("@", [])))}.get(inside, "0")
+        if match is None:
+            return self._missing(inside)
+        name, index, mark, other = match.groups()
+        if index and name in self.arrays:
+            items = self.arrays[name]
+            return " ".join(items) if index in "@*" else "".join(items[int(index) : int(index) + 1])
+        value = self.value(name)
+        if mark and mark[-1] == "+":
+            return self.expand(other) if value else ""
+        if value is not None and (value or not mark or mark[0] != ":"):
+            return value
+        if mark and mark[-1] in "-=":
+            return self._default(name, mark, self.expand(other.strip('"').strip("'")))
+        return self._missing(name)
+
+    def _default(self, name: str, mark: str, value: str) -> str:
+        if mark[-1] == "=":
+            self.variables[name] = value
+        return value
+
+    def _missing(self, name: str) -> str:
+        self.unset.setdefault(name)
+        return "${" + name + "}"
+
+    def arithmetic(self, text: str) -> str:
+        """Return the value of an arithmetic expression, or the text of it where something in it is not known."""
+        plain = re.sub(
+            r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda m: self.value(m[1]) or self._missing(m[1]), self.expand(text)
+        )
+        try:
+            return str(_number(ast.parse(plain.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
+            return f"$(({text}))"
+
+    def _command(self, text: str) -> str:
+        """Return what a command would print where that is plain; otherwise the command itself."""
+        inside = text[1:-1] if text[0] == "`" else text[2:-1]
+        words = inside.split()
+        if words[:1] == ["expr"]:
+            return self.arithmetic(inside.strip()[4:].replace("\\*", "*"))
+        if words[:1] == ["echo"] and not set(inside) & set("|;&<>"):
+            return self.expand(inside.strip()[4:].strip().strip('"'))
+        return text if text.startswith("$(") else f"$({inside})"
+
+    def run(self, nodes: Sequence[Node]) -> None:
+        """Run commands one after the other."""
+        truth = True
+        for node in nodes:
+            if len(self.commands) > MOST_COMMANDS:
+                return
+            if isinstance(node, Simple):
+                if (node.after == "&&" and not truth) or (node.after == "||" and truth):
+                    continue
+                truth = self._simple(node)
+            elif isinstance(node, If):
+                self._if(node)
+            elif isinstance(node, Loop):
+                self._loop(node)
+            elif isinstance(node, Case):
+                self._case(node)
+            else:
+                self.functions[node.name] = node.body
+
+    def _if(self, node: If) -> None:
+        for condition, body in node.branches:
+            if not condition or self.holds(condition):
+                self.run(body)
+                return
+
+    def _loop(self, node: Loop) -> None:
+        if not node.name:
+            self.note("a while loop of the script is left out")
+            return
+        for word in [w for one in node.words for w in self.words(one)][:100]:
+            self.variables[node.name] = word
+            self.run(node.body)
+
+    def _case(self, node: Case) -> None:
+        text = self._known(node.word)
+        for patterns, body in node.arms:
+            if any(fnmatchcase(text, self._known(p)) for p in patterns):
+                self.run(body)
+                return
+
+    def _known(self, word: Word) -> str:
+        """Return a word in one piece, what is not set being empty, as the shell has it."""
+        text = "".join(piece if quote == "single" else self.expand(piece) for quote, piece in word.pieces)
+        return re.sub(r"\$\{\w+\}", "", text)
+
+    def holds(self, nodes: Sequence[Node]) -> bool:
+        """Return whether a condition is true; one that is not a test counts as false, and is noted."""
+        truth = False
+        for node in nodes:
+            if not isinstance(node, Simple) or not node.words:
+                continue
+            if (node.after == "&&" and not truth) or (node.after == "||" and truth):
+                continue
+            words = [self._known(w) for w in node.words]
+            negated = words[0] == "!"
+            words = words[1:] if negated else words
+            if not words or words[0] not in ("[", "[[", "test"):
+                self.note(f"the condition {' '.join(words)!r} of the script is taken as false")
+                truth = False
+                continue
+            truth = _test([w for w in words[1:] if w not in ("]", "]]")]) != negated
+        return truth
+
+    def _simple(self, node: Simple) -> bool:
+        words = list(node.words)
+        if words and words[0].bare in ("[", "[["):
+            return self.holds([Simple(words)])
+        if words and words[0].bare in _KEEPS:
+            words = [w for w in words[1:] if not w.bare.startswith("-")]
+        while words and _ASSIGNMENT.match(words[0].text) and words[0].pieces[0][0] == "bare":
+            self._assign(words.pop(0))
+        if not words or node.words[0].bare in _KEEPS:
+            return True
+        found = [text for word in words for text in self.words(word)]
+        if found and found[0] in self.functions:
+            self.arrays["@"] = found[1:]
+            self.run(self.functions[found[0]])
+        elif found and found[0] == "eval":
+            self.run(parsed(" ".join(found[1:]))[0])
+        elif found and found[0] in ("source", "."):
+            self.note(f"{' '.join(found)} of the script is not read")
+        elif found:
+            self.commands.append(found)
+        return True
+
+    def _assign(self, word: Word) -> None:
+        match = _ASSIGNMENT.match(word.text)
+        if match is None:
+            return
+        name, more = match[1], bool(match[2])
+        if word.items is not None:
+            items = [text for item in word.items for text in self.words(item)]
+            self.arrays[name] = [*(self.arrays.get(name, []) if more else []), *items]
+            self.variables.pop(name, None)
+            return
+        quote, text = word.pieces[0]
+        rest = [(quote, text[match.end() :]), *word.pieces[1:]]
+        value = "".join(piece if q == "single" else self.expand(piece) for q, piece in rest)
+        self.variables[name] = self.variables.get(name, "") + value if more else value
+        self.arrays.pop(name, None)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _number(node: ast.expr) -> int:
+    """Return the value of whole numbers with +, -, *, / and %; anything else raises."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_number(node.left), _number(node.right))
+    raise ValueError(ast.dump(node))
+
+
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
+    "-ge": operator.ge,
+}  # fmt: skip
+
+
+def _test(words: list[str]) -> bool:
+    """Return the truth of what stands between the brackets of a test; "" stands for words that expand to nothing."""
+    for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
+        if joint in words:
+            at = words.index(joint)
+            sides = (_test(words[:at]), _test(words[at + 1 :]))
+            return any(sides) if either else all(sides)
+    if words[:1] == ["!"]:
+        return not _test(words[1:])
+    if len(words) == 2 and words[0] in ("-z", "-n"):
+        return bool(words[1]) != (words[0] == "-z")
+    if len(words) == 3 and words[1] in ("=", "=="):
+        return fnmatchcase(words[0], words[2])
+    if len(words) == 3 and words[1] == "!=":
+        return not fnmatchcase(words[0], words[2])
+    if len(words) == 3 and words[1] in _NUMBERS:
+        try:
+            return _NUMBERS[words[1]](int(words[0]), int(words[2]))
+        except ValueError:
+            return False
+    return len(words) == 1 and bool(words[0])
+
+
+def commands_of(text: str, variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Shell:
+    """Return the state of a script at its end, with every command it would have run.
+
+    >>> commands_of('A=(--x 2); B="${C:-8}"; run "${A[@]}" $B $((B*2))').commands
+    [['run', '--x', '2', '8', '16']]
+    """
+    shell = Shell(variables={**dict(variables or {})})
+    shell.arrays["@"] = list(arguments)
+    shell.variables |= {str(i + 1): word for i, word in enumerate(arguments)}
+    shell.variables |= _slurm(text)
+    nodes, shell.documents = parsed(text)
+    shell.run(nodes)
+    return shell
+
+
+def _slurm(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets from the directives of a script."""
+    names = {
+        "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+        "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+        "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+        "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
+        "gres": ("SLURM_GPUS_PER_NODE",),
+        "ntasks": ("SLURM_NTASKS",),
+    }
+    found: dict[str, str] = {}
+    for key, value in re.findall(r"^#SBATCH\s+--?([\w-]+)[= ]+(\S+)", text, re.MULTILINE):
+        number = value.rpartition(":")[2]
+        if number.isdigit():
+            found |= dict.fromkeys(names.get(key, ()), number)
+    return found
+
+
+def flat(words: Sequence[str]) -> list[str]:
+    """Return words with those that hold a whole command line cut open, as `bash -c "..."` and `eval` have them.
+
+    >>> flat(["srun", "bash", "-c", "python a.py --x 1"])
+    ['srun', 'bash', '-c', 'python', 'a.py', '--x', '1']
+    """
+    found: list[str] = []
+    for word in words:
+        if re.search(r"\s--?\w", word) or (" " in word and ".py" in word):
+            try:
+                found += flat(shlex.split(word))
+            except ValueError:
+                found.append(word)
+        else:
+            found.append(word)
+    return found
