@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.ledger.traced import parts
 from shardwise.training import Change, TrainReport
-from shardwise.training._memory import StageMemory, device_bytes
+from shardwise.training._memory import device_bytes
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
 from shardwise.training._waits import axis_seconds, slowest_stage
@@ -45,7 +45,7 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
         "device_hours": report.device_hours if asked else None,
         "usd": report.usd if asked else None,
         "model": report.case.model.name,
-        "cluster": _cluster(report),
+        "cluster": cluster_tree(report),
         "plan": {
             **asdict(report.plan),
             "precision": report.case.recipe.precision.name,
@@ -63,7 +63,8 @@ def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
     return {name: {"low": low, "high": high} for name, (low, high) in found.items()} if found else None
 
 
-def _cluster(report: TrainReport) -> dict[str, Any]:
+def cluster_tree(report: TrainReport) -> dict[str, Any]:
+    """Return the cluster of a report: its devices, nodes and tiers."""
     cluster = report.case.cluster
     return {
         "name": cluster.name,
@@ -92,12 +93,13 @@ def _memory(report: TrainReport) -> dict[str, Any]:
         "peak_stage": report.peak_stage,
         "peak_moment": report.peak_moment,
         "at_peak": peak_parts(report),
-        "stages": [_stage(report, i, m) for i, m in enumerate(report.evaluation.memory)],
+        "stages": [stage_tree(report, i) for i in range(len(report.evaluation.memory))],
     }
 
 
-def _stage(report: TrainReport, index: int, memory: StageMemory[float]) -> dict[str, Any]:
-    run = report.evaluation.stages[index]
+def stage_tree(report: TrainReport, index: int) -> dict[str, Any]:
+    """Return the memory of a run of stages: bytes by category and at every moment."""
+    run, memory = report.evaluation.stages[index], report.evaluation.memory[index]
     return {
         "first": run.position,
         "count": run.count,

@@ -1,5 +1,6 @@
 """Training: memory at the moments of a step, seconds of the step, and the report of a plan."""
 
+from shardwise.training._comm import CommReport, comm
 from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
 from shardwise.training._report import Change, Options, TrainReport, Verdict, train
 from shardwise.training._sizes import Sizes, sizes_of, sizes_of_columns
@@ -7,11 +8,13 @@ from shardwise.training._sizes import Sizes, sizes_of, sizes_of_columns
 __all__ = [
     "Case",
     "Change",
+    "CommReport",
     "Evaluation",
     "Options",
     "Sizes",
     "TrainReport",
     "Verdict",
+    "comm",
     "evaluate",
     "sizes_of",
     "sizes_of_columns",

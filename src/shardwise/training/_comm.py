@@ -54,9 +54,9 @@ def axis_names(sharding: str) -> dict[str, str]:
 class Axis:
     """The messages of one axis in a step.
 
-    `messages_per_step`, `bytes_per_step` (of the tensors) and `sent_bytes_per_step` are of one device, the busiest on
-    this axis, which stands on stage `stage`; `cluster_*` are sums over all devices. `tiers` are the bytes sent over
-    each tier by the whole cluster. `exposed_seconds` and `hidden_seconds` are those of the training report.
+    `messages_per_step`, `bytes_per_step` (of the tensors) and `sent_bytes_per_step` are of one device, that of
+    `CommReport.reference`; `cluster_*` are sums over all devices, and `tiers` the bytes that it sends over each
+    tier. `exposed_seconds` and `hidden_seconds` are those of the training report.
     """
 
     name: str
@@ -64,7 +64,6 @@ class Axis:
     group: str
     size: int
     num_groups: int
-    stage: int
     messages_per_micro_batch: float
     messages_per_step: float
     bytes_per_step: float
@@ -100,6 +99,12 @@ class CommReport:
         slowest = evaluation.step.stages[slowest_stage(evaluation)]
         times = evaluation.step.pipeline.busy / slowest.busy
         return tuple(flows_of(self.traffic, i, times) for i in range(len(evaluation.stages)))
+
+    @cached_property
+    def reference(self) -> int:
+        """The run of stages whose devices send most in a step: numbers of one device are of these."""
+        sent = [sum(f.sent_per_step for f in flows) for flows in self.flows]
+        return sent.index(max(sent))
 
     @property
     def names(self) -> dict[str, str]:
@@ -143,7 +148,7 @@ class CommReport:
     def _axis(self, name: str) -> Axis:
         runs, devices = self.report.evaluation.stages, self.plan.stage_devices
         each = [self.on(name, i) for i in range(len(runs))]
-        busiest = max(range(len(runs)), key=lambda i: sum(f.sent_per_step for f in each[i]))
+        own = each[self.reference]
 
         def cluster(values: Iterable[float]) -> float:
             return float(sum(s.count * devices * v for s, v in zip(runs, values, strict=True)))
@@ -156,11 +161,10 @@ class CommReport:
             group=next(kind for kind, axis in self.names.items() if axis == name),
             size=len(groups[0]),
             num_groups=len(groups),
-            stage=int(runs[busiest].position),
-            messages_per_micro_batch=sum(f.per_micro_batch for f in each[busiest]),
-            messages_per_step=sum(f.per_step for f in each[busiest]),
-            bytes_per_step=sum(f.bytes_per_step for f in each[busiest]),
-            sent_bytes_per_step=sum(f.sent_per_step for f in each[busiest]),
+            messages_per_micro_batch=sum(f.per_micro_batch for f in own),
+            messages_per_step=sum(f.per_step for f in own),
+            bytes_per_step=sum(f.bytes_per_step for f in own),
+            sent_bytes_per_step=sum(f.sent_per_step for f in own),
             cluster_messages=cluster(sum(f.per_step for f in some) for some in each),
             cluster_bytes=cluster(sum(f.bytes_per_step for f in some) for some in each),
             cluster_sent_bytes=cluster(sum(f.sent_per_step for f in some) for some in each),
