@@ -71,7 +71,7 @@ def _remedy(ranking: Ranking, row: int, why: str, change: tuple[str, object]) ->
         field=change[0],
         value=change[1],
         loss=ranking.loss(row),
-        best=row == ranking.order[0],
+        best=bool(row == ranking.order[0]),
         objective=ranking.rows.wish.objective,
     )
 

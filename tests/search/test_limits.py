@@ -1,0 +1,106 @@
+"""Limits of a search of training plans hold for what is found, and say what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import brute_force as brute
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.models import MLP, Attention, Block, Model
+from shardwise.plans import Training
+from shardwise.search import OBJECTIVES, Found, Processes, Space, Wish, plan_training, searched, upto, work_of
+from shardwise.training import TrainReport
+
+BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=64),), feed_forward=MLP(ffn=4096))
+MODEL = Model(name="grouped", family="llama", hidden=1024, vocab=32000, layers=(BLOCK,) * 8)
+ON = Cluster.parse("8xa100-sxm-80gb", {"price": 2.0, "memory": "12GB"})
+JOB = Training(seq_len=1024, global_batch=48, token_budget=1e11, failures_per_device_hour=1e-3, restart_seconds=600)
+SPACE = Space(
+    devices=upto(8), layout=("1d",), cp=upto(1), sharding=("zero1",), recompute=("none", "full"), micro_batch=upto(4)
+)
+
+
+def _every() -> list[TrainReport]:
+    case = work_of(MODEL, ON, JOB, SPACE, None).rows.case
+    legal = [plan for plan in brute.plans(case, SPACE) if brute.is_legal(case, plan)]
+    return [report for plan in legal if (report := brute.report(case, plan)).fits]
+
+
+def _free(report: TrainReport) -> float:
+    return report.verdict.limit_bytes - report.device_bytes
+
+
+FITTING = _every()
+MIDDLE = sorted(FITTING, key=lambda r: r.step_seconds)[len(FITTING) // 2]
+LIMITS = {
+    "max_step_seconds": (MIDDLE.step_seconds, lambda r: r.step_seconds),
+    "max_run_seconds": (MIDDLE.training_seconds, lambda r: r.training_seconds),
+    "max_usd": (MIDDLE.usd, lambda r: r.usd),
+    "min_free_bytes": (_free(MIDDLE), lambda r: -_free(r)),
+}
+
+
+@pytest.mark.parametrize("name", list(LIMITS))
+def test_a_limit_leaves_what_keeps_it(name: str) -> None:
+    """Under a limit, plans that will do, plans that fell and the best are those of brute force."""
+    bound, measure = LIMITS[name]
+    kept = [r for r in FITTING if measure(r) <= measure(MIDDLE)]
+    found = plan_training(
+        MODEL, ON, JOB, SPACE, Wish(**{name: bound * (1 - 1e-12 if name.startswith("min") else 1 + 1e-12)})
+    )
+    assert found.counts.fitting == len(kept)
+    assert found.tally.fallen[name] == len(FITTING) - len(kept)
+    assert found.best[0].training_seconds == pytest.approx(min(r.training_seconds for r in kept), rel=1e-9)
+    assert all(measure(r) <= measure(MIDDLE) * (1 + 1e-9) for r in found.front if name != "min_free_bytes")
+
+
+@pytest.mark.parametrize(
+    ("objective", "measure"),
+    [
+        ("days", lambda r: r.training_seconds),
+        ("cost", lambda r: r.usd),
+        ("headroom", lambda r: -_free(r)),
+        ("memory", lambda r: r.device_bytes),
+        ("throughput", lambda r: -r.tokens_per_second_per_gpu * r.goodput),
+        ("devices", lambda r: r.plan.num_devices),
+    ],
+)
+def test_every_objective_has_its_best(objective: str, measure) -> None:  # type: ignore[no-untyped-def]
+    """The best by each objective is that of brute force, the time that failures lose counted."""
+    found = plan_training(MODEL, ON, JOB, SPACE, Wish(objective=objective, top=1))
+    assert measure(found.best[0]) == pytest.approx(min(map(measure, FITTING)), rel=1e-9)
+    assert objective in OBJECTIVES
+
+
+def _answer(found: Found) -> tuple[object, ...]:
+    tally = found.tally
+    return [e.key for e in tally.top.entries], [e.key for e in tally.front.plans()], dict(tally.fallen), tally.counts
+
+
+def test_limits_do_not_depend_on_the_way() -> None:
+    """Parts of other sizes and several processes find the same under limits."""
+    wish = Wish(max_step_seconds=MIDDLE.step_seconds, max_usd=float(MIDDLE.usd or 0))
+    whole = _answer(plan_training(MODEL, ON, JOB, SPACE, wish))
+    for engine in (None, Processes(2)):
+        other = plan_training(MODEL, ON, JOB, SPACE, replace(wish, rows=60), engine=engine)
+        assert _answer(other) == whole
+
+
+def test_wrong_limits_are_refused() -> None:
+    """A limit that needs tokens, a price or memory that is not there is refused, all at once."""
+    cluster = replace(ON, usd_per_device_hour=None)
+    wish = Wish(max_usd=1.0, max_run_seconds=1.0, min_free_bytes=1e12, max_step_seconds=-1)
+    with pytest.raises(InputError) as error:
+        plan_training(MODEL, cluster, replace(JOB, token_budget=0), SPACE, wish)
+    fields = sorted(p.field for p in error.value.problems)
+    assert fields == ["max_run_seconds", "max_step_seconds", "max_usd", "max_usd", "min_free_bytes"]
+
+
+def test_work_of_a_wish_without_limits_prunes() -> None:
+    """Without limits nothing changes: most plans are never timed."""
+    job = replace(JOB, failures_per_device_hour=0.0)
+    found = searched(work_of(MODEL, ON, job, SPACE, Wish(top=1)), Processes(1))
+    assert found.counts.evaluated <= found.counts.legal
