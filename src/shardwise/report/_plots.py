@@ -203,14 +203,19 @@ def ink_on(colour: str) -> str:
     return INK if luminance > 0.22 else "white"
 
 
-def stack(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit, most: float) -> None:
-    """Draw stacked bars from the top down, with values in the parts that are wide enough, and whiskers."""
+def stack(
+    axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit, most: float, wide: float = 1.0
+) -> None:
+    """Draw stacked bars from the top down, with values in the parts that are wide enough, and whiskers.
+
+    `wide` is the share of the page's width that the panel has.
+    """
     for row, bar in enumerate(bars):
         at = 0.0
         for key, look in looks.items():
             amount = bar.parts.get(key, 0.0)
             if amount > 0:
-                _part(axes, (row, at, amount), look, unit, most)
+                _part(axes, (row, at, amount), look, unit, most / wide)
                 at += amount
         if bar.high > bar.low:
             _whisker(axes, row, bar, unit)
@@ -223,6 +228,7 @@ def stack(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit
 
 
 def _part(axes: Axes, place: tuple[int, float, float], look: Look, unit: Unit, most: float) -> None:
+    """Draw one part; `most` is what an axis as wide as the page would show."""
     row, at, amount = place
     edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
     face: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "alpha": 0.55 if look.hatch else 1.0}
