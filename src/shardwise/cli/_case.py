@@ -14,6 +14,7 @@ from shardwise.errors import InputError, Problem, Problems
 
 if TYPE_CHECKING:
     from shardwise.cost import Efficiencies
+    from shardwise.formats import Imported
     from shardwise.hardware import Cluster
     from shardwise.models import Model
     from shardwise.plans import Plan, Serving, Stack, Training
@@ -87,6 +88,7 @@ class Inputs:
     problems: Problems = field(default_factory=Problems)
     bad: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    imported: Imported | None = None
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default where it was not given."""
@@ -121,7 +123,7 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
             inputs.problems.items += error.problems
             inputs.bad.add(key)
     for key in command.required:
-        from_sizes = key == "model" and not raw.keys().isdisjoint(_flags.model_flags())
+        from_sizes = key == "model" and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
         if key not in raw and not from_sizes and not inputs.bad & {key, "config"}:
             inputs.fail(key, None, "is missing", _example(key))
 
@@ -154,6 +156,8 @@ def known_keys(
 def load_the_model(inputs: Inputs) -> Model | None:
     """Return the model with its overrides, or None with the problems recorded."""
     given = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
+    if _flags.FROM.keys() & (inputs.values.keys() | inputs.bad) and "model" not in inputs.values:
+        return _from_model(inputs, given)
     if inputs.bad & {"model", *_flags.model_flags()} or not (given or "model" in inputs.values):
         return None
     from shardwise.models import load_model, model_from_sizes
@@ -166,6 +170,15 @@ def load_the_model(inputs: Inputs) -> Model | None:
         inputs.merge(error)
         inputs.bad.add("model")
     return None
+
+
+def _from_model(inputs: Inputs, given: Mapping[str, Any]) -> Model | None:
+    """Return the model of a file of another system, which takes no overrides."""
+    for key, value in given.items():
+        inputs.fail(key, value, "changes the model of a file", "change the file, or name the model too")
+    if inputs.imported is not None and inputs.imported.model is None and "model" not in inputs.bad:
+        inputs.fail("model", None, f"is missing, and {inputs.imported.source} has none", _example("model"))
+    return inputs.imported.model if inputs.imported and not given else None
 
 
 def _overrides(given: dict[str, Any], model: str) -> dict[str, Any]:
@@ -213,6 +226,10 @@ def make_plan(inputs: Inputs) -> Plan:
 
     names = {f.name for f in fields(Plan)}
     given = {key: value for key, value in inputs.values.items() if key in names}
+    if inputs.imported is not None:
+        from shardwise.cli._from import base_plan
+
+        given = base_plan(inputs.imported, given)
     given.setdefault("dp", 0)
     given.setdefault("micro_batch", 0)
     if given.get("vpp", 1) > 1:
@@ -251,7 +268,8 @@ def make_job(inputs: Inputs, model: Model | None) -> Training:
     names = {f.name for f in fields(Training)}
     given = {_JOB.get(key, key): value for key, value in inputs.values.items() if _JOB.get(key, key) in names}
     given.setdefault("global_batch", 0)
-    given["seq_len"] = seq_len_of(inputs, model)
+    if not given.get("seq_len"):
+        given["seq_len"] = seq_len_of(inputs, model)
     lengths = inputs.values.get("document_lengths")
     if lengths:
         given["attention_density"] = packed_density(inputs, lengths, given["seq_len"])
@@ -266,6 +284,10 @@ def packed_density(inputs: Inputs, lengths: Sequence[int], seq_len: int) -> floa
         inputs.fail(
             "document_lengths", ",".join(map(str, lengths)), "gives attention_density too", "give one of the two"
         )
+    if inputs.imported is not None:
+        from shardwise.cli._from import base_job
+
+        given = base_job(inputs.imported, given)
     if not 1 <= min(lengths) <= max(lengths) <= seq_len:
         rule = f"are tokens of documents within a sequence of {seq_len}"
         inputs.fail("document_lengths", ",".join(map(str, lengths)), rule, f"use lengths from 1 to {seq_len}")
@@ -300,6 +322,8 @@ def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:
     given = {key: value for key, value in inputs.values.items() if key in names}
     if model is not None and not model.generates and "input_tokens" not in given:
         given["input_tokens"] = usual_length(model, Serving().input_tokens)
+    if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
+        return inputs.imported.stack
         inputs.notes.append(f"input_tokens {given['input_tokens']}: not given")
     return Serving(**given)
 

@@ -93,6 +93,12 @@ TIMELINE = _flags("output", ("timeline", k.file_of(".json", *k.FIGURES), _TIMELI
 WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
 
 
+FROM = _flags(
+    "where",
+    ("from", k.FILE, "another system's file: a launch script of Megatron-LM, DeepSpeed's JSON, accelerate's YAML"),
+    ("from_args", k.ARGUMENTS, "a training command or its arguments; written behind -- at the end of the line"),
+    ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
+)
 _SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
 SIDES = _flags(
     "sides",
@@ -222,7 +228,8 @@ def job_flags() -> dict[str, Flag]:
 @cache
 def train_flags() -> dict[str, Flag]:
     """Return every flag that describes a training case."""
-    return {**WHERE, **plan_flags(), **job_flags(), **efficiency_flags(), **cluster_flags(), **model_flags()}
+    case = {**plan_flags(), **job_flags(), **efficiency_flags(), **cluster_flags(), **model_flags()}
+    return {**WHERE, **FROM, **case}
 
 
 @cache

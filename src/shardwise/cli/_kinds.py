@@ -174,6 +174,24 @@ def _read_wholes(value: object, field: str) -> tuple[int, ...]:
 def _read_raw(value: object, field: str) -> str | int | float:
     """Values that the cluster reads itself, with their units."""
     if isinstance(value, str):
+def _read_order(value: object, field: str) -> tuple[str, ...]:
+    """Read an order of axes as Megatron-LM spells it, tp-cp-ep-dp-pp; experts lie within tp, cp and dp already."""
+    found = _read_words(value.replace("-", ",") if isinstance(value, str) else value, field)
+    if "ep" in found:
+        if "tp" not in found or "dp" not in found or not found.index("tp") < found.index("ep") < found.index("dp"):
+            rule = "must have ep between tp and dp, as Megatron-LM's two orders do"
+            raise fail(field, value, rule, "for example tp-cp-ep-dp-pp or tp-cp-ep-pp-dp")
+        found = tuple(axis for axis in found if axis != "ep")
+    return found
+
+
+def _read_arguments(value: object, field: str) -> tuple[str, ...]:
+    """Words of another program's command line, as they are."""
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(word, str) for word in value):
+        raise fail(field, value, "must be words behind --", "write -- and the training command at the end of the line")
+    return tuple(value)
+
+
         return _read_text(value, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise fail(field, value, "must be a finite number, or text with a unit", "write the number with its unit")
@@ -229,5 +247,7 @@ RATE_OF_FAILURE = number(parse_count, "RATE", Range(most=1e3, example="1e-5"))
 FRACTION = number(parse_count, "SHARE", Range(most=1, above=True, example="0.8"))
 SECONDS = number(parse_seconds, "TIME", Range(most=1e10, example='"5min"'))
 BANDWIDTH = number(parse_bandwidth, "RATE", Range(above=True, example='"400GB/s"'))
+ORDER = Kind(_read_order, "A-B-...")
+ARGUMENTS = Kind(_read_arguments, "WORDS")
 FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
 BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))

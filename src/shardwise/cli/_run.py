@@ -12,7 +12,7 @@ from shardwise.cli import _commands
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs, known_keys, read_values
 from shardwise.cli._files import read_case, write_case
-from shardwise.cli._flags import Command
+from shardwise.cli._flags import FROM, Command
 from shardwise.cli._kinds import fail, nearest
 from shardwise.cli._scan import Scan, scan
 from shardwise.errors import InputError
@@ -26,9 +26,12 @@ def answer(words: Sequence[str]) -> Answer:
         from shardwise.cli._help import overview
 
         return overview(2 if not words else 0, _columns())
+    words, behind = split(words)
     name, rest = _command_of(words)
     command = _commands.command(name, _kind_of(rest) if name == "plan" else "")
     found = scan(rest, command)
+    if behind:
+        found.put(command.flags.get("from_args", FROM["from_args"]), behind)
     if found.given.get("help") is True:
         from shardwise.cli._help import help_of
 
@@ -40,6 +43,16 @@ def answer(words: Sequence[str]) -> Answer:
     if "save" in inputs.values:
         write_case(inputs.values["save"], case_of(name, inputs))
     return result
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of ours, and those behind --, which are another program's.
+
+    >>> split(["train", "--on", "h100", "--", "torchrun", "x.py"])
+    (['train', '--on', 'h100'], ['torchrun', 'x.py'])
+    """
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
 
 
 def case_of(name: str, inputs: Inputs) -> dict[str, Any]:
@@ -96,6 +109,10 @@ def _inputs(found: Scan, command: Command) -> Inputs:
     raw |= found.given
     read_values(raw, command, inputs)
     return inputs
+    if inputs.values.keys() & FROM.keys():
+        from shardwise.cli._from import take
+
+        take(inputs)
 
 
 def _columns() -> int:

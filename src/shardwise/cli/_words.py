@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-_LEFT_OUT = ("command", "model", "json", "width", "config", "save", "help", "plot", "timeline")
+_LEFT_OUT = ("command", "model", "json", "width", "config", "save", "help", "plot", "timeline", "from_args")
 
 
 def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
@@ -25,6 +25,8 @@ def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
             found.append(f"--{dashed}" if value else f"--no-{dashed}")
         else:
             found.append(f"--{dashed} {shlex.quote(_text(value))}")
+    if "from_args" in values:
+        found += ["--", *map(shlex.quote, values["from_args"])]
     return found
 
 

@@ -15,6 +15,13 @@ from shardwise.formats._shell import Shell, commands_of, flat
 # Spellings of how many processes run on a node, how many nodes there are, and how many processes in all.
 _EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--ntasks-per-node", "--gpus-per-node", "--npernode")
 _NODES = ("--nnodes", "--num_nodes", "--nodes", "-N")
+_TAKES = (
+    *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_id", "rdzv_backend", "num_gpus"),
+    *("rdzv_endpoint", "rdzv_conf", "max_restarts", "monitor_interval", "start_method", "log_dir", "redirects", "tee"),
+    *("local_addr", "local_ranks_filter", "num_nodes", "hostfile", "num_processes", "role"),
+)
+LAUNCHER = frozenset(f"--{name.replace('_', mark)}" for name in _TAKES for mark in ("_", "-"))
+"""Options of torchrun and DeepSpeed's launcher that take a value."""
 _ENDS = (";", "&&", "||", "|", "&")
 _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 
@@ -50,22 +57,51 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     if not found:
         rule = "starts no program with arguments that are known"
         raise InputError([Problem("file", source, rule, "give a script that starts the training, or its arguments")])
-    notes = list(shell.notes)
     if len({tuple(words) for words in found}) > 1:
-        notes.append(f"the first of {len(found)} programs that the script starts")
-    words = found[0]
+        shell.note(f"the first of {len(found)} programs that the script starts")
+    return _started(found[0], shell, known, source)
+
+
+def started_by(words: Sequence[str], known: Callable[[str], bool]) -> Started:
+    """Return the program of a command line, or the arguments where they stand alone or behind a launcher's own.
+
+    >>> one = started_by(["--nproc_per_node", "8", "--lr", "1"], lambda word: word == "--lr")
+    >>> one.arguments, one.launch.num_devices
+    (('--lr', '1'), 8)
+    """
+    words = flat(words)
+    if not any(known(_name(word)) for word in words):
+        rule = "holds no argument that is known"
+        raise InputError([Problem("arguments", " ".join(words)[:60], rule, "give the training's arguments behind --")])
+    return _started(words, Shell(), known, "arguments")
+
+
+def _started(words: Sequence[str], shell: Shell, known: Callable[[str], bool], source: str) -> Started:
     at = _program(words, known)
-    launch = _launch(words[: max(at, 0)], shell, source, words[at] if at >= 0 else "")
+    before, rest = (words[:at], words[at + 1 :]) if at >= 0 else _split(words)
+    launch = _launch(before, shell, source, words[at] if at >= 0 else "")
     arguments: list[str] = []
-    for word in words[at + 1 :]:
+    for word in rest:
         if word in _ENDS:
             break
         alone = re.fullmatch(r"\$\{(\w+)\}", word)
         if alone and not (arguments and arguments[-1].startswith("--")):
-            notes.append(f"${alone[1]} of the script is not set: nothing stands in its place")
+            shell.note(f"${alone[1]} of the script is not set: nothing stands in its place")
         else:
             arguments.append(word)
-    return Started(tuple(arguments), launch, tuple(notes))
+    return Started(tuple(arguments), launch, tuple(shell.notes))
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the launcher's options and the others, where no program stands between them."""
+    before: list[str] = []
+    rest: list[str] = []
+    launching = False
+    for word in words:
+        if word.startswith("--"):
+            launching = _name(word) in LAUNCHER
+        (before if launching else rest).append(word)
+    return before, rest
 
 
 def _found(shell: Shell, known: Callable[[str], bool]) -> list[list[str]]:
@@ -103,7 +139,7 @@ def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> La
     each, nodes, everything = (_asked(words, names) for names in (_EACH, _NODES, _ALL))
     each = each or _variable(shell, "GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "NPROC_PER_NODE", "SLURM_GPUS_PER_NODE")
     nodes = nodes or _variable(shell, "NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODES")
-    if any("torchrun" in word or "torch.distributed" in word for word in words) and each and not nodes:
+    if any("torchrun" in w or "torch.distributed" in w or _name(w) in LAUNCHER for w in words) and each and not nodes:
         nodes = 0 if _asked_at_all(words, _NODES) else 1
     total = each * nodes or everything or (each if _starts_on_one(words) else 0)
     return Launch(num_devices=total, devices_per_node=each, program=program, source=source)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwise.errors import Problem
 from shardwise.formats._imported import Imported, Reading
-from shardwise.formats._launch import Launch, started
+from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words, plain
@@ -31,16 +31,36 @@ def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None 
     return imported(given, launch or Launch())
 
 
-def read_script(text: str, source: str = "script", variables: Mapping[str, str] | None = None) -> Imported:
-    """Return the case of a launch script; `variables` are those that its caller would have set.
+def read_script(
+    text: str, source: str = "script", variables: Mapping[str, str] | None = None, num_devices: int = 0
+) -> Imported:
+    """Return the case of a launch script.
+
+    `variables` are those that its caller would have set, `num_devices` replaces those of the launch.
 
     >>> text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
     >>> text += " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --vocab-size 100"
-    >>> read_script(text).num_devices
-    8
+    >>> read_script(text).num_devices, read_script(text, num_devices=16).plan.dp
+    (8, 16)
     """
-    found = started(text, lambda word: word in _TELLING, source, variables or {})
-    case = imported(from_words(found.arguments), found.launch)
+    return _read(started(text, tells, source, variables or {}), num_devices)
+
+
+def read_command(words: Sequence[str], num_devices: int = 0) -> Imported:
+    """Return the case of a training command, its launcher and its program included, or of the arguments alone."""
+    return _read(started_by(words, tells), num_devices)
+
+
+def tells(word: str) -> bool:
+    """Return whether an argument tells a training with Megatron-LM from other programs."""
+    return word in _TELLING
+
+
+def _read(found: Started, num_devices: int) -> Imported:
+    launch = found.launch
+    if num_devices and num_devices != launch.num_devices:
+        launch = replace(launch, num_devices=num_devices, devices_per_node=0)
+    case = imported(from_words(found.arguments), launch)
     return replace(case, assumed=(*found.notes, *case.assumed))
 
 

@@ -151,7 +151,8 @@ def _is_number(word: str) -> bool:
 
 def _take(given: Given, argument: Argument, values: list[str]) -> None:
     if not values:
-        given.problems.add(argument.option, None, "has no value", f"write {argument.option} VALUE")
+        if argument.meaning not in ("none", "read:checkpoint"):
+            given.problems.add(argument.option, None, "has no value", f"write {argument.option} VALUE")
     elif argument.values == "3" and len(values) != 3:
         given.problems.add(argument.option, " ".join(values), "takes three values", "give three")
     else:
