@@ -24,13 +24,13 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 
 def _train() -> Command:
-    flags = {**_MODEL, **_flags.train_flags(), **_flags.TIMELINE, **OUTPUT}
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
     return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 
 
 def _infer() -> Command:
     return Command(
-        "infer", SUMMARIES["infer"], ("model",), {**_MODEL, **_flags.infer_flags(), **OUTPUT}, COMMON, ("model", "on")
+        "infer", SUMMARIES["infer"], ("model",), {**_MODEL, **_flags.infer_flags(), **_flags.PLOT, **OUTPUT}, COMMON, ("model", "on")
     )
 
 
@@ -57,7 +57,7 @@ def _compare() -> Command:
         "second": Flag("second", _kinds.FILE, "the other case file", "positional"),
     }
     cases = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.SIDES}
-    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    output = {**_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "help")}}
     return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
 
 
@@ -68,7 +68,8 @@ def _plan(kind: str = "train") -> Command:
     help_of_what = "train or infer; each has flags of its own: shardwise plan infer --help"
     what = Flag("what", _kinds.choice("train", "infer"), help_of_what, "positional")
     own = serve_search_flags() if kind == "infer" else plan_search_flags()
-    flags = {"what": what, **_MODEL, **own, **OUTPUT}
+    drawn = {} if kind == "infer" else _flags.PLOT
+    flags = {"what": what, **_MODEL, **own, **drawn, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli import _infer, _train
+from shardwise.cli import _figures, _infer, _train
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs, known_keys, read_values
 from shardwise.cli._files import read_case
@@ -15,10 +15,12 @@ from shardwise.cli._scan import Scan, scan
 from shardwise.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.report._compare import Report
     from shardwise.report._page import Page
 
-_OWN = ("first", "second", "a", "b", "json", "width", "help")
+_OWN = ("first", "second", "a", "b", "plot", "json", "width", "help")
 
 
 def _is_file(word: object) -> bool:
@@ -111,6 +113,7 @@ def _told(side: str, problem: Problem, shared: dict[str, Any]) -> Problem:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise compare`."""
     _check_words(inputs)
+    _figures.check(inputs)
     inputs.problems.raise_if_any()
     a, b = _reports(inputs)
 
@@ -124,7 +127,12 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return compare_page(a, b, width)
 
-    return Answer(0 if a.fits and b.fits else 1, tree, page)
+    def draw() -> Figure:
+        from shardwise.report._plots_bars import compare_figure
+
+        return compare_figure(a, b)
+
+    return _figures.plotted(inputs, Answer(0 if a.fits and b.fits else 1, tree, page), draw)
 
 
 def _check_words(inputs: Inputs) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli import _case
+from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer, check_finite
 from shardwise.cli._case import Inputs
 from shardwise.cli._words import command_words
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.report._page import Page
     from shardwise.serving import InferReport
 
@@ -61,6 +63,7 @@ def words(inputs: Inputs, report: InferReport) -> list[str]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise infer`."""
+    _figures.check(inputs)
     report = ask(inputs)
     check_finite({"request_seconds": report.request_seconds, "usd": report.usd_per_million_output_tokens or 0.0})
 
@@ -74,4 +77,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return infer_page(report, words(inputs, report), width)
 
-    return Answer(0 if report.fits else 1, tree, page)
+    def draw() -> Figure:
+        from shardwise.report._plots_bars import infer_figure
+
+        return infer_figure(report)
+
+    return _figures.plotted(inputs, Answer(0 if report.fits else 1, tree, page), draw)

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli import _case
+from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
 from shardwise.cli._space_flags import WHOLES, WORDS
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.report._page import Page
     from shardwise.search import Found, Space
     from shardwise.training import TrainReport
@@ -140,6 +142,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         from shardwise.cli import _plan_infer
 
         return _plan_infer.answer(inputs, width)
+    _figures.check(inputs)
     found = ask(inputs)
 
     def tree() -> dict[str, Any]:
@@ -153,4 +156,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
         report = found.best[0] if found.best else found.nearest
         return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
 
-    return Answer(0 if found.tally.top.entries else 1, tree, page)
+    def draw() -> Figure:
+        from shardwise.report._plots_search import plan_figure
+
+        return plan_figure(found)
+
+    return _figures.plotted(inputs, Answer(0 if found.tally.top.entries else 1, tree, page), draw)

@@ -11,6 +11,8 @@ from shardwise.cli._case import Inputs
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.report._page import Page
     from shardwise.training import TrainReport
 
@@ -88,4 +90,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return train_page(report, words(inputs, report), width)
 
-    return _figures.timed(inputs, Answer(0 if report.fits else 1, tree, page), report)
+    def draw() -> Figure:
+        from shardwise.report._plots_bars import train_figure
+
+        return train_figure(report)
+
+    done = _figures.timed(inputs, Answer(0 if report.fits else 1, tree, page), report)
+    return _figures.plotted(inputs, done, draw)
