@@ -29,9 +29,8 @@ def _train() -> Command:
 
 
 def _infer() -> Command:
-    return Command(
-        "infer", SUMMARIES["infer"], ("model",), {**_MODEL, **_flags.infer_flags(), **_flags.PLOT, **OUTPUT}, COMMON, ("model", "on")
-    )
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.PLOT, **OUTPUT}
+    return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
 
 
 def _count() -> Command:
