@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from laws.helpers import tried
 from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
 from shardwise.cost._operators import blend, matmul_seconds
-from shardwise.cost._rates import attention_dtype, constants, family_of
+from shardwise.cost._rates import attention_dtype
+from shardwise.cost._tables import constants, family_of
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
@@ -162,7 +163,9 @@ def test_rates_explain_where_they_come_from() -> None:
         ("a100-sxm-80gb", "ampere"),
         ("h200-sxm-141gb", "hopper"),
         ("gb200", "blackwell"),
-        ("l40s", "generic"),
+        ("l40s", "ada"),
+        ("rtx-pro-6000-server", "blackwell-gddr"),
+        ("v100-sxm-32gb", "volta"),
         ("mi300x", "generic"),
     ],
 )
@@ -170,8 +173,8 @@ def test_devices_find_their_family(device: str, family: str) -> None:
     """A device takes the fits of its family; one that was not measured says so, and one that was does not."""
     found = find_device(device).device
     assert family_of(found) == family
-    notes = rates_of(found, "bf16", 0.0, Efficiencies()).assumptions
-    assert any("no kernel measurements" in n for n in notes) == (family == "generic")
+    notes = rates_of(found, "fp16", 0.0, Efficiencies()).assumptions
+    assert any("no kernel measurements" in n for n in notes) == (family in ("generic", "volta"))
 
 
 def test_a_data_type_without_a_rate_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from laws.helpers import SLACK, tried
 from laws.strategies import DEVICES
 from shardwise.cost import Efficiencies, collective_seconds, network_of, op_seconds, rates_of
-from shardwise.cost._rates import attention_dtype, constants
+from shardwise.cost._rates import attention_dtype
+from shardwise.cost._tables import constants
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, Tier, device_names, find_device
 from shardwise.ledger.op import Op, Verb
@@ -77,7 +79,7 @@ def test_latency_grows_with_the_ranks(where: tuple[Any, tuple[int, ...]], size: 
     assume(not (net.links[0].in_network and verb == "all_reduce"))
     larger = (*group[:-1], group[-1] * times)
     assert collective_seconds(net, verb, size, larger) * SLACK >= collective_seconds(net, verb, size, group)
-    if net.links[-1].step_seconds:
+    if net.links[-1].wire(verb).step_seconds:
         assert collective_seconds(net, verb, 1.0, larger) > collective_seconds(net, verb, 1.0, group)
 
 
@@ -146,18 +148,25 @@ def test_no_device_beats_its_datasheet(name: str) -> None:
             assert 0 < moved < device.memory_bytes_per_second
 
 
+def _rows(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every table of a nested one that states a number, with the source that stands in it."""
+    if any(isinstance(value, float) for value in table.values()) and "source" in table:
+        yield table
+    for value in table.values():
+        yield from _rows(value) if isinstance(value, dict) else ()
+
+
 def test_every_fitted_constant_is_a_possible_one() -> None:
     """Efficiencies lie between nothing and one, times are not negative, and every fit names its source and date."""
     for family, table in constants().items():
-        rows = [table] if "efficiency" in table else [r for r in table.values() if isinstance(r, dict)]
-        flat = [r for row in rows for r in (row.values() if all(isinstance(x, dict) for x in row.values()) else [row])]
+        flat = list(_rows(table))
         assert flat, family
         for row in flat:
             assert row["source"] and row["date"], family
             for key, value in row.items():
-                if key in ("compute", "memory", "efficiency", "forward", "backward"):
+                if key in ("compute", "memory", "efficiency", "forward", "backward", "sustained"):
                     assert 0 < value <= 1, (family, key)
-                elif not isinstance(value, str):
+                elif isinstance(value, float):
                     assert value >= 0, (family, key)
 
 

@@ -8,29 +8,53 @@ latency. docs/formulas.md, collectives.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from shardwise.cost._rates import Efficiencies, constants, family_of
-from shardwise.hardware import Cluster
+from shardwise.cost._rates import Efficiencies
+from shardwise.cost._tables import constants, family_of
+from shardwise.hardware import Cluster, Tier, find_link
 from shardwise.ledger.number import X, above, maximum, minimum, power, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link(Generic[X]):
-    """What one tier gives a device: achieved bytes per second in one direction, start.
+class Wire(Generic[X]):
+    """What a collective gets of one tier: achieved bytes per second in one direction, start, step, size at half rate.
 
-    Step and the size at half rate.
+    `own_share` of a rank's own part is moved too (a copy inside the device); `crowding` is the power of the ranks by
+    which devices on one host bridge slow each other. Where NCCL changes its protocol, `low_bytes_per_second` is the
+    rate of the one with short steps, and `long_step_seconds` what a step of the other takes more.
     """
 
-    name: str
     bytes_per_second: X
     start_seconds: X
     step_seconds: X
     half_bytes: X
+    own_share: float = 0.0
+    crowding: float = 0.0
+    low_bytes_per_second: float = 0.0
+    long_step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link(Generic[X]):
+    """One tier as the collectives see it; what has no constants of its own takes those of an all-gather."""
+
+    name: str
+    wires: Mapping[str, Wire[X]]
     in_network: bool
+
+    def wire(self, verb: Verb) -> Wire[X]:
+        """Return what a collective gets of this tier."""
+        return self.wires.get(verb) or self.wires["all_gather"]
+
+    @property
+    def bytes_per_second(self) -> X:
+        """Achieved bytes per second of a device in one direction."""
+        return self.wires["all_gather"].bytes_per_second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,45 +65,57 @@ class Network(Generic[X]):
     assumptions: tuple[str, ...] = ()
 
 
+def wire_of(tier: Tier, row: dict[str, Any], imposed: Efficiencies, fast: bool, late_seconds: float) -> Wire[Any]:
+    """Return what a collective achieves on a tier, as named numbers.
+
+    `late_seconds` is what a hop of this tier takes more than a hop of the link that was measured.
+    """
+    fraction = imposed.fast_link if fast else imposed.slow_link
+    rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
+    efficiency = fraction or (1.0 if imposed.ideal else row["efficiency"])
+    scale, plain = 0.0 if imposed.ideal else 1.0, bool(imposed.ideal or fraction or rate)
+    step = scale * (row["step_seconds"] + late_seconds)
+    return Wire(
+        bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row["source"]),
+        start_seconds=leaf(f"{tier.name} start", scale * row["start_seconds"], row["source"]),
+        step_seconds=leaf(f"{tier.name} step", step, row["source"]),
+        half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain else row.get("half_bytes", 0.0), row["source"]),
+        own_share=0.0 if plain else row.get("own_share", 0.0),
+        crowding=0.0 if plain else row.get("crowding", 0.0),
+        low_bytes_per_second=0.0 if plain else row.get("low_efficiency", 0.0) * tier.bytes_per_second,
+        long_step_seconds=scale * row.get("long_step_seconds", 0.0),
+    )
+
+
+def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> Link[Any]:
+    """Return one tier of a cluster as the collectives see it."""
+    # Nodes of one device have no fast tier: the network is their first.
+    fast = tier is cluster.tiers[0] and tier.name != "network"
+    rows = constants()[family_of(cluster.device)]["fast"] if fast else constants()["network"]["verbs"]
+    nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
+    late = max(tier.latency_seconds - nominal, 0.0)
+    wires = {verb: wire_of(tier, row, imposed, fast, late) for verb, row in rows.items()}
+    return Link(name=tier.name, wires=wires, in_network=tier.in_network)
+
+
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
     """Return the achieved rates of a cluster's tiers, as named numbers."""
-    table, family = constants(), family_of(cluster.device)
-    links = []
-    for i, tier in enumerate(cluster.tiers):
-        # Nodes of one device have no fast tier: the network is their first.
-        fast = i == 0 and tier.name != "network"
-        row = table[family]["fast"] if fast else table["network"]
-        fraction = imposed.fast_link if fast else imposed.slow_link
-        rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
-        efficiency = fraction or (1.0 if imposed.ideal else row["efficiency"])
-        scale = 0.0 if imposed.ideal else 1.0
-        plain_rate = bool(imposed.ideal or fraction or rate)
-        links.append(
-            Link(
-                name=tier.name,
-                in_network=tier.in_network,
-                bytes_per_second=leaf(
-                    f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row["source"]
-                ),
-                start_seconds=leaf(f"{tier.name} start", scale * row["start_seconds"], row["source"]),
-                step_seconds=leaf(
-                    f"{tier.name} step",
-                    scale * max(row["step_seconds"], tier.latency_seconds),
-                    row["source"],
-                ),
-                half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain_rate else row["half_bytes"], row["source"]),
-            )
-        )
-    notes = ("links use generic efficiencies",) if family == "generic" and len(links) else ()
-    return Network(links=tuple(links), assumptions=notes)
+    links = tuple(link_of(cluster, tier, imposed) for tier in cluster.tiers)
+    notes = ("links use generic efficiencies",) if family_of(cluster.device) == "generic" and len(links) else ()
+    return Network(links=links, assumptions=notes)
 
 
-def _wire(link: Link[X], volume: X) -> X:
-    """Return seconds for a volume on one device's link.
+def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
+    """Return seconds for a volume on one device's link, in a collective of so many steps over it.
 
-    X/b * (1 + sqrt(s0/x)), mid sizes pay for the change of protocol.
+    Over a network NCCL takes the faster of a protocol with short steps and one with full rate. Elsewhere mid sizes pay
+    for that change by X/b * (1 + sqrt(s0/x)).
     """
-    return (volume + power(link.half_bytes * volume, 0.5)) / link.bytes_per_second
+    if wire.low_bytes_per_second:
+        full = volume / wire.bytes_per_second + hops * wire.long_step_seconds
+        return minimum(volume / wire.low_bytes_per_second, full)
+    seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
+    return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
 
 
 def sent_bytes(verb: Verb, n: X, size: X) -> X:
@@ -118,6 +154,23 @@ def leaving_share(n: X, below: X, fanout: int) -> X:
     return reached * (1 - 1 / domains) / fanout
 
 
+def _tier_volume(net: Network[X], link: Link[X], verb: Verb, size: X, ranks: tuple[X, X], fanout: int) -> X:
+    """Return the bytes that a collective of n ranks, `below` of them in a domain, moves over one tier's link."""
+    n, below = ranks
+    first = link is net.links[0]
+    if verb == "send":
+        return size + 0 * n
+    if verb == "all_to_all":
+        # What leaves a domain does so over each rank's own link.
+        volume = size * ((n - 1) / n if first else leaving_share(n, below, fanout))
+    else:
+        volume = _volume(verb, n, size) / below
+    if verb == "all_reduce" and link.in_network and first:
+        volume = minimum(volume, (1 + 1 / n) * size)
+    own = link.wires[verb].own_share if first and verb in link.wires else 0.0
+    return volume + own * (size / n) if own else volume
+
+
 def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...], fanout: int = 0) -> X:
     """Return seconds of one collective of `size` bytes (the gathered tensor; for `send` one message).
 
@@ -130,24 +183,15 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
     steps: list[X] = []
     below = 0 * n + 1
     for link, at in zip(net.links, group, strict=True):
-        crosses = at - below
-        if verb == "all_to_all":
-            # What leaves a domain does so over each rank's own link.
-            volume = size * (leaving_share(n, below, fanout) if link is not net.links[0] else (n - 1) / n)
-        elif verb == "send":
-            volume = size + 0 * n
-        else:
-            volume = _volume(verb, n, size) / below
-        if verb == "all_reduce" and link.in_network and link is net.links[0]:
-            volume = minimum(volume, (1 + 1 / n) * size)
-        wires.append(above(crosses, 0, _wire(link, volume), 0 * volume))
-        hops = crosses if verb == "send" else n / below - n / at
+        wire, crosses = link.wire(verb), at - below
+        volume = _tier_volume(net, link, verb, size, (n, below), fanout)
         rounds = 2.0 if verb == "all_reduce" else 1.0
-        once = minimum(hops, 1) if verb == "send" else hops
-        steps.append(rounds * once * link.step_seconds + above(crosses, 0, link.start_seconds, 0 * link.start_seconds))
+        hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
+        wires.append(above(crosses, 0, _wire(wire, volume, hops, at), 0 * volume))
+        steps.append(hops * wire.step_seconds + above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds))
         below = at
     slowest = wires[0]
-    for wire in wires[1:]:
-        slowest = maximum(slowest, wire)
+    for wire_seconds in wires[1:]:
+        slowest = maximum(slowest, wire_seconds)
     seconds = named(slowest, "wire") + named(total(steps), "latency")
     return above(n, 1, above(size, 0, seconds, 0 * seconds), 0 * seconds)

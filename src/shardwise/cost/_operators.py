@@ -1,7 +1,7 @@
 """Seconds of one operator: a smooth roofline over tiles, waves and kernel starts.
 
-Form C of docs/formulas.md: ((compute)^q + (memory)^q)^(1/q) + start, where compute charges whole tiles in whole waves
-of cores. Roofline: Williams, Waterman, Patterson 2009. Constants and their residuals: constants.toml.
+Form of docs/formulas.md: ((compute)^q + (memory)^q)^(1/q) + start, where compute charges whole tiles in whole waves of
+cores, or shares cut along k. Roofline: Williams, Waterman, Patterson 2009. Constants with residuals: constants.toml.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
-from shardwise.cost._rates import Rates, Tiling
+from shardwise.cost._rates import ProductRates, Rates, Tiling
 from shardwise.ledger.number import X, evaluate, maximum, register
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
-# The tiles of cuBLAS and CUTLASS products that the constants were fitted with (rows, columns).
-TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
-
 
 def _charged(ceil: Callable[[Any], Any], least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
-    """Return FLOPs charged when a product runs in whole tiles and whole waves of cores: the best of the tiles."""
+    """Return FLOPs charged when a product runs in tiles on whole waves of cores, or cut along k into equal shares.
+
+    The best of the tiles either way: whole waves waste what the last one leaves idle, cutting costs the joining.
+    """
     m, n, k, batch = shape
-    best: Any = math.inf if t.cores else 2 * m * n * k * batch
-    for bm, bn in TILES if t.cores else ():
-        waves = ceil(ceil(m / bm) * ceil(n / bn) * batch / t.cores)
-        penalty = min(1.0, (bm * bn / 16384) ** t.shrink)
-        best = least(best, waves * t.cores * 2 * bm * bn * (k + t.depth) / penalty)
-    return best
+    if not t.cores:
+        return 2 * m * n * k * batch
+    down = {height: ceil(m / height) for height in {tile[0] for tile in t.tiles}}
+    across = {width: ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
+    whole: Any = math.inf
+    cut: Any = math.inf
+    for height, width, charge in t.tiles:
+        waves = down[height] * across[width]
+        whole, cut = least(whole, ceil(waves) * charge), least(cut, waves * charge)
+    return least(whole * (k + t.depth), cut * k + t.split_flops)
 
 
 def _charged_column(*shape: Any) -> Any:
@@ -69,6 +73,16 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
     return cast(X, evaluate("smooth_max", compute, memory, sharpness))
 
 
+def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
+    """Return seconds of a batch of (m, k) by (k, n) products that move so many bytes; the shape is (m, n, k, batch)."""
+    charged = named(cast(X, evaluate("tiled_flops", *shape, r.tiling)), "FLOPs in whole tiles and waves")
+    seconds = blend(charged / r.matmul_flops, moved / r.matmul_bytes, r.sharpness)
+    if r.warm_share:
+        # A kernel reaches its rate after a while: short ones run all of it slower, long ones lose a fixed time.
+        seconds = seconds + r.warm_share * r.warm_seconds * (seconds / (seconds + r.warm_seconds))
+    return seconds + r.matmul_start
+
+
 def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:
     """Return seconds of a matrix product; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
     m, n, k = op.rows, op.columns, op.inner
@@ -76,8 +90,7 @@ def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:
         n, k = k, n
     elif swap == "weight":
         m, n, k = k, n, m
-    charged = named(cast(X, evaluate("tiled_flops", m, n, k, op.batch, r.tiling)), "FLOPs in whole tiles and waves")
-    return blend(charged / r.matmul_flops, moved / r.matmul_bytes, r.sharpness) + r.matmul_start
+    return product_seconds(r, (m, n, k, op.batch), moved)
 
 
 def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:

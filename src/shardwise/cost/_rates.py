@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass, fields
 from typing import Any, Generic
 
+from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X
@@ -57,28 +55,44 @@ class Efficiencies:
         problems.raise_if_any()
 
 
+# The tiles of cuBLAS and CUTLASS products (rows, columns); the thin ones stand for split and skinny kernels.
+TILES = ((16, 64), (32, 128), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
+
+
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a device cuts products: cores that share tiles, k elements lost to a prologue, penalty of small tiles.
+    """How a device cuts products: cores that share tiles, k lost to a prologue, FLOPs that joining parts costs.
 
-    No cores means no quantisation at all.
+    `tiles` are (rows, columns, FLOPs charged for one k of a wave). No cores means no quantisation at all.
     """
 
     cores: int
     depth: float
-    shrink: float
+    split_flops: float
+    tiles: tuple[tuple[int, int, float], ...]
 
     def __str__(self) -> str:
         return "tiles"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rates(Generic[X]):
-    """Achieved rates of one device and data type; every field is a number that explains itself when traced."""
+class ProductRates(Generic[X]):
+    """What a device achieves in matrix products of one data type."""
 
     matmul_flops: X
     matmul_bytes: X
     matmul_start: X
+    sharpness: float
+    tiling: Tiling
+    warm_share: float
+    warm_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates(ProductRates[X]):
+    """Achieved rates of one device and data type; every field is a number that explains itself when traced."""
+
     attention_forward_flops: X
     attention_backward_flops: X
     attention_start: X
@@ -87,44 +101,8 @@ class Rates(Generic[X]):
     memory_bytes: X
     memory_start: X
     launch: X
-    sharpness: float
-    tiling: Tiling
     family: str
     assumptions: tuple[str, ...] = ()
-
-
-@cache
-def constants() -> dict[str, Any]:
-    """Return the table of fitted constants as stored."""
-    return tomllib.loads(resources.files("shardwise.cost").joinpath("constants.toml").read_text(encoding="utf-8"))
-
-
-def family_of(device: Device) -> str:
-    """Return the family of fitted constants that covers a device, "generic" when none does.
-
-    >>> from shardwise.hardware import find_device
-    >>> family_of(find_device("h100-sxm-80gb").device)
-    'hopper'
-    """
-    stem = device.name
-    for family, row in constants().items():
-        if any(stem == d or stem.startswith(d + "-") for d in row.get("devices", ())):
-            return family
-    return "generic"
-
-
-def _matmul_row(family: str, dtype: str) -> tuple[dict[str, Any], str]:
-    """Return the fit for a data type, or the nearest one of the family with the word of what stands in."""
-    table = constants()
-    rows = table[family]["matmul"]
-    if dtype in rows:
-        return rows[dtype], ""
-    if dtype == "fp16" and "bf16" in rows:
-        return rows["bf16"], ""
-    wide = "fp8" if dtype in ("int8", "fp4", "int4") else "bf16"
-    if wide in rows:
-        return rows[wide], f"{dtype} matrix products use the {wide} efficiency of {family}"
-    return table["generic"]["matmul"][wide], f"{dtype} matrix products use the generic {wide} efficiency"
 
 
 def lasting(row: dict[str, Any]) -> float:
@@ -136,10 +114,18 @@ def lasting(row: dict[str, Any]) -> float:
     return float(row["compute"] * row.get("sustained", 1.0))
 
 
-def tiling_of(device: Device, row: dict[str, Any], ideal: bool) -> Tiling:
-    """Return how a device cuts products; nothing is cut when efficiencies are one or the cores are not known."""
-    known = device.knows("num_cores") and not ideal
-    return Tiling(int(device.num_cores) if known else 0, row["depth"] if known else 0.0, row["tile"] if known else 0.0)
+def tiling_of(device: Device, dtype: str, row: dict[str, Any], flops: float) -> Tiling:
+    """Return how a device that reaches `flops` cuts products; nothing is cut where the cores are not known.
+
+    A tile of a by b needs 2 a b FLOPs and a + b elements for each k: below `balance` FLOPs a byte its loads from the
+    cache take longer than its arithmetic, and are charged as the FLOPs of that time.
+    """
+    if not device.knows("num_cores"):
+        return Tiling(0, 0.0, 0.0, ())
+    cores = int(device.num_cores)
+    loads = row["balance"] * ELEMENT_BYTES[dtype]
+    tiles = tuple((a, b, cores * max(2.0 * a * b, loads * (a + b))) for a, b in TILES)
+    return Tiling(cores, row["depth"], row["split_seconds"] * flops, tiles)
 
 
 def attention_dtype(device: Device, dtype: str) -> str:
@@ -166,63 +152,70 @@ def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None
     problems.raise_if_any()
 
 
+def product_rates(
+    device: Device, dtype: str, row: dict[str, Any], imposed: Efficiencies, engine: str = ""
+) -> ProductRates[Any]:
+    """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
+
+    `by_device` and `by_engine` hold what one device of the family, or one engine's library, reaches of the others.
+    """
+    imposed.check()
+    peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
+    check_achieved(imposed, peak, bandwidth)
+    scale = row.get("by_engine", {}).get(engine, 1.0)
+    for table in ("by_device", "sustained_by_device"):
+        scale *= row.get(table, {}).get(device.name, 1.0)
+    flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
+    moved = imposed.memory_bytes_per_second or effective(imposed, row["memory"], imposed.memory) * bandwidth
+    start = 0.0 if imposed.ideal else 1.0
+    return ProductRates(
+        matmul_flops=leaf("achievable matrix FLOP/s", flops, row["source"]),
+        matmul_bytes=leaf("achievable HBM bytes/s", moved, row["source"]),
+        matmul_start=leaf("kernel start", start * row["start_seconds"], row["source"]),
+        sharpness=row["sharpness"],
+        tiling=Tiling(0, 0.0, 0.0, ()) if imposed.ideal else tiling_of(device, dtype, row, flops),
+        warm_share=start * row["warm_share"],
+        warm_seconds=row["warm_seconds"],
+    )
+
+
+def effective(imposed: Efficiencies, fitted: float, user: float) -> float:
+    """Return the user's efficiency, or one where everything is ideal, or the fitted one."""
+    return user or (1.0 if imposed.ideal else fitted)
+
+
 def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. Raises `InputError`
     when the device has no rate for the data type or an imposed efficiency is out of range.
     """
-    imposed.check()
     family = family_of(device)
     table = constants()[family]
-    row, note = _matmul_row(family, dtype)
+    row, note = matmul_row(constants(), family, dtype)
     notes = [note] if note else []
-    if family == "generic":
-        notes.append(f"{device.name}: no kernel measurements; efficiencies are the middle of A100, H100 and B200")
+    if table.get("note"):
+        notes.append(f"{device.name}: {table['note']}")
+    products = product_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
-
-    def effective(fitted: float, user: float) -> float:
-        return user or (1.0 if imposed.ideal else fitted)
-
-    peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
-    check_achieved(imposed, peak, bandwidth)
-    compute, memory = effective(lasting(row), imposed.compute), effective(row["memory"], imposed.memory)
-
-    def named(name: str, value: float, source: str) -> float:
-        return leaf(name, value, source)
-
-    stream = effective(table["memory"]["efficiency"], imposed.memory)
-    attention, attention_peak = table["attention"], device.peak_flops(attention_dtype(device, dtype))
+    bandwidth = device.memory_bytes_per_second
+    attention, grouped, memory = table["attention"], table["grouped"], table["memory"]
+    attention_peak, peak = device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
+    stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
+    forward, backward, experts = (
+        effective(imposed, fitted, imposed.compute)
+        for fitted in (attention["forward"], attention["backward"], grouped["compute"])
+    )
     return Rates(
-        matmul_flops=named(
-            "achievable matrix FLOP/s", imposed.matmul_flops_per_second or compute * peak, row["source"]
-        ),
-        matmul_bytes=named(
-            "achievable HBM bytes/s", imposed.memory_bytes_per_second or memory * bandwidth, row["source"]
-        ),
-        matmul_start=named("kernel start", start * row["start_seconds"], row["source"]),
-        attention_forward_flops=named(
-            "attention forward FLOP/s",
-            effective(attention["forward"], imposed.compute) * attention_peak,
-            attention["source"],
-        ),
-        attention_backward_flops=named(
-            "attention backward FLOP/s",
-            effective(attention["backward"], imposed.compute) * attention_peak,
-            attention["source"],
-        ),
-        attention_start=named("attention start", start * attention["start_seconds"], attention["source"]),
-        grouped_flops=named(
-            "grouped FLOP/s", effective(table["grouped"]["compute"], imposed.compute) * peak, table["grouped"]["source"]
-        ),
-        grouped_start=named("grouped start", start * table["grouped"]["start_seconds"], table["grouped"]["source"]),
-        memory_bytes=named(
-            "streaming HBM bytes/s", imposed.memory_bytes_per_second or stream * bandwidth, table["memory"]["source"]
-        ),
-        memory_start=named("kernel start", start * table["memory"]["start_seconds"], table["memory"]["source"]),
-        launch=named("launch", start * launch_seconds, "the stack's eager launch"),
-        sharpness=row["sharpness"],
-        tiling=tiling_of(device, row, imposed.ideal),
+        **{f.name: getattr(products, f.name) for f in fields(products)},
+        attention_forward_flops=leaf("attention forward FLOP/s", forward * attention_peak, attention["source"]),
+        attention_backward_flops=leaf("attention backward FLOP/s", backward * attention_peak, attention["source"]),
+        attention_start=leaf("attention start", start * attention["start_seconds"], attention["source"]),
+        grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped["source"]),
+        grouped_start=leaf("grouped start", start * grouped["start_seconds"], grouped["source"]),
+        memory_bytes=leaf("streaming HBM bytes/s", stream, memory["source"]),
+        memory_start=leaf("kernel start", start * memory["start_seconds"], memory["source"]),
+        launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         family=family,
         assumptions=tuple(notes),
     )

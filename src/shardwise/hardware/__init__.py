@@ -3,6 +3,7 @@
 from shardwise.hardware._catalogue import Lookup, device_names, find_device, load_device
 from shardwise.hardware._cluster import Cluster, Tier
 from shardwise.hardware._device import Device, Fact
+from shardwise.hardware._links import find_link
 from shardwise.hardware._toml import device_to_toml
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "device_names",
     "device_to_toml",
     "find_device",
+    "find_link",
     "load_device",
 ]

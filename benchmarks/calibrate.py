@@ -1,0 +1,123 @@
+"""Fit the constants of the cost layer to tables of measured kernels, or check stored ones on other tables.
+
+`python benchmarks/calibrate.py FOLDER` reads kernels_*.csv and collectives_*.csv of the folder, prints what the fit
+leaves by device, kernel and engine, and the number of constants; `--write` stores the constants in
+src/shardwise/cost/constants.toml. `--check` fits nothing: it prints the residuals of the stored constants, and with
+`--markdown` as the table of docs/calibration.md. The columns are described in docs/calibration.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from calibration import links, products
+from calibration.tables import FAMILIES, read
+
+from shardwise.cost._tables import constants
+
+TARGET = Path(__file__).parent.parent / "src" / "shardwise" / "cost" / "constants.toml"
+HEADER = (
+    "# Written by `python benchmarks/calibrate.py FOLDER --write`: do not edit, rerun. Every entry states its source\n"
+    "# and what the fit leaves. Efficiencies are fractions of the datasheet's dense peak or bandwidth, seconds are\n"
+    "# per kernel or step; forms: docs/calibration.md.\n"
+)
+
+
+def _number(value: float) -> str:
+    return f"{float(value):.4g}" if value else "0.0"
+
+
+def _keys(path: tuple[str, ...]) -> str:
+    return ".".join(f'"{key}"' if "." in key else key for key in path)
+
+
+def entries(path: tuple[str, ...], table: dict[str, Any], date: str) -> Iterator[str]:
+    """Yield the lines of a nested table, with the date beside every source."""
+    plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    if plain:
+        yield f"\n[{_keys(path)}]"
+        for name, value in plain.items():
+            yield f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {_number(value)}"
+        if "source" in plain:
+            yield f'date = "{date}"'
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from entries((*path, name), value, date)
+
+
+def fitted(folder: Path) -> dict[str, Any]:
+    """Return the constants of every kind of kernel by family."""
+    found: dict[str, Any] = {family: {} for family in FAMILIES}
+    parts = (("matmul", products, "gemm"), ("fast", links, "collective"))
+    for word, module, kind in parts:
+        began = time.perf_counter()
+        for family, rows in module.calibrate(read(folder, kind)).items():
+            found[family][word] = rows
+        print(f"# {word}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    table = links.read_across(folder)
+    if table:
+        found["network"] = {"verbs": links.calibrate_across(table, found["ampere"]["fast"])}
+    return found
+
+
+def leftovers(folder: Path, table: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
+    """Return (device, kind of kernel, engine, errors) of constants on all tables of a folder."""
+    found = []
+    for module, kind in ((products, "gemm"), (links, "collective")):
+        rows = read(folder, kind)
+        found += module.residuals(rows, table) if rows else []
+    across = links.read_across(folder)
+    return found + (links.residuals_across(across, table) if across else [])
+
+
+def count(table: dict[str, Any]) -> int:
+    """Return how many numbers a nested table holds."""
+    return sum(count(v) if isinstance(v, dict) else isinstance(v, float) for v in table.values())
+
+
+def report(found: list[tuple[str, str, str, Any]], markdown: bool) -> Iterator[str]:
+    """Yield one line for each device, kernel and engine: rows, median of the errors, of their sizes, and 90 %."""
+    import numpy as np
+
+    def line(*cells: str) -> str:
+        return f"| {' | '.join(cells)} |" if markdown else "  ".join(f"{cell:<25}" for cell in cells)
+
+    yield line("device", "kernel", "engine", "rows", "bias", "median", "90 %")
+    if markdown:
+        yield "|---|---|---|---:|---:|---:|---:|"
+    for device, kind, engine, errors in found:
+        low, high = (f"{100 * v:.1f} %" for v in np.quantile(np.abs(errors), (0.5, 0.9)))
+        yield line(device, kind, engine, str(len(errors)), f"{100 * np.median(errors):+.1f} %", low, high)
+    yield ""
+    for kind in dict.fromkeys(row[1] for row in found):
+        every = np.abs(np.concatenate([row[3] for row in found if row[1] == kind]))
+        low, high = (f"{100 * v:.1f} %" for v in np.quantile(every, (0.5, 0.9)))
+        yield f"- {kind}: median {low}, 90 % {high}, {len(every)} rows"
+
+
+def main() -> int:
+    """Fit or check, print, and store when told to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder with kernels_*.csv and collectives_*.csv")
+    parser.add_argument("--write", action="store_true", help="store the constants in the package")
+    parser.add_argument("--check", action="store_true", help="fit nothing, check the stored constants")
+    parser.add_argument("--markdown", action="store_true", help="print a table for the documentation")
+    given = parser.parse_args()
+    table = constants() if given.check else fitted(given.folder)
+    print(*report(leftovers(given.folder, table), given.markdown), sep="\n")
+    if not given.check:
+        for family, rows in table.items():
+            print(f"- constants of {family}: {count(rows)}")
+    if given.write:
+        lines = [line for family, rows in table.items() for line in entries((family,), rows, time.strftime("%Y-%m"))]
+        TARGET.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

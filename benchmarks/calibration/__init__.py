@@ -1,0 +1,1 @@
+"""Fits of the cost layer's constants to tables of measured kernels and collectives."""
