@@ -261,12 +261,32 @@ def usual_length(model: Model | None, default: int) -> int:
     return min(default, limit) if model is None or model.embedding else limit
 
 
+def take_dtype(inputs: Inputs, key: str) -> None:
+    """Give a flag the preset of widths that was asked for; unknown ones and two answers are problems."""
+    from shardwise.plans import DTYPES
+
+    name = inputs.values.get("dtype")
+    if name is None or "dtype" in inputs.bad:
+        return
+    if name not in DTYPES:
+        inputs.fail("dtype", name, "is not a preset of bits", f"use {nearest(name, tuple(DTYPES), 3)}")
+    elif inputs.values.get(key, name) != name:
+        inputs.fail("dtype", name, f"gives {key} too", f"give one of dtype and {key}")
+    else:
+        inputs.values[key] = inputs.values.pop("dtype")
+
+
 def make_job(inputs: Inputs, model: Model | None) -> Training:
     """Return the training job; a global batch of 0 is to be deduced."""
     from shardwise.plans import Training
 
+    take_dtype(inputs, "precision")
     names = {f.name for f in fields(Training)}
     given = {_JOB.get(key, key): value for key, value in inputs.values.items() if _JOB.get(key, key) in names}
+    if inputs.imported is not None:
+        from shardwise.cli._from import base_job
+
+        given = base_job(inputs.imported, given)
     given.setdefault("global_batch", 0)
     if not given.get("seq_len"):
         given["seq_len"] = seq_len_of(inputs, model)
@@ -284,10 +304,6 @@ def packed_density(inputs: Inputs, lengths: Sequence[int], seq_len: int) -> floa
         inputs.fail(
             "document_lengths", ",".join(map(str, lengths)), "gives attention_density too", "give one of the two"
         )
-    if inputs.imported is not None:
-        from shardwise.cli._from import base_job
-
-        given = base_job(inputs.imported, given)
     if not 1 <= min(lengths) <= max(lengths) <= seq_len:
         rule = f"are tokens of documents within a sequence of {seq_len}"
         inputs.fail("document_lengths", ",".join(map(str, lengths)), rule, f"use lengths from 1 to {seq_len}")
@@ -306,6 +322,8 @@ def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
     """Return the framework, by default the sharding's own, or None with the problem recorded."""
     from shardwise.plans import default_stack, find_stack
 
+    if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
+        return inputs.imported.stack
     try:
         return find_stack(cast(str, inputs.get("stack", default or default_stack(inputs.get("sharding", "none")))))
     except InputError as error:
@@ -318,12 +336,12 @@ def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:
     """Return the batch to be served."""
     from shardwise.plans import Serving
 
+    take_dtype(inputs, "weights")
+
     names = {f.name for f in fields(Serving)}
     given = {key: value for key, value in inputs.values.items() if key in names}
     if model is not None and not model.generates and "input_tokens" not in given:
         given["input_tokens"] = usual_length(model, Serving().input_tokens)
-    if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
-        return inputs.imported.stack
         inputs.notes.append(f"input_tokens {given['input_tokens']}: not given")
     return Serving(**given)
 

@@ -18,6 +18,7 @@ SUMMARIES = {
     "compare": "two plans side by side, with what differs",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
+    "dtypes": "precisions of training, formats of serving and presets of bits, by name",
 }
 BOTH = "exit status: 0 both fit, 1 one does not, 2 bad input"
 COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
@@ -37,7 +38,7 @@ def _count() -> Command:
     plan, job = _flags.plan_flags(), _flags.job_flags()
     taken = ("tp", "cp", "cp_kind", "ep", "etp", "sequence_parallel", "recompute", "stack")
     shape = {key: plan[key] for key in taken} | {
-        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision")
+        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision", "dtype")
     }
     batch = {"batch": Flag("batch", _kinds.WHOLE, "sequences of a pass", "job")}
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
@@ -56,7 +57,7 @@ def _compare() -> Command:
         "second": Flag("second", _kinds.FILE, "the other case file", "positional"),
     }
     cases = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.SIDES}
-    output = {**_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "help")}}
+    output = {**_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
     return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
 
 
@@ -74,8 +75,11 @@ def _plan(kind: str = "train") -> Command:
 
 
 def _listing(name: str) -> Command:
-    search = {"search": Flag("search", _kinds.TEXT, "words that the name holds", "positional")}
-    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    search = {
+        "search": Flag("search", _kinds.TEXT, "words that the name holds", "positional"),
+        "write": Flag("write", _kinds.FILE, "write the one found to a file, as one's own catalogue reads it", "output"),
+    }
+    output = {key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}
     return Command(
         name, SUMMARIES[name], ("search",), {**search, **output}, "exit status: 0 found, 1 nothing found, 2 bad input"
     )
@@ -90,6 +94,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "compare": _compare,
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
+    "dtypes": lambda: _listing("dtypes"),
 }
 NAMES = tuple(_MAKERS)
 

@@ -32,6 +32,7 @@ def ask(inputs: Inputs) -> CountReport:
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     stack = _case.make_stack(inputs, "pytorch")
+    _case.take_dtype(inputs, "precision")
     plan = replace(_case.make_plan(inputs), dp=1, micro_batch=1)
     if model is not None and stack is not None and (cluster is not None or "on" not in inputs.values):
         precision = inputs.get("precision", stack.precision)

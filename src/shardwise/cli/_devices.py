@@ -23,6 +23,13 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return nothing_found("devices", search, device_names())
 
+    if "write" in inputs.values:
+        from shardwise.cli._files import one_to_write, write_text
+        from shardwise.hardware import device_to_toml, find_device
+
+        path = inputs.values["write"]
+        write_text(path, device_to_toml(find_device(one_to_write(path, names, "device")).device))
+
     def tree() -> dict[str, Any]:
         return {"devices": [_listing.device_record(name) for name in names]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from shardwise.cli._kinds import fail
@@ -58,6 +59,23 @@ def write_case(path: str, case: dict[str, Any]) -> None:
         raise fail(
             "save", path, f"cannot be written ({_reason(error)})", "give a file in a folder that exists"
         ) from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text to a file; raises `InputError` when it cannot be written."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError) as error:
+        rule = f"cannot be written ({_reason(error)})"
+        raise fail("write", path, rule, "give a file in a folder that exists") from None
+
+
+def one_to_write(path: str, names: Sequence[str], what: str) -> str:
+    """Return the only name that was found, to be written; raises `InputError` where there are more."""
+    if len(names) != 1:
+        raise fail("write", path, f"needs one {what}, and {len(names)} match", f"name one, such as {names[0]}")
+    return names[0]
 
 
 def _reason(error: Exception) -> str:

@@ -85,6 +85,7 @@ OUTPUT = _flags(
     ("width", k.whole(60, 1000), "columns of the page"),
     ("config", k.FILE, "read a case from a TOML or JSON file; flags override it"),
     ("save", k.FILE, "write the case to a TOML or JSON file"),
+    ("catalogue", k.FILE, "a folder of one's own models, devices and precisions"),
     ("help", k.SWITCH, "show this help"),
 )
 PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
@@ -92,13 +93,13 @@ _TIMELINE = "write one step: .json for Perfetto and chrome://tracing, .svg, .png
 TIMELINE = _flags("output", ("timeline", k.file_of(".json", *k.FIGURES), _TIMELINE))
 WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
 
-
 FROM = _flags(
     "where",
     ("from", k.FILE, "another system's file: a launch script of Megatron-LM, DeepSpeed's JSON, accelerate's YAML"),
     ("from_args", k.ARGUMENTS, "a training command or its arguments; written behind -- at the end of the line"),
     ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
 )
+
 _SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
 SIDES = _flags(
     "sides",
@@ -189,7 +190,7 @@ def plan_flags() -> dict[str, Flag]:
         ("recompute_layers", k.whole(0), "recompute only so many layers of each stage"),
         ("modules", k.WORDS, "Megatron's modules to recompute as well"),
         ("stage_layers", k.WHOLES, "layers of every stage, where they differ"),
-        ("order", k.WORDS, "axes from the fastest links outwards"),
+        ("order", k.ORDER, "axes from the fastest links outwards, such as tp-cp-ep-dp-pp"),
         (
             "fast",
             k.PLACES,
@@ -202,14 +203,15 @@ def plan_flags() -> dict[str, Flag]:
 @cache
 def job_flags() -> dict[str, Flag]:
     """Return the flags of a training job."""
-    from shardwise.plans import OPTIMIZERS, PRECISIONS
+    from shardwise.plans import OPTIMIZERS
 
     return _flags(
         "job",
         ("seq_len", k.WHOLE, "tokens of a sequence"),
         ("global_batch", k.WHOLE, "sequences of a step"),
         ("accumulation", k.WHOLE, "micro-batches of a step on each replica"),
-        ("precision", k.choice(*PRECISIONS), "bytes of each copy of a parameter; left out, the framework's own"),
+        ("precision", k.precision(), "bytes of each copy of a parameter; left out, the framework's own"),
+        ("dtype", k.TEXT, "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them"),
         ("optimizer", k.choice(*OPTIMIZERS), "optimizer"),
         ("dropout", k.SWITCH, "whether dropout keeps masks; left out, as the model says"),
         ("tokens", k.COUNT, "tokens of the whole run, such as 15T"),
@@ -243,6 +245,7 @@ def infer_flags() -> dict[str, Flag]:
         ("input_tokens", k.WHOLE, "tokens of a prompt"),
         ("output_tokens", k.whole(0), "tokens generated for a request; 0 for one pass over the input"),
         ("weights", k.TEXT, "format of the weights, such as fp8; left out, the checkpoint's own"),
+        ("dtype", k.TEXT, "the format by its bits, such as w8a8e16; `shardwise dtypes` lists them"),
         ("kv_cache", k.TEXT, "format of the key-value cache"),
         ("compute", k.TEXT, "data type of matrix products"),
         ("memory_fraction", k.FRACTION, "share of memory the engine may use, as it spells it"),

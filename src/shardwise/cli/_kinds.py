@@ -115,6 +115,17 @@ def choice(*allowed: str) -> Kind:
     return Kind(read, "{" + ",".join(allowed) + "}")
 
 
+def precision() -> Kind:
+    """Return the kind of recipes of precision: those that are known when it reads, one's own too."""
+    from shardwise.plans import DTYPES, precision_names
+
+    def read(value: object, field: str) -> str:
+        return choice(*precision_names()).read(value, field)  # type: ignore[no-any-return]
+
+    shown = ",".join(name for name in precision_names() if name not in DTYPES)
+    return Kind(read, "{" + shown + "}")
+
+
 def _near(value: object, allowed: tuple[str, ...]) -> str:
     return f"use {nearest(str(value), allowed, 3)}" if len(allowed) > 8 else "use one of " + ", ".join(allowed)
 
@@ -163,17 +174,6 @@ def _read_words(value: object, field: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _read_wholes(value: object, field: str) -> tuple[int, ...]:
-    one = whole(0)
-    try:
-        return tuple(one.read(item, field) for item in _items(value, field))
-    except InputError:
-        raise fail(field, value, "must be whole numbers with commas between them", "for example 10,11,11") from None
-
-
-def _read_raw(value: object, field: str) -> str | int | float:
-    """Values that the cluster reads itself, with their units."""
-    if isinstance(value, str):
 def _read_order(value: object, field: str) -> tuple[str, ...]:
     """Read an order of axes as Megatron-LM spells it, tp-cp-ep-dp-pp; experts lie within tp, cp and dp already."""
     found = _read_words(value.replace("-", ",") if isinstance(value, str) else value, field)
@@ -192,6 +192,17 @@ def _read_arguments(value: object, field: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _read_wholes(value: object, field: str) -> tuple[int, ...]:
+    one = whole(0)
+    try:
+        return tuple(one.read(item, field) for item in _items(value, field))
+    except InputError:
+        raise fail(field, value, "must be whole numbers with commas between them", "for example 10,11,11") from None
+
+
+def _read_raw(value: object, field: str) -> str | int | float:
+    """Values that the cluster reads itself, with their units."""
+    if isinstance(value, str):
         return _read_text(value, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise fail(field, value, "must be a finite number, or text with a unit", "write the number with its unit")
@@ -236,6 +247,8 @@ TEXT = Kind(_read_text, "NAME")
 FILE = Kind(_read_text, "FILE")
 FIGURES = (".svg", ".png", ".pdf", ".html")
 WORDS = Kind(_read_words, "A,B,...")
+ORDER = Kind(_read_order, "A-B-...")
+ARGUMENTS = Kind(_read_arguments, "WORDS")
 WHOLES = Kind(_read_wholes, "N,N,...")
 RAW = Kind(_read_raw, "VALUE")
 PLACES = Kind(_read_places, "AXIS=N,...")
@@ -247,7 +260,5 @@ RATE_OF_FAILURE = number(parse_count, "RATE", Range(most=1e3, example="1e-5"))
 FRACTION = number(parse_count, "SHARE", Range(most=1, above=True, example="0.8"))
 SECONDS = number(parse_seconds, "TIME", Range(most=1e10, example='"5min"'))
 BANDWIDTH = number(parse_bandwidth, "RATE", Range(above=True, example='"400GB/s"'))
-ORDER = Kind(_read_order, "A-B-...")
-ARGUMENTS = Kind(_read_arguments, "WORDS")
 FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
 BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))

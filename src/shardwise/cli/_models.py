@@ -23,6 +23,12 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return nothing_found("models", search, model_names())
 
+    if "write" in inputs.values:
+        from shardwise.cli._files import one_to_write, write_text
+
+        path = inputs.values["write"]
+        write_text(path, _listing.model_file(one_to_write(path, names, "model")))
+
     def tree() -> dict[str, Any]:
         show = _listing.model_record if len(names) == 1 else _listing.model_row
         return {"models": [show(name) for name in names]}

@@ -107,12 +107,24 @@ def _inputs(found: Scan, command: Command) -> Inputs:
             inputs.bad.add("config")
     raw |= dict(zip(command.positionals, found.words, strict=False))
     raw |= found.given
+    _use_catalogue(raw.get("catalogue"), inputs)
     read_values(raw, command, inputs)
-    return inputs
     if inputs.values.keys() & FROM.keys():
         from shardwise.cli._from import take
 
         take(inputs)
+    return inputs
+
+
+def _use_catalogue(folder: object, inputs: Inputs) -> None:
+    """Look in the folder of one's own that was named before anything is read, and in none of another run."""
+    from shardwise.own import use_catalogue
+
+    try:
+        use_catalogue(*([folder] if isinstance(folder, str) and folder else []))
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("catalogue")
 
 
 def _columns() -> int:

@@ -12,6 +12,7 @@ from shardwise.hardware._device import Device
 from shardwise.hardware._links import find_link
 from shardwise.hardware._quantity import fail, nearest
 from shardwise.hardware._toml import device_from_table, in_file, read_toml
+from shardwise.own import OwnFile, find_own, note_of, own_files
 
 _HERE = Path(__file__).parent
 _FOLDER = _HERE / "catalogue"
@@ -27,12 +28,12 @@ class Lookup:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of all devices in the catalogue, sorted.
+    """Return the names of all devices in the catalogue and of one's own, sorted.
 
     >>> "h100-sxm-80gb" in device_names()
     True
     """
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+    return tuple(sorted({*(path.stem for path in _FOLDER.glob("*.toml")), *(own.name for own in own_files("devices"))}))
 
 
 def find_device(name: str) -> Lookup:
@@ -45,7 +46,15 @@ def find_device(name: str) -> Lookup:
     """
     if not isinstance(name, str):
         fail("device", name, "must be the name of a device", "write a name such as h100-sxm-80gb")
+    own = find_own("devices", name.strip())
+    if own is not None:
+        return Lookup(device=_own_device(own), assumptions=(note_of(own),))
     return _find(re.sub(r"[\s_]+", "-", name.strip().lower()))
+
+
+@cache
+def _own_device(file: OwnFile) -> Device:
+    return load_device(file.path)
 
 
 def load_device(path: str | Path) -> Device:

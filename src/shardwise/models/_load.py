@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.models._importer import model_from_config
 from shardwise.models._model import Model
+from shardwise.own import OwnFile, find_own, note_of, own_files, plain
 
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
 
@@ -26,6 +28,9 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any
     ('override: num_layers = 2 (was 80)',)
     """
     word = os.fspath(name_or_path)
+    own = find_own("models", word)
+    if own is not None:
+        return _from_own(own, overrides)
     found = find(word)
     if found is not None:
         return _from_catalogue(found, overrides)
@@ -36,17 +41,53 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of the catalogue, sorted.
+    """Return the names of the catalogue and of one's own, sorted.
 
     >>> "llama-3.1-70b" in model_names()
     True
     """
-    return tuple(sorted(catalogue()))
+    return tuple(sorted({*catalogue(), *(own.name for own in own_files("models"))}))
+
+
+def all_models() -> dict[str, dict[str, Any]]:
+    """Return every entry by name, one's own in place of those of the catalogue with the same name."""
+    own = own_files("models")
+    return {**catalogue(), **_own_entries(own)} if own else catalogue()
+
+
+@cache
+def _own_entries(files: tuple[OwnFile, ...]) -> dict[str, dict[str, Any]]:
+    return {file.name: {"config": _own_config(file), "source": file.path} for file in files}
+
+
+def _own_config(file: OwnFile) -> Any:
+    """Return the configuration in a file of one's own: the file, or its `config` beside a source and the like."""
+    content = _read(file.path)
+    nested = isinstance(content, dict) and isinstance(content.get("config"), dict) and "model_type" not in content
+    return content["config"] if nested else content
+
+
+def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None) -> Model:
+    config = _own_config(file)
+    if isinstance(config, dict) and "model_type" not in config:
+        return _from_sizes(file, {**config, **(overrides or {})})
+    return model_from_config(config, name=file.name, overrides=overrides, notes=(note_of(file),))
+
+
+def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Model:
+    """Return the model of a file that states sizes alone, without a family."""
+    from shardwise.models._sizes import model_from_sizes
+
+    model = model_from_sizes(sizes)
+    return replace(model, name=file.name, assumptions=(note_of(file), *model.assumptions))
 
 
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields."""
+    """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields.
+
+    `also` are other names of a model.
+    """
     with open(os.path.join(os.path.dirname(__file__), "catalogue", "models.json"), encoding="ascii") as file:
         return cast(dict[str, dict[str, Any]], json.load(file))
 
@@ -54,17 +95,15 @@ def catalogue() -> dict[str, dict[str, Any]]:
 @cache
 def _index() -> dict[str, str]:
     """Every way to say a name -> the name."""
-    index = {_plain(hub): name for name, entry in catalogue().items() for hub in _spellings(entry.get("hub", []))}
-    return index | {_plain(name): name for name in catalogue()}
+    index = {plain(hub): name for name, entry in catalogue().items() for hub in _spellings(entry)}
+    return index | {plain(name): name for name in catalogue()}
 
 
-def _spellings(hubs: list[str]) -> list[str]:
-    return [word for hub in hubs for word in (hub, hub.rpartition("/")[2])]
-
-
-def _plain(word: str) -> str:
-    """Names are compared without case, dashes, underscores and spaces."""
-    return word.lower().translate({ord(mark): None for mark in "-_ "})
+def _spellings(entry: Mapping[str, Any]) -> list[str]:
+    """Return other names of a model: hub ids, with an underscore for the slash too, and their last parts."""
+    hubs: list[str] = entry.get("hub", [])
+    said = [word for hub in hubs for word in (hub, hub.replace("/", "_"), hub.rpartition("/")[2])]
+    return said + [word for also in entry.get("also", []) for word in (also, also.replace("/", "_"))]
 
 
 def find(word: str) -> str | None:
@@ -73,11 +112,11 @@ def find(word: str) -> str | None:
     if lower in catalogue():
         return lower
     index = _index()
-    if _plain(lower) in index:
-        return index[_plain(lower)]
+    if plain(lower) in index:
+        return index[plain(lower)]
     for ending in _TUNED:
-        if lower.endswith(ending) and _plain(lower.removesuffix(ending)) in index:
-            return index[_plain(lower.removesuffix(ending))]
+        if lower.endswith(ending) and plain(lower.removesuffix(ending)) in index:
+            return index[plain(lower.removesuffix(ending))]
     return None
 
 

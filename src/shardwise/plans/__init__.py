@@ -1,5 +1,6 @@
 """How it is laid out and what runs it."""
 
+from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import Serving, Training, density_of
 from shardwise.plans._placement import degrees, groups, spans
 from shardwise.plans._plan import (
@@ -17,12 +18,22 @@ from shardwise.plans._plan import (
     Schedule,
     Sharding,
 )
-from shardwise.plans._precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, find_optimizer, find_precision
+from shardwise.plans._precision import (
+    OPTIMIZERS,
+    PRECISIONS,
+    Optimizer,
+    Precision,
+    find_optimizer,
+    find_precision,
+    precision_names,
+    precision_to_toml,
+)
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 
 __all__ = [
     "AXES",
     "CONTEXT_KINDS",
+    "DTYPES",
     "LAYOUTS",
     "OPTIMIZERS",
     "PRECISIONS",
@@ -41,6 +52,7 @@ __all__ = [
     "Sharding",
     "Stack",
     "Training",
+    "Widths",
     "default_stack",
     "degrees",
     "density_of",
@@ -48,6 +60,8 @@ __all__ = [
     "find_precision",
     "find_stack",
     "groups",
+    "precision_names",
+    "precision_to_toml",
     "spans",
     "stack_names",
 ]

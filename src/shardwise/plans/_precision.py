@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import cache
+from typing import Any, Literal, TypeAlias
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.own import OwnFile, find_own, note_of, own_files
+from shardwise.plans._dtypes import DTYPES
 
 OptimizerName: TypeAlias = Literal["adam", "adam8bit", "lion", "muon", "sgd"]
 
@@ -16,18 +19,20 @@ class Precision:
 
     `compute` is the data type of matrix products and `activation_bytes` that of what is saved for backward.
     `master_bytes` is 0 when the stored weight is what the optimizer updates. `state_bytes` is one optimizer moment.
+    `embedding_bytes` is the stored width of the tables, 0 for that of the other weights.
     Source: Megatron-LM optimizer docs (18 bytes for bf16 with fp32 gradients), arXiv:1910.02054 section 3.1 (16
     bytes).
     """
 
     name: str
     compute: str
-    weight_bytes: int
+    weight_bytes: float
     activation_bytes: int
-    gradient_bytes: int
-    master_bytes: int
-    state_bytes: int
-    stored_bytes: int = 0
+    gradient_bytes: float
+    master_bytes: float
+    state_bytes: float
+    embedding_bytes: float = 0
+    note: str = ""
 
 
 def _recipes() -> dict[str, Precision]:
@@ -84,9 +89,92 @@ def find_precision(name: str) -> Precision:
     >>> find_precision("bf16").gradient_bytes
     4
     """
+    own = find_own("precisions", name)
+    if own is not None:
+        return _own_precision(own)
+    if name in DTYPES:
+        return _preset(name)
     if name not in PRECISIONS:
-        raise InputError([Problem("precision", name, "is not a known recipe", "use one of " + ", ".join(PRECISIONS))])
+        known = ", ".join(n for n in precision_names() if n not in DTYPES)
+        raise InputError([Problem("precision", name, "is not a known recipe", "use one of " + known)])
     return PRECISIONS[name]
+
+
+def precision_names() -> tuple[str, ...]:
+    """Return the names of all recipes, one's own and the presets of widths included.
+
+    >>> "bf16" in precision_names(), "w8a8e16" in precision_names()
+    (True, True)
+    """
+    return tuple(dict.fromkeys((*PRECISIONS, *(own.name for own in own_files("precisions")), *DTYPES)))
+
+
+def _preset(name: str) -> Precision:
+    """Return the recipe of a preset: weights and activations as narrow as it says, gradients and states in fp32."""
+    widths = DTYPES[name]
+    if widths.activations < 8:
+        rule = "saves activations of 4 bits for the backward pass, which no training does"
+        raise InputError([Problem("precision", name, rule, f"use w{widths.weights}a8e{widths.embedding}")])
+    return Precision(
+        name=name,
+        compute="bf16" if widths.activations == 16 else "fp8",
+        weight_bytes=widths.weights / 8,
+        activation_bytes=widths.activations // 8,
+        gradient_bytes=4,
+        master_bytes=4,
+        state_bytes=4,
+        embedding_bytes=widths.embedding / 8,
+    )
+
+
+_BYTES = ("weight_bytes", "activation_bytes", "gradient_bytes", "master_bytes", "state_bytes", "embedding_bytes")
+
+
+@cache
+def _own_precision(file: OwnFile) -> Precision:
+    """Return the recipe that a TOML file states; what is missing or wrong names the file and the key."""
+    import tomllib
+
+    try:
+        with open(file.path, "rb") as opened:
+            table = tomllib.load(opened)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InputError([Problem(file.path, None, f"cannot be read as TOML ({error})", "correct the file")]) from None
+    found = Problems()
+    for key in table.keys() - {"name", "compute", "source", *_BYTES}:
+        found.add(f"{file.path}: {key}", str(table[key]), "is not a key of a precision", f"use {', '.join(_BYTES)}")
+    compute = table.get("compute")
+    if not isinstance(compute, str):
+        found.add(f"{file.path}: compute", compute, "must be the data type of products", 'write for example "bf16"')
+    widths = {key: _width(f"{file.path}: {key}", key, table, found) for key in _BYTES}
+    found.raise_if_any()
+    return Precision(name=file.name, compute=str(compute), note=note_of(file), **widths)
+
+
+def _width(where: str, key: str, table: dict[str, Any], found: Problems) -> Any:
+    """Return bytes of one copy of a parameter; activations in whole bytes, and no weights or activations of none."""
+    value = table.get(key, 0 if key == "embedding_bytes" else None)
+    whole = key == "activation_bytes"
+    least = 1 if whole else 0.125 if key == "weight_bytes" else 0
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= 16:
+        rule = f"must be {'a whole number' if whole else 'a number'} of bytes from {least:g} to 16"
+        found.add(where, value if isinstance(value, (int, float, str)) else None, rule, "write for example 2")
+        return 1
+    return value
+
+
+def precision_to_toml(precision: Precision) -> str:
+    """Return a recipe as the text of a file that one's own catalogue reads back.
+
+    >>> print(precision_to_toml(PRECISIONS["bf16"]))
+    name = "bf16"
+    compute = "bf16"
+    weight_bytes = 2
+    ...
+    """
+    lines = [f'name = "{precision.name}"', f'compute = "{precision.compute}"']
+    return "\n".join([*lines, *(f"{key} = {getattr(precision, key)}" for key in _BYTES)]) + "\n"
 
 
 def find_optimizer(name: str) -> Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from shardwise.hardware import Device, device_names, find_device
 from shardwise.hardware._catalogue import other_names
 from shardwise.models import Model, load_model
-from shardwise.models._load import catalogue, find
+from shardwise.models._load import all_models, find
+from shardwise.own import find_own
 from shardwise.report._page import Page
 from shardwise.units import show_bytes, show_count
 
@@ -28,14 +30,15 @@ def search_models(search: str = "") -> list[str]:
     >>> search_models("meta-llama/Llama-3.1-70B")
     ['llama-3.1-70b']
     """
-    exact = find(search) if search else None
+    own = find_own("models", search) if search else None
+    exact = own.name if own else find(search) if search else None
     if exact is not None:
         return [exact]
-    return sorted(name for name, row in catalogue().items() if _matches(search, name, *_words(row)))
+    return sorted(name for name, row in all_models().items() if _matches(search, name, *_words(row)))
 
 
 def _words(row: dict[str, Any]) -> list[str]:
-    return [str(row["config"].get("model_type", "")), *row.get("hub", [])]
+    return [str(row["config"].get("model_type", "")), *row.get("hub", []), *row.get("also", [])]
 
 
 def search_devices(search: str = "") -> list[str]:
@@ -55,7 +58,7 @@ def search_devices(search: str = "") -> list[str]:
 
 def model_row(name: str) -> dict[str, Any]:
     """Return what the catalogue says of a model, as one record."""
-    row = catalogue()[name]
+    row = all_models()[name]
     return {
         "name": name,
         "family": row["config"].get("model_type"),
@@ -72,7 +75,13 @@ def model_record(name: str) -> dict[str, Any]:
     blocks = [{"layers": count, "block": _say_block(block)} for block, count in model.kinds.items()]
     sizes = {"hidden": model.hidden, "vocab": model.vocab, "layers": model.num_layers, "max_context": model.max_context}
     more = {"tied": model.tied, "blocks": blocks, "assumptions": list(model.assumptions)}
-    return {**model_row(name), **sizes, **more, "config": catalogue()[name]["config"]}
+    return {**model_row(name), **sizes, **more, "config": all_models()[name]["config"]}
+
+
+def model_file(name: str) -> str:
+    """Return the text of the file that adds a model to one's own catalogue: its configuration and its source."""
+    row = all_models()[name]
+    return json.dumps({"source": row.get("source"), "config": row["config"]}, indent=2) + "\n"
 
 
 def _say_block(block: Any) -> str:

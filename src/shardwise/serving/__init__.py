@@ -2,7 +2,7 @@
 
 from shardwise.serving._capacity import Capacity
 from shardwise.serving._engine import Engine, engine_names, find_engine
-from shardwise.serving._quantization import Format, find_format, format_names
+from shardwise.serving._quantization import Format, cache_names, find_format, format_names
 from shardwise.serving._report import InferReport, Options, infer
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Format",
     "InferReport",
     "Options",
+    "cache_names",
     "engine_names",
     "find_engine",
     "find_format",

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.op import Weight
+from shardwise.plans import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +19,7 @@ class Format:
     """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its products.
 
     `scope` says which weights take it: "linear" every linear layer but router and head, "experts" the routed experts,
-    "all" everything. The rest stays in 16 bits.
+    "all" everything. The rest stays in `rest_bits`.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Format:
     scale_bits: float = 0.0
     compute: str = ""
     source: str = ""
+    rest_bits: float = 16.0
 
     @property
     def bytes(self) -> float:
@@ -41,7 +43,7 @@ class Format:
     @property
     def rest_bytes(self) -> float:
         """Bytes of one element of the weights that do not take the format."""
-        return self.bytes if self.scope == "all" else 2.0
+        return self.bytes if self.scope == "all" else self.rest_bits / 8
 
     def holds(self, weight: Weight[Any]) -> bool:
         """Return whether a weight takes the format: vectors never below 16 bits, routers only where all do."""
@@ -53,7 +55,7 @@ class Format:
 
     def element_bytes(self, weight: Weight[Any]) -> float:
         """Return bytes of one element of a weight."""
-        return self.bytes if self.holds(weight) else max(2.0, 4.0 if self.bits == 32 else 0.0)
+        return self.bytes if self.holds(weight) else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
 
 
 @cache
@@ -77,12 +79,27 @@ def find_format(name: str, field: str = "weights") -> Format:
     >>> find_format("fp4").name
     'nvfp4'
     """
+    if name in DTYPES:
+        return _preset(name)
     table = _table()
     key = table["aliases"].get(name, name)
     if key not in table["formats"]:
         near = get_close_matches(name, format_names(), 3, 0.4) or format_names()
         raise InputError([Problem(field, name, "is not a known weight format", "use one of " + ", ".join(near))])
     return Format(name=key, **table["formats"][key])
+
+
+def _preset(name: str) -> Format:
+    """Return the format of a preset: the layers' matrices in its bits without scales, all else as its embedding."""
+    widths = DTYPES[name]
+    return Format(
+        name=name,
+        bits=widths.weights,
+        scope="linear",
+        compute={16: "", 8: "int8", 4: "int4"}[widths.activations],
+        rest_bits=widths.embedding,
+        source="bits as the preset's name says; scales are not counted",
+    )
 
 
 def checkpoint_format(quantization: str) -> Format:
@@ -98,6 +115,15 @@ def checkpoint_format(quantization: str) -> Format:
         rule = f"the checkpoint's quantization {quantization!r} is not known"
         raise InputError([Problem("weights", "", rule, "state one of " + ", ".join(_table()["formats"]))])
     return find_format(known[quantization])
+
+
+def cache_names() -> dict[str, float]:
+    """Return the formats of a key-value cache and their bytes an element.
+
+    >>> cache_names()["bf16"]
+    2.0
+    """
+    return {name: cache_bytes(name) for name in _table()["cache"]}
 
 
 def cache_bytes(name: str) -> float:

@@ -168,6 +168,13 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     )
 
 
+def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+    """Return bytes that the table of words takes beyond those of other weights, where the recipe keeps it wider."""
+    wider = r.precision.embedding_bytes - r.precision.weight_bytes
+    held = (s.embeddings * parts.table + tied_copy(parts, s)) * wider
+    return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
+
+
 def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
@@ -236,6 +243,8 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     """
     params = owned(parts, s)
     weights, gradients, optimizer = state_bytes(r, z, params)
+    if r.precision.embedding_bytes:
+        weights = named(weights + wide_tables(r, z, parts, s), "weights")
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, parts, s)

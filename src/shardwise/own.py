@@ -1,0 +1,84 @@
+"""One's own catalogue: folders whose files add models, devices and precisions to those that are known.
+
+A folder holds `models/NAME.json` (or `models/NAME/config.json`), `devices/NAME.toml` and `precisions/NAME.toml`. It is
+named by `use_catalogue` (the command line's `--catalogue`), by the variable SHARDWISE_CATALOGUE (several with the
+separator of paths), or is `shardwise` in the user's configuration folder; the first that has a name wins, and all win
+over what is known without them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from shardwise.errors import InputError, Problem
+
+VARIABLE = "SHARDWISE_CATALOGUE"
+KINDS = {"models": ".json", "devices": ".toml", "precisions": ".toml"}
+_named: list[Path] = []
+
+
+class OwnFile(NamedTuple):
+    """One file of a folder: the name it gives, its path, and when it was changed, in nanoseconds."""
+
+    name: str
+    path: str
+    changed: int
+
+
+def use_catalogue(*folders: str | Path) -> None:
+    """Look in these folders first from now on; none puts things back. Raises `InputError` for what is no folder.
+
+    >>> use_catalogue()
+    """
+    paths = [Path(folder).expanduser() for folder in folders]
+    remedy = "give a folder that holds models/, devices/ or precisions/"
+    wrong = [Problem("catalogue", str(p), "is not a folder", remedy) for p in paths if not p.is_dir()]
+    if wrong:
+        raise InputError(wrong)
+    _named[:] = paths
+
+
+def folders() -> tuple[Path, ...]:
+    """Return the folders of one's own that exist, the first to be asked first."""
+    variable = [Path(one).expanduser() for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shardwise"
+    return tuple(dict.fromkeys(one for one in (*_named, *variable, home) if one.is_dir()))
+
+
+def own_files(kind: str) -> tuple[OwnFile, ...]:
+    """Return the files of one kind in all folders, by name; of two with one name the first folder's."""
+    found: dict[str, OwnFile] = {}
+    for folder in folders():
+        for path in _files(folder / kind, KINDS[kind]):
+            name = path.parent.name if path.name == "config.json" else path.stem
+            found.setdefault(plain(name), OwnFile(name.lower(), str(path), path.stat().st_mtime_ns))
+    return tuple(sorted(found.values()))
+
+
+def _files(folder: Path, ending: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    nested = folder.glob("*/config.json") if ending == ".json" else ()
+    return sorted([*folder.glob(f"*{ending}"), *nested])
+
+
+def plain(name: str) -> str:
+    """Return a name as names are compared: without case, dashes, underscores and spaces.
+
+    >>> plain("My_Model 7B")
+    'mymodel7b'
+    """
+    return name.lower().translate({ord(mark): None for mark in "-_ "})
+
+
+def find_own(kind: str, name: str) -> OwnFile | None:
+    """Return the file of one's own that a name means, or None."""
+    wanted = plain(name)
+    return next((one for one in own_files(kind) if plain(one.name) == wanted), None)
+
+
+def note_of(file: OwnFile) -> str:
+    """Return what an answer says of a thing that came from one's own catalogue."""
+    return f"{file.name} is one's own: {file.path}"
