@@ -108,22 +108,27 @@ def test_matrix_rates_do_not_fall_with_the_width_of_the_type(device: Device) -> 
         assert known == sorted(known), (device.name, chain)
 
 
+def ahead(device: Device) -> int:
+    """How far above what exists a device may be: hypothetical ones four times."""
+    return 4 if "hypothetical" in device.full_name else 1
+
+
 def test_memory_and_bandwidth_are_plausible(device: Device) -> None:
     """Sizes mistaken by 1000, or bits taken for bytes, fall outside what any device has."""
     assert 8e9 < device.memory_bytes < 600e9
     assert 0.6 < device.usable_memory_bytes / device.memory_bytes <= 1
     assert device.memory_bytes < 12e9 or device.memory_bytes % 2**20 == 0 or device.vendor == "NVIDIA"
     if device.knows("memory_bytes_per_second"):
-        assert 20e9 < device.memory_bytes_per_second < 10e12
+        assert 20e9 < device.memory_bytes_per_second < 10e12 * ahead(device)
 
 
 def test_links_are_plausible_in_one_direction(device: Device) -> None:
     """A fast link is below 1 TB/s in one direction and not slower than the network it shortcuts."""
     assert device.fast_link in all_links()
     if device.knows("fast_bytes_per_second"):
-        assert 15e9 < device.fast_bytes_per_second <= 900e9
+        assert 15e9 < device.fast_bytes_per_second <= 900e9 * ahead(device)
     if device.knows("slow_bytes_per_second"):
-        assert 1e9 < device.slow_bytes_per_second <= 100e9
+        assert 1e9 < device.slow_bytes_per_second <= 100e9 * ahead(device)
     if device.knows("fast_bytes_per_second") and device.knows("slow_bytes_per_second") and device.fast_link != "pcie":
         assert device.slow_bytes_per_second < device.fast_bytes_per_second
     assert not device.fast_in_network or device.fast_link in ("nvlink-4", "nvlink-5")

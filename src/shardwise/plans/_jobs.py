@@ -44,7 +44,7 @@ class Training:
         """Tokens of the whole run, 0 without a budget.
 
         >>> Training(seq_len=64800, global_batch=4096, sample_budget=350640, epochs=2).run_tokens
-        45442944000.0
+        45442944000
         """
         return (self.token_budget or self.sample_budget * self.seq_len) * self.epochs
 
