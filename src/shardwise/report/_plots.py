@@ -123,6 +123,7 @@ def styled() -> Iterator[None]:
 def save(figure: Figure, path: str) -> None:
     """Write a figure as its file name ends: .svg, .png, .pdf, or .html with the SVG inside."""
     kind = path.lower().rpartition(".")[2]
+    _settle(figure)
     if kind != "html":
         # Without a date the same answer gives the same file.
         undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
@@ -137,6 +138,15 @@ def save(figure: Figure, path: str) -> None:
     title = html.escape(str(figure.get_label()))
     with open(path, "w", encoding="utf-8") as file:
         file.write(_PAGE.format(title=title, svg=drawn[drawn.index("<svg") :]))
+
+
+def _settle(figure: Figure) -> None:
+    """Lay a figure out once and keep panels where they are, without the last digits, which vary from run to run."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(float(v), 5) for v in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
 
 
 def sheet(title: str, lines: Sequence[str], heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
@@ -305,7 +315,7 @@ def plan_words(plan: Plan) -> str:
 
     >>> from shardwise import Plan
     >>> plan_words(Plan(tp=2, pp=4, dp=2, micro_batch=2))
-    'tp 2, pp 4, dp 2, 1f1b, micro-batch 2'
+    'tp 2, pp 4, dp 2, 1f1b, micro-batch 2, sequence parallel'
     """
     said = [describe(plan), *([plan.schedule] if plan.pp > 1 else []), f"micro-batch {plan.micro_batch}"]
     return ", ".join([*said, *(["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else [])])

@@ -67,7 +67,7 @@ HIDDEN = {a: Look(f"hidden: {label}", colour, "////") for a, (label, colour) in 
 PHASE = {
     "products": Look("weights times activations", "#0072B2"),
     "attention": Look("attention and cache", "#009E73"),
-    "ends": Look("embedding, head, sampling", "#E69F00"),
+    "ends": Look("embedding, head, sampling", "#F0E442"),
     "small": Look("norms and element-wise", "#88CCEE"),
     **{f"exposed {a}": Look(f"exposed: {label}", colour) for a, (label, colour) in AXES.items()},
     "overhead": Look("host work of a step", "#888888"),

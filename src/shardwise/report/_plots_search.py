@@ -159,7 +159,15 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
     axes.set_ylabel("thousand tokens a second")
     ideal = [rates[0] * n / devices[0] for n in devices]
     axes.plot(devices, ideal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="in proportion to devices")
-    axes.plot(devices, rates, color="#0072B2", marker="o", markersize=4, linewidth=1.3, label="fastest plan, and its share of that")
+    axes.plot(
+        devices,
+        rates,
+        color="#0072B2",
+        marker="o",
+        markersize=4,
+        linewidth=1.3,
+        label="fastest plan, and its share of that",
+    )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     # Between powers of two the degrees divide little, which says more of the number than of the cluster.
