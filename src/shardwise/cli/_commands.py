@@ -16,6 +16,8 @@ SUMMARIES = {
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
     "plan": "the best plans of all, what none beats, and why the others fell out",
     "compare": "two plans side by side, with what differs",
+    "import": "another system's launch script or configuration as a case, and what became of every word of it",
+    "export": "a plan as another system's launch script or configuration",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
     "dtypes": "precisions of training, formats of serving and presets of bits, by name",
@@ -74,6 +76,22 @@ def _plan(kind: str = "train") -> Command:
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 
 
+def _import() -> Command:
+    file = {"file": Flag("file", _kinds.FILE, "a launch script, DeepSpeed's JSON or accelerate's YAML", "positional")}
+    taken = {key: _flags.FROM[key] for key in ("from_args", "set")}
+    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    flags = {**file, **_flags.WHERE, **taken, **output}
+    return Command("import", SUMMARIES["import"], ("file",), flags, "exit status: 0 understood, 2 bad input")
+
+
+def _export() -> Command:
+    target = {"target": Flag("target", _kinds.choice("megatron", "deepspeed", "fsdp"), "whose files", "positional")}
+    write = {"write": Flag("write", _kinds.FILE, "write the files into this folder", "output")}
+    flags = {**target, **_MODEL, **_flags.train_flags(), **write, **OUTPUT}
+    exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
+    return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
+
+
 def _listing(name: str) -> Command:
     search = {
         "search": Flag("search", _kinds.TEXT, "words that the name holds", "positional"),
@@ -92,6 +110,8 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "explain": _explain,
     "plan": _plan,
     "compare": _compare,
+    "import": _import,
+    "export": _export,
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
     "dtypes": lambda: _listing("dtypes"),

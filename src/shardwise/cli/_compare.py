@@ -10,6 +10,7 @@ from shardwise.cli import _figures, _infer, _train
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs, known_keys, read_values
 from shardwise.cli._files import read_case
+from shardwise.cli._from import take
 from shardwise.cli._kinds import fail
 from shardwise.cli._scan import Scan, scan
 from shardwise.errors import InputError, Problem
@@ -79,6 +80,7 @@ def _inputs(shared: dict[str, Any], side: _Side) -> tuple[str, Inputs]:
     raw = known_keys(every(), case | typed, command(kind), inputs)
     inputs.notes.clear()
     read_values(raw, command(kind), inputs)
+    take(inputs)
     return kind, inputs
 
 

@@ -57,6 +57,8 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     """Return the command that gives the same report, every deduction written out."""
     from shardwise.cli._words import command_words
 
+    if inputs.imported is not None:
+        return command_words("train", inputs.values)
     plan, job = report.plan, report.job
     fixed: dict[str, Any] = {
         "tp": plan.tp,

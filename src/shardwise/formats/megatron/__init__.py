@@ -2,5 +2,6 @@
 
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import from_megatron_args, read_args, read_command, read_script
+from shardwise.formats.megatron._write import export
 
-__all__ = ["Launch", "from_megatron_args", "read_args", "read_command", "read_script"]
+__all__ = ["Launch", "export", "from_megatron_args", "read_args", "read_command", "read_script"]

@@ -1,0 +1,69 @@
+"""What an exporter hands back, and how it finds out that the target cannot say something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+
+from shardwise.errors import InputError, Problem
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Plan, Stack, Training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is exported: a complete plan and job of a model on a cluster, in a framework."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    job: Training
+    stack: Stack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """Ready files by name, the version that they were checked against, and what is left to be filled in."""
+
+    system: str
+    version: str
+    files: Mapping[str, str]
+    notes: tuple[str, ...] = field(default=())
+
+
+def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield (path, ours, theirs) of every value in which two of a kind differ.
+
+    >>> list(differences(Plan(tp=2), Plan()))
+    [('tp', 2, 1)]
+    """
+    if type(ours) is type(theirs) and is_dataclass(ours) and not isinstance(ours, type):
+        for one in fields(ours):
+            inner = f"{path}.{one.name}" if path else one.name
+            yield from differences(getattr(ours, one.name), getattr(theirs, one.name), inner)
+    elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            yield from differences(a, b, f"{path}[{i}]")
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+def refuse(system: str, found: Mapping[str, tuple[object, object]]) -> None:
+    """Raise `InputError` naming every field that a system cannot say; do nothing where there is none."""
+    problems = [
+        Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs))
+        for path, (ours, theirs) in found.items()
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _short(value: object) -> object:
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return type(value).__name__ if is_dataclass(value) else str(value)
+
+
+def _remedy(value: object) -> str:
+    return "leave it out" if is_dataclass(value) or value is None else f"use {_short(value)}"

@@ -1,0 +1,402 @@
+"""A case as Megatron-LM's arguments and a launch script.
+
+What was written is read again: a field that does not come back as it was is one that Megatron-LM cannot be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from shardwise.formats._exported import Case, Exported, differences, refuse
+from shardwise.formats._launch import Launch
+from shardwise.formats.megatron._read import read_args
+from shardwise.formats.megatron._values import facts
+from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Mixer, Model, MoE
+from shardwise.models._model import Activation
+from shardwise.plans import Plan, Training
+
+T = TypeVar("T")
+Words = dict[str, str | int | float | bool | tuple[str, ...] | None]
+_PRECISIONS: dict[str, Words] = {
+    "bf16": {"--bf16": True},
+    "bf16-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True},
+    "fp16": {"--fp16": True, "--accumulate-allreduce-grads-in-fp32": True},
+    "fp16-grads16": {"--fp16": True},
+    "fp32": {},
+    "tf32": {},
+    "fp8": {"--bf16": True, "--fp8-format": "hybrid"},
+}
+_ACTIVATIONS: dict[tuple[Activation, bool], Words] = {
+    ("silu", True): {"--swiglu": True},
+    ("gelu", True): {"--quick-geglu": True},
+    ("relu2", False): {"--squared-relu": True},
+    ("gelu-tanh", False): {"--openai-gelu": True},
+    ("gelu-new", False): {"--openai-gelu": True},
+}
+_SHARDINGS: dict[str, Words] = {
+    "distributed-optimizer": {"--use-distributed-optimizer": True},
+    "zero1": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim"},
+    "zero2": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads"},
+    "fsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
+    "hsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
+}
+_CONTEXT = {"ring": "p2p", "all-gather": "allgather", "all-to-all": "a2a"}
+# What other implementations of a model do differently with the same sizes; Megatron-LM has its own way.
+_OWN_WAY: dict[str, Any] = {
+    "fused_projection": False, "joined_rotary": False, "float_weights": False, "float_router": False,
+    "qk_norm_kind": "rmsnorm", "normalised": False,
+}  # fmt: skip
+# validate_args wants one connection for tensor parallelism before Blackwell, and more with FSDP.
+_ENVIRONMENT = ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "unset CUDA_DEVICE_MAX_CONNECTIONS")
+_STACKS = ("megatron", "megatron-deepep", "megatron-scores")
+
+
+def export(case: Case) -> Exported:
+    """Return a launch script for a case; raises `InputError` naming every field that Megatron-LM cannot express.
+
+    Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
+    """
+    words = arguments(case)
+    _check(case, words)
+    checked = facts()["checked"]
+    name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
+    notes = (
+        "data, tokenizer, learning rate and checkpoints are yours to add: they are passed on from the script's own",
+    )
+    version = f"{checked['release']} and commit {checked['commit'][:7]} of {checked['date']}"
+    return Exported(system="Megatron-LM", version=version, files={name: script(case, words)}, notes=notes)
+
+
+def arguments(case: Case) -> list[str]:
+    """Return the arguments of a case."""
+    return list(spelled({**_model(case.model, case.job), **_plan(case.plan, case.model), **_job(case), **_stack(case)}))
+
+
+def spelled(words: Words) -> Iterator[str]:
+    """Yield arguments with their values as words; switches that are off are left out."""
+    for option, value in words.items():
+        if value is None or value is False:
+            continue
+        yield option
+        if value is not True:
+            yield from value if isinstance(value, tuple) else (str(value),)
+
+
+def _first(model: Model, kind: type[T]) -> T | None:
+    parts = (part for block in (*model.kinds, *model.mtp) for part in (*block.mixers, block.feed_forward))
+    return next((part for part in parts if isinstance(part, kind)), None)
+
+
+def _model(m: Model, job: Training) -> Words:
+    rms = "rms" in m.norm
+    core = _first(m, Attention)
+    position = "learned_absolute" if m.positions else ("rope" if core is None or core.rotary else "none")
+    dropout = m.dropout if job.dropout is None else job.dropout
+    words: Words = {
+        "--num-layers": None if _is_hybrid(m) else m.num_layers,
+        "--hidden-size": m.hidden,
+        "--seq-length": job.seq_len,
+        "--max-position-embeddings": m.positions or max(m.max_context, job.seq_len),
+        "--position-embedding-type": position,
+        "--vocab-size": m.vocab,
+        "--normalization": "RMSNorm" if rms else "LayerNorm",
+        "--untie-embeddings-and-output-weights": not m.tied,
+        "--attention-dropout": 0.1 if dropout else 0.0,
+        "--hidden-dropout": 0.1 if dropout else 0.0,
+        "--mtp-num-layers": len(m.mtp) if m.mtp and not _is_hybrid(m) else None,
+        "--hybrid-layer-pattern": _letters(m) if _is_hybrid(m) else None,
+    }
+    return words | _mixers(m) | _feeds(m) | _patterns(m)
+
+
+def _is_hybrid(m: Model) -> bool:
+    """Return whether a layer is a mixer or a feed-forward alone, which patterns of letters describe."""
+    return any(not block.mixers or block.feed_forward is None for block in m.kinds)
+
+
+def _letters(m: Model) -> str:
+    return "/".join([_run(m.layers), *(_run((block, *block.also)) for block in m.mtp)])
+
+
+def _run(blocks: tuple[Block, ...]) -> str:
+    def letter(block: Block) -> str:
+        if isinstance(block.feed_forward, MoE):
+            return "E"
+        if block.feed_forward is not None:
+            return "-"
+        kinds = {Mamba2: "M", Attention: "*", GatedDelta: "G"}
+        one = block.mixers[0] if block.mixers else None
+        if isinstance(one, LatentAttention):
+            return "D" if one.indexer else "+"
+        return kinds.get(type(one), "?") if one is not None else "?"  # type: ignore[arg-type]
+
+    return "".join(map(letter, blocks))
+
+
+def _mixers(m: Model) -> Words:
+    words: Words = {}
+    core, latent, mamba, delta = (_first(m, kind) for kind in (Attention, LatentAttention, Mamba2, GatedDelta))
+    if isinstance(core, Attention):
+        words |= _attention(core)
+    if isinstance(latent, LatentAttention):
+        words |= _latent(latent)
+    if isinstance(mamba, Mamba2):
+        words |= {"--mamba-num-heads": mamba.heads, "--mamba-head-dim": mamba.head_dim}
+        words |= {"--mamba-num-groups": mamba.groups, "--mamba-state-dim": mamba.state}
+    if isinstance(delta, GatedDelta):
+        words |= {"--linear-num-key-heads": delta.key_heads, "--linear-num-value-heads": delta.value_heads}
+        words |= {"--linear-key-head-dim": delta.key_dim, "--linear-value-head-dim": delta.value_dim}
+        words |= {"--linear-conv-kernel-dim": delta.conv}
+    words.setdefault("--num-attention-heads", 1)
+    return words
+
+
+def _attention(a: Attention) -> Words:
+    grouped = a.kv_heads != a.heads
+    return {
+        "--num-attention-heads": a.heads,
+        "--kv-channels": a.head_dim,
+        "--group-query-attention": grouped,
+        "--num-query-groups": a.kv_heads if grouped else None,
+        "--add-qkv-bias": a.qkv_bias and not a.out_bias,
+        "--qk-layernorm": a.qk_norm == "head" and a.qk_norm_kind != "rmsnorm-no-weight",
+        "--qk-l2-norm": a.qk_norm == "head" and a.qk_norm_kind == "rmsnorm-no-weight",
+        "--softmax-type": "learnable" if a.sinks else None,
+        "--attention-output-gate": a.output_gate,
+    }
+
+
+def _latent(a: LatentAttention) -> Words:
+    words: Words = {
+        "--multi-latent-attention": True,
+        "--qk-layernorm": True,
+        "--num-attention-heads": a.heads,
+        "--q-lora-rank": a.q_lora_rank or None,
+        "--kv-lora-rank": a.kv_lora_rank,
+        "--qk-head-dim": a.qk_nope_head_dim,
+        "--qk-pos-emb-head-dim": a.qk_rope_head_dim,
+        "--v-head-dim": a.v_head_dim,
+    }
+    if a.indexer is not None:
+        words |= {"--experimental-attention-variant": "dsa", "--dsa-indexer-n-heads": a.indexer.heads}
+        words |= {"--dsa-indexer-head-dim": a.indexer.head_dim, "--dsa-indexer-topk": a.indexer.top_k}
+    return words
+
+
+def _feeds(m: Model) -> Words:
+    core, dense, moe = _first(m, Attention), _first(m, MLP), _first(m, MoE)
+    biased = (dense.bias if dense else False) or (moe.bias if moe else False) or (core.out_bias if core else False)
+    feed = dense or moe
+    words: Words = {"--disable-bias-linear": not biased}
+    if feed is not None:
+        words |= _ACTIVATIONS.get((feed.activation, feed.gated), {})
+    words["--ffn-hidden-size"] = dense.ffn if dense else None
+    if moe is None:
+        return words
+    return words | {
+        "--num-experts": moe.experts,
+        "--moe-router-topk": moe.top_k,
+        "--moe-ffn-hidden-size": moe.ffn,
+        "--moe-shared-expert-intermediate-size": moe.shared.ffn if moe.shared else None,
+        "--moe-shared-expert-gate": moe.shared_gate,
+        "--moe-latent-size": moe.latent or None,
+        "--moe-router-enable-expert-bias": moe.correction_bias,
+        "--moe-grouped-gemm": True,
+        "--moe-token-dispatcher-type": "alltoall",
+    }
+
+
+def _patterns(m: Model) -> Words:
+    """Return which layers are mixtures, have windows or are linear attention, where they differ."""
+    if _is_hybrid(m):
+        return {}
+    words: Words = {}
+    sparse = [isinstance(block.feed_forward, MoE) for block in m.layers]
+    if any(sparse) and not all(sparse):
+        words["--moe-layer-freq"] = listed(sparse)
+    mixers = [block.mixers[0] if block.mixers else None for block in m.layers]
+    windows = [mixer.window if isinstance(mixer, Attention) else 0 for mixer in mixers]
+    if any(windows):
+        words["--window-size"] = f"({max(windows) - 1},0)"
+        words["--window-attn-skip-freq"] = None if all(windows) else listed([bool(w) for w in windows])
+    delta = [isinstance(mixer, GatedDelta) for mixer in mixers]
+    if any(delta):
+        words |= {"--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": listed(delta)}
+    return words
+
+
+def listed(choices: list[bool]) -> str:
+    """Return choices as the sum of repeated lists that Megatron-LM reads.
+
+    >>> listed([False, True, True])
+    '([0]*1+[1]*2)'
+    """
+    from itertools import groupby
+
+    return "(" + "+".join(f"[{int(one)}]*{len(list(run))}" for one, run in groupby(choices)) + ")"
+
+
+def _plan(p: Plan, m: Model) -> Words:
+    moe = _first(m, MoE) is not None
+    words: Words = {
+        "--tensor-model-parallel-size": p.tp,
+        "--pipeline-model-parallel-size": p.pp,
+        "--context-parallel-size": p.cp if p.cp > 1 else None,
+        "--cp-comm-type": _CONTEXT[p.cp_kind] if p.cp > 1 or p.cp_kind != "ring" else None,
+        "--expert-model-parallel-size": p.ep if moe else None,
+        "--expert-tensor-parallel-size": p.etp if moe else None,
+        "--sequence-parallel": p.sequence_parallel and p.tp > 1,
+        "--micro-batch-size": p.micro_batch,
+        "--use-tp-pp-dp-mapping": p.order.index("pp") < p.order.index("dp"),
+    }
+    words |= _SHARDINGS.get(p.sharding, {})
+    if "--use-megatron-fsdp" in words:
+        words |= {"--ckpt-format": "fsdp_dtensor"}
+    if p.sharding == "hsdp" and p.shard:
+        words["--num-distributed-optimizer-instances"] = p.dp // p.shard
+    return words | _pieces(p) | _recompute(p)
+
+
+def _pieces(p: Plan) -> Words:
+    """Return how layers are cut: evenly, in chunks, or as a layout that lists every piece."""
+    if p.stage_layers:
+        parts = ["t" * n for n in p.stage_layers]
+        parts[0], parts[-1] = "E" + parts[0], parts[-1] + "L"
+        return {"--pipeline-model-parallel-layout": "|".join(parts)}
+    return {"--num-virtual-stages-per-pipeline-rank": p.vpp if p.vpp > 1 else None}
+
+
+def _recompute(p: Plan) -> Words:
+    if p.recompute == "full":
+        block = bool(p.recompute_layers)
+        words: Words = {"--recompute-granularity": "full", "--recompute-method": "block" if block else "uniform"}
+        return words | {"--recompute-num-layers": p.recompute_layers // p.vpp if block else 1}
+    modules = [*(["core_attn"] if p.recompute == "selective" else []), *p.modules]
+    if not modules:
+        return {}
+    return {"--recompute-granularity": "selective", "--recompute-modules": tuple(modules)}
+
+
+def _job(case: Case) -> Words:
+    job = case.job
+    samples = round(job.token_budget / job.seq_len) if job.token_budget else round(job.sample_budget)
+    optimizer = job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None
+    words: Words = {"--global-batch-size": job.global_batch, "--train-samples": samples or None}
+    return words | {"--optimizer": optimizer} | _PRECISIONS.get(job.precision or case.stack.precision, {})
+
+
+def _stack(case: Case) -> Words:
+    s, sharded = case.stack, case.plan.sharding == "distributed-optimizer"
+    feed = _first(case.model, MLP) or _first(case.model, MoE)
+    fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
+    words: Words = {
+        "--transformer-impl": "transformer_engine",
+        "--attention-backend": "unfused" if s.attention == "scores" else None,
+        "--overlap-grad-reduce": s.overlap_gradients,
+        "--overlap-param-gather": s.overlap_parameters and s.overlap_gradients and sharded,
+        "--tp-comm-overlap": s.overlap_tensor,
+        "--no-overlap-p2p-communication": "interleaved" not in s.overlap_sends,
+        "--make-vocab-size-divisible-by": s.vocab_multiple,
+        fusion: s.activation == "eager",
+    }
+    if s.dispatch == "deduplicated" and _first(case.model, MoE):
+        words["--moe-token-dispatcher-type"] = "flex"
+    return words
+
+
+def _check(case: Case, words: list[str]) -> None:
+    """Raise `InputError` naming every field that does not come back."""
+    launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
+    back = read_args(words, launch)
+    found = {path: (a, b) for path, a, b in differences(canonical_plan(case.plan), canonical_plan(back.plan))}
+    if back.model is not None:
+        for path, a, b in differences(canonical(case.model), canonical(back.model)):
+            found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
+    found |= {path: pair for path, pair in _job_differences(case, back.job) if pair[0] != pair[1]}
+    if case.stack.name not in _STACKS:
+        found["stack"] = (case.stack.name, "megatron")
+    refuse("Megatron-LM", found)
+
+
+def _job_differences(case: Case, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
+    job = case.job
+    yield "seq_len", (job.seq_len, back.seq_len)
+    yield "global_batch", (job.global_batch, back.global_batch)
+    yield "optimizer", (job.optimizer, back.optimizer)
+    yield "precision", (job.precision or case.stack.precision, back.precision)
+    if job.epochs != 1:
+        yield "epochs", (job.epochs, 1.0)
+    tokens = job.token_budget or job.sample_budget * job.seq_len
+    if abs(tokens - back.token_budget) > job.seq_len:
+        yield "token_budget", (tokens, back.token_budget)
+
+
+def canonical_plan(p: Plan) -> Plan:
+    """Return a plan without what has no effect: sequence parallelism alone, recompute that every layer has."""
+    return replace(p, sequence_parallel=p.sequence_parallel and p.tp > 1)
+
+
+def canonical(m: Model) -> Model:
+    """Return a model without its name and without what only other implementations do differently."""
+    made = {block: _canonical(block) for block in dict.fromkeys((*m.layers, *m.mtp))}
+    return replace(
+        m, name="", family="", layers=tuple(made[b] for b in m.layers), mtp=tuple(made[b] for b in m.mtp),
+        norm=_plain(m.norm), max_context=0, quantization="", dropout=False, assumptions=(), mtp_norms=3,
+    )  # fmt: skip
+
+
+def _canonical(block: Block) -> Block:
+    mixers: tuple[Mixer, ...] = tuple(_own_way(mixer) for mixer in block.mixers)
+    feed = None if block.feed_forward is None else _own_way(block.feed_forward)
+    return replace(
+        block, mixers=mixers, feed_forward=feed, norm=_plain(block.norm), also=tuple(map(_canonical, block.also))
+    )
+
+
+def _own_way(part: T) -> T:
+    names = {name: value for name, value in _OWN_WAY.items() if hasattr(part, name)}
+    if isinstance(part, Attention):
+        # Without a norm its kind says nothing; one without weights is a kind of its own.
+        names["qk_norm_kind"] = part.qk_norm_kind if "no-weight" in part.qk_norm_kind else "rmsnorm"
+    if isinstance(part, Mamba2):
+        names["chunk"] = 128
+    if getattr(part, "activation", "") == "gelu-new":
+        names["activation"] = "gelu-tanh"
+    return replace(part, **names)  # type: ignore[type-var]
+
+
+def _plain(norm: Any) -> Any:
+    return {"rmsnorm-float": "rmsnorm", "rmsnorm-offset": "rmsnorm", "layernorm-float": "layernorm"}.get(norm, norm)
+
+
+def script(case: Case, words: list[str]) -> str:
+    """Return the text of a launch script with the arguments, one to a line."""
+    import shlex
+
+    c, checked = case.cluster, facts()["checked"]
+    each = min(c.devices_per_node, case.plan.num_devices)
+    nodes = -(-case.plan.num_devices // each)
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            lines.append("    " + word)
+        else:
+            lines[-1] += " " + shlex.quote(word)
+    head = f"""#!/bin/bash
+# {case.model.name} on {case.plan.num_devices} devices, as Megatron-LM {checked["release"]} reads it.
+# Data, tokenizer, learning rate and checkpoints follow as arguments of this script.
+{_ENVIRONMENT["--use-megatron-fsdp" in words]}
+
+LAUNCH=(
+    --nproc_per_node {each}
+    --nnodes {nodes}
+    --node_rank ${{NODE_RANK:-0}}
+    --master_addr ${{MASTER_ADDR:-localhost}}
+    --master_port ${{MASTER_PORT:-6000}}
+)
+
+ARGUMENTS=(
+"""
+    return head + "\n".join(lines) + '\n)\n\ntorchrun "${LAUNCH[@]}" pretrain_gpt.py "${ARGUMENTS[@]}" "$@"\n'
