@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
+from math import prod
 from typing import Any
 
 from shardwise.models import MoE
@@ -80,21 +81,33 @@ def _choices(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterato
         }
 
 
+def _places(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
+    """Yield orders of the axes, then every fullest share of the fastest domain, each set of groups once."""
+    axes, domain = ("tp", "tp2", "cp", "dp", "pp"), case.domains[0]
+    plain = (axes, *(o for o in permutations(axes) if o != axes))
+    orders = space.orders or (plain if len(case.domains) > 2 else plain[:1])
+    ways: list[dict[str, Any]] = [{"order": order} for order in orders]
+    if not space.orders and n > domain:
+        shares = [s for s in product(*(_numbers(fixed[a]) for a in axes)) if domain % prod(s) == 0]
+        full = [s for s in shares if not any(t != s and all(x % y == 0 for x, y in zip(t, s)) for t in shares)]
+        ways += [{"fast": share, "order": order} for share in sorted(full) for order in orders]
+    seen = set()
+    for way in ways:
+        placed = spans(Plan(**fixed, **way), case.domains)
+        place = tuple(placed[a][:-1] for a in axes)
+        if place not in seen and all(getattr(space, f"fast_{a}").of([placed[a][0]]) for a in axes):
+            yield way
+        seen.add(place)
+
+
 def plans(case: Case, space: Space) -> Iterator[Plan]:
     """Yield every plan of a space, legal or not, places that put the same ranks into every domain once."""
     most = case.cluster.num_devices
     for n in space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]:
         for fixed in _degrees(case, space, n):
-            seen = set()
-            for order in space.orders:
-                placed = spans(Plan(**fixed, order=order), case.domains)  # type: ignore[arg-type]
-                place = tuple(placed[a][:-1] for a in ("tp", "tp2", "cp", "dp", "pp"))
-                if place in seen:
-                    continue
-                seen.add(place)
+            for place in _places(case, space, fixed, n):
                 for choice in _choices(case, space, fixed, n):
-                    plan = Plan(**fixed, **choice, order=order)  # type: ignore[arg-type]
-                    yield with_stages(plan, case.model.num_layers)
+                    yield with_stages(Plan(**fixed, **choice, **place), case.model.num_layers)
 
 
 def is_legal(case: Case, plan: Plan) -> bool:

@@ -23,20 +23,22 @@ class Entry:
     key: Key
 
 
-def key_of(columns: Columns, rows: Rows, composed: tuple[str, int, str], mode: int, row: int) -> Key:
+def key_of(values: Columns, rows: Rows, composed: tuple[str, int, str], mode: int, place: int) -> Key:
     """Return the fields of a plan as numbers, in the order that breaks ties; `composed` is schedule, vpp, sharding."""
-    c, s = columns, rows.space
+    s = rows.space
     schedule, vpp, sharding = composed
-    pp = int(c["pp"][row])
-    first = ("devices", "layout", "tp", "tp2", "cp")
+    first = ("devices", "layout", "tp", "tp2", "cp", "pp")
     rest = ("dp", "ep", "etp", "micro_batch", "panels", "sequence_parallel", "cp_kind")
-    words = (s.schedule.index(schedule), s.sharding.index(sharding), mode, int(c["order"][row]))
-    return (*(int(c[n][row]) for n in first), pp, vpp, *(int(c[n][row]) for n in rest), *words)
+    words = (s.schedule.index(schedule), s.sharding.index(sharding), mode)
+    where = (*rows.places.fast[place].tolist(), int(rows.places.order[place]))
+    return (*(int(values[n]) for n in first), vpp, *(int(values[n]) for n in rest), *words, *where)
 
 
 def plan_of(key: Key, rows: Rows) -> Plan:
     """Return the plan of a key."""
-    _, layout, tp, tp2, cp, pp, vpp, dp, ep, etp, micro, panels, sequence, kind, schedule, sharding, mode, order = key
+    names = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
+    _, layout, *sizes, sequence, kind, schedule, sharding, mode = key[:17]
+    *fast, order = key[17:]
     s = rows.space
     words: dict[str, Any] = {
         "layout": LAYOUTS[layout],
@@ -44,20 +46,8 @@ def plan_of(key: Key, rows: Rows) -> Plan:
         "schedule": s.schedule[schedule],
         "sharding": s.sharding[sharding],
         "recompute": s.recompute[mode],
-        "order": s.orders[order],
+        "order": s.placed_orders[order],
+        "fast": tuple(fast) if fast[0] else (),
     }
-    plan = Plan(
-        tp=tp,
-        tp2=tp2,
-        cp=cp,
-        pp=pp,
-        vpp=vpp,
-        dp=dp,
-        ep=ep,
-        etp=etp,
-        micro_batch=micro,
-        panels=panels,
-        sequence_parallel=bool(sequence),
-        **words,
-    )
+    plan = Plan(**dict(zip(names, sizes, strict=True)), sequence_parallel=bool(sequence), **words)
     return with_stages(plan, rows.case.model.num_layers)

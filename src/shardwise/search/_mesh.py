@@ -1,34 +1,26 @@
-"""Memory and time of meshes of plans: rows of plans on the last axis, recompute modes before it.
+"""Memory and time of meshes of plans: recompute modes by rows of plans by places.
 
-The formulas are those of `shardwise.training`, on arrays that broadcast. Python loops only over what changes the
-composition: schedule, chunks and sharding.
+The formulas are those of `shardwise.training`, recorded and run on arrays (`_compose`). Memory does not depend on which
+ranks share a domain, so it is computed for rows; of what fits, time is computed for every place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from shardwise.search._key import Entry, key_of
-from shardwise.search._laws import Columns, Court, with_stages
-from shardwise.search._rows import Rows, case_for
-from shardwise.search._tables import Gathered, Span, TableSet, sizes_of_rows, spans_of, tabulate
-from shardwise.training import Case, Sizes, stages_of
-from shardwise.training._evaluate import machine_of, memory_of, peak_of, step_job
-from shardwise.training._memory import Recipe, device_bytes
-from shardwise.training._step import (
-    StepJob,
-    least_seconds,
-    micro_batch_seconds,
-    piped_seconds,
-    runs_of_seconds,
-    with_update,
-)
+from shardwise.search._compose import Composition, Compositions
+from shardwise.search._key import Entry, Key, key_of
+from shardwise.search._laws import Columns, Court
+from shardwise.search._places import Span, spread
+from shardwise.search._program import PLACE, Program, Shape
+from shardwise.search._rows import Rows
+from shardwise.search._tables import Table, blocks_of, tabulate
 
-CELLS = 32_768
+CELLS = 16_384
 
 
 @dataclass(slots=True)
@@ -43,28 +35,23 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    """Plans of one schedule, number of chunks and sharding: (recompute modes, rows) bytes, seconds, which count."""
+    """Evaluated plans of one schedule, number of chunks and sharding: seconds and bytes, which fit, and their keys.
 
-    columns: Columns
-    schedule: str
-    vpp: int
-    sharding: str
-    device_bytes: Any
+    Arrays have one shape, or broadcast to it; `key` takes the flat index of a plan.
+    """
+
     step_seconds: Any
-    legal: Any
+    device_bytes: Any
     fits: Any
-
-    @property
-    def composed(self) -> tuple[str, int, str]:
-        """Schedule, chunks and sharding."""
-        return self.schedule, self.vpp, self.sharding
+    devices: Any
+    key: Callable[[int], Key]
 
 
 @dataclass(slots=True)
 class Mesh:
-    """Evaluates slices of the rows of a space. With `prune`, time is not computed where nothing fits.
+    """Evaluates slices of the rows of a space. With `prune`, time is computed of plans that may be wanted alone.
 
-    `may` says which plans may be wanted, given seconds that their steps are never shorter than, bytes and devices.
+    `may` says which those are, given seconds that their steps are never shorter than, bytes and devices.
     """
 
     rows: Rows
@@ -73,9 +60,17 @@ class Mesh:
     counts: Counts = field(default_factory=Counts)
     nearest: Entry | None = None
     court: Court = field(init=False)
+    compositions: Compositions = field(init=False)
 
     def __post_init__(self) -> None:
         self.court = self.rows.court()
+        self.compositions = Compositions(self.rows, blocks_of(self.rows))
+
+    def fresh(self) -> Mesh:
+        """Return the mesh with nothing counted, what is recorded kept."""
+        self.counts, self.nearest = Counts(), None
+        self.court.fallen, self.court.examples = {}, {}
+        return self
 
     @property
     def num_modes(self) -> int:
@@ -83,33 +78,30 @@ class Mesh:
         return len(self.rows.space.recompute)
 
     def sheets(self, start: int, end: int) -> Iterator[Sheet]:
-        """Yield the plans of a slice of the base rows, which share their pipeline."""
+        """Yield the plans of a slice of the base rows."""
         rows = self.rows
-        base = {c: v[start:end] for c, v in rows.base.items()}
-        pp = int(base["pp"][0])
+        base = {**{c: v[start:end] for c, v in rows.base.items()}, "base": np.arange(start, end)}
         columns = rows.expand(base, self.court)
         columns = {c: v for c, v in columns.items() if not c.startswith("of ")}
         if not len(columns["tp"]):
             return
-        case = case_for(rows.case, pp=pp, vpp=1)
-        shared = spans_of(columns, rows.space, case.domains)
-        tables: TableSet | None = None
-        each = CELLS // self.num_modes
-        for schedule, vpp in rows.compositions(pp):
-            allowed = self._lawful(columns, schedule, vpp)
-            if not len(allowed):
-                continue
-            tables = tables or tabulate(case, rows.space, columns, shared)
-            composed = _composed(case, schedule, vpp)
-            job = _Job(self, composed, columns, shared, tables, stages_of(composed))
-            for at in range(0, len(allowed), each):
-                yield from self._composition(job, allowed[at : at + each])
+        table = tabulate(self.compositions.blocks, rows, columns, (start, end))
+        columns["num_micro"] = rows.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
+        for pp in np.unique(columns["pp"]).tolist():
+            mine = np.flatnonzero(columns["pp"] == pp)
+            for schedule, vpp in rows.compositions(pp):
+                allowed = mine[self._lawful({c: v[mine] for c, v in columns.items()}, schedule, vpp)]
+                job = _Job(self, (schedule, pp, vpp), columns, table, start)
+                # What is not timed has one cell for all of its places.
+                cells = np.ones(len(allowed), np.int64) if self.prune else columns["places"][allowed]
+                for chosen in _pieces(allowed, cells, CELLS // self.num_modes):
+                    yield from job.pruned(chosen) if self.prune else job.all(chosen)
 
     def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
         fixed = {"schedule": schedule, "vpp": vpp}
         copies = columns["dp"] * columns["cp"] > 1
-        each = np.where(copies, len(self.rows.space.sharding), 1) * self.num_modes
+        each = np.where(copies, len(self.rows.space.sharding), 1) * self.num_modes * columns["places"]
         legal = self.court.judge("pipeline", {"pp": columns["pp"][:1]}, **fixed)
         legal = np.broadcast_to(legal, each.shape)
         self.court.keep("pipeline", {}, each, legal)
@@ -120,130 +112,196 @@ class Mesh:
         self.counts.legal += int(each[legal].sum())
         return np.flatnonzero(legal)
 
-    def _composition(self, job: _Job, chosen: Any) -> Iterator[Sheet]:
-        by_time: dict[tuple[bool, bool], list[str]] = {}
-        for sharding in self.rows.space.sharding:
-            r = case_for(job.case, sharding=sharding).recipe
-            by_time.setdefault((r.shards_gradients, r.shards_weights), []).append(sharding)
-        for shardings in by_time.values():
-            yield from job.evaluate(chosen, shardings)
+
+def _pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
+    """Yield rows in pieces of at most so many places, or of one row."""
+    ends = np.cumsum(places)
+    start = 0
+    while start < len(rows):
+        done = ends[start - 1] if start else 0
+        end = max(int(np.searchsorted(ends, done + most, side="right")), start + 1)
+        yield rows[start:end]
+        start = end
 
 
 @dataclass(frozen=True, slots=True)
-class _Timing:
-    """Seconds of one micro-batch on each run of stages, and those that the step is never shorter than."""
+class _Cells:
+    """Plans to be evaluated: their rows, the place of each and the row of each place, and modes where they are flat."""
 
-    machine: Any
-    job: StepJob[Any]
-    stages: Any
-    runs: Any
-    least: Any
+    rows: Any
+    place: Any
+    row: Any
+    modes: Any = None
+    groups: dict[bool, Span] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Job:
-    """One composition of some rows."""
+    """One composition of some rows of a part of the base."""
 
     mesh: Mesh
-    case: Case
+    composed: tuple[str, int, int]
     columns: Columns
-    shared: Span
-    tables: TableSet
-    stages: tuple[Any, ...]
+    table: Table
+    start: int
 
-    def _rows(self, chosen: Any) -> tuple[Columns, Sizes[Any], Gathered]:
-        columns = {c: v[chosen] for c, v in self.columns.items()}
-        shared = {axis: tuple(t[chosen] for t in tiers) for axis, tiers in self.shared.items()}
-        return columns, sizes_of_rows(columns, shared, self.case), self.tables.rows(chosen)
+    @property
+    def composition(self) -> Composition:
+        """The composition of the job."""
+        return self.mesh.compositions.of(*self.composed)
 
-    def evaluate(self, chosen: Any, shardings: Sequence[str]) -> Iterator[Sheet]:
-        """Yield the sheets of shardings that take the same time for their micro-batches."""
-        columns, z, blocks = self._rows(chosen)
-        limit = self.case.cluster.device.usable_memory_bytes
-        first = self.mesh.rows.space.sharding[0]
-        shape = (self.mesh.num_modes, len(chosen))
-        copies = columns["dp"] * columns["cp"] > 1
-        stages = self.stages
-        held, legal, fits = {}, {}, {}
-        for sharding in shardings:
-            case = case_for(self.case, sharding=sharding)
-            peak = peak_of(stages, memory_of(case, z, blocks.parts, stages))
-            held[sharding] = np.broadcast_to(device_bytes(case.stack, z, peak), shape)
-            legal[sharding] = copies | (sharding == first)
-            fits[sharding] = (held[sharding] <= limit) & legal[sharding]
-            self._count(fits[sharding], legal[sharding])
-            self._miss(sharding, columns, held[sharding], legal[sharding] & ~fits[sharding])
-        anywhere = np.any([f.any(axis=0) for f in fits.values()], axis=0)
-        if self.mesh.prune and not anywhere.any():
-            return
-        kept = None
-        if self.mesh.prune and anywhere.mean() < 0.7:
-            kept = np.flatnonzero(anywhere)
-            columns, z, blocks = self._rows(chosen[kept])
-        timing = self._timed(shardings[0], columns, z, blocks)
-        if self.mesh.may is not None:
-            mine = [_kept(held[s], kept) for s in shardings]
-            apt = [self.mesh.may(timing.least, bytes_, columns["devices"]) for bytes_ in mine]
-            useful = np.any([a & _kept(fits[s], kept) for a, s in zip(apt, shardings, strict=True)], axis=0).any(axis=0)
-            if not useful.any():
-                return
-            if useful.mean() < 0.7:
-                kept = np.flatnonzero(useful) if kept is None else kept[useful]
-                columns, z, blocks = self._rows(chosen[kept])
-                timing = self._timed(shardings[0], columns, z, blocks)
-        recipe = case_for(self.case, sharding=shardings[0]).recipe
-        piped = piped_seconds(timing.machine, z, recipe, timing.stages, timing.runs, timing.job)
-        for sharding in shardings:
-            recipe = case_for(self.case, sharding=sharding).recipe
-            step = with_update(timing.machine, z, recipe, blocks.parts, stages, piped).total
-            sheet = Sheet(
-                columns=columns,
-                schedule=self.case.plan.schedule,
-                vpp=self.case.plan.vpp,
-                sharding=sharding,
-                device_bytes=_kept(held[sharding], kept),
-                step_seconds=np.broadcast_to(step, (shape[0], len(columns["tp"]))),
-                legal=np.broadcast_to(_kept(legal[sharding], kept), (shape[0], len(columns["tp"]))),
-                fits=_kept(fits[sharding], kept),
+    def _given(self, program: Program, cells: _Cells, least: bool = False) -> dict[str, Any]:
+        """Return the inputs of a program for some plans."""
+        table, places, found = self.table, self.mesh.rows.places, dict[str, Any]()
+        key = table.key[cells.rows]
+        domain: Any = None
+        for name, level in program.inputs.items():
+            if name.startswith("block "):
+                column = (table.least if least else table.columns)[name]
+                at = key
+                if level & PLACE:
+                    if domain is None:
+                        domain = table.first[key][cells.row] + table.domain_of[cells.place - self._first]
+                    at = domain
+                if column.ndim == 1:
+                    found[name] = column[at]
+                elif cells.modes is None:
+                    found[name] = column.take(at, axis=-1)
+                else:
+                    found[name] = column[cells.modes if not level & PLACE else cells.modes[cells.row], at]
+            elif name == "vpp":
+                found[name] = float(self.composed[2])
+            elif "/" in name:
+                axis, tier = name.split("/")
+                found[name] = self._groups(cells, bool(level & PLACE))[axis][int(tier)]
+            else:
+                found[name] = self.columns[name][cells.rows].astype(np.float64)
+        return found
+
+    @property
+    def _first(self) -> int:
+        return int(self.mesh.rows.places.start[self.start])
+
+    def _groups(self, cells: _Cells, placed: bool) -> Span:
+        """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each row."""
+        known = cells.groups.get(placed)
+        if known is None:
+            rows = cells.rows[cells.row] if placed else cells.rows
+            place = cells.place if placed else self.mesh.rows.places.start[self.columns["base"][rows]]
+            known = cells.groups[placed] = self.mesh.rows.groups(
+                place, {n: self.columns[n][rows] for n in ("ep", "etp")}
             )
-            self.mesh.counts.evaluated += int(np.count_nonzero(sheet.legal))
-            yield sheet
+        return known
 
-    def _timed(self, sharding: str, columns: Columns, z: Sizes[Any], blocks: Gathered) -> _Timing:
-        """Return the seconds of one micro-batch on each run of stages."""
-        machine, recipe = machine_of(self.case, z.spans), case_for(self.case, sharding=sharding).recipe
-        job = step_job(self.case, blocks.parts, blocks.send)
-        timed = micro_batch_seconds(machine, z, recipe, blocks.parts, self.stages, job)
-        runs: Any = runs_of_seconds(self.stages, timed)
-        return _Timing(machine, job, timed, runs, least_seconds(z, runs, job.schedule))
+    def _cells(self, chosen: Any) -> _Cells:
+        """Return all places of some rows, for all modes."""
+        places, base = self.mesh.rows.places, self.columns["base"][chosen]
+        place, count = spread(places.start[base], places.count[base])
+        return _Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
 
-    def _count(self, fits: Any, legal: Any) -> None:
-        counts, plans = self.mesh.counts, int(np.count_nonzero(legal)) * self.mesh.num_modes
-        fitting = int(np.count_nonzero(fits))
-        counts.fitting += fitting
-        counts.too_large += plans - fitting
+    def all(self, chosen: Any) -> Iterator[Sheet]:
+        """Yield memory and time of all plans of some rows."""
+        composition, modes = self.composition, self.mesh.num_modes
+        cells = self._cells(chosen)
+        program = composition.whole
+        found = program.run(self._given(program, cells), Shape(rows=len(chosen), modes=modes, row=cells.row))
+        devices = self.columns["devices"][chosen][cells.row]
+        for sharding in composition.shardings:
+            held = np.broadcast_to(found[f"held {sharding}"], (modes, len(chosen)))
+            legal, fits = self._judged(sharding, chosen, held)
+            shape = (modes, len(cells.row))
+            self.mesh.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
+            if fits.any():
+                yield Sheet(
+                    step_seconds=np.broadcast_to(found[f"step {sharding}"], shape),
+                    device_bytes=held.take(cells.row, axis=-1),
+                    fits=fits.take(cells.row, axis=-1),
+                    devices=devices,
+                    key=self._keys(cells, sharding),
+                )
 
-    def _miss(self, sharding: str, columns: Columns, held: Any, missed: Any) -> None:
+    def pruned(self, chosen: Any) -> Iterator[Sheet]:
+        """Yield the plans of some rows that may be wanted: they fit, and what their steps are never shorter than does."""
+        composition, modes, limit = self.composition, self.mesh.num_modes, len(chosen)
+        cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        shape = Shape(rows=limit, modes=modes, row=cells.row)
+        found = composition.held.run(self._given(composition.held, cells), shape)
+        held, fits = {}, {}
+        for s in composition.shardings:
+            held[s] = np.array(np.broadcast_to(found[f"held {s}"], (modes, limit)))
+            fits[s] = self._judged(s, chosen, held[s])[1]
+        if not any(f.any() for f in fits.values()):
+            return
+        least = composition.least.run(self._given(composition.least, cells, least=True), shape)
+        devices = self.columns["devices"][chosen]
+        if self.mesh.may is not None:
+            for s in composition.shardings:
+                if fits[s].any():
+                    bound = np.broadcast_to(least[f"least {s}"], (modes, limit))
+                    fits[s] = fits[s] & self.mesh.may(bound, held[s], devices)
+        for group in composition.groups:
+            wanted = np.flatnonzero(np.any([fits[s] for s in group], axis=0))
+            yield from self._timed(group, chosen, wanted, (held, fits))
+
+    def _timed(self, group: tuple[str, ...], chosen: Any, wanted: Any, known: tuple[Any, Any]) -> Iterator[Sheet]:
+        """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
+        held, fits = known
+        places, size = self.mesh.rows.places, len(chosen)
+        for some in _pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
+            rows = chosen[some % size]
+            base = self.columns["base"][rows]
+            place, count = spread(places.start[base], places.count[base])
+            row = np.repeat(np.arange(len(rows)), count)
+            cells = _Cells(rows=rows, place=place, row=row, modes=some // size)
+            program = self.composition.steps[group]
+            found = program.run(self._given(program, cells), Shape(rows=len(rows), modes=1, row=row))
+            for s in group:
+                fit = fits[s].ravel()[some][row]
+                self.mesh.counts.evaluated += int(np.count_nonzero(fit))
+                yield Sheet(
+                    step_seconds=np.broadcast_to(found[f"step {s}"], row.shape),
+                    device_bytes=held[s].ravel()[some][row],
+                    fits=fit,
+                    devices=self.columns["devices"][rows][row],
+                    key=self._keys(cells, s),
+                )
+
+    def _keys(self, cells: _Cells, sharding: str) -> Callable[[int], Key]:
+        """Return the key of a plan by its flat index."""
+        schedule, _, vpp = self.composed
+
+        def key(index: int) -> Key:
+            mode, at = divmod(index, len(cells.row))
+            row = int(cells.row[at])
+            mode = mode if cells.modes is None else int(cells.modes[row])
+            values = {name: v[cells.rows[row]] for name, v in self.columns.items()}
+            return key_of(values, self.mesh.rows, (schedule, vpp, sharding), mode, int(cells.place[at]))
+
+        return key
+
+    def _judged(self, sharding: str, chosen: Any, held: Any) -> tuple[Any, Any]:
+        """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
+        mesh, columns = self.mesh, self.columns
+        copies = (columns["dp"][chosen] * columns["cp"][chosen]) > 1
+        legal = copies | (sharding == mesh.rows.space.sharding[0])
+        fits = (held <= mesh.rows.case.cluster.device.usable_memory_bytes) & legal
+        places = columns["places"][chosen]
+        fitting = int((fits.sum(axis=0) * places).sum())
+        mesh.counts.fitting += fitting
+        mesh.counts.too_large += int(places[legal].sum()) * mesh.num_modes - fitting
+        self._miss(sharding, chosen, held, legal & ~fits)
+        return legal, fits
+
+    def _miss(self, sharding: str, chosen: Any, held: Any, missed: Any) -> None:
         """Note the plan that is short of the least memory."""
         least = float(np.min(held, where=missed, initial=np.inf))
         mesh = self.mesh
         if not np.isfinite(least) or (mesh.nearest is not None and least > mesh.nearest.value):
             return
-        plan = self.case.plan
+        schedule, _, vpp = self.composed
         for mode, row in zip(*np.nonzero(missed & (held == least)), strict=True):
-            key = key_of(columns, mesh.rows, (plan.schedule, plan.vpp, sharding), int(mode), int(row))
+            values = {name: v[chosen[row]] for name, v in self.columns.items()}
+            place = int(mesh.rows.places.start[values["base"]])
+            key = key_of(values, mesh.rows, (schedule, vpp, sharding), int(mode), place)
             entry = Entry(least, 0.0, least, key)
             mesh.nearest = min(mesh.nearest or entry, entry)
-
-
-def _kept(values: Any, rows: Any) -> Any:
-    return values if rows is None else values[..., rows]
-
-
-def _composed(case: Case, schedule: str, vpp: int) -> Case:
-    """Return the case with its pipeline filled in, layers written out where stages differ."""
-    plan: Any = replace(case.plan, schedule=schedule, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
-    return replace(case, plan=with_stages(plan, case.model.num_layers))
-
-
-__all__ = ["CELLS", "Counts", "Mesh", "Recipe", "Sheet"]

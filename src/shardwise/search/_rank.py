@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.search._key import Entry, key_of
+from shardwise.search._key import Entry
 from shardwise.search._mesh import Sheet
-from shardwise.search._rows import Rows
 
 
 def _per_token(seconds: Any, devices: Any) -> Any:
@@ -42,26 +41,23 @@ class Top:
     objective: str
     entries: list[Entry] = field(default_factory=list)
 
-    def add(self, sheet: Sheet, rows: Rows) -> None:
+    def add(self, sheet: Sheet) -> None:
         """Take the plans of a sheet that belong to the best."""
-        values = OBJECTIVES[self.objective](sheet.step_seconds, sheet.device_bytes, sheet.columns["devices"])
+        values = OBJECTIVES[self.objective](sheet.step_seconds, sheet.device_bytes, sheet.devices)
         worst = self.entries[-1].value if len(self.entries) == self.size else np.inf
-        chosen = sheet.fits & (values <= worst)
-        modes, places = np.nonzero(chosen)
-        if not len(modes):
+        index = np.flatnonzero(sheet.fits & (values <= worst))
+        if not len(index):
             return
-        found = (values[modes, places], sheet.step_seconds[modes, places], sheet.device_bytes[modes, places])
-        if len(modes) > self.size:
+        found = tuple(v.ravel()[index] for v in (values, sheet.step_seconds, sheet.device_bytes))
+        kept = np.arange(len(index))
+        if len(index) > self.size:
             # Ties beyond the last place stay until their fields are compared.
             order = np.lexsort((found[2], found[1], found[0]))
             last = order[self.size - 1]
             tied = np.all([f == f[last] for f in found], axis=0)
             kept = np.union1d(order[: self.size], np.flatnonzero(tied))
-        else:
-            kept = np.arange(len(modes))
         for i in kept.tolist():
-            key = key_of(sheet.columns, rows, sheet.composed, int(modes[i]), int(places[i]))
-            self.put(Entry(float(found[0][i]), float(found[1][i]), float(found[2][i]), key))
+            self.put(Entry(float(found[0][i]), float(found[1][i]), float(found[2][i]), sheet.key(int(index[i]))))
 
     def may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
         """Return which plans may belong to the best, given seconds that their steps are never shorter than."""
@@ -86,42 +82,40 @@ class Front:
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
 
-    def add(self, sheet: Sheet, rows: Rows) -> None:
+    def add(self, sheet: Sheet) -> None:
         """Take the plans of a sheet that belong to the front."""
-        if not sheet.fits.any():
-            return
-        devices = sheet.columns["devices"]
-        for n in np.unique(devices).tolist():
-            self._add(sheet, rows, n, sheet.fits & (devices == n))
+        counts = np.unique(sheet.devices).tolist()
+        for n in counts:
+            self._add(sheet, n, sheet.fits if len(counts) == 1 else sheet.fits & (sheet.devices == n))
 
     def may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
         """Return which plans may belong to the front, given seconds that their steps are never shorter than."""
-        found: Any = False
+        found = np.zeros(np.shape(held), bool)
         for n in np.unique(devices).tolist():
-            own = devices == n
-            mine = self.entries.get(n, [])
-            for point in mine[:: max(1, len(mine) // 12)]:
-                own = own & ((least_seconds <= point.step_seconds) | (held < point.device_bytes))
-            found = own | found
+            mine = sorted(self.entries.get(n, []), key=lambda e: e.device_bytes)
+            # The shortest step of the plans that take no more bytes.
+            shortest = np.r_[np.inf, np.minimum.accumulate([e.step_seconds for e in mine])]
+            beaten_by = shortest[np.searchsorted([e.device_bytes for e in mine], held, side="right")]
+            found |= (least_seconds <= beaten_by) & (devices == n)
         return found
 
-    def _add(self, sheet: Sheet, rows: Rows, devices: int, chosen: Any) -> None:
+    def _add(self, sheet: Sheet, devices: int, chosen: Any) -> None:
         mine = self.entries.setdefault(devices, [])
         seconds, held = sheet.step_seconds, sheet.device_bytes
         # A few points of the front settle nearly all plans.
         for point in mine[:: max(1, len(mine) // 6)]:
             chosen = chosen & ((seconds <= point.step_seconds) | (held < point.device_bytes))
-        modes, places = np.nonzero(chosen)
-        if not len(modes):
+        index = np.flatnonzero(chosen)
+        if not len(index):
             return
-        own_seconds, own_held = seconds[modes, places], held[modes, places]
+        own_seconds, own_held = seconds.ravel()[index], held.ravel()[index]
         order = np.lexsort((own_held, own_seconds))
         lowest = np.minimum.accumulate(own_held[order])
         ahead = np.r_[np.inf, lowest[:-1]]
         # Equal plans stay until their fields are compared.
         for i in order[own_held[order] < ahead].tolist():
             same = np.flatnonzero((own_seconds == own_seconds[i]) & (own_held == own_held[i]))
-            key = min(key_of(sheet.columns, rows, sheet.composed, int(modes[k]), int(places[k])) for k in same.tolist())
+            key = min(sheet.key(int(index[k])) for k in same.tolist())
             mine.append(Entry(float(own_seconds[i]), float(own_seconds[i]), float(own_held[i]), key))
         self.entries[devices] = _undominated(mine)
 

@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shardwise.models import MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS
 from shardwise.plans._laws import all_blocks
-from shardwise.plans._placement import Whole, dense_spans
+from shardwise.plans._placement import with_groups
 from shardwise.plans._values import divisors
 from shardwise.search._laws import Columns, Court, laws_of
+from shardwise.search._places import COLUMNS, Places, Span, places_of
 from shardwise.search._space import Space, chunk_choices
 from shardwise.training import Case
 
-COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
 DEGREES = ("tp", "tp2", "cp", "dp", "pp")
 SUMMA = LAYOUTS.index("summa")
 
@@ -47,12 +47,21 @@ class Rows:
 
     @cached_property
     def base(self) -> Columns:
-        """Degrees and places, sorted by the stages of the pipeline."""
+        """Degrees, sorted by how a layer is split, and how many places each set of them has."""
         found = [self._degrees(n) for n in self.device_counts]
         columns = {c: np.concatenate([f[c] for f in found]) for c in found[0]}
-        columns = self._placed(columns)
-        by_pipeline = np.argsort(columns["pp"], kind="stable")
-        return {c: v[by_pipeline] for c, v in columns.items()}
+        by_split = np.lexsort([columns[c] for c in ("dp", "pp", "devices", "cp", "tp2", "tp", "layout")])
+        columns = {c: v[by_split] for c, v in columns.items()}
+        places = places_of(columns, self.space, self.case.domains)
+        chosen = np.flatnonzero(places.count)
+        self.__dict__["places"] = places.among(chosen)
+        return {**{c: v[chosen] for c, v in columns.items()}, "places": places.count[chosen]}
+
+    @cached_property
+    def places(self) -> Places:
+        """Every way to fill the fastest domain, for each row of the base."""
+        _ = self.base
+        return cast(Places, self.__dict__["places"])
 
     def _degrees(self, num_devices: int) -> Columns:
         """Every way to write the devices as a product of degrees."""
@@ -77,25 +86,21 @@ class Rows:
             sides.append({**side, "layout": np.full(int(here.sum()), LAYOUTS.index(name))})
         return {c: np.concatenate([side[c] for side in sides]) for c in sides[0]}
 
-    def _placed(self, columns: Columns) -> Columns:
-        """One row for each order of the axes that puts other ranks into the domains than the orders before it."""
-        domains = self.case.domains
-        sizes = {axis: columns[axis] for axis in DEGREES}
-        codes = np.empty((len(self.space.orders), len(columns["tp"])), np.int64)
-        for i, order in enumerate(self.space.orders):
-            placed = dense_spans(sizes, order, domains, COLUMNS)
-            code = np.zeros(len(columns["tp"]), np.int64)
-            for axis, tier in product(DEGREES, range(len(domains) - 1)):
-                code = code * (domains[tier] + 1) + placed[axis][tier]
-            codes[i] = code
-        by_code = np.argsort(codes, axis=0, kind="stable")
-        ordered = np.take_along_axis(codes, by_code, axis=0)
-        fresh = np.ones_like(codes, bool)
-        fresh[1:] = ordered[1:] != ordered[:-1]
-        new = np.zeros_like(fresh)
-        np.put_along_axis(new, by_code, fresh, axis=0)
-        row, order_index = np.nonzero(new.T)
-        return {**{c: v[row] for c, v in columns.items()}, "order": order_index}
+    def groups(self, place: Any, experts: Columns) -> Span:
+        """Return the ranks of every group in one domain of each tier, as float64, for places and (ep, etp) of plans."""
+        if not self.has_experts:
+            return {axis: tuple(t[place] for t in tiers) for axis, tiers in self._dense_groups.items()}
+        dense = {axis: tuple(t[place].astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
+        dp = dense["dp"][-1]
+        found = with_groups(dense, {"dp": dp, "shard": dp, **experts}, COLUMNS)
+        return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
+
+    @cached_property
+    def _dense_groups(self) -> Span:
+        dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
+        dp = dense["dp"][-1]
+        found = with_groups(dense, {"dp": dp, "shard": dp, "ep": np.ones_like(dp), "etp": np.ones_like(dp)}, COLUMNS)
+        return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
 
     @cached_property
     def micro_batches(self) -> list[int]:
@@ -121,6 +126,7 @@ class Rows:
         experts = {n: len(self.expert_ways(n)) for n in self.device_counts}
         pipes = {p: len(self.compositions(p)) for p in set(columns["pp"].tolist())}
         return {
+            "places": columns["places"],
             "panels": np.where(flat, len(self.panels), ones),
             "experts": _looked_up(columns["devices"], experts),
             "sequence": np.where(flat | (columns["tp"] == 1), ones, len(s.sequence_parallel)),
@@ -183,19 +189,18 @@ class Rows:
         return _crossed(columns, matters, {"sequence_parallel": values}, {"sequence_parallel": False})
 
     def chunks(self, most_rows: int) -> list[tuple[int, int]]:
-        """Return slices of the base of one pipeline each, of about so many rows when expanded."""
+        """Return slices of the base of about so many rows when expanded."""
         columns = self.base
         counts = self.counts(columns)
-        sizes = _weights({k: v for k, v in counts.items() if k not in ("composition", "batch")}, ())
+        sizes = _weights({k: v for k, v in counts.items() if k not in ("places", "composition", "batch")}, ())
         fitting = {
             d: sum(self.case.job.global_batch % (d * b) == 0 for b in self.micro_batches)
             for d in set(columns["dp"].tolist())
         }
-        sizes = sizes * _looked_up(columns["dp"], fitting)
+        sizes = sizes * _looked_up(columns["dp"], fitting) * np.ones(len(columns["dp"]), np.int64)
         found, start = [], 0
         for end in range(1, len(sizes) + 1):
-            last = end == len(sizes)
-            if last or columns["pp"][end] != columns["pp"][start] or sizes[start : end + 1].sum() > most_rows:
+            if end == len(sizes) or sizes[start : end + 1].sum() > most_rows:
                 found.append((start, end))
                 start = end
         return found

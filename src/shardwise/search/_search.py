@@ -80,6 +80,7 @@ class Work:
     wish: Wish
     top: Top = field(init=False)
     front: Front = field(init=False)
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         self.top, self.front = Top(self.wish.top, self.wish.objective), Front()
@@ -89,11 +90,13 @@ class Work:
 
     def __call__(self, parts: Sequence[Part]) -> Tally:
         """Return what became of the plans of the parts."""
-        mesh = Mesh(self.rows, prune=self.wish.prune, may=self._may if self.wish.prune else None)
+        if self.mesh is None:
+            self.mesh = Mesh(self.rows, prune=self.wish.prune, may=self._may if self.wish.prune else None)
+        mesh = self.mesh.fresh()
         for start, end in parts:
             for sheet in mesh.sheets(start, end):
-                self.top.add(sheet, self.rows)
-                self.front.add(sheet, self.rows)
+                self.top.add(sheet)
+                self.front.add(sheet)
         tally = Tally(deepcopy(self.top), deepcopy(self.front), counts=mesh.counts, parts=len(parts))
         tally.fallen.update(mesh.court.fallen)
         tally.examples.update(mesh.court.examples)

@@ -64,8 +64,9 @@ def upto(most: int) -> Wholes:
 class Space:
     """What each field of a plan may be; `devices` are counts of devices, by default all of the cluster.
 
-    Degrees are further bound by what divides the devices, the micro-batch by what divides the global batch. `orders`
-    assign the fast domain to the axes: the first fill it.
+    Degrees are further bound by what divides the devices, the micro-batch by what divides the global batch. Every way
+    to fill the fastest domain with ranks of the axes is tried, within `fast_tp` to `fast_pp`; with `orders`, only those
+    in which the first axes of an order fill it.
 
     >>> Space(tp=upto(8)).tp.of([4, 16])
     [4]
@@ -88,7 +89,23 @@ class Space:
     schedule: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "dualpipe")
     sharding: tuple[str, ...] = ("none", "zero1", "zero2", "zero3")
     recompute: tuple[str, ...] = ("none", "selective", "attention", "norm-attention-norm", "full")
-    orders: tuple[Order, ...] = ORDERS
+    orders: tuple[Order, ...] = ()
+    fast_tp: Wholes = Wholes()
+    fast_tp2: Wholes = Wholes()
+    fast_cp: Wholes = Wholes()
+    fast_dp: Wholes = Wholes()
+    fast_pp: Wholes = Wholes()
+
+    @property
+    def placed_orders(self) -> tuple[Order, ...]:
+        """Orders of the axes outwards from the fastest domain: those given, or all, the plain one first."""
+        plain = ("tp", "tp2", "cp", "dp", "pp")
+        return self.orders or (plain, *(order for order in ORDERS if order != plain))
+
+    def fast_of(self, axis: str) -> Wholes:
+        """Return how many ranks of an axis may share the fastest domain."""
+        found: Wholes = getattr(self, f"fast_{axis}")
+        return found
 
     def check(self) -> None:
         """Raise `InputError` for choices that are not known, named twice or left empty."""
@@ -96,7 +113,8 @@ class Space:
         for name, known in _KNOWN.items():
             _check(found, name, getattr(self, name), known)
         _check(found, "sequence_parallel", self.sequence_parallel, (False, True))
-        _check(found, "order", self.orders, ORDERS)
+        if self.orders:
+            _check(found, "order", self.orders, ORDERS)
         found.raise_if_any()
 
 
@@ -115,7 +133,7 @@ def names() -> tuple[str, ...]:
     >>> "tp" in names()
     True
     """
-    return tuple(f.name for f in fields(Space) if f.name not in ("devices", "orders"))
+    return tuple(f.name for f in fields(Space) if f.name not in ("devices", "orders") and not f.name.startswith("fast"))
 
 
 def chunk_choices(space: Space, pp: int, num_layers: int) -> list[tuple[str, int]]:

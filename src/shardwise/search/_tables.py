@@ -1,91 +1,41 @@
-"""Blocks of many plans: evaluated once for every distinct set of what they read, stacked over the recompute modes.
+"""Blocks of many plans: recorded once for every way to split a layer, evaluated once for every distinct set of sizes.
 
-The last axis of every array is distinct keys, an axis before it the recompute modes where they differ. `rows` then
-gathers the keys into rows of plans.
+What a block takes and keeps depends on how it is split and on the micro-batch (a row key), its time also on which ranks
+share a domain (a place key). Numbers of the recompute modes that agree are one number, those that differ are stacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from shardwise.ledger.symbol import Book, Symbol
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS
-from shardwise.plans._placement import dense_spans, with_groups
+from shardwise.plans._placement import with_groups
 from shardwise.search._laws import Columns
-from shardwise.search._rows import COLUMNS, DEGREES, case_for
-from shardwise.search._space import Space
-from shardwise.training import Case, Sizes
+from shardwise.search._places import COLUMNS, Places, Span, spread
+from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
+from shardwise.search._rows import DEGREES, Rows, case_for
+from shardwise.training import Sizes
 from shardwise.training._blocks import Elements, Folded
-from shardwise.training._evaluate import machine_of, send_of, tables_of
-from shardwise.training._memory import Parts
+from shardwise.training._evaluate import Tables, machine_of, tables_of
+from shardwise.training._memory import Parts, Shared
 
-_BLOCK_AXES = ("tp", "tp2", "cp", "pp", "ep", "etp")
-_BLOCK_READS = ("layout", "sequence_parallel", "cp_kind", "tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
+SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
+_SPLIT = ("layout", "sequence_parallel", "cp_kind")
 _UNREAD = ("flops", "model_flops", "hidden")
-_ONLY_PAIRED = ("compute", "exposed", "forward_exposed")
-Span = dict[str, tuple[Any, ...]]
+_Join = Callable[[Sequence[Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """The blocks of rows of plans, and the seconds of the message between their stages."""
-
-    parts: Parts[Any]
-    send: Any
-
-
-def spans_of(columns: Columns, space: Space, domains: Sequence[int]) -> Span:
-    """Return the spans of every group of the rows, as whole numbers."""
-    dense: dict[str, tuple[Any, ...]] = {a: tuple(np.zeros_like(columns["tp"]) for _ in domains) for a in DEGREES}
-    for index in np.unique(columns["order"]).tolist():
-        here = columns["order"] == index
-        placed = dense_spans({a: columns[a][here] for a in DEGREES}, space.orders[index], domains, COLUMNS)
-        for axis, tiers in placed.items():
-            for into, tier in zip(dense[axis], tiers, strict=True):
-                into[here] = tier
-    sizes = {"dp": columns["dp"], "shard": columns["dp"], "ep": columns["ep"], "etp": columns["etp"]}
-    return with_groups(dense, sizes, COLUMNS)
-
-
-def sizes_of_rows(columns: Columns, shared: Span, case: Case) -> Sizes[Any]:
-    """Return the sizes of rows of one pipeline as float64 columns; stages and chunks are those of the case's plan."""
-
-    def column(values: Any) -> Any:
-        return np.asarray(values, np.float64)
-
-    names = ("tp", "tp2", "cp", "dp", "ep", "etp", "panels", "micro_batch")
-    values = {name: column(columns[name]) for name in names}
-    micro = case.job.global_batch / (values["dp"] * values["micro_batch"])
-    return Sizes(
-        pp=case.plan.pp,
-        vpp=case.plan.vpp,
-        shard=values["dp"],
-        num_micro=micro,
-        spans={axis: tuple(map(column, tiers)) for axis, tiers in shared.items()},
-        **values,
-    )
-
-
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a tree of records, tuples and dicts with every number changed."""
-    if isinstance(value, (Parts, Folded, Elements)):
-        return replace(value, **{f.name: mapped(getattr(value, f.name), change) for f in fields(value)})
-    if isinstance(value, tuple):
-        return tuple(mapped(item, change) for item in value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return value if isinstance(value, bool) else change(value)
-
-
-def joined(values: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
+def joined(values: Sequence[Any], join: _Join) -> Any:
     """Return trees of one shape as a single one, numbers in the same place joined; an absent key counts as zero."""
     first = values[0]
-    if isinstance(first, (Parts, Folded, Elements)):
-        names = [f.name for f in fields(first)]
-        return replace(first, **{n: joined([getattr(v, n) for v in values], join) for n in names})
+    if isinstance(first, (Parts, Folded, Elements, Shared)):
+        return replace(first, **{f.name: joined([getattr(v, f.name) for v in values], join) for f in fields(first)})
     if isinstance(first, tuple):
         return tuple(joined(items, join) for items in zip(*values, strict=True))
     if isinstance(first, dict):
@@ -109,78 +59,219 @@ def _trimmed(parts: Parts[Any], paired: bool) -> Parts[Any]:
     return replace(parts, kinds=tuple(map(trim, parts.kinds)), **ends)
 
 
-def _stacked(values: Sequence[Any]) -> Any:
-    """Return values of the recompute modes: one where they agree, stacked on a new first axis where they do not."""
-    first = values[0]
-    if all(v is first or np.array_equal(v, first) for v in values[1:]):
-        return first
-    return np.stack(np.broadcast_arrays(*values))
-
-
-def _side_by_side(sizes: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    def join(values: Sequence[Any]) -> Any:
-        deep = max((v.shape[0] for v in values if np.ndim(v) == 2), default=0)
-        shapes = [(deep, n) if deep else (n,) for n in sizes]
-        return np.concatenate([np.broadcast_to(v, s) for v, s in zip(values, shapes, strict=True)], axis=-1)
-
-    return join
-
-
 @dataclass(frozen=True, slots=True)
-class TableSet:
-    """The blocks of distinct keys, and the key of each row."""
+class Leaf:
+    """One number of the blocks in the tables: the name of its column, and what it varies with."""
 
-    parts: Parts[Any]
-    send: Any
+    name: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model under every way of a space to split them.
+
+    `tree` is the parts of the model with a `Leaf` or a plain number in each place, and last the message between stages;
+    `programs` compute the columns of the leaves of each way, one column a recompute mode where modes differ.
+    """
+
+    tree: tuple[Parts[Any], Any]
+    leaves: tuple[Leaf, ...]
+    programs: Mapping[tuple[int, int, int], Program]
+    num_modes: int
+
+
+def blocks_of(rows: Rows) -> Blocks:
+    """Return the blocks of the rows of a space, recorded."""
+    base, space = rows.base, rows.space
+    ways = [
+        (layout, sequence, kind)
+        for layout in np.unique(base["layout"]).tolist()
+        for sequence in (sorted(space.sequence_parallel) if LAYOUTS[layout] == "1d" else [False])
+        for kind in ([CONTEXT_KINDS.index(k) for k in space.cp_kind] if (base["cp"] > 1).any() else [_first_kind(rows)])
+    ]
+    # Where tensor parallelism is one the sequence is not split either.
+    if not space.sequence_parallel or False not in space.sequence_parallel:
+        ways += [(layout, False, kind) for layout, sequence, kind in ways if sequence]
+    recorded = {(a, int(b), c): _recorded(rows, a, bool(b), c) for a, b, c in ways}
+    leaves: list[Leaf] = []
+    named: dict[tuple[int, int, int], dict[str, Any]] = {way: {} for way in recorded}
+
+    def join(values: Sequence[Any]) -> Any:
+        """One number of all ways and modes: known, or a leaf."""
+        modes = len(rows.space.recompute)
+        per_way = [values[i : i + modes] for i in range(0, len(values), modes)]
+        first = values[0]
+        if not isinstance(first, Symbol) and all(not isinstance(v, Symbol) and v == first for v in values):
+            return first
+        level = ROW
+        for v in values:
+            level |= v.level if isinstance(v, Symbol) else 0
+        if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
+            level |= MODE
+        leaf = Leaf(f"block {len(leaves)}", level)
+        leaves.append(leaf)
+        for way, own in zip(recorded, per_way, strict=True):
+            for mode, v in enumerate(own if level & MODE else own[:1]):
+                named[way][f"{leaf.name}/{mode}"] = v
+        return leaf
+
+    trees = [tree for modes in recorded.values() for tree in modes]
+    parts, send = joined([t[0] for t in trees], join), joined([t[1] for t in trees], join)
+    programs = {way: Program(outputs) for way, outputs in named.items()}
+    return Blocks(tree=(parts, send), leaves=tuple(leaves), programs=programs, num_modes=len(rows.space.recompute))
+
+
+def _first_kind(rows: Rows) -> int:
+    return CONTEXT_KINDS.index(rows.space.cp_kind[0])
+
+
+def sizes_given(book: Book, rows: Rows, fixed: Mapping[str, Any]) -> Sizes[Any]:
+    """Return the sizes of a plan as symbols of a book; what all rows of the space share, and what is fixed, is known."""
+    known = dict(fixed)
+    for name in ("tp", "tp2", "cp", "dp"):
+        distinct = np.unique(rows.base[name])
+        if len(distinct) == 1:
+            known[name] = float(distinct[0])
+    if not rows.has_experts:
+        known["ep"] = known["etp"] = 1.0
+    names = (*SIZES, "dp", "num_micro")
+    values: dict[str, Any] = {name: known[name] if name in known else book.given(name, ROW) for name in names}
+    tiers = len(rows.case.domains)
+
+    def tier(axis: str, i: int) -> Any:
+        if i == tiers - 1:
+            return values[axis] if axis in values else known.get(axis, book.given(f"{axis}/{i}", ROW))
+        flat = axis in ("ep", "etp") and not rows.has_experts
+        return 1.0 if flat else book.given(f"{axis}/{i}", ROW | PLACE)
+
+    axes = (*DEGREES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
+    spans = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
+    return Sizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
+
+
+def _recorded(rows: Rows, layout: int, sequence: bool, kind: int) -> list[tuple[Parts[Any], Any]]:
+    """Return for each recompute mode the blocks of one way to split them, and the bytes sent between stages."""
+    case = case_for(rows.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
+    z = sizes_given(Book(), rows, {})
+    machine = machine_of(case, z.spans)
+    paired = "dualpipe" in rows.space.schedule
+    found = []
+    for mode in rows.space.recompute:
+        tables: Tables[Any] = tables_of(case_for(case, recompute=mode), machine, z)
+        found.append((_trimmed(tables.parts, paired), tables.boundary_bytes))
+    return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """The blocks of some rows: a column for each leaf over row keys or place keys, and the key of each row.
+
+    `first` is the place key of a row key and its first domain; places add `domain_of` to it.
+    """
+
+    columns: Mapping[str, Any]
     key: Any
+    first: Any
+    sizes: Any
+    domain_of: Any
 
-    def rows(self, chosen: Any) -> Gathered:
-        """Return the blocks of some rows."""
-        at = self.key[chosen]
+    @cached_property
+    def least(self) -> Mapping[str, Any]:
+        """The columns over place keys, the least of each row key in their place."""
+        starts = self.first
+        return {
+            name: np.minimum.reduceat(column, starts, axis=-1) if column.shape[-1] == self.sizes.sum() else column
+            for name, column in self.columns.items()
+        }
 
-        def take(value: Any) -> Any:
-            return value.take(at, axis=-1) if isinstance(value, np.ndarray) else value
 
-        return Gathered(mapped(self.parts, take), take(self.send))
-
-
-def tabulate(case: Case, space: Space, columns: Columns, shared: Span) -> TableSet:
-    """Return the blocks of rows of one pipeline under every recompute mode of a space."""
-    reads = [columns[name] for name in _BLOCK_READS]
-    reads += [tier for axis in _BLOCK_AXES for tier in shared[axis][:-1]]
+def tabulate(blocks: Blocks, rows: Rows, columns: Columns, part: tuple[int, int]) -> Table:
+    """Return the blocks of rows that come from one part of the base."""
     code = np.zeros(len(columns["tp"]), np.int64)
-    for values in reads:
-        distinct, at = np.unique(values, return_inverse=True)
+    for name in (*_SPLIT, *SIZES):
+        distinct, at = np.unique(columns[name], return_inverse=True)
         code = code * len(distinct) + at
     _, first, key = np.unique(code, return_index=True, return_inverse=True)
-    variants = [("layout", LAYOUTS), ("sequence_parallel", (False, True)), ("cp_kind", CONTEXT_KINDS)]
-    which = [columns[name][first].astype(np.int64) for name, _ in variants]
-    group = (which[0] * 2 + which[1]) * len(CONTEXT_KINDS) + which[2]
-    by_group = np.argsort(group, kind="stable")
-    place = np.empty_like(by_group)
-    place[by_group] = np.arange(len(by_group))
-    found, sends, sizes = [], [], []
-    for g in np.unique(group).tolist():
-        here = first[by_group[group[by_group] == g]]
-        one = {name: words[int(columns[name][here[0]])] for name, words in variants}
-        parts, send = _variant(case_for(case, **one), space, columns, (shared, here))
-        found.append(parts)
-        sends.append(send)
-        sizes.append(len(here))
-    join = _side_by_side(sizes)
-    return TableSet(joined(found, join), join(sends), place[key])
+    keys = {name: v[first] for name, v in columns.items()}
+    group, start, count, domain_of, shown = _domains(rows, part)
+    mine = group[keys["base"] - part[0]]
+    which, sizes = spread(start[mine], count[mine])
+    row = np.repeat(np.arange(len(first)), sizes)
+    spans = _spans_of(keys, row, shown[which], rows)
+    found: dict[str, Any] = {}
+    for way, program in blocks.programs.items():
+        here = np.ones(len(first), bool)
+        for name, value in zip(_SPLIT, way, strict=True):
+            here &= keys[name] == value
+        chosen = np.flatnonzero(here)
+        if len(chosen):
+            _fill(found, blocks, program, (keys, chosen, spans, row))
+    return Table(columns=found, key=key, first=np.cumsum(sizes) - sizes, sizes=sizes, domain_of=domain_of)
 
 
-def _variant(case: Case, space: Space, columns: Columns, picked: tuple[Span, Any]) -> tuple[Parts[Any], Any]:
-    """Return the blocks and the boundary message of some rows that share all choices of words."""
-    shared, here = picked
-    own = {axis: tuple(t[here] for t in tiers) for axis, tiers in shared.items()}
-    z = sizes_of_rows({c: v[here] for c, v in columns.items()}, own, case)
-    machine = machine_of(case, z.spans)
-    paired = "dualpipe" in space.schedule
-    modes, send = [], None
-    for mode in space.recompute:
-        tables = tables_of(case_for(case, recompute=mode), machine, z)
-        modes.append(_trimmed(tables.parts, paired))
-        send = send_of(case, machine, z, tables.boundary_bytes)
-    return joined(modes, _stacked), send
+def _domains(rows: Rows, part: tuple[int, int]) -> tuple[Any, ...]:
+    """Return how the domains of the rows of a part of the base are filled, as far as blocks can tell.
+
+    For each row of the base its group (the same split), for each group where its domains start and how many there are,
+    for each place the domain within the group, and for each domain a place that has it.
+    """
+    low, high = part
+    base, places = rows.base, rows.places
+    split = [base[name][low:high] for name in ("layout", "tp", "tp2", "cp")]
+    _, group = np.unique(np.stack(split), axis=1, return_inverse=True)
+    group = group.ravel()
+    index, _ = spread(places.start[low:high], places.count[low:high])
+    owner = np.repeat(group, places.count[low:high])
+    code = owner.astype(np.int64)
+    for tier in range(len(rows.case.domains) - 1):
+        axes = [places.spans[axis][tier][index] for axis in ("tp", "tp2", "cp")]
+        if rows.has_experts:
+            axes.append(axes[0] * axes[1] * axes[2] * places.spans["dp"][tier][index])
+        for values in axes:
+            code = code * (rows.case.domains[tier] + 1) + values.astype(np.int64)
+    distinct, first, at = np.unique(code, return_index=True, return_inverse=True)
+    count = np.bincount(owner[first], minlength=int(group.max()) + 1)
+    start = np.cumsum(count) - count
+    return group, start, count, at.ravel() - start[owner], index[first]
+
+
+def _spans_of(keys: Columns, row: Any, shown: Any, rows: Rows) -> Span:
+    """Return the ranks of each axis in one domain of each tier, for row keys with a place that has their domain."""
+    dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in rows.places.spans.items()}
+    if not rows.has_experts:
+        return dense
+    sizes = {"dp": dense["dp"][-1], "shard": dense["dp"][-1], "ep": keys["ep"][row], "etp": keys["etp"][row]}
+    return with_groups(dense, sizes, COLUMNS)
+
+
+def _fill(found: dict[str, Any], blocks: Blocks, program: Program, chosen: tuple[Any, ...]) -> None:
+    """Run the program of one way to split blocks on the keys that have it, and put its columns in their place."""
+    keys, mine, spans, row = chosen
+    number = np.full(len(keys["tp"]), -1)
+    number[mine] = np.arange(len(mine))
+    at = np.flatnonzero(number[row] >= 0)
+    shape = Shape(rows=len(mine), modes=1, row=number[row[at]])
+    given: dict[str, Any] = {}
+    for name, level in program.inputs.items():
+        if level & PLACE:
+            axis, tier = name.split("/")
+            given[name] = spans[axis][int(tier)][at].astype(np.float64)
+        else:
+            given[name] = keys[name][mine].astype(np.float64)
+    results = program.run(given, shape)
+    for leaf in blocks.leaves:
+        where, size = (at, len(row)) if leaf.level & PLACE else (mine, len(keys["tp"]))
+        if leaf.level & MODE:
+            column = found.setdefault(leaf.name, np.zeros((blocks.num_modes, size)))
+            for mode in range(blocks.num_modes):
+                column[mode, where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
+        else:
+            found.setdefault(leaf.name, np.zeros(size))[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
+
+
+def _wide(value: Any, leaf: Leaf, shape: Shape) -> Any:
+    """Return a result for every place of a leaf that varies with them, also where this way to split does not."""
+    if leaf.level & PLACE and np.ndim(value) and len(value) != len(shape.row):
+        return value[shape.row]
+    return value

@@ -23,7 +23,14 @@ from shardwise.training._state import (
     updates,
 )
 from shardwise.training._update import muon_seconds, optimizer_seconds
-from shardwise.training.schedule import PipelineShape, PipelineTime, Run, ScheduleName, pipeline_time
+from shardwise.training.schedule import (
+    PipelineShape,
+    PipelineTime,
+    Run,
+    ScheduleName,
+    least_pipeline_seconds,
+    pipeline_time,
+)
 from shardwise.training.schedule_points import slowest_work
 
 
@@ -261,9 +268,34 @@ def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds
     )
 
 
-def least_seconds(z: Sizes[X], runs: tuple[Run[X], ...], schedule: ScheduleName) -> X:
-    """Return seconds that a step is never shorter than: what the slowest stage computes (`pipeline_time`, busy)."""
-    return z.num_micro * slowest_work(runs, mirrored=schedule == "dualpipe")
+def least_step_seconds(
+    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], schedule: ScheduleName
+) -> X:
+    """Return seconds that a step is never shorter than, whatever its messages between stages and between copies.
+
+    They never fall when a time of a block grows. Under DualPipe expert messages may hide: with them only compute counts.
+    """
+    timed = [stage_seconds(m, z, replace(r, sharding="none"), parts, s) for s in stages]
+    if schedule == "dualpipe" and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
+        zero = 0 * z.num_micro
+        timed = [replace(t, forward=t.compute, backward_input=zero, backward_weight=zero) for t in timed]
+        piped = z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=True)
+    else:
+        shape = PipelineShape(
+            num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.num_micro, overlap_send=True
+        )
+        piped = least_pipeline_seconds(schedule, runs_of_seconds(stages, tuple(timed)), shape)
+    return piped + update_seconds(m, z, r, parts, stages) + r.stack.step_overhead_seconds
+
+
+def update_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...]) -> X:
+    """Return the seconds of the optimizer on the stage that takes longest."""
+    return largest(
+        [
+            above(s.count, 0, optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s), 0 * s.count)
+            for s in stages
+        ]
+    )
 
 
 def piped_seconds(
@@ -295,17 +327,7 @@ def with_update(
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)
     )
-    update = largest(
-        [
-            above(
-                s.count,
-                0,
-                optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s),
-                0 * s.count,
-            )
-            for s in stages
-        ]
-    )
+    update = update_seconds(m, z, r, parts, stages)
     if job.tied:
         grads = grads + tied_seconds(m, z, job)
     overhead = 0 * z.pp + r.stack.step_overhead_seconds

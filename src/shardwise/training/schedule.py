@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.ledger.number import X, maximum, minimum
+from shardwise.ledger.number import X, above, largest, maximum, minimum
 from shardwise.ledger.traced import named
-from shardwise.training.schedule_dualpipe import dualpipe_seconds
+from shardwise.training.schedule_dualpipe import dualpipe_seconds, least_dualpipe_seconds
 from shardwise.training.schedule_forms import (
     gpipe_seconds,
     interleaved_seconds,
@@ -38,7 +38,16 @@ from shardwise.training.schedule_orders import ScheduleName, schedule_problems
 from shardwise.training.schedule_points import slowest_work
 from shardwise.training.schedule_types import PipelineShape, PipelineTime, Run
 
-__all__ = ["PipelineShape", "PipelineTime", "Run", "ScheduleName", "in_flight", "pipeline_time", "schedule_problems"]
+__all__ = [
+    "PipelineShape",
+    "PipelineTime",
+    "Run",
+    "ScheduleName",
+    "in_flight",
+    "least_pipeline_seconds",
+    "pipeline_time",
+    "schedule_problems",
+]
 
 
 def _seconds(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
@@ -75,6 +84,30 @@ def pipeline_time(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: Pipel
     bubble = named(free - busy, "pipeline bubble", unit="s")
     exposed_send = named(sent - free, "exposed pipeline messages", unit="s")
     return PipelineTime(total=busy + bubble + exposed_send, busy=busy, bubble=bubble, exposed_send=exposed_send)
+
+
+def least_pipeline_seconds(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
+    """Return seconds that `pipeline_time` is never below, messages or not; they never fall when a stage gets slower.
+
+    Every micro-batch passes the slowest stage; before the first has come to it and after the last has left it (but for
+    late weight gradients) nothing runs there. The last stage of each run waits the longest.
+
+    >>> stages = Run(count=4, forward=1.0, backward_input=1.0, backward_weight=1.0)
+    >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0.5, overlap_send=True)
+    >>> least_pipeline_seconds("1f1b", (stages,), shape)
+    33.0
+    """
+    if schedule == "dualpipe":
+        return least_dualpipe_seconds(runs, shape.num_stages, shape.num_micro)
+    lengths = []
+    before = runs[0].count * 0
+    for run in runs:
+        work = run.forward + run.backward_input + run.backward_weight
+        passed = run.forward if schedule == "zb-h1" else work
+        waits = before + maximum(run.count - 1, 0) * passed
+        lengths.append(above(run.count, 0, waits / shape.num_chunks + shape.num_micro * work, 0))
+        before = before + run.count * passed
+    return largest(lengths)
 
 
 def in_flight(schedule: ScheduleName, shape: PipelineShape[X], stage: X) -> X:

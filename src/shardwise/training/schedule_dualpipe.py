@@ -166,6 +166,30 @@ def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     return above(shape.num_stages, 1, seconds, shape.num_micro * slowest_work(runs, mirrored=False))
 
 
+def least_dualpipe_seconds(runs: Sequence[Run[X]], num_stages: X, num_micro: X) -> X:
+    """Return seconds that `dualpipe_seconds` is never below, messages or not; they never fall when a task gets slower.
+
+    One path through it: in to the middle, the pairs there, pairs outwards to device 0, and the last backwards there.
+
+    >>> stages = (Run(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> least_dualpipe_seconds(stages, 8.0, 20.0)
+    66.0
+    """
+    shape = PipelineShape(
+        num_stages=num_stages, num_chunks=1 + 0 * num_micro, num_micro=num_micro, send=0 * num_micro, overlap_send=True
+    )
+    half = _half(runs, shape)
+    outer = half.devices[0]
+    drain = outer.full_late + (half.last + 1) * outer.full_early
+    ways = []
+    for d in half.devices:
+        fill = d.forward_early.through + d.forward_late.own + half.last * (d.forward_early.own + d.forward_late.own)
+        turn = d.forward_early.own + d.full_late + (half.rounds - half.last - 2) * (d.inward.own + d.outward.own)
+        ways.append(d.middle * (fill + turn + d.outward.through + drain))
+    busy = num_micro * slowest_work(runs, mirrored=True)
+    return maximum(busy, above(num_stages, 1, largest(ways), 0 * busy))
+
+
 def _first_late_forward(half: _Half[X]) -> list[X]:
     """When each device ends its first late forward: it comes over the middle, from a device busy with early ones."""
     slowest = running_largest([d.forward_early.own for d in half.devices])

@@ -1,0 +1,143 @@
+"""Memory and time of a pipeline over meshes of plans: one recording for each schedule and partition of the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from shardwise.ledger.number import above
+from shardwise.ledger.symbol import Book
+from shardwise.search._laws import with_stages
+from shardwise.search._program import MODE, PLACE, ROW, Program
+from shardwise.search._rows import Rows, case_for
+from shardwise.search._tables import Blocks, Leaf, sizes_given
+from shardwise.training import Case, Sizes, stages_of
+from shardwise.training._blocks import Elements, Folded
+from shardwise.training._evaluate import machine_of, memory_of, peak_of, send_of, step_job
+from shardwise.training._memory import Parts, Shared, device_bytes
+from shardwise.training._step import least_step_seconds, step_seconds
+
+
+def _filled(tree: Any, book: Book, flat: bool) -> Any:
+    """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
+    if isinstance(tree, Leaf):
+        return book.given(tree.name, tree.level & ~PLACE if flat else tree.level)
+    if isinstance(tree, (Parts, Folded, Elements, Shared)):
+        return replace(tree, **{f.name: _filled(getattr(tree, f.name), book, flat) for f in fields(tree)})
+    if isinstance(tree, tuple):
+        return tuple(_filled(item, book, flat) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _filled(item, book, flat) for key, item in tree.items()}
+    return tree
+
+
+@dataclass(frozen=True)
+class Composition:
+    """One schedule over one partition of the layers, recorded for every sharding.
+
+    Outputs are `held` bytes on a device, `step` seconds and `least` seconds of a step, each by sharding.
+    """
+
+    case: Case
+    rows: Rows
+    blocks: Blocks
+
+    @property
+    def shardings(self) -> Sequence[str]:
+        """Shardings of the space."""
+        return self.rows.space.sharding
+
+    def _start(self, flat: bool) -> tuple[Book, Sizes[Any], Parts[Any]]:
+        book, plan = Book(), self.case.plan
+        # Chunks of a stage only divide: one recording does for all numbers of them.
+        vpp = book.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
+        z = sizes_given(book, self.rows, {"pp": plan.pp, "vpp": vpp})
+        return book, z, _filled(self.blocks.tree[0], book, flat)
+
+    def _send(self, book: Book, z: Sizes[Any]) -> Any:
+        """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
+        boundary = _filled(self.blocks.tree[1], book, False)
+        machine = machine_of(self.case, z.spans)
+        one, other = (
+            send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
+        )
+        return one if one is other else above(book.given("sequence_parallel", ROW), 0.5, one, other)
+
+    @cached_property
+    def outputs(self) -> Mapping[str, Any]:
+        """Bytes and seconds of every sharding."""
+        book, z, parts = self._start(flat=False)
+        send, machine, stages = self._send(book, z), machine_of(self.case, z.spans), stages_of(self.case)
+        found: dict[str, Any] = {}
+        for sharding in self.shardings:
+            case = case_for(self.case, sharding=sharding)
+            peak = peak_of(stages, memory_of(case, z, parts, stages))
+            found[f"held {sharding}"] = device_bytes(case.stack, z, peak)
+            job = step_job(case, parts, send)
+            found[f"step {sharding}"] = step_seconds(machine, z, case.recipe, parts, stages, job).total
+        return found
+
+    @cached_property
+    def least(self) -> Program:
+        """Seconds that no step is shorter than, by sharding; it reads the least times of each row."""
+        book, z, parts = self._start(flat=True)
+        machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
+        found: dict[str, Any] = {}
+        for sharding in self.shardings:
+            case = case_for(self.case, sharding=sharding)
+            schedule = case.plan.schedule
+            found[f"least {sharding}"] = least_step_seconds(machine, z, case.recipe, parts, stages, schedule)
+        return Program(found)
+
+    @cached_property
+    def held(self) -> Program:
+        """Bytes on a device, by sharding."""
+        return Program({name: value for name, value in self.outputs.items() if name.startswith("held")})
+
+    @cached_property
+    def whole(self) -> Program:
+        """Bytes and seconds."""
+        return Program(self.outputs)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Shardings whose micro-batches take the same time."""
+        found: dict[tuple[bool, bool], list[str]] = {}
+        for sharding in self.shardings:
+            r = case_for(self.case, sharding=sharding).recipe
+            found.setdefault((r.shards_gradients, r.shards_weights), []).append(sharding)
+        return tuple(map(tuple, found.values()))
+
+    @cached_property
+    def steps(self) -> Mapping[tuple[str, ...], Program]:
+        """Seconds of the shardings of each group."""
+        return {group: Program({f"step {s}": self.outputs[f"step {s}"] for s in group}) for group in self.groups}
+
+
+@dataclass
+class Compositions:
+    """The compositions of a space, recorded when they are first asked for."""
+
+    rows: Rows
+    blocks: Blocks
+
+    def __post_init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Composition] = {}
+        self._asked: dict[tuple[str, int, int], Composition] = {}
+
+    def of(self, schedule: str, pp: int, vpp: int) -> Composition:
+        """Return the composition of a schedule; chunks that leave the stages as they are share one."""
+        if (schedule, pp, vpp) in self._asked:
+            return self._asked[schedule, pp, vpp]
+        plan: Any = replace(self.rows.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
+        case = replace(self.rows.case, plan=with_stages(plan, self.rows.case.model.num_layers))
+        key = (schedule, pp, stages_of(case))
+        if key not in self._known:
+            self._known[key] = Composition(case, self.rows, self.blocks)
+        self._asked[schedule, pp, vpp] = self._known[key]
+        return self._known[key]
+
+
+__all__ = ["MODE", "Composition", "Compositions"]

@@ -1,0 +1,145 @@
+"""Ways to place the axes of a plan: how many ranks of each share the fastest domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from shardwise.plans import AXES
+from shardwise.plans._placement import Whole, dense_spans
+from shardwise.plans._values import divisors
+from shardwise.search._laws import Columns
+from shardwise.search._space import ORDERS, Order, Space
+
+COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
+Span = dict[str, tuple[Any, ...]]
+_DEFAULT: Order = ORDERS[ORDERS.index(("tp", "tp2", "cp", "dp", "pp"))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Places of the rows of a base, one after the other: `count` of each row, from `start`.
+
+    `fast` holds the ranks of each axis in the fastest domain, none where the order of the axes fills it; `order` is the
+    index of that order, `spans` the ranks of each axis in one domain of each tier, as float64.
+    """
+
+    start: Any
+    count: Any
+    fast: Any
+    order: Any
+    spans: Span
+
+    def among(self, rows: Any) -> Places:
+        """Return the places of some rows of the base."""
+        index, count = spread(self.start[rows], self.count[rows])
+        return Places(
+            start=np.cumsum(count) - count,
+            count=count,
+            fast=self.fast[index],
+            order=self.order[index],
+            spans={axis: tuple(t[index] for t in tiers) for axis, tiers in self.spans.items()},
+        )
+
+
+def spread(start: Any, count: Any) -> tuple[Any, Any]:
+    """Return the numbers of ranges one after the other, given where each starts and how many it has.
+
+    >>> spread(np.array([5, 0]), np.array([2, 1]))[0].tolist()
+    [5, 6, 0]
+    """
+    ends = np.cumsum(count)
+    shift = np.repeat(start - (ends - count), count)
+    return np.arange(len(shift)) + shift, count
+
+
+def fillings(domain: int) -> list[tuple[int, ...]]:
+    """Return the ranks of each axis that together divide a domain.
+
+    >>> len(fillings(8)), (4, 1, 1, 2, 1) in fillings(8)
+    (56, True)
+    """
+    found: list[tuple[int, ...]] = [()]
+    for _ in AXES:
+        found = [(*f, n) for f in found for n in divisors(domain) if domain % (int(np.prod(f, initial=1)) * n) == 0]
+    return found
+
+
+def _is_full(fast: tuple[int, ...], degrees: Any, domain: int) -> Any:
+    """Return for which rows the ranks are some of each axis, and none could have more of them."""
+    ranks = np.array(fast)[:, None]
+    fits = (degrees % ranks == 0).all(axis=0)
+    left = domain // int(np.prod(fast))
+    for prime in (p for p in divisors(left) if p > 1 and len(divisors(p)) == 2):
+        fits &= (degrees // ranks % prime != 0).all(axis=0)
+    return fits
+
+
+def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
+    """Return the places of rows of degrees that put other ranks into the domains than the places before them."""
+    degrees = np.stack([columns[axis] for axis in AXES])
+    rows, fast, order, codes = [], [], [], []
+    for way, i in _ways(space, domains):
+        apt = _is_full(way, degrees, domains[0]) if way else np.ones(degrees.shape[1], bool)
+        # Where one domain holds all devices there is nothing to choose.
+        chosen = np.flatnonzero(apt & ((columns["devices"] > domains[0]) | (not way)))
+        if not len(chosen):
+            continue
+        placed = _spans(columns, chosen, way, space.placed_orders[i], domains)
+        code = np.zeros(len(chosen), np.int64)
+        for axis, tier in product(AXES, range(len(domains) - 1)):
+            code = code * (domains[tier] + 1) + placed[axis][tier]
+        wanted = np.ones(len(chosen), bool)
+        for axis in AXES:
+            wanted &= np.isin(placed[axis][0], space.fast_of(axis).of(np.unique(placed[axis][0]).tolist()))
+        rows.append(chosen[wanted])
+        codes.append(code[wanted])
+        fast.append(np.tile(np.array(way or (0,) * len(AXES)), (int(wanted.sum()), 1)))
+        order.append(np.full(int(wanted.sum()), i))
+    row, code = np.concatenate(rows), np.concatenate(codes)
+    _, first = np.unique(np.stack([row, code]), axis=1, return_index=True)
+    kept = first[np.lexsort([first, row[first]])]
+    row, ways, orders = row[kept], np.concatenate(fast)[kept], np.concatenate(order)[kept]
+    count = np.bincount(row, minlength=degrees.shape[1])
+    return Places(
+        start=np.cumsum(count) - count,
+        count=count,
+        fast=ways,
+        order=orders,
+        spans=_all_spans(columns, row, (ways, orders), space, domains),
+    )
+
+
+def _ways(space: Space, domains: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
+    """Return (ranks of each axis in the fastest domain, index of an order) to try, that of the order alone first."""
+    alone = [((), i) for i in range(len(space.placed_orders))]
+    if space.orders or len(domains) == 1:
+        return alone if space.orders else alone[:1]
+    # Orders of what does not share the fastest domain matter where there are tiers between it and the cluster.
+    outer = range(len(space.placed_orders)) if len(domains) > 2 else range(1)
+    return [*alone[: len(outer)], *product(fillings(domains[0]), outer)]
+
+
+def _spans(columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]) -> Span:
+    part = dict(zip(AXES, fast, strict=True)) if fast else None
+    return dense_spans({axis: columns[axis][rows] for axis in AXES}, order, domains, COLUMNS, part)
+
+
+def _all_spans(columns: Columns, row: Any, chosen: tuple[Any, Any], space: Space, domains: Sequence[int]) -> Span:
+    """Return the spans of places, those of one way together."""
+    ways, orders = chosen
+    found: Span = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
+    both = np.column_stack([ways, orders])
+    distinct, which = np.unique(both, axis=0, return_inverse=True)
+    for i, one in enumerate(distinct.tolist()):
+        here = np.flatnonzero(which.ravel() == i)
+        fast = tuple(one[:-1]) if one[0] else ()
+        placed = _spans(columns, row[here], fast, space.placed_orders[one[-1]], domains)
+        for axis, tiers in placed.items():
+            for into, tier in zip(found[axis], tiers, strict=True):
+                into[here] = tier
+    return found

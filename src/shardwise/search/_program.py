@@ -1,0 +1,185 @@
+"""Recorded formulas as lists of array operations, run on meshes of plans.
+
+A mesh has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
+fastest domain: several to a row). Arrays have the modes first where they vary with them, and rows or places last. Each
+operation runs on the least of them that its arguments vary with, into memory that is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwise.ledger.number import evaluate
+from shardwise.ledger.symbol import Symbol, needed
+
+ROW, MODE, PLACE = 1, 2, 4
+_IN_PLACE: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "true_divide": np.true_divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "ceil": np.ceil,
+    "sqrt": np.sqrt,
+    "log2": np.log2,
+    "power": np.power,
+    "raised": np.power,
+}
+_SPREAD = "spread"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Rows, modes and places of a mesh; `row` is the row of each place."""
+
+    rows: int
+    modes: int
+    row: Any
+
+    def of(self, level: int) -> tuple[int, ...]:
+        """Return the shape of an array that varies with a level."""
+        last = len(self.row) if level & PLACE else self.rows
+        return (self.modes, last) if level & MODE and self.modes > 1 else (last,)
+
+
+def _above(a: Any, threshold: Any, then: Any, other: Any, out: Any) -> Any:
+    np.copyto(out, other)
+    np.copyto(out, then, where=np.greater(a, threshold))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One operation: what does it, where its arguments and its result are kept, and the memory it may write to."""
+
+    op: str
+    run: Callable[..., Any] | None
+    args: tuple[int, ...]
+    into: int
+    level: int
+    slot: int
+
+
+_ARENA: dict[tuple[int, int], Any] = {}
+
+
+def _memory(level: int, slot: int, shape: tuple[int, ...]) -> Any:
+    """Return memory for a result; it is kept between runs and grows where it must."""
+    size = shape[0] if len(shape) == 1 else shape[0] * shape[1]
+    kept = _ARENA.get((level, slot))
+    if kept is None or len(kept) < size:
+        kept = _ARENA[level, slot] = np.empty(max(size, 1))
+    return kept[:size].reshape(shape)
+
+
+class Program:
+    """Outputs by name as operations in order; `inputs` are the names it reads, with their levels."""
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        self.inputs: dict[str, int] = {}
+        self.outputs = dict(outputs)
+        self._constants: list[Any] = []
+        self._steps: list[_Step] = []
+        self._given: dict[str, int] = {}
+        self._where: dict[Any, int] = {}
+        self._last: dict[int, int] = {}
+        self._count = 0
+        self._build()
+
+    def _build(self) -> None:
+        lines: list[tuple[Symbol | None, str, tuple[int, ...], int, int]] = []
+        for symbol in needed(self.outputs.values()):
+            if symbol.op == "given":
+                name = str(symbol.args[0])
+                self.inputs[name], self._given[name] = symbol.level, self._new(symbol)
+                continue
+            args = tuple(self._argument(a, symbol.level, lines) for a in symbol.args)
+            lines.append((symbol, symbol.op, args, self._new(symbol), symbol.level))
+        kept = {self._where[o] for o in self.outputs.values() if isinstance(o, Symbol)}
+        self._allot(lines, kept)
+
+    def _new(self, key: Any) -> int:
+        self._where[key] = self._count
+        self._count += 1
+        return self._count - 1
+
+    def _argument(self, value: Any, level: int, lines: list[Any]) -> int:
+        """Return where an argument is kept: rows are spread over places where the result varies with them."""
+        if not isinstance(value, Symbol):
+            constant = float(value) if isinstance(value, (int, float)) else value
+            key = ("constant", constant)
+            if key not in self._where:
+                self._constants.append((self._new(key), constant))
+            return self._where[key]
+        if not level & PLACE or value.level & PLACE or not value.level & ROW:
+            return self._where[value]
+        spread_key = (_SPREAD, value)
+        if spread_key not in self._where:
+            source = self._where[value]
+            lines.append((None, _SPREAD, (source,), self._new(spread_key), value.level | PLACE))
+        return self._where[spread_key]
+
+    def _allot(self, lines: list[Any], kept: set[int]) -> None:
+        """Give each operation memory that no value still needed lies in."""
+        last = {a: i for i, line in enumerate(lines) for a in line[2]}
+        free: dict[int, list[int]] = {}
+        made: dict[int, int] = {}
+        slots: dict[int, tuple[int, int]] = {}
+        for i, (_, op, args, into, level) in enumerate(lines):
+            pool = free.setdefault(level, [])
+            # An operation may write over an argument of its own that nothing reads later, but for a choice.
+            done = [a for a in dict.fromkeys(args) if last[a] == i and a in slots and a not in kept]
+            early = [a for a in done if slots[a][0] == level] if op in _IN_PLACE else []
+            for a in early:
+                pool.append(slots[a][1])
+            slot = pool.pop() if pool else made.setdefault(level, 0)
+            if slot == made.get(level):
+                made[level] = slot + 1
+            for a in done:
+                if a not in early:
+                    free[slots[a][0]].append(slots[a][1])
+            slots[into] = (level, slot)
+            self._steps.append(_Step(op, _IN_PLACE.get(op), args, into, level, slot))
+
+    def run(self, given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+        """Return the outputs, which stay good until the next run; what varies with nothing is a plain number."""
+        values: list[Any] = [None] * self._count
+        for place, constant in self._constants:
+            values[place] = constant
+        for name, place in self._given.items():
+            values[place] = given[name]
+        shapes = {level: shape.of(level) for level in {s.level for s in self._steps}}
+        memory: dict[tuple[int, int], Any] = {}
+        with np.errstate(all="ignore"):
+            for s in self._steps:
+                args = [values[a] for a in s.args]
+                if not s.level:
+                    values[s.into] = _plainly(s.op, args)
+                    continue
+                out = memory.get((s.level, s.slot))
+                if out is None:
+                    out = memory[s.level, s.slot] = _memory(s.level, s.slot, shapes[s.level])
+                if s.run is not None:
+                    values[s.into] = s.run(*args, out=out)
+                elif s.op == "above":
+                    values[s.into] = _above(*args, out)
+                elif s.op == _SPREAD:
+                    values[s.into] = np.take(args[0], shape.row, axis=-1, out=out, mode="clip")
+                else:
+                    values[s.into] = evaluate(s.op, *args)
+        return {
+            name: values[self._where[value]] if isinstance(value, Symbol) else value
+            for name, value in self.outputs.items()
+        }
+
+
+def _plainly(op: str, args: list[Any]) -> Any:
+    simple = {"add": "__add__", "subtract": "__sub__", "multiply": "__mul__", "true_divide": "__truediv__"}
+    if op in simple:
+        return getattr(float(args[0]), simple[op])(float(args[1]))
+    return float(args[0]) ** 0.5 if op == "sqrt" else evaluate(op, *args)
