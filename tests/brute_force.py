@@ -89,7 +89,11 @@ def _places(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator
     ways: list[dict[str, Any]] = [{"order": order} for order in orders]
     if not space.orders and n > domain:
         shares = [s for s in product(*(_numbers(fixed[a]) for a in axes)) if domain % prod(s) == 0]
-        full = [s for s in shares if not any(t != s and all(x % y == 0 for x, y in zip(t, s)) for t in shares)]
+
+        def holds(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
+            return more != less and all(x % y == 0 for x, y in zip(more, less, strict=True))
+
+        full = [s for s in shares if not any(holds(t, s) for t in shares)]
         ways += [{"fast": share, "order": order} for share in sorted(full) for order in orders]
     seen = set()
     for way in ways:

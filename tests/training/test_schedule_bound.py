@@ -1,4 +1,4 @@
-"""The bound that a search leaves plans out by: never above the time it bounds, and never falling as stages get slower."""
+"""The bound that a search leaves plans out by: never above the time, and never falling as stages get slower."""
 
 from __future__ import annotations
 

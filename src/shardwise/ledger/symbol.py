@@ -131,10 +131,7 @@ def _made(op: str, args: tuple[Any, ...]) -> Any:
     if not symbols:
         return _ARITHMETIC[op](*args) if op in _ARITHMETIC else evaluate(op, *args)
     op = "true_divide" if op == "divide" else op
-    if op == "above":
-        short = _above(args)
-    else:
-        short = _short(op, args) if len(args) == 2 else None
+    short = _above(args) if op == "above" else _short(op, args) if len(args) == 2 else None
     if short is not None:
         return short
     if op == "power" and _is(args[1], 0.5):

@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Book
 from shardwise.search._laws import with_stages
-from shardwise.search._program import MODE, PLACE, ROW, Program
+from shardwise.search._program import PLACE, ROW, Program
 from shardwise.search._rows import Rows, case_for
 from shardwise.search._tables import Blocks, Leaf, sizes_given
 from shardwise.training import Case, Sizes, stages_of
@@ -82,7 +82,7 @@ class Composition:
     @cached_property
     def least(self) -> Program:
         """Seconds that no step is shorter than, by sharding; it reads the least times of each row."""
-        book, z, parts = self._start(flat=True)
+        _, z, parts = self._start(flat=True)
         machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
         found: dict[str, Any] = {}
         for sharding in self.shardings:
@@ -138,6 +138,3 @@ class Compositions:
             self._known[key] = Composition(case, self.rows, self.blocks)
         self._asked[schedule, pp, vpp] = self._known[key]
         return self._known[key]
-
-
-__all__ = ["MODE", "Composition", "Compositions"]

@@ -41,6 +41,7 @@ def plan_of(key: Key, rows: Rows) -> Plan:
     *fast, order = key[17:]
     s = rows.space
     words: dict[str, Any] = {
+        **dict(zip(names, sizes, strict=True)),
         "layout": LAYOUTS[layout],
         "cp_kind": CONTEXT_KINDS[kind],
         "schedule": s.schedule[schedule],
@@ -49,5 +50,5 @@ def plan_of(key: Key, rows: Rows) -> Plan:
         "order": s.placed_orders[order],
         "fast": tuple(fast) if fast[0] else (),
     }
-    plan = Plan(**dict(zip(names, sizes, strict=True)), sequence_parallel=bool(sequence), **words)
+    plan = Plan(sequence_parallel=bool(sequence), **words)
     return with_stages(plan, rows.case.model.num_layers)

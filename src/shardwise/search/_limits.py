@@ -7,7 +7,7 @@ plan that fits is timed, so that the counts are exact.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Training
 from shardwise.search import _search
 from shardwise.search._engine import Engine, Here, Part
+from shardwise.search._mesh import Sheet
 from shardwise.search._rank import Front, Top
 from shardwise.search._rows import Rows
 from shardwise.search._search import Found, Tally, Work, searched
@@ -89,7 +90,7 @@ class Bounds:
     def ratios(self, seconds: Any, held: Any, devices: Any) -> dict[str, Any]:
         """Return by how much plans exceed each limit that was given, as ratios; up to 1 they keep it."""
         wish, run = self.wish, self.steps * self.lasting(seconds, devices)
-        value = {
+        value: dict[str, Callable[[], Any]] = {
             "max_step_seconds": lambda: seconds / wish.max_step_seconds,
             "max_run_seconds": lambda: run / wish.max_run_seconds,
             "max_usd": lambda: run * devices * self.usd_per_device_second / wish.max_usd,
@@ -97,10 +98,10 @@ class Bounds:
         }
         return {name: of() for name, of in value.items() if getattr(wish, name)}
 
-    def judged(self, sheet: Any) -> tuple[Any, Counter[str]]:
+    def judged(self, sheet: Sheet) -> tuple[Any, Counter[str]]:
         """Return which plans of a sheet keep the limits, and how many that fit fell to each."""
         left, fallen = sheet.fits, Counter[str]()
-        for name, ratio in self.ratios(sheet.step_seconds, sheet.device_bytes, sheet.columns["devices"]).items():
+        for name, ratio in self.ratios(sheet.step_seconds, sheet.device_bytes, sheet.devices).items():
             kept = left & (ratio <= 1)
             fallen[name] += int(np.count_nonzero(left)) - int(np.count_nonzero(kept))
             left = kept
@@ -133,14 +134,14 @@ class LimitedTop(Top):
     bounds: Bounds | None = None
     fallen: Counter[str] = field(default_factory=Counter)
 
-    def add(self, sheet: Any, rows: Rows) -> None:
+    def add(self, sheet: Sheet) -> None:
         """Take the plans of a sheet that belong to the best."""
         if self.bounds is None:
             raise LookupError("bounds")
         fits, fallen = self.bounds.judged(sheet)
         self.fallen.update(fallen)
-        seconds = self.bounds.lasting(sheet.step_seconds, sheet.columns["devices"])
-        Top.add(self, replace(sheet, fits=fits, step_seconds=seconds), rows)
+        seconds = self.bounds.lasting(sheet.step_seconds, sheet.devices)
+        Top.add(self, replace(sheet, fits=fits, step_seconds=seconds))
 
 
 @dataclass(slots=True)
@@ -149,11 +150,11 @@ class LimitedFront(Front):
 
     bounds: Bounds | None = None
 
-    def add(self, sheet: Any, rows: Rows) -> None:
+    def add(self, sheet: Sheet) -> None:
         """Take the plans of a sheet that belong to the front."""
         if self.bounds is None:
             raise LookupError("bounds")
-        Front.add(self, replace(sheet, fits=self.bounds.judged(sheet)[0]), rows)
+        Front.add(self, replace(sheet, fits=self.bounds.judged(sheet)[0]))
 
 
 @dataclass(slots=True)

@@ -152,7 +152,7 @@ class _Job:
 
     def _given(self, program: Program, cells: _Cells, least: bool = False) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
-        table, places, found = self.table, self.mesh.rows.places, dict[str, Any]()
+        table, found = self.table, dict[str, Any]()
         key = table.key[cells.rows]
         domain: Any = None
         for name, level in program.inputs.items():
@@ -221,7 +221,7 @@ class _Job:
                 )
 
     def pruned(self, chosen: Any) -> Iterator[Sheet]:
-        """Yield the plans of some rows that may be wanted: they fit, and what their steps are never shorter than does."""
+        """Yield the plans of some rows that may be wanted: those that fit and whose bound is not behind."""
         composition, modes, limit = self.composition, self.mesh.num_modes, len(chosen)
         cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = Shape(rows=limit, modes=modes, row=cells.row)

@@ -116,7 +116,7 @@ def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
 
 def _ways(space: Space, domains: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
     """Return (ranks of each axis in the fastest domain, index of an order) to try, that of the order alone first."""
-    alone = [((), i) for i in range(len(space.placed_orders))]
+    alone: list[tuple[tuple[int, ...], int]] = [((), i) for i in range(len(space.placed_orders))]
     if space.orders or len(domains) == 1:
         return alone if space.orders else alone[:1]
     # Orders of what does not share the fastest domain matter where there are tiers between it and the cluster.

@@ -47,7 +47,8 @@ class Shape:
         return (self.modes, last) if level & MODE and self.modes > 1 else (last,)
 
 
-def _above(a: Any, threshold: Any, then: Any, other: Any, out: Any) -> Any:
+def _above(args: list[Any], out: Any) -> Any:
+    a, threshold, then, other = args
     np.copyto(out, other)
     np.copyto(out, then, where=np.greater(a, threshold))
     return out
@@ -167,7 +168,7 @@ class Program:
                 if s.run is not None:
                     values[s.into] = s.run(*args, out=out)
                 elif s.op == "above":
-                    values[s.into] = _above(*args, out)
+                    values[s.into] = _above(args, out)
                 elif s.op == _SPREAD:
                     values[s.into] = np.take(args[0], shape.row, axis=-1, out=out, mode="clip")
                 else:

@@ -17,7 +17,7 @@ from shardwise.ledger.symbol import Book, Symbol
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS
 from shardwise.plans._placement import with_groups
 from shardwise.search._laws import Columns
-from shardwise.search._places import COLUMNS, Places, Span, spread
+from shardwise.search._places import COLUMNS, Span, spread
 from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
 from shardwise.search._rows import DEGREES, Rows, case_for
 from shardwise.training import Sizes
@@ -127,7 +127,7 @@ def _first_kind(rows: Rows) -> int:
 
 
 def sizes_given(book: Book, rows: Rows, fixed: Mapping[str, Any]) -> Sizes[Any]:
-    """Return the sizes of a plan as symbols of a book; what all rows of the space share, and what is fixed, is known."""
+    """Return the sizes of a plan as symbols; what all rows of the space share, and what is fixed, is known."""
     known = dict(fixed)
     for name in ("tp", "tp2", "cp", "dp"):
         distinct = np.unique(rows.base[name])
@@ -230,7 +230,7 @@ def _domains(rows: Rows, part: tuple[int, int]) -> tuple[Any, ...]:
             axes.append(axes[0] * axes[1] * axes[2] * places.spans["dp"][tier][index])
         for values in axes:
             code = code * (rows.case.domains[tier] + 1) + values.astype(np.int64)
-    distinct, first, at = np.unique(code, return_index=True, return_inverse=True)
+    _, first, at = np.unique(code, return_index=True, return_inverse=True)
     count = np.bincount(owner[first], minlength=int(group.max()) + 1)
     start = np.cumsum(count) - count
     return group, start, count, at.ravel() - start[owner], index[first]

@@ -273,7 +273,7 @@ def least_step_seconds(
 ) -> X:
     """Return seconds that a step is never shorter than, whatever its messages between stages and between copies.
 
-    They never fall when a time of a block grows. Under DualPipe expert messages may hide: with them only compute counts.
+    They never fall when a time of a block grows. Expert messages may hide under DualPipe: there compute alone counts.
     """
     timed = [stage_seconds(m, z, replace(r, sharding="none"), parts, s) for s in stages]
     if schedule == "dualpipe" and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
