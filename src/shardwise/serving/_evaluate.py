@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.ledger.number import X, ceil, largest, maximum, minimum, total
-from shardwise.ledger.op import Collective
+from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.models import Block, MoE
 from shardwise.ops.layout import Layout
@@ -49,20 +49,27 @@ def label_of(block: Block, index: int) -> str:
     return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
 
 
+def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]:
+    """Return the operators of every kind of layer, of the embedding and of the head, each with its name."""
+    model = case.model
+    kinds = [
+        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache))
+        for i, block in enumerate(model.kinds)
+    ]
+    return [*kinds, ("embedding", embedding_ops(views, model)), ("head", head_ops(views, model))]
+
+
 def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
     """Return the model folded for one step."""
     model, form = case.model, case.format
     views = views_of(case, z, step)
-    kinds = tuple(
-        fold(layer_ops(views, block, model.hidden, case.job.use_kv_cache), m, form, label_of(block, i))
-        for i, block in enumerate(model.kinds)
-    )
+    *kinds, before, after = (fold(ops, m, form, label) for label, ops in lines_of(case, views))
     boundary = views.wide.residual("boundary", model.hidden, "").size_bytes
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=boundary)
     return Parts(
-        kinds=kinds,
-        embedding=fold(embedding_ops(views, model), m, form, "embedding"),
-        head=fold(head_ops(views, model), m, form, "head"),
+        kinds=tuple(kinds),
+        embedding=before,
+        head=after,
         send=named(m.message(message), "stage boundary message"),
         stream_bytes=boundary,
     )
@@ -116,25 +123,31 @@ def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[
     )
 
 
-def prefill_of(case: Case, z: Sizes[X]) -> Phase[X]:
-    """Return seconds of the prefill of a batch: at once, or in steps of at most `max_batched_tokens`.
+def prefill_step(case: Case, z: Sizes[X]) -> tuple[Sizes[X], Step, X]:
+    """Return the step of a prefill, its sizes and how often it runs: once, or for `max_batched_tokens` at a time.
 
     A step takes whole sequences while they fit, else an equal piece of one; a piece attends to those before it,
     and since that grows linearly the middle piece stands for all (Sarathi-Serve, arXiv:2403.02310).
     """
     new, past, limit = case.new_input_tokens, case.job.prefix_tokens, case.job.max_batched_tokens
     if not limit:
-        return phase_of(case, z, Step(phase="prefill", tokens=new, context=past), 0 * z.batch + 1, "prefill")
+        return z, Step(phase="prefill", tokens=new, context=past), 0 * z.batch + 1
     if limit >= new:
         together = minimum(z.batch, limit // new)
         count = ceil(z.batch / (limit // new))
         even = minimum(together, z.batch / count)
         whole = Step(phase="prefill", tokens=new, context=past)
-        return phase_of(case, replace(z, batch=even), whole, count, "prefill")
+        return replace(z, batch=even), whole, count
     pieces = -(-new // limit)
     size = new / pieces
     piece = Step(phase="prefill", tokens=size, context=past + (new - size) / 2, sequences=1)
-    return phase_of(case, z, piece, z.batch * pieces, "prefill")
+    return z, piece, z.batch * pieces
+
+
+def prefill_of(case: Case, z: Sizes[X]) -> Phase[X]:
+    """Return seconds of the prefill of a batch."""
+    sizes, step, count = prefill_step(case, z)
+    return phase_of(case, sizes, step, count, "prefill")
 
 
 def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float, float]]:
@@ -153,24 +166,32 @@ def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float
     return found
 
 
-def decode_of(case: Case, z: Sizes[X]) -> Phase[X]:
-    """Return the mean decode step over the generation: step k reads input + k - 1 cached tokens.
+def decode_steps(case: Case) -> list[tuple[Step, float]]:
+    """Return steps whose weighted mean is the mean one of the generation: step k reads input + k - 1 cached tokens.
 
-    Nothing where nothing is generated; without a cache step k runs all those tokens again (`again_of`).
+    None where nothing is generated; without a cache step k runs all those tokens again (`again_steps`).
     """
     job = case.job
     if not job.output_tokens:
-        return _nothing(case, z)
+        return []
     if not job.use_kv_cache:
-        return again_of(case, z)
+        return again_steps(case)
     last = max(job.input_tokens, job.input_tokens + job.output_tokens - 2)
     contexts = decode_contexts(job.input_tokens, last, breakpoints(case.model.kinds))
-    one = 0 * z.batch + 1
-    phases = [
-        (phase_of(case, z, Step(phase="decode", tokens=1, context=at), one, f"step at {at:g} tokens"), share)
-        for at, share in contexts
-    ]
-    return weighted(phases, "decode step")
+    return [(Step(phase="decode", tokens=1, context=at), share) for at, share in contexts]
+
+
+def decode_of(case: Case, z: Sizes[X]) -> Phase[X]:
+    """Return the mean decode step over the generation."""
+    steps, one = decode_steps(case), 0 * z.batch + 1
+    if not steps:
+        return _nothing(case, z)
+    phases = [(phase_of(case, z, step, one, _name_of(step)), share) for step, share in steps]
+    return weighted(phases, "decode step" if case.job.use_kv_cache else "step without a cache")
+
+
+def _name_of(step: Step) -> str:
+    return f"step at {step.context:g} tokens" if step.phase == "decode" else f"step of {step.tokens:g} tokens"
 
 
 def _nothing(case: Case, z: Sizes[X]) -> Phase[X]:
@@ -193,12 +214,12 @@ def spread(first: int, last: int) -> list[tuple[float, float]]:
     return [(middle - away, 0.5), (middle + away, 0.5)] if away else [(middle, 1.0)]
 
 
-def again_of(case: Case, z: Sizes[X]) -> Phase[X]:
-    """Return the mean step of a generation without a cache: each runs the input and what was generated, with one more.
+def again_steps(case: Case) -> list[tuple[Step, float]]:
+    """Return the steps of a generation without a cache: each runs the input and what was generated, with one more.
 
     Its work is quadratic in the tokens between windows, for which two points stand exactly (`spread`).
     """
-    job, one = case.job, 0 * z.batch + 1
+    job = case.job
     first, last = job.input_tokens + 1, job.input_tokens + max(job.output_tokens - 1, 1)
     edges = sorted(b for b in breakpoints(case.model.kinds) if first <= b < last)
     found, low = [], first
@@ -207,11 +228,7 @@ def again_of(case: Case, z: Sizes[X]) -> Phase[X]:
         found += [(at, share * weight) for at, share in spread(low, high)]
         low = high + 1
     # The last step weighs nothing in the mean, and has the most alive.
-    phases = [
-        (phase_of(case, z, Step(phase="prefill", tokens=at, context=0), one, f"step of {at:g} tokens"), share)
-        for at, share in (*found, (last, 0.0))
-    ]
-    return weighted(phases, "step without a cache")
+    return [(Step(phase="prefill", tokens=at, context=0), share) for at, share in (*found, (last, 0.0))]
 
 
 def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
