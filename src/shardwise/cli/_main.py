@@ -14,10 +14,11 @@ from shardwise.errors import InputError, Problem
 
 BAD_INPUT = 2
 FAULT = 70
+INTERRUPTED = 130
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status of a command line: 0 yes, 1 does not fit, 2 bad input, 70 a fault of ours."""
+    """Return the exit status of a command line: 0 yes, 1 no, 2 bad input, 70 a fault of ours, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         _forgive(stream)
@@ -42,6 +43,9 @@ def _run(words: list[str]) -> int:
         text, status = _text(words, as_json)
     except InputError as error:
         return _refuse(error.problems, as_json)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
     except Exception as error:  # a fault of ours: said in one line, with the traceback on request
         if os.environ.get("SHARDWISE_DEBUG"):
             raise

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
-from shardwise.cli._space_flags import WHOLES, WORDS
+from shardwise.cli._space_flags import LIMITS, WHOLES, WORDS
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.plans import Stack
     from shardwise.report._page import Page
-    from shardwise.search import Found, Space
+    from shardwise.search import Found, Space, Wish, Work
     from shardwise.training import TrainReport
+
+INTERRUPTED = 130
 
 
 def space_of(inputs: Inputs, num_devices: int) -> Space:
@@ -62,9 +65,25 @@ def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
     return f"{num_devices // each}x{each}x{name}"
 
 
-def ask(inputs: Inputs) -> Found:
-    """Return the answer of a search; raises `InputError` with every problem."""
-    from shardwise.search import Wish, searched, work_of
+def wish_of(inputs: Inputs, stack: Stack) -> Wish:
+    """Return what is wanted: the objective, the limits, and how plans are timed."""
+    from shardwise.search import Wish
+
+    limits = {name: inputs.values[key] for name, key in LIMITS.items() if key in inputs.values}
+    return Wish(
+        objective=inputs.get("objective", "step"),
+        top=inputs.get("top", 10),
+        prune=inputs.get("prune", True),
+        stack=stack,
+        efficiencies=_case.make_efficiencies(inputs),
+        overlap=inputs.get("overlap", True),
+        **limits,
+    )
+
+
+def question(inputs: Inputs) -> Work:
+    """Return the work of the search that was asked for; raises `InputError` with every problem."""
+    from shardwise.search import work_of
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     stack, job = _case.make_stack(inputs), _case.make_job(inputs, model)
@@ -72,28 +91,28 @@ def ask(inputs: Inputs) -> Found:
         _case.check_precision(inputs, cluster, job.precision or stack.precision)
     if model is None or cluster is None or stack is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
-    wish = Wish(
-        objective=inputs.get("objective", "step"),
-        top=inputs.get("top", 10),
-        prune=inputs.get("prune", True),
-        stack=stack,
-        efficiencies=_case.make_efficiencies(inputs),
-        overlap=inputs.get("overlap", True),
-    )
     try:
-        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), wish)
+        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), wish_of(inputs, stack))
     except InputError as error:
         inputs.merge(error)
     inputs.problems.raise_if_any()
-    return searched(work, _engine(inputs, work.rows.num_plans), _progress(work.rows.num_plans))
+    return work
+
+
+def ask(inputs: Inputs, work: Work) -> Found:
+    """Return the answer of a search."""
+    from shardwise.search import searched
+
+    plans = work.rows.num_plans
+    return searched(work, _engine(inputs, plans), _progress(plans))
 
 
 def _engine(inputs: Inputs, num_plans: int) -> Any:
-    from shardwise.search import Here, Processes
+    from shardwise.search import Here, QuietProcesses
 
     workers = inputs.get("workers", min(os.cpu_count() or 1, 64))
     small = num_plans < 2_000_000
-    return Here() if workers == 1 or (small and "workers" not in inputs.values) else Processes(workers)
+    return Here() if workers == 1 or (small and "workers" not in inputs.values) else QuietProcesses(workers)
 
 
 def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
@@ -117,23 +136,49 @@ def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
     return say
 
 
-def words(inputs: Inputs, report: TrainReport) -> list[str]:
-    """Return the command that evaluates one plan of the answer."""
+def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
+    """Return the case of `train` that one plan of the answer is."""
     from dataclasses import fields
 
     from shardwise.cli._space_flags import plan_search_flags
-    from shardwise.cli._words import command_words
     from shardwise.plans import Plan
 
-    plan, plain = report.plan, Plan()
-    own = {key for key, flag in plan_search_flags().items() if flag.group in ("search", "space")} | {"what", "order"}
+    plan, plain = report.plan, inputs.imported.plan if inputs.imported else Plan()
+    groups = ("search", "space", "limits")
+    own = {key for key, flag in plan_search_flags().items() if flag.group in groups} | {"what", "order", "save"}
     kept = {key: value for key, value in inputs.values.items() if key not in own and key != "sequence_parallel"}
-    on = {"on": f"{plan.num_devices}x{report.case.cluster.device.name}"}
-    same = plan.num_devices == inputs.get("num_devices", 0) or not inputs.get("at_most", False)
+    on = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
     changed = {f.name: getattr(plan, f.name) for f in fields(Plan) if getattr(plan, f.name) != getattr(plain, f.name)}
     always = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
     job = {"global_batch": report.job.global_batch, "seq_len": report.job.seq_len, "stack": report.case.stack.name}
-    return command_words("train", {**kept, **({} if same else on), **always, **changed, **job})
+    if inputs.imported is not None:
+        del job["stack"]
+    return {**kept, **on, **always, **changed, **job}
+
+
+def words(inputs: Inputs, report: TrainReport) -> list[str]:
+    """Return the command that evaluates one plan of the answer."""
+    from shardwise.cli._words import command_words
+
+    return command_words("train", case_of(inputs, report))
+
+
+def save_best(inputs: Inputs, command: str, case: Mapping[str, Any] | None) -> None:
+    """Write the case of the best plan where it was asked for; there is nothing to write where none was found."""
+    from shardwise.cli._files import write_case
+
+    if "save_best" in inputs.values and case is not None:
+        kept = {key: value for key, value in case.items() if key not in ("json", "width", "config", "help", "plot")}
+        write_case(inputs.values["save_best"], {"command": command, **kept})
+
+
+def status_of(covered: float, found: bool) -> int:
+    """Return the exit status: 130 where a search was interrupted, else 0 where it found something and 1 where not.
+
+    >>> status_of(1.0, True), status_of(1.0, False), status_of(0.5, True)
+    (0, 1, 130)
+    """
+    return INTERRUPTED if covered < 1 else 0 if found else 1
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -142,23 +187,31 @@ def answer(inputs: Inputs, width: int) -> Answer:
         from shardwise.cli import _plan_infer
 
         return _plan_infer.answer(inputs, width)
+    if "scaling" in inputs.values:
+        from shardwise.cli import _plan_scaling
+
+        return _plan_scaling.answer(inputs, width)
+    from shardwise.search import Remedies
+
     _figures.check(inputs)
-    found = ask(inputs)
+    found = ask(inputs, question(inputs))
+    remedies = Remedies(found)
+    save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
 
     def tree() -> dict[str, Any]:
         from shardwise.report._plan import plan_tree
 
-        return plan_tree(found, [words(inputs, report) for report in found.best])
+        return plan_tree(remedies, [words(inputs, report) for report in found.best])
 
     def page() -> Page:
         from shardwise.report._plan_view import plan_page
 
-        report = found.best[0] if found.best else found.nearest
-        return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
+        report = found.best[0] if found.best else remedies.nearest
+        return plan_page(remedies, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
 
     def draw() -> Figure:
         from shardwise.report._plots_search import plan_figure
 
         return plan_figure(found)
 
-    return _figures.plotted(inputs, Answer(0 if found.tally.top.entries else 1, tree, page), draw)
+    return _figures.plotted(inputs, Answer(status_of(found.covered, bool(found.best)), tree, page), draw)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli import _case
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
-from shardwise.cli._files import write_case
 from shardwise.cli._serve_flags import LIMITS, WHOLES, WORDS, serve_search_flags
 from shardwise.cli._words import command_words
 from shardwise.errors import InputError
@@ -83,18 +81,10 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
     return {**kept, **fixed}
 
 
-def save_best(inputs: Inputs, command: str, case: Mapping[str, Any] | None) -> None:
-    """Write the case of the best plan where it was asked for; there is nothing to write where none was found."""
-    if "save_best" in inputs.values and case is not None:
-        left_out = ("json", "width", "config", "save", "help", "plot")
-        write_case(
-            inputs.values["save_best"],
-            {"command": command, **{key: value for key, value in case.items() if key not in left_out}},
-        )
-
-
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan infer`."""
+    from shardwise.cli._plan import save_best
+
     found = ask(inputs)
     save_best(inputs, "infer", case_of(inputs, found.best[0]) if found.best else None)
 

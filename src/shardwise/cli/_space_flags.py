@@ -8,10 +8,19 @@ from functools import cache
 from shardwise.cli import _kinds as k
 from shardwise.cli._flags import Flag, _flags, plan_flags, train_flags
 from shardwise.cli._kinds import Kind
+from shardwise.units import parse_count
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 WHOLES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
 WORDS = ("layout", "cp_kind", "schedule", "sharding", "recompute")
+# What a wish calls a limit -> its flag.
+LIMITS = {
+    "max_step_seconds": "max_step",
+    "max_run_seconds": "max_time",
+    "max_usd": "max_cost",
+    "min_free_bytes": "min_free",
+}
+OBJECTIVES = ("step", "throughput", "cost", "days", "memory", "headroom", "devices")
 # Fields of a single plan that a search has no range of.
 _GONE = ("stage_layers", "recompute_layers", "modules", "shard", "accumulation")
 
@@ -29,6 +38,19 @@ def _read_range(value: object, field: str) -> str:
     return text
 
 
+def _read_doubling(value: object, field: str) -> tuple[int, int]:
+    """Return the least and the most of counts that double.
+
+    >>> _read_doubling("128..1024", "scaling")
+    (128, 1024)
+    """
+    found = re.fullmatch(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})", str(value).replace(" ", ""))
+    if found is None or int(found[1]) > int(found[2]):
+        raise k.fail(field, value, "must be a range of numbers of devices", "write for example 128..16384")
+    return int(found[1]), int(found[2])
+
+
+_TIME = k.number(k.parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"30d"'))
 RANGE = Kind(_read_range, "N|A..B|N,N")
 
 
@@ -41,10 +63,20 @@ def plan_search_flags() -> dict[str, Flag]:
     words = {key: Flag(key, k.WORDS, f"{plan[key].help}: the choices to try", "space") for key in WORDS}
     wanted = _flags(
         "search",
-        ("objective", k.choice("step", "throughput", "cost", "memory", "devices"), "what the best plan has least of"),
+        ("objective", k.choice(*OBJECTIVES), "what the best plan has least of, or most"),
         ("top", k.whole(1, 1000), "plans to show; left out, ten"),
         ("at_most", k.SWITCH, "try every smaller number of devices too"),
         ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
+        ("scaling", Kind(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
+        ("save_best", k.FILE, "write the best plan as a case of train to a TOML or JSON file"),
         ("workers", k.whole(1, 1024), "processes; left out, one for each core"),
     )
-    return {**kept, **ranges, **words, **wanted}
+    above = k.Range(above=True, example="1e6")
+    limits = _flags(
+        "limits",
+        ("max_step", _TIME, "longest step"),
+        ("max_time", _TIME, "longest run of the tokens, such as 30d"),
+        ("max_cost", k.number(parse_count, "USD", above), "dearest run of the tokens"),
+        ("min_free", k.BYTES, "memory that stays free on the fullest device, such as 5GiB"),
+    )
+    return {**kept, **ranges, **words, **limits, **wanted}

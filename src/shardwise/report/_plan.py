@@ -7,14 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.plans import spans
+from shardwise.report._rejected import change_tree
 from shardwise.report._train import train_tree
-from shardwise.search import Found
+from shardwise.search import TRAIN_LIMITS, Found, Remedies, Rival, rivals
 from shardwise.training import TrainReport
 
 
-def plan_tree(found: Found, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def plan_tree(remedies: Remedies, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
-    counts = found.counts
+    found, counts, nearest = remedies.found, remedies.found.counts, remedies.nearest
     best = [
         {**train_tree(report), "placement": placement(report), "command": " ".join(words)}
         for report, words in zip(found.best, commands, strict=True)
@@ -28,12 +29,24 @@ def plan_tree(found: Found, commands: Sequence[Sequence[str]]) -> dict[str, Any]
             "seconds": found.seconds,
             "covered": found.covered,
             "objective": found.wish.objective,
+            "limits": limits_of(found),
         },
         "best": best,
         "front": [short_tree(report) for report in found.front],
-        "rejected": [asdict(row) for row in found.rejected],
-        "nearest": short_tree(found.nearest) if found.nearest is not None else None,
+        "rivals": [rival_tree(rival) for rival in rivals(found)],
+        "rejected": [{**asdict(row), "change": change_tree(remedies.of(row.name))} for row in remedies.rejected],
+        "nearest": short_tree(nearest) if nearest is not None else None,
     }
+
+
+def limits_of(found: Found) -> dict[str, float]:
+    """Return the limits that were asked for."""
+    return {name: value for name in TRAIN_LIMITS if (value := getattr(found.wish, name, 0.0))}
+
+
+def rival_tree(rival: Rival) -> dict[str, Any]:
+    """Return a plan behind the best: by how much, and the constants that could put it ahead."""
+    return {**short_tree(rival.report), "behind": rival.behind, "swaps": [asdict(swap) for swap in rival.swaps]}
 
 
 def short_tree(report: TrainReport) -> dict[str, Any]:

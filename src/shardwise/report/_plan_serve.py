@@ -8,7 +8,8 @@ from typing import Any
 
 from shardwise.plans import spans
 from shardwise.report._infer_view import infer_tree
-from shardwise.search import Remedy, ServingFound
+from shardwise.report._rejected import change_tree
+from shardwise.search import ServingFound
 from shardwise.serving import InferReport
 
 LIMITS = ("max_ttft_seconds", "max_tpot_seconds", "max_latency_seconds", "max_usd", "min_tokens_per_second")
@@ -41,13 +42,6 @@ def serve_tree(found: ServingFound, commands: Sequence[Sequence[str]]) -> dict[s
         "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
         "nearest": short_serve_tree(found.nearest) if found.nearest is not None else None,
     }
-
-
-def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
-    """Return the change of a remedy, None where no single change will do."""
-    if remedy is None or not remedy.field:
-        return None
-    return {"field": remedy.field, "value": remedy.value, "loss": remedy.loss, "best": remedy.best}
 
 
 def per_device(report: InferReport) -> float:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardwise.plans import Plan
 from shardwise.report._page import Page, command_lines
-from shardwise.report._plan import placement
+from shardwise.report._plan import limits_of, placement
+from shardwise.report._rejected import rejected
 from shardwise.report._train import step_tree
 from shardwise.report._train_view import assumptions, describe
-from shardwise.search import Found
+from shardwise.search import Found, Remedies, Rival, rivals
 from shardwise.training import TrainReport
 from shardwise.units import show_bytes, show_seconds
 
 _FRONT = 8
+_LIMITS: dict[str, Callable[[float], str]] = {
+    "max_step_seconds": lambda v: f"a step up to {show_seconds(v)}",
+    "max_run_seconds": lambda v: f"a run up to {v / 86400:,.1f} days",
+    "max_usd": lambda v: f"a run up to ${v:,.0f}",
+    "min_free_bytes": lambda v: f"{show_bytes(v)} free on every device",
+}
 
 
-def plan_page(found: Found, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+def plan_page(remedies: Remedies, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
     """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none fits."""
-    notes, width = notes_and_width
+    found, (notes, width) = remedies.found, notes_and_width
     page = Page(width)
     _verdict(page, found)
     page.blank()
@@ -27,31 +34,36 @@ def plan_page(found: Found, command: Sequence[str], notes_and_width: tuple[Seque
         page.blank()
         _front(page, found.front)
         page.blank()
-    _rejected(page, found)
+        _rivals(page, found)
+        page.blank()
+    rejected(page, remedies.rejected)
     page.blank()
     assumptions(page, notes)
     page.blank()
-    command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+    if command:
+        command_lines(page, "AGAIN" if found.best else "NEAREST", command)
     return page
 
 
 def _verdict(page: Page, found: Found) -> None:
-    case, counts = found.rows.case, found.counts
+    case, counts, limits = found.rows.case, found.counts, limits_of(found)
     title = f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name}"
     if found.best:
         best = found.best[0]
         page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")
         page.note(describe_more(best.plan), "bold")
     else:
-        page.label("NONE", f"{title}: no plan of the space fits", "bold red", "bold")
-    share = "" if found.covered == 1 else f"; {found.covered:.1%} of the space was covered"
+        none = "no plan of the space will do" if found.covered == 1 else "nothing found by then"
+        page.label("NONE", f"{title}: {none}", "bold red", "bold")
+    share = "" if found.covered == 1 else f"; interrupted, {found.covered:.1%} of the space was covered"
+    does = "will do" if limits else "fit"
     page.note(
-        f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit, {counts.evaluated:,} timed, "
+        f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} {does}, {counts.evaluated:,} timed, "
         f"in {show_seconds(found.seconds)}{share}"
     )
-    if len(found.best) > 1 and found.wish.objective == "step":
-        behind = found.best[1].step_seconds / found.best[0].step_seconds - 1
-        page.note(f"the next best is {behind:.2%} behind: {_difference(found.best[0].plan, found.best[1].plan)}")
+    if limits:
+        said = (_LIMITS[name](value) for name, value in limits.items())
+        page.note("asked for: " + ", ".join(said))
 
 
 def _difference(best: Plan, other: Plan) -> str:
@@ -104,6 +116,24 @@ def _best(page: Page, found: Found) -> None:
         page.label(f"{i:>3}", describe_more(report.plan), "bold")
 
 
+def _rivals(page: Page, found: Found) -> None:
+    """Append the next plans, how far behind they are, and which constants could put them ahead."""
+    near = rivals(found)
+    if near:
+        page.add(("NEXT", "bold"), ("      what is behind the best, and what could put it ahead", ""))
+    for rival in near:
+        page.note(f"{rival.behind:.2%} behind: {_difference(found.best[0].plan, rival.report.plan)}")
+        page.items([_swaps(rival)], "dim")
+
+
+def _swaps(rival: Rival) -> str:
+    """Return in words what puts a rival ahead."""
+    said = [
+        f"{s.constant} at {s.factor:.3f} of what is assumed (band {s.low:.2f} to {s.high:.2f})" for s in rival.swaps
+    ]
+    return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
+
+
 def _front(page: Page, front: Sequence[TrainReport]) -> None:
     page.add(("FRONT", "bold"), (f"     {len(front)} plans that none beats in step time, memory and devices", ""))
     every = max(1, -(-len(front) // _FRONT))
@@ -114,13 +144,3 @@ def _front(page: Page, front: Sequence[TrainReport]) -> None:
         row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
         rows.append((*row, text if len(text) <= room else text[: room - 3] + "..."))
     page.table(rows, right=range(3), header=True, indent=2)
-
-
-def _rejected(page: Page, found: Found) -> None:
-    if not found.rejected:
-        return
-    page.add(("REJECTED", "bold"))
-    for row in found.rejected:
-        page.add((f"{row.count:>15,}", ""), (f"  {row.title}", ""))
-        if row.remedy:
-            page.label(" " * 7, f"       {row.remedy}", "", "dim")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from shardwise.report._page import Page
-from shardwise.search import Rejection
+from shardwise.search import Rejection, Remedy
 
 _INDENT = 17
+
+
+def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
+    """Return the change of a remedy as plain values, None where no single change is known that will do."""
+    if remedy is None or not remedy.field:
+        return None
+    value = list(remedy.value) if isinstance(remedy.value, tuple) else remedy.value
+    return {"field": remedy.field, "value": value, "loss": remedy.loss, "best": remedy.best}
 
 
 def rejected(page: Page, rows: Sequence[Rejection]) -> None:

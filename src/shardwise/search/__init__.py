@@ -2,9 +2,13 @@
 
 from shardwise.search._engine import Engine, Here, Processes
 from shardwise.search._limits import TRAIN_LIMITS, Wish, plan_training, work_of
+from shardwise.search._quiet import QuietProcesses
 from shardwise.search._rank import OBJECTIVES
+from shardwise.search._remedies import Remedies
 from shardwise.search._remedy import Remedy
-from shardwise.search._search import Found, Rejection, part_of, searched
+from shardwise.search._rivals import Rival, Swap, rivals
+from shardwise.search._scaling import ScalingRow, doubling, scaled_rows, scaled_work, strong_scaling
+from shardwise.search._search import Found, Rejection, Work, part_of, searched
 from shardwise.search._serve_found import ServingFound, plan_serving
 from shardwise.search._serve_space import SERVING_OBJECTIVES, ServingSpace, ServingWish
 from shardwise.search._space import Space, Wholes, upto
@@ -17,18 +21,29 @@ __all__ = [
     "Found",
     "Here",
     "Processes",
+    "QuietProcesses",
     "Rejection",
+    "Remedies",
     "Remedy",
+    "Rival",
+    "ScalingRow",
     "ServingFound",
     "ServingSpace",
     "ServingWish",
     "Space",
+    "Swap",
     "Wholes",
     "Wish",
+    "Work",
+    "doubling",
     "part_of",
     "plan_serving",
     "plan_training",
+    "rivals",
+    "scaled_rows",
+    "scaled_work",
     "searched",
+    "strong_scaling",
     "upto",
     "work_of",
 ]

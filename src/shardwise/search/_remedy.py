@@ -57,6 +57,7 @@ class Remedy:
         if not self.field:
             return f"{self.why}; no single change of the space will do"
         value = ",".join(map(str, self.value)) if isinstance(self.value, tuple) else str(self.value)
+        value = value.lower() if isinstance(self.value, bool) else value
         return f"{self.why}: {self.field.replace('_', ' ')} {value} will do, {self.cost}"
 
 
