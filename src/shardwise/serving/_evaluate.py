@@ -17,7 +17,7 @@ from shardwise.ops.layout import Layout
 from shardwise.serving._cache import Cache, block_caches, breakpoints
 from shardwise.serving._case import Case, Step, server_of, views_of
 from shardwise.serving._fold import Parts, Phase, add, fold, weighted
-from shardwise.serving._ledger import embedding_ops, head_ops, layer_ops
+from shardwise.serving._ledger import Views, embedding_ops, head_ops, layer_ops
 from shardwise.serving._memory import StageMemory, stage_memory
 from shardwise.serving._price import Server
 from shardwise.serving._sizes import Sizes, Stage
