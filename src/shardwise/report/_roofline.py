@@ -1,0 +1,310 @@
+"""Every operator against the device's roofline: from the ledger, with the cost functions that time is made of.
+
+What bounds an operator is found by asking those functions again with the other limits taken away, so that nothing is
+priced twice. Roofline: Williams, Waterman, Patterson 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from shardwise.cost import op_seconds as trained_seconds
+from shardwise.cost._rates import attention_dtype
+from shardwise.hardware import Device
+from shardwise.ledger.op import Op
+from shardwise.report._train_view import describe
+from shardwise.serving import InferReport
+from shardwise.serving._case import Step, server_of, views_of
+from shardwise.serving._evaluate import decode_steps, lines_of, prefill_step
+from shardwise.serving._price import Server
+from shardwise.serving._price import op_seconds as served_seconds
+from shardwise.training import TrainReport
+from shardwise.training._evaluate import machine_of
+from shardwise.training._ledger import Lines, ledger_of
+from shardwise.training._waits import slowest_stage
+
+Bound = Literal["compute", "memory", "start"]
+_NO_LIMIT = 1e30
+_TRAINED = (
+    ("forward", "flops", "forward_bytes"),
+    ("backward_input", "backward_flops", "backward_bytes"),
+    ("backward_weight", "weight_flops", "weight_bytes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One operator in one pass, on one rank: what a call takes, how often it runs, and what limits it.
+
+    `phase` is forward, recompute, backward_input, backward_weight, prefill or decode; `shape` is m, n, k and the batch
+    of a product. `bound` names the limit that alone takes longest: arithmetic, memory, or starting the kernels.
+    """
+
+    part: str
+    operator: str
+    phase: str
+    kind: str
+    shape: tuple[float, ...]
+    flops: float
+    moved_bytes: float
+    seconds: float
+    times: float
+    bound: Bound
+    peak_flops_per_second: float
+    peak_bytes_per_second: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte moved; 0 where no FLOPs are counted."""
+        return self.flops / self.moved_bytes if self.moved_bytes else 0.0
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte at which the device's arithmetic and memory take the same time, by the datasheet."""
+        return self.peak_flops_per_second / self.peak_bytes_per_second
+
+    @property
+    def flops_per_second(self) -> float:
+        """FLOP/s that the operator is predicted to attain."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes a second that the operator is predicted to move."""
+        return self.moved_bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def of_peak(self) -> float:
+        """Share of the device's peak FLOP/s in the operator's data type."""
+        return self.flops_per_second / self.peak_flops_per_second
+
+    @property
+    def of_roof(self) -> float:
+        """Share of what the datasheet allows at this intensity: the roof's seconds over the predicted ones."""
+        roof = max(self.flops / self.peak_flops_per_second, self.moved_bytes / self.peak_bytes_per_second)
+        return roof / self.seconds if self.seconds else 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of all its calls in a step."""
+        return self.seconds * self.times
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The operators of a report against the roofline of its device; `what` says what the shares are of."""
+
+    report: TrainReport | InferReport
+    points: tuple[Point, ...]
+    what: dict[str, str]
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of all operators: of a step in training, of each phase in serving."""
+        found: dict[str, float] = {}
+        for point in self.points:
+            key = self.group(point)
+            found[key] = found.get(key, 0.0) + point.total_seconds
+        return found
+
+    def group(self, point: Point) -> str:
+        """Return what the share of a point is a share of."""
+        return "step" if isinstance(self.report, TrainReport) else point.phase
+
+    def share(self, point: Point) -> float:
+        """Return the share of a point in the compute of its group."""
+        whole = self.seconds[self.group(point)]
+        return point.total_seconds / whole if whole else 0.0
+
+    def bounds(self) -> dict[str, dict[str, float]]:
+        """Return for each group the share of time that compute, memory and kernel starts bound."""
+        found = {key: {"compute": 0.0, "memory": 0.0, "start": 0.0} for key in self.seconds}
+        for point in self.points:
+            found[self.group(point)][point.bound] += self.share(point)
+        return found
+
+
+def _only(thing: Any, kept: Bound) -> Any:
+    """Return rates, kernels or a server with every limit taken away but one."""
+    changed: dict[str, Any] = {}
+    for f in fields(thing):
+        name, value = f.name, getattr(thing, f.name)
+        if name in ("rates", "narrow", "kernels"):
+            changed[name] = _only(value, kept)
+        elif name.endswith(("_flops", "peak")) or name in ("experts_wide", "experts_narrow"):
+            changed[name] = value if kept == "compute" else _NO_LIMIT
+        elif name.endswith("_bytes") or name in ("bandwidth", "attention_efficiency"):
+            changed[name] = value if kept == "memory" else _NO_LIMIT
+        elif name.endswith(("_start", "start_seconds")) or name in ("launch", "warm_share"):
+            changed[name] = value if kept == "start" else 0.0
+    return replace(thing, **changed)
+
+
+_BOUNDS: tuple[Bound, ...] = ("compute", "memory", "start")
+
+
+def _bound(price: Callable[[Any], float], limits: dict[Bound, Any]) -> Bound:
+    alone = {kept: price(machine) for kept, machine in limits.items()}
+    return max(_BOUNDS, key=lambda kept: alone[kept])
+
+
+def _shape(op: Op[float], phase: str) -> tuple[float, ...]:
+    m, n, k = float(op.rows), float(op.columns), float(op.inner)
+    if phase == "backward_input":
+        n, k = k, n
+    elif phase == "backward_weight":
+        m, n, k = k, n, m
+    return (m, n, k, float(op.batch))
+
+
+def _peak(device: Device, op: Op[float], dtype: str) -> float:
+    """Return the dense peak in the data type of an operator; the attention core stays in 16 bit."""
+    return float(device.peak_flops(attention_dtype(device, dtype) if op.kind == "attention" else dtype))
+
+
+def _trained(report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]) -> Iterable[Point]:
+    """Yield the passes of the operators of one part of a model; `times` is how often the part runs in a step."""
+    case, rates = report.case, report.evaluation.rates
+    device, dtype = case.cluster.device, case.recipe.precision.compute
+    for op in lines.ops:
+        seconds = trained_seconds(rates, op)
+        passes = [*_TRAINED, *([("recompute", "flops", "forward_bytes")] if lines.again(op) else [])]
+        for phase, flops, moved in passes:
+            timed = "forward" if phase == "recompute" else phase
+            if not float(getattr(seconds, timed)):
+                continue
+
+            def alone(machine: Any, op: Op[float] = op, timed: str = timed) -> float:
+                return float(getattr(trained_seconds(machine, op), timed))
+
+            yield Point(
+                part=lines.label,
+                operator=op.name,
+                phase=phase,
+                kind=op.kind,
+                shape=_shape(op, phase),
+                flops=float(getattr(op, flops)),
+                moved_bytes=float(getattr(op, moved)),
+                seconds=float(getattr(seconds, timed)),
+                times=times,
+                bound=_bound(alone, limits),
+                peak_flops_per_second=_peak(device, op, dtype),
+                peak_bytes_per_second=device.memory_bytes_per_second,
+            )
+
+
+def _of_training(report: TrainReport) -> Roofline:
+    """Return the operators of one device of the slowest stage, all micro-batches of a step together."""
+    case, e = report.case, report.evaluation
+    index = slowest_stage(e)
+    stage, written = e.stages[index], ledger_of(case.model, case.plan, case.kinds, e.layout)
+    runs = e.step.pipeline.busy / e.step.stages[index].busy
+    rates = machine_of(case, e.sizes.spans).rates
+    limits: dict[Bound, Any] = {kept: _only(rates, kept) for kept in _BOUNDS}
+    rows = [*zip(written.kinds, stage.layers, strict=True), (written.embedding, stage.embeds)]
+    rows += [(written.head, stage.ends), (written.loss, stage.ends)]
+    points = [point for lines, n in rows if n for point in _trained(report, lines, n * runs, limits)]
+    first, count = int(stage.position), int(stage.count)
+    where = f"stage {first}" if count == 1 else f"each of stages {first} to {first + count - 1}"
+    return Roofline(
+        report, tuple(points), {"step": f"one step on a device of {where}" if case.plan.pp > 1 else "one step"}
+    )
+
+
+def _served(report: InferReport, phase: str, at: tuple[Any, Step], times: float) -> Iterable[Point]:
+    """Yield the operators of one engine step that runs so many times."""
+    case, (sizes, step) = report.case, at
+    server = server_of(case, sizes, step.phase == "decode")
+    limits: dict[Bound, Server[float]] = {kept: _only(server, kept) for kept in _BOUNDS}
+    rows = [*case.model.kinds.values(), 1, 1]
+    device = case.cluster.device
+    for (label, ops), count in zip(lines_of(case, views_of(case, sizes, step)), rows, strict=True):
+        for op in ops:
+            seconds = float(served_seconds(server, op))
+            if not seconds:
+                continue
+
+            def alone(machine: Any, op: Op[float] = op) -> float:
+                return float(served_seconds(machine, op))
+
+            yield Point(
+                part=label,
+                operator=op.name,
+                phase=phase,
+                kind=op.kind,
+                shape=_shape(op, "forward"),
+                flops=float(op.flops),
+                moved_bytes=float(op.forward_bytes),
+                seconds=seconds,
+                times=count * times,
+                bound=_bound(alone, limits),
+                peak_flops_per_second=_peak(device, op, op.dtype or case.dtype),
+                peak_bytes_per_second=device.memory_bytes_per_second,
+            )
+
+
+def _mean(points: list[Point]) -> tuple[Point, ...]:
+    """Return points of the same operator at several contexts as one: means weighted by how often each runs."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        found.setdefault((point.part, point.operator), []).append(point)
+    return tuple(own[0] if len(own) == 1 else _merged(own) for own in found.values())
+
+
+def _merged(points: list[Point]) -> Point:
+    times = sum(p.times for p in points) or 1.0
+
+    def mean(name: str) -> float:
+        return sum(p.times * float(getattr(p, name)) for p in points) / times
+
+    longest = max(points, key=lambda p: p.total_seconds)
+    shape = tuple(sum(p.times * p.shape[i] for p in points) / times for i in range(4))
+    flops, moved, seconds = mean("flops"), mean("moved_bytes"), mean("seconds")
+    return replace(longest, times=times, shape=shape, flops=flops, moved_bytes=moved, seconds=seconds)
+
+
+def _of_serving(report: InferReport) -> Roofline:
+    """Return the operators of a prefill and of the mean decode step, all layers together."""
+    case, sizes = report.case, report.evaluation.sizes
+    used, step, count = prefill_step(case, sizes)
+    prefill = list(_served(report, "prefill", (used, step), float(count)))
+    decode = [
+        point for at, share in decode_steps(case) if share for point in _served(report, "decode", (sizes, at), share)
+    ]
+    what = {"prefill": "the prefill of a batch", "decode": "a decode step, the mean of the generation"}
+    return Roofline(report, (*prefill, *_mean(decode)), what)
+
+
+def roofline(report: TrainReport | InferReport) -> Roofline:
+    """Return every operator of a report, in FLOPs, bytes and seconds, against the roofline of its device.
+
+    Williams, Waterman, Patterson 2009; costs of the operators as in `shardwise.cost`.
+
+    >>> from shardwise import Cluster, Plan, Training, load_model, train
+    >>> report = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), Training(seq_len=1024, global_batch=8))
+    >>> max(roofline(report).points, key=lambda p: p.total_seconds).bound
+    'compute'
+    """
+    return _of_training(report) if isinstance(report, TrainReport) else _of_serving(report)
+
+
+def roofline_tree(found: Roofline) -> dict[str, Any]:
+    """Return a roofline as plain values: FLOPs, bytes, seconds, and shares of the group."""
+    case = found.report.case
+    device = case.cluster.device
+    derived = ("intensity", "ridge", "flops_per_second", "bytes_per_second", "of_peak", "of_roof", "total_seconds")
+    return {
+        "model": case.model.name,
+        "device": device.name,
+        "plan": describe(found.report.plan),
+        "memory_bytes_per_second": device.memory_bytes_per_second,
+        "seconds": found.seconds,
+        "bound": found.bounds(),
+        "operators": [
+            {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": found.share(point)}
+            for point in found.points
+        ],
+    }
