@@ -21,6 +21,7 @@ EXPORTED = [
     "Options",
     "Plan",
     "Problem",
+    "Roofline",
     "Serving",
     "Stack",
     "Tier",
@@ -35,6 +36,7 @@ EXPORTED = [
     "load_device",
     "load_model",
     "model_names",
+    "roofline",
     "stack_names",
     "train",
 ]

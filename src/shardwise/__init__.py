@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
     from shardwise.models import Model, load_model, model_names
     from shardwise.plans import Plan, Serving, Stack, Training, find_stack, stack_names
-    from shardwise.report import Counting, CountReport, count
+    from shardwise.report import Counting, CountReport, Roofline, count, roofline
     from shardwise.serving import InferReport, infer
     from shardwise.training import Options, TrainReport, train
 
@@ -37,6 +37,7 @@ _HOMES = {
     "Options": "training",
     "Plan": "plans",
     "Problem": "errors",
+    "Roofline": "report",
     "Serving": "plans",
     "Stack": "plans",
     "Tier": "hardware",
@@ -50,6 +51,7 @@ _HOMES = {
     "load_device": "hardware",
     "load_model": "models",
     "model_names": "models",
+    "roofline": "report",
     "stack_names": "plans",
     "train": "training",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "Options",
     "Plan",
     "Problem",
+    "Roofline",
     "Serving",
     "Stack",
     "Tier",
@@ -80,6 +83,7 @@ __all__ = [
     "load_device",
     "load_model",
     "model_names",
+    "roofline",
     "stack_names",
     "train",
 ]

@@ -16,6 +16,7 @@ SUMMARIES = {
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
     "plan": "the best plans of all, what none beats, and why the others fell out",
     "compare": "two plans side by side, with what differs",
+    "roofline": "every operator of a plan against what its device can do, and what bounds it",
     "import": "another system's launch script or configuration as a case, and what became of every word of it",
     "export": "a plan as another system's launch script or configuration",
     "models": "the models that are known by name, or one with its source",
@@ -51,6 +52,14 @@ def _count() -> Command:
 def _explain() -> Command:
     flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.EXPLAIN, **OUTPUT}
     return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
+
+
+def _roofline() -> Command:
+    help_of_what = "operators of training or of serving; left out, as the other flags say"
+    what = {"what": Flag("what", _kinds.choice("train", "infer"), help_of_what, "number")}
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **what, **_flags.PLOT, **OUTPUT}
+    exits = "exit status: 0 done, 2 bad input"
+    return Command("roofline", SUMMARIES["roofline"], ("model",), flags, exits, ("model", "on"))
 
 
 def _compare() -> Command:
@@ -110,6 +119,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "explain": _explain,
     "plan": _plan,
     "compare": _compare,
+    "roofline": _roofline,
     "import": _import,
     "export": _export,
     "models": lambda: _listing("models"),

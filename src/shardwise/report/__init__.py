@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shardwise.report._explain import explain_page, explain_tree
     from shardwise.report._infer_view import infer_page, infer_tree
     from shardwise.report._page import Page, text_of
+    from shardwise.report._roofline import Roofline, roofline
     from shardwise.report._train import train_tree
     from shardwise.report._train_view import train_page
 
@@ -18,6 +19,7 @@ _HOMES = {
     "CountReport": "_count",
     "Counting": "_count",
     "Page": "_page",
+    "Roofline": "_roofline",
     "compare_page": "_compare",
     "compare_tree": "_compare",
     "count": "_count",
@@ -27,6 +29,7 @@ _HOMES = {
     "explain_tree": "_explain",
     "infer_page": "_infer_view",
     "infer_tree": "_infer_view",
+    "roofline": "_roofline",
     "text_of": "_page",
     "train_page": "_train_view",
     "train_tree": "_train",
@@ -36,6 +39,7 @@ __all__ = [
     "CountReport",
     "Counting",
     "Page",
+    "Roofline",
     "compare_page",
     "compare_tree",
     "count",
@@ -45,6 +49,7 @@ __all__ = [
     "explain_tree",
     "infer_page",
     "infer_tree",
+    "roofline",
     "text_of",
     "train_page",
     "train_tree",
