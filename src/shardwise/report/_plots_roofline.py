@@ -1,0 +1,127 @@
+"""The plot of a roofline: operators in FLOP/s over FLOPs a byte, under the roofs of their device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardwise.report._plots import GREY, INK, RED, plan_words, sheet, title_of
+from shardwise.report._roofline import Point, Roofline
+from shardwise.report._train_view import describe
+from shardwise.training import TrainReport
+from shardwise.units import show_count, show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_KINDS = {
+    "matmul": ("matrix products", "#0072B2"),
+    "attention": ("attention core", "#009E73"),
+    "grouped": ("products of experts", "#AA4499"),
+    "scan": ("scans", "#E69F00"),
+    "memory": ("element-wise", "#888888"),
+}
+_PHASES = {
+    "forward": ("forward", "o"),
+    "recompute": ("recompute", "D"),
+    "backward_input": ("input gradients", "^"),
+    "backward_weight": ("weight gradients", "s"),
+    "prefill": ("prefill", "o"),
+    "decode": ("decode", "s"),
+}
+_MOST_LABELS = 9
+
+
+def roofline_figure(found: Roofline) -> Figure:
+    """Return the operators in FLOP/s over FLOPs a byte on logarithmic axes, with the device's roofs."""
+    report = found.report
+    case = report.case
+    trained = isinstance(report, TrainReport)
+    plan = plan_words(report.plan) if trained else describe(report.plan)
+    title = title_of(case.model.name, case.cluster.num_devices, case.cluster.device.name)
+    figure, (axes,) = sheet(title, [plan, *_words(found)], [4.6])
+    shown = [p for p in found.points if p.flops > 0]
+    _roofs(axes, shown, found)
+    for point in shown:
+        size = 14 + 420 * found.share(point)
+        face: dict[str, Any] = {"c": _KINDS[point.kind][1], "marker": _PHASES[point.phase][1]}
+        place = (point.intensity, point.flops_per_second / 1e12)
+        axes.scatter(*place, s=size, alpha=0.8, edgecolors="white", linewidths=0.5, zorder=3, **face)
+    _labels(axes, found, shown)
+    _keys(axes, shown)
+    return figure
+
+
+def _words(found: Roofline) -> list[str]:
+    lines = []
+    for group, shares in found.bounds().items():
+        silent = sum(found.share(p) for p in found.points if not p.flops and found.group(p) == group)
+        words = {"compute": "arithmetic", "memory": "memory", "start": "kernel starts"}
+        bound = ", ".join(f"{share:.0%} by {words[name]}" for name, share in shares.items() if share >= 0.005)
+        more = f"; operators without FLOPs, not drawn: {silent:.1%}" if silent >= 5e-4 else ""
+        lines.append(f"{found.what[group]}: {show_seconds(found.seconds[group])} of compute, bound {bound}{more}")
+    return lines
+
+
+def _roofs(axes: Axes, shown: Sequence[Point], found: Roofline) -> None:
+    """Draw the slope of the memory and the flat roof of every data type that occurs, ridges marked."""
+    bandwidth = found.report.case.cluster.device.memory_bytes_per_second
+    peaks = sorted({p.peak_flops_per_second for p in shown}, reverse=True)
+    ridges = [peak / bandwidth for peak in peaks]
+    low = min([0.6 * p.intensity for p in shown] + [ridges[-1] / 10])
+    high = max([1.8 * p.intensity for p in shown] + [ridges[0] * 4])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.plot([low, ridges[0]], [low * bandwidth / 1e12, peaks[0] / 1e12], color=INK, linewidth=1.3)
+    for peak, ridge in zip(peaks, ridges, strict=True):
+        axes.plot([ridge, high], [peak / 1e12] * 2, color=INK, linewidth=1.3)
+        text = f"dense peak {show_count(peak, 'FLOP/s')}"
+        near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.4, "color": INK}
+        axes.annotate(text, (high, peak / 1e12), (-2, 4), ha="right", **near)
+        axes.axvline(ridge, color=RED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+        at = axes.get_xaxis_transform()
+        axes.text(ridge, 0.015, f" ridge {ridge:,.0f}", color=RED, fontsize=7.2, transform=at)
+    axes.set_xlim(low, high)
+    bottom = min([p.flops_per_second / 2e12 for p in shown] + [low * bandwidth / 1e12])
+    axes.set_ylim(max(bottom, 1e-4), 2.4 * peaks[0] / 1e12)
+    axes.annotate(
+        f"memory {show_count(bandwidth, 'B/s')}",
+        (low * 1.12, 1.3 * low * bandwidth / 1e12),
+        fontsize=7.4,
+        color=INK,
+        rotation=0,
+        va="bottom",
+    )
+    axes.set_xlabel("arithmetic intensity, FLOPs a byte moved")
+    axes.set_ylabel("predicted rate, TFLOP/s")
+    axes.grid(True, which="major")
+
+
+def _labels(axes: Axes, found: Roofline, shown: Sequence[Point]) -> None:
+    """Name the operators that take most of the time, the passes of one operator once."""
+    names: dict[tuple[str, str], Point] = {}
+    for point in sorted(shown, key=lambda p: -found.share(p)):
+        key = (point.operator, point.phase if point.phase in ("prefill", "decode") else "")
+        if found.share(point) >= 0.01 and len(names) < _MOST_LABELS:
+            names.setdefault(key, point)
+    below = 0.0
+    for (name, phase), point in sorted(names.items(), key=lambda row: row[1].intensity):
+        # Neighbours are named at different heights.
+        below = -14.0 if below > -20 and below else -26.0 if below else -14.0
+        text = f"{name}, {phase}" if phase else name
+        place = (point.intensity, point.flops_per_second / 1e12)
+        arrow: dict[str, Any] = {"arrowprops": {"arrowstyle": "-", "color": GREY, "linewidth": 0.5}}
+        axes.annotate(text, place, (6, below), textcoords="offset points", fontsize=7, va="top", zorder=4, **arrow)
+
+
+def _keys(axes: Axes, shown: Sequence[Point]) -> None:
+    from matplotlib.lines import Line2D
+
+    point: dict[str, Any] = {"linewidth": 0, "markersize": 5.5}
+    kinds = [v for k, v in _KINDS.items() if any(p.kind == k for p in shown)]
+    phases = [v for k, v in _PHASES.items() if any(p.phase == k for p in shown)]
+    handles = [Line2D([], [], marker="o", color=colour, label=name, **point) for name, colour in kinds]
+    handles += [Line2D([], [], marker=marker, color=GREY, label=name, **point) for name, marker in phases]
+    handles.append(Line2D([], [], linewidth=0, label="area grows with the share of the time"))
+    axes.legend(handles=handles, loc="upper left", handletextpad=0.3, labelspacing=0.35)
