@@ -18,20 +18,8 @@ _PHASES = {
 }
 _BOUNDS = {"compute": "by arithmetic", "memory": "by memory", "start": "by starting kernels"}
 _WIDE = 112
-_HEAD = (
-    "operator",
-    "m x n x k",
-    "FLOPs",
-    "bytes",
-    "FLOP/B",
-    "ridge",
-    "bound",
-    "TFLOP/s",
-    "peak",
-    "roof",
-    "a call",
-    "share",
-)
+_LEFT = ("operator", "m x n x k", "bound")
+_HEAD = (*_LEFT[:2], "FLOPs", "bytes", "FLOP/B", "ridge", "bound", "TFLOP/s", "peak", "roof", "a call", "share")
 
 
 def roofline_page(found: Roofline, command: Sequence[str], width: int = 80) -> Page:
