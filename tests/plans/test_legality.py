@@ -233,6 +233,6 @@ def test_remedies_read_as_sentences() -> None:
 
 def test_modules_are_those_that_a_block_has() -> None:
     """Recompute modules follow the model: latent attention, experts and dense layers have their own."""
-    assert module_names(tuple(all_blocks(DENSE))) == ("core_attn", "mlp", "layernorm")
+    assert module_names(tuple(all_blocks(DENSE))) == ("core_attn", "mlp", "mlp_act", "layernorm")
     assert module_names(tuple(all_blocks(LATENT))) == MODULE_NAMES
     assert Training(seq_len=1, global_batch=1).tokens_per_step == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.cli import _flags
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwise.formats import Imported
     from shardwise.hardware import Cluster
     from shardwise.models import Model
-    from shardwise.plans import Plan, Serving, Stack, Training
+    from shardwise.plans import Plan, Serving, Settings, Stack, Training
 
 # What the layers below call a field -> the flag that sets it.
 FLAG_OF = {
@@ -123,7 +123,7 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
             inputs.problems.items += error.problems
             inputs.bad.add(key)
     for key in command.required:
-        from_sizes = key == "model" and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
+        from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
         if key not in raw and not from_sizes and not inputs.bad & {key, "config"}:
             inputs.fail(key, None, "is missing", _example(key))
 
@@ -313,9 +313,36 @@ def packed_density(inputs: Inputs, lengths: Sequence[int], seq_len: int) -> floa
 
 def make_efficiencies(inputs: Inputs) -> Efficiencies:
     """Return the efficiencies that were imposed."""
-    from shardwise.cost import Efficiencies
+    from shardwise.cost import OVERLAP_AXES, Efficiencies
 
-    return Efficiencies(**{name: inputs.values[key] for key, name in _EFFICIENCIES.items() if key in inputs.values})
+    given = {name: inputs.values[key] for key, name in _EFFICIENCIES.items() if key in inputs.values}
+    exposed = tuple(axis for axis in OVERLAP_AXES if not inputs.get(f"overlap_{axis}", True))
+    return Efficiencies(**given, exposed_axes=exposed)
+
+
+# What a flag sets of a framework's settings.
+_SETTINGS = {
+    "norm_bytes": ("norm_bytes",),
+    "mlp_bits": ("mlp_input_bits", "activation_input_bits", "mlp_product_bits"),
+    "mlp_input_bits": ("mlp_input_bits",),
+    "activation_input_bits": ("activation_input_bits",),
+    "mlp_product_bits": ("mlp_product_bits",),
+    "partition_activations": ("partition_activations",),
+    "bucket_elements": ("bucket_elements",),
+    "max_live_parameters": ("max_live_parameters",),
+    "misc_memory": ("misc_bytes",),
+}
+
+
+def make_settings(inputs: Inputs) -> Settings:
+    """Return what the flags set of a framework; a flag for one tensor wins over that for all."""
+    from shardwise.plans import Settings
+
+    given: dict[str, Any] = {}
+    for key, names in _SETTINGS.items():
+        if key in inputs.values:
+            given |= dict.fromkeys(names, inputs.values[key])
+    return Settings(**given)
 
 
 def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
@@ -323,9 +350,10 @@ def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
     from shardwise.plans import default_stack, find_stack
 
     if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
-        return inputs.imported.stack
+        return replace(inputs.imported.stack, settings=make_settings(inputs))
     try:
-        return find_stack(cast(str, inputs.get("stack", default or default_stack(inputs.get("sharding", "none")))))
+        found = find_stack(cast(str, inputs.get("stack", default or default_stack(inputs.get("sharding", "none")))))
+        return replace(found, settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("stack")

@@ -156,6 +156,11 @@ def efficiency_flags() -> dict[str, Flag]:
         ("slow_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the network, per device and direction"),
         ("ideal", k.SWITCH, "every efficiency one, every start zero"),
         ("overlap", k.SWITCH, "communication beside compute, where the framework does it; --no-overlap exposes all"),
+        ("overlap_tp", k.SWITCH, "the same of tensor parallelism alone; --no-overlap-tp exposes its messages"),
+        ("overlap_cp", k.SWITCH, "the same of context parallelism alone"),
+        ("overlap_ep", k.SWITCH, "the same of experts alone"),
+        ("overlap_dp", k.SWITCH, "the same of data parallelism alone"),
+        ("overlap_pp", k.SWITCH, "the same of messages between stages alone"),
     )
 
 
@@ -214,6 +219,9 @@ def job_flags() -> dict[str, Flag]:
         ("dtype", k.TEXT, "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them"),
         ("optimizer", k.choice(*OPTIMIZERS), "optimizer"),
         ("dropout", k.SWITCH, "whether dropout keeps masks; left out, as the model says"),
+        ("softmax_dropout", k.SWITCH, "the same of the attention probabilities alone"),
+        ("attention_dropout", k.SWITCH, "the same of what attention adds to the stream"),
+        ("hidden_dropout", k.SWITCH, "the same of the embedding and of what the feed-forward adds"),
         ("tokens", k.COUNT, "tokens of the whole run, such as 15T"),
         ("samples", k.COUNT, "the same in sequences, images or fields"),
         ("epochs", k.COUNT, "passes over those tokens or samples; 1 left out"),
@@ -228,9 +236,27 @@ def job_flags() -> dict[str, Flag]:
 
 
 @cache
+def settings_flags() -> dict[str, Flag]:
+    """Return the flags that set what a framework keeps and sets aside."""
+    return _flags(
+        "settings",
+        ("norm_bytes", k.whole(1, 8), "bytes of an element of the input that a norm keeps"),
+        ("mlp_bits", k.whole(1, 32), "bits of what a feed-forward keeps, all three tensors"),
+        ("mlp_input_bits", k.whole(1, 32), "bits of the input of its first product"),
+        ("activation_input_bits", k.whole(1, 32), "bits of the input of its activation"),
+        ("mlp_product_bits", k.whole(1, 32), "bits of the input of its last product"),
+        ("partition_activations", k.SWITCH, "split checkpoints over the tensor-parallel ranks (ZeRO-R)"),
+        ("bucket_elements", k.COUNT, "elements of a bucket of gradients or weights, such as 5e8"),
+        ("max_live_parameters", k.COUNT, "parameters that ZeRO-3 keeps gathered, such as 1e9"),
+        ("misc_memory", k.BYTES, "memory beside all else on a device, such as 5GiB"),
+    )
+
+
+@cache
 def train_flags() -> dict[str, Flag]:
     """Return every flag that describes a training case."""
-    case = {**plan_flags(), **job_flags(), **efficiency_flags(), **cluster_flags(), **model_flags()}
+    machine = {**settings_flags(), **efficiency_flags(), **cluster_flags()}
+    case = {**plan_flags(), **job_flags(), **machine, **model_flags()}
     return {**WHERE, **FROM, **case}
 
 
@@ -256,5 +282,5 @@ def infer_flags() -> dict[str, Flag]:
         ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
         ("engine", k.TEXT, "inference engine"),
     )
-    machine = {key: flag for key, flag in efficiency_flags().items() if key != "overlap"}
+    machine = {key: flag for key, flag in efficiency_flags().items() if not key.startswith("overlap")}
     return {**WHERE, **{key: plan[key] for key in taken}, **serving, **machine, **cluster_flags(), **model_flags()}

@@ -20,6 +20,7 @@ _GROUPS = {
     "sides": "the two sides",
     "number": "number",
     "shape": "shape",
+    "settings": "what the framework keeps and sets aside",
     "efficiency": "what the machine reaches",
     "cluster": "override the cluster",
     "model": "override the model, or its sizes where none is named",

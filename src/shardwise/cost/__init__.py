@@ -3,9 +3,10 @@
 from shardwise.cost._bands import Band, band_of
 from shardwise.cost._network import Network, collective_seconds, leaving_share, network_of, sent_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
-from shardwise.cost._rates import Efficiencies, Rates, rates_of
+from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
 
 __all__ = [
+    "OVERLAP_AXES",
     "Band",
     "Efficiencies",
     "Network",

@@ -11,13 +11,16 @@ from shardwise.hardware import Device
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
 
+OVERLAP_AXES = ("tp", "cp", "ep", "dp", "pp")
+"""Axes whose messages may be kept from running beside compute; tp has both of the two-dimensional layout."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiencies:
     """Efficiencies that the user imposes in place of the fitted ones; 0 leaves the fit.
 
     `ideal` sets every one to 1 and starts to 0. `matmul_flops_per_second` and `memory_bytes_per_second` impose
-    achieved rates instead of fractions.
+    achieved rates instead of fractions. `exposed_axes` are those whose messages never run beside compute.
     """
 
     compute: float = 0.0
@@ -29,6 +32,7 @@ class Efficiencies:
     fast_bytes_per_second: float = 0.0
     slow_bytes_per_second: float = 0.0
     ideal: bool = False
+    exposed_axes: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise `InputError` for fractions outside (0, 1] and negative rates."""
@@ -52,6 +56,9 @@ class Efficiencies:
                 problems.add(
                     name, getattr(self, name), "must not be negative", "give an achieved rate, or leave it out"
                 )
+        for axis in self.exposed_axes:
+            if axis not in OVERLAP_AXES:
+                problems.add("exposed_axes", axis, "is not an axis of messages", f"use {', '.join(OVERLAP_AXES)}")
         problems.raise_if_any()
 
 

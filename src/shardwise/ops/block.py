@@ -32,6 +32,7 @@ from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Layout, Shape, matmul
+from shardwise.ops.quantised import quantised
 from shardwise.ops.recurrent import gated_delta, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 
@@ -56,8 +57,9 @@ def mixer(y: Layout[X], m: Mixer, D: int, source: Tensor[X]) -> tuple[Op[X], ...
 
 
 def feed_forward(y: Layout[X], m: FeedForward, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
-    """Return the operators of one feed-forward."""
-    return moe(y, m, D, source) if isinstance(m, MoE) else mlp(y, m, D, source)
+    """Return the operators of one feed-forward, with what it keeps quantised where the user asks for it."""
+    ops = moe(y, m, D, source) if isinstance(m, MoE) else mlp(y, m, D, source)
+    return quantised(y, ops, source) if y.stack.settings.quantises else ops
 
 
 def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:

@@ -259,7 +259,7 @@ def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...]
 
     softmax = score_tensor("softmax", 4 if eager else y.a)
     kept, probabilities, kernels = [softmax], softmax, 4 if eager else 1
-    if y.work.dropout and not eager:
+    if y.drops("softmax") and not eager:
         kept.append(score_tensor("softmax mask", y.stack.dropout_mask_bytes))
         probabilities, kernels = score_tensor("probabilities", y.a), 2
     elif eager and y.a < 4:

@@ -72,6 +72,10 @@ def norm_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], 
     one_value = n.kind.startswith("rmsnorm") or n.kind == "none"
     width = 4 if y.a == 4 or one_value else y.stack.layernorm_statistics_bytes
     size = width * n.rows * (1 if one_value else 2)
+    if y.stack.settings.norm_bytes not in (0, y.a):
+        # The copy in the norm's own width is what its backward reads.
+        copy_bytes = y.stack.settings.norm_bytes * n.elements
+        source = Tensor(name=f"{n.name}.wide input", size_bytes=copy_bytes, born=n.region)
     return source, Tensor(name=f"{n.name}.statistics", size_bytes=size, born=n.region)
 
 
@@ -108,8 +112,12 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
     stream = y.a * n.elements
     unfused = y.stack.norm == "eager" and n.by_modules
     passes = 8 if unfused else 2
+    moved = (passes * stream, (passes + 1) * stream)
+    if y.stack.settings.norm_bytes not in (0, y.a) and not unfused:
+        width = y.stack.settings.norm_bytes
+        moved = (moved[0] + width * n.elements, moved[1] + (width - y.a) * n.elements)
     return memory_op(
-        y, n.name, n.region, (passes * stream, (passes + 1) * stream), weights=norm_weights(n), reads=(source,),
+        y, n.name, n.region, moved, weights=norm_weights(n), reads=(source,),
         saves=norm_saves(y, n, source), kernels=6 if unfused else 1, output_bytes=stream,
     )  # fmt: skip
 
@@ -148,7 +156,7 @@ def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     """
     elements = y.residual_tokens * y.residual_width(D)
     stream = y.a * elements
-    if not y.work.dropout:
+    if not y.drops("attention" if name.endswith("add1") else "hidden"):
         return memory_op(y, name, region, (3 * stream, 0 * stream), output_bytes=stream)
     mask = Tensor(name=f"{name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=region)
     moved = (3 * stream + mask.size_bytes, 2 * stream + mask.size_bytes)

@@ -26,6 +26,11 @@ class Machine(Generic[X]):
     network: Network[X]
     spans: dict[str, tuple[X, ...]]
     overlap: bool = True
+    exposed_axes: tuple[str, ...] = ()
+
+    def hides(self, axis: str) -> bool:
+        """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""
+        return self.overlap and {"tp2": "tp", "etp": "ep"}.get(axis, axis) not in self.exposed_axes
 
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
@@ -35,7 +40,7 @@ class Machine(Generic[X]):
 def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
     """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
     one = m.message(c)
-    if c.hides == "exposed" or not m.overlap:
+    if c.hides == "exposed" or not m.hides(c.axis):
         return one * c.count, 0 * one
     if c.hides == "ring":
         # Each of the c blocks of attention covers one step (arXiv:2310.01889).
@@ -70,7 +75,7 @@ def waits_of(
     """
     found: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
-    panels = tuple(c for c in collectives if c.hides == "panels" and m.overlap)
+    panels = tuple(c for c in collectives if c.hides == "panels" and m.hides(c.axis))
     of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
     for c in collectives:
         window = "late" if c.hides == "late" else "compute"

@@ -76,7 +76,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born=""), *rotary_tables(y, m)]
     if m.positions:
         saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born=""))
-    if y.work.dropout:
+    if y.drops("hidden"):
         elements = y.residual_tokens * y.residual_width(m.hidden)
         saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born="embedding"))
     ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tables(y, m), saves=tuple(saves),

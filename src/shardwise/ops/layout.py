@@ -49,6 +49,9 @@ class Work(Generic[X]):
     cache_bytes: float = 2
     dtype: str = "bf16"
     dropout: bool = False
+    softmax_dropout: bool | None = None
+    attention_dropout: bool | None = None
+    hidden_dropout: bool | None = None
     density: float = 1.0
     imbalance: float = 1.0
 
@@ -80,6 +83,11 @@ class Layout(Generic[X]):
     def a(self) -> int:
         """Bytes of one activation element."""
         return self.work.activation_bytes
+
+    def drops(self, what: Literal["softmax", "attention", "hidden"]) -> bool:
+        """Return whether dropout keeps a mask of the attention probabilities, of what attention adds, or of the rest."""
+        own: bool | None = getattr(self.work, f"{what}_dropout")
+        return self.work.dropout if own is None else own
 
     @cached_property
     def tokens(self) -> X:

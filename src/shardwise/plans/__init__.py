@@ -28,6 +28,7 @@ from shardwise.plans._precision import (
     precision_names,
     precision_to_toml,
 )
+from shardwise.plans._settings import Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Recompute",
     "Schedule",
     "Serving",
+    "Settings",
     "Sharding",
     "Stack",
     "Training",

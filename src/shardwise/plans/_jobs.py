@@ -10,10 +10,11 @@ from dataclasses import dataclass
 class Training:
     """A training job; `global_batch` is in sequences of `seq_len` tokens, 0 budgets and rates mean not asked.
 
-    The budget of a run is in tokens or in samples (sequences, images, fields), either taken `epochs` times.
     `attention_density` is the share of the causal square that packed documents leave (see `density_of`), 1 without
     packing. `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and
-    hour.
+    hour. The budget of a run is in tokens or in samples (sequences, images, fields), either taken `epochs` times.
+    `dropout` None is the model's own; those of attention probabilities, of what attention adds to the stream, and of
+    the embedding and what the feed-forward adds follow it where they are None.
 
     >>> Training(seq_len=8192, global_batch=1024).tokens_per_step
     8388608
@@ -27,6 +28,9 @@ class Training:
     precision: str = ""
     optimizer: str = "adam"
     dropout: bool | None = None
+    softmax_dropout: bool | None = None
+    attention_dropout: bool | None = None
+    hidden_dropout: bool | None = None
     expert_imbalance: float = 1.0
     attention_density: float = 1.0
     failures_per_device_hour: float = 0.0

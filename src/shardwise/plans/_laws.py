@@ -150,7 +150,7 @@ def pipeline_laws(model: Model, plan: Plan, found: Problems) -> None:
 
 
 # Megatron-LM core/transformer/transformer_config.py, recompute_modules, and what a block must have to run one again.
-MODULE_NAMES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
+MODULE_NAMES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "mlp_act", "layernorm", "mla_up_proj")
 
 
 def module_names(blocks: Sequence[Block]) -> tuple[str, ...]:
@@ -161,6 +161,7 @@ def module_names(blocks: Sequence[Block]) -> tuple[str, ...]:
     has = {
         "core_attn": any(isinstance(m, Attention | LatentAttention) for m in mixers),
         "mlp": any(isinstance(f, MLP) for f in feeds),
+        "mlp_act": any(isinstance(f, MLP) for f in feeds),
         "moe": moe,
         "shared_experts": any(isinstance(f, MoE) and f.shared is not None for f in feeds),
         "moe_act": moe,

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
+from shardwise.plans._settings import Settings
 
 Kernel: TypeAlias = Literal["eager", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
@@ -29,7 +30,7 @@ class Stack:
     `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a
     boundary message over the tensor-parallel ranks. `dispatch` "deduplicated" sends a token once to each node with one
     of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
-    a row of 16-bit input.
+    a row of 16-bit input. `settings` are what its user set.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Stack:
     reserved_over_allocated: float
     workspace_bytes: float
     sources: tuple[tuple[str, str], ...]
+    settings: Settings = Settings()  # noqa: RUF009 (frozen)
 
 
 @cache
@@ -108,6 +110,6 @@ def find_stack(name: str) -> Stack:
     if name not in table:
         raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
     row = _extended(table, name)
-    values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources")}
+    values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings")}
     values["overlap_sends"] = tuple(values["overlap_sends"])
     return Stack(name=name, sources=tuple(row["sources"].items()), **values)

@@ -24,6 +24,7 @@ MODULES: dict[str, tuple[Checkpoint, ...]] = {
     "moe": (Checkpoint(("mlp",)),),
     "shared_experts": (Checkpoint(("mlp.shared",)),),
     "moe_act": (Checkpoint(("mlp.experts.act",), discards_output=True),),
+    "mlp_act": (Checkpoint(("mlp.act",), discards_output=True),),
     "layernorm": (Checkpoint(("norm1",), discards_output=True), Checkpoint(("norm2",), discards_output=True)),
     "mla_up_proj": (Checkpoint(("attention.up",), discards_output=True),),
 }

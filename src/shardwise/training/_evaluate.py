@@ -117,6 +117,9 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
         gradient_bytes=p.gradient_bytes,
         dtype=p.compute,
         dropout=dropout,
+        softmax_dropout=case.job.softmax_dropout,
+        attention_dropout=case.job.attention_dropout,
+        hidden_dropout=case.job.hidden_dropout,
         density=case.job.attention_density,
         imbalance=case.job.expert_imbalance,
     )
@@ -234,7 +237,8 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
         case.cluster.device, case.recipe.precision.compute, case.stack.eager_launch_seconds, case.efficiencies
     )
     network = network_of(case.cluster, case.efficiencies)
-    return Machine(rates=rates, network=network, spans=shared, overlap=case.overlap)
+    axes = case.efficiencies.exposed_axes
+    return Machine(rates=rates, network=network, spans=shared, overlap=case.overlap, exposed_axes=axes)
 
 
 def tables_of(case: Case, m: Machine[X], z: Sizes[X]) -> Tables[X]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.ledger.number import X
-from shardwise.ledger.op import Op
+from shardwise.ledger.number import X, divide, total
+from shardwise.ledger.op import Collective, Op, Tensor
 from shardwise.ledger.saved import Checkpoint
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
@@ -53,6 +53,35 @@ def units_of(plan: Plan, kind: Kind) -> tuple[Checkpoint, ...]:
     return checkpoints(plan.recompute, modules_of(plan, kind.block)) if kind.recomputed else ()
 
 
+def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: Kind) -> tuple[Op[X], ...]:
+    """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
+    ops = ledgers.block_ops(y, kind.block, model.hidden)
+    split = y.stack.settings.partition_activations and plan.recompute == "full" and kind.recomputed
+    # Sequence parallelism and the two-dimensional layout have split the stream already.
+    if not split or plan.sequence_parallel or plan.layout != "1d":
+        return ops
+    return partitioned(y, ops)
+
+
+def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
+    """Return the operators of a layer that keeps a share of its input and gathers it again before backward.
+
+    ZeRO-R's partitioned activations, arXiv:1910.02054 section 6.1: one all-gather a layer and micro-batch.
+    """
+    inputs = {t.name: t for op in ops for t in (*op.reads, *op.saves) if not t.born}
+
+    def shared(tensors: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+        return tuple(t if t.born else replace(t, size_bytes=divide(t.size_bytes, y.degrees.tp)) for t in tensors)
+
+    found = [replace(op, reads=shared(op.reads), saves=shared(op.saves)) for op in ops]
+    whole = total((t.size_bytes for t in inputs.values()), 0 * y.tokens)
+    gather: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=whole, tensor="checkpoint")
+    found[0] = replace(
+        found[0], backward=(gather, *found[0].backward), transient_bytes=found[0].transient_bytes + whole
+    )
+    return tuple(found)
+
+
 def ledger_of(model: Model, plan: Plan, kinds: tuple[Kind, ...], y: Layout[X]) -> Ledger[X]:
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
@@ -61,7 +90,7 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[Kind, ...], y: Layout[X]) -
         kinds=tuple(
             Lines(
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
-                ops=ledgers.block_ops(y, kind.block, model.hidden),
+                ops=layer_ops(y, model, plan, kind),
                 units=units_of(plan, kind),
             )
             for i, kind in enumerate(kinds)

@@ -190,9 +190,25 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     units = [k.elements.dense + k.elements.expert for k in parts.kinds]
     held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
+    gathered = 2 * width * unit
+    if r.stack.settings.max_live_parameters:
+        layers = total((n * u for n, u in zip(held, units, strict=True)), zero)
+        gathered = width * maximum(minimum(r.stack.settings.max_live_parameters, layers), unit)
     return named(width * root_elements(parts, s), "gathered root unit"), named(
-        (2 * width + r.precision.gradient_bytes) * unit, "gathered layers and gradients"
+        gathered + r.precision.gradient_bytes * unit, "gathered layers and gradients"
     )
+
+
+def bucket_bytes(r: Recipe, params: tuple[X, X, X, X]) -> X:
+    """Return bytes of the buckets of a sharded optimizer: one of gradients, one of weights on their way.
+
+    DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements; no bucket is larger than the stage.
+    """
+    zero = 0 * params[0]
+    if not (r.stack.settings.bucket_elements and r.shards_optimizer):
+        return zero
+    elements = minimum(r.stack.settings.bucket_elements, total(params))
+    return named((r.precision.gradient_bytes + r.precision.weight_bytes) * elements, "gathered in buckets")
 
 
 def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
@@ -248,6 +264,8 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, parts, s)
+    if r.stack.settings.bucket_elements:
+        root = root + bucket_bytes(r, params)
     buffers = root + units
     activations = held_bytes(parts, s, depth)
     again = named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer")
@@ -293,4 +311,4 @@ def device_bytes(stack: Stack, z: Sizes[X], peak: X) -> X:
     """Return the bytes that a device shows at a peak of tensors: allocator reserve, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
     reserved = (peak + stack.workspace_bytes) * stack.reserved_over_allocated
-    return reserved + stack.context_bytes + axes * stack.communicator_bytes
+    return reserved + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes

@@ -10,13 +10,14 @@ from shardwise.cost import Efficiencies, band_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
 from shardwise.training._memory import StageMemory, device_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
+from shardwise.training._stated import stated
 
 if TYPE_CHECKING:
     from shardwise.training._timeline import StepTimeline
@@ -365,29 +366,8 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
         *model.assumptions,
         *cluster.assumptions,
         *notes,
-        *_stated(whole),
+        *stated(whole),
         *report.evaluation.rates.assumptions,
         *report.evaluation.network.assumptions,
     )
     return replace(report, assumptions=tuple(dict.fromkeys(said)))
-
-
-def _stated(case: Case) -> tuple[str, ...]:
-    """Return what was assumed because the input was silent."""
-    notes = [f"stack {case.stack.name}: {case.stack.title}"]
-    if not case.job.precision:
-        notes.append(f"precision {case.recipe.precision.name}: the stack's own")
-    experts = any(isinstance(b.feed_forward, MoE) for b in case.model.kinds)
-    if case.plan.pp == 1 and case.plan.schedule != "1f1b":
-        notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
-    if case.plan.cp == 1 and case.plan.cp_kind != "ring":
-        notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
-    if case.job.expert_imbalance > 1 and not experts:
-        notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")
-    if case.plan.tp > 1 and case.plan.etp == 1 and experts:
-        notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
-    if case.job.dropout is None and case.model.dropout:
-        notes.append("dropout: the model's own configuration has it")
-    if case.cluster.usd_per_device_hour is None:
-        notes.append("price: not known, no cost given")
-    return tuple(notes)

@@ -136,6 +136,7 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
     micro-batch is the largest that fits (`fits` decides), at least 1.
     """
     found, notes = job_problems(q.job, q.model), list[str]()
+    found.items += q.stack.settings.problems().items
     plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=q.plan.micro_batch or 1)
     broken = field_problems(plan).items
     found.items += broken

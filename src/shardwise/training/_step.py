@@ -102,7 +102,7 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     dense, expert = k.elements.dense, k.elements.expert
     scatter = state_seconds(m, scatters(z, r, (dense, expert)), zero)
     gather = state_seconds(m, gathers(r, dense, expert), zero) if r.shards_weights else zero
-    hides = m.overlap and r.stack.overlap_gradients
+    hides = m.hides("dp") and r.stack.overlap_gradients
     ahead = maximum(gather - k.forward, 0.0) if hides else gather
     behind = maximum(gather + scatter - k.backward, 0.0) if hides else gather + scatter
     return (
@@ -212,11 +212,11 @@ def data_parallel_seconds(
         return zero, zero, zero, zero
     grads = named(state_seconds(m, reductions(r, parts, s), zero), "gradient reduction")
     backward = t.backward_input + t.backward_weight
-    shown = _overlapped(grads, backward, s, m.overlap and r.stack.overlap_gradients)
+    shown = _overlapped(grads, backward, s, m.hides("dp") and r.stack.overlap_gradients)
     if not r.shards_optimizer:
         return shown, grads - shown, zero, zero
     gather = named(state_seconds(m, updates(r, parts, s), zero), "weight gather")
-    waits = _overlapped(gather, t.forward, s, m.overlap and r.stack.overlap_parameters)
+    waits = _overlapped(gather, t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
     return shown, grads - shown, waits, gather - waits
 
 
@@ -247,7 +247,7 @@ class Piped(Generic[X]):
 
 def timed_parts(m: Machine[X], parts: Parts[X], schedule: ScheduleName) -> Parts[X]:
     """Return the blocks as a schedule runs them: DualPipe in pairs."""
-    if schedule == "dualpipe" and m.overlap:
+    if schedule == "dualpipe" and m.hides("ep"):
         return replace(parts, kinds=tuple(map(paired, parts.kinds)), head=paired(parts.head))
     return parts
 
@@ -307,7 +307,7 @@ def piped_seconds(
         num_chunks=z.vpp,
         num_micro=z.num_micro,
         send=named(job.send, "stage boundary message"),
-        overlap_send=m.overlap and job.schedule in r.stack.overlap_sends,
+        overlap_send=m.hides("pp") and job.schedule in r.stack.overlap_sends,
     )
     return Piped(job=job, stages=timed, pipeline=pipeline_time(job.schedule, runs, shape))
 

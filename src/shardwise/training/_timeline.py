@@ -158,7 +158,7 @@ class _Drawing:
         self.cuts, self.around = [cuts[i] for i in self.runs], [around[i] for i in self.runs]
         job = _job(case, self.machine, e)
         self.send = job.send if self.plan.pp > 1 else 0.0
-        self.overlaps = self.machine.overlap and self.plan.schedule in case.stack.overlap_sends
+        self.overlaps = self.machine.hides("pp") and self.plan.schedule in case.stack.overlap_sends
         # The reduction of a tied table runs on the two ends, which the other stages wait for.
         self.tied = tied_seconds(self.machine, e.sizes, job) if job.tied else 0.0
         self.num_micro = round(e.sizes.num_micro)
