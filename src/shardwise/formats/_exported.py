@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
@@ -57,6 +57,21 @@ def refuse(system: str, found: Mapping[str, tuple[object, object]]) -> None:
     ]
     if problems:
         raise InputError(problems)
+
+
+Found = dict[str, tuple[object, object]]
+
+
+def untold(plan: Plan, told: frozenset[str]) -> tuple[Plan, Found]:
+    """Return a plan without what a system has no word for, and every field of that with what it was and became.
+
+    >>> untold(Plan(tp=2, pp=2, sequence_parallel=False), frozenset({"tp"}))[1]
+    {'pp': (2, 1)}
+    """
+    plain = Plan(sequence_parallel=False)
+    pairs = {f.name: (getattr(plan, f.name), getattr(plain, f.name)) for f in fields(Plan) if f.name not in told}
+    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return replace(plan, **{name: pair[1] for name, pair in found.items()}), found
 
 
 def _short(value: object) -> object:

@@ -10,12 +10,20 @@ from shardwise.formats._imported import Imported
 
 
 def read_file(path: str | PathLike[str], variables: Mapping[str, str] | None = None, num_devices: int = 0) -> Imported:
-    """Return the case of a launch script or a list of arguments of Megatron-LM; raises `InputError`.
+    """Return the case of a file: .json is DeepSpeed's, .yaml accelerate's, any other a script for Megatron-LM.
 
     `variables` are those that the caller of a script would have set; `num_devices` replaces those of its launch.
     """
     name = fspath(path)
     text = read_text(name)
+    if name.endswith(".json"):
+        from shardwise.formats import deepspeed
+
+        return deepspeed.read(text, name, num_devices)
+    if name.endswith((".yaml", ".yml")):
+        from shardwise.formats import fsdp
+
+        return fsdp.read(text, name, num_devices)
     from shardwise.formats.megatron import read_script
 
     return read_script(text, name, variables, num_devices)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from shardwise.formats._shell_parse import Case, If, Loop, Node, Simple, Word, parsed
+from shardwise.formats._shell_lex import Word
+from shardwise.formats._shell_parse import Case, If, Loop, Node, Simple, parsed
 
 MOST_COMMANDS = 2000
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=")

@@ -7,6 +7,7 @@ megatron/core/transformer/dot_product_attention.py and core/fusions, 2026-08.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from shardwise.formats.megatron._reader import Reader
 from shardwise.plans import Plan, Stack, Training, find_stack
@@ -124,7 +125,7 @@ def _vocab_multiple(r: Reader) -> int:
     return 1 if padded or not r.flag("pad_vocab_size") else r.count("make_vocab_size_divisible_by")
 
 
-def _dispatch(r: Reader, base: Stack) -> str:
+def _dispatch(r: Reader, base: Stack) -> Literal["all-to-all", "deduplicated"]:
     """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
     kind = r.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
     return "deduplicated" if kind == "flex" or r.flag("moe_enable_deepep") else base.dispatch

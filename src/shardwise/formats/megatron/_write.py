@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from shardwise.formats._exported import Case, Exported, differences, refuse
+from shardwise.formats._canonical import canonical, canonical_plan
+from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
-from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Mixer, Model, MoE
+from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
 from shardwise.models._model import Activation
 from shardwise.plans import Plan, Training
 
@@ -43,13 +44,14 @@ _SHARDINGS: dict[str, Words] = {
     "hsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
 }
 _CONTEXT = {"ring": "p2p", "all-gather": "allgather", "all-to-all": "a2a"}
-# What other implementations of a model do differently with the same sizes; Megatron-LM has its own way.
-_OWN_WAY: dict[str, Any] = {
-    "fused_projection": False, "joined_rotary": False, "float_weights": False, "float_router": False,
-    "qk_norm_kind": "rmsnorm", "normalised": False,
-}  # fmt: skip
 # validate_args wants one connection for tensor parallelism before Blackwell, and more with FSDP.
 _ENVIRONMENT = ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "unset CUDA_DEVICE_MAX_CONNECTIONS")
+_TOLD = frozenset(
+    (
+        *("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_kind", "schedule"),
+        *("sharding", "shard", "recompute", "recompute_layers", "modules", "stage_layers", "order"),
+    )
+)
 _STACKS = ("megatron", "megatron-deepep", "megatron-scores")
 
 
@@ -58,8 +60,10 @@ def export(case: Case) -> Exported:
 
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
+    plan, found = untold(canonical_plan(case.plan), _TOLD)
+    case = replace(case, plan=plan)
     words = arguments(case)
-    _check(case, words)
+    refuse("Megatron-LM", found | _lost(case, words))
     checked = facts()["checked"]
     name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
     notes = (
@@ -130,7 +134,7 @@ def _run(blocks: tuple[Block, ...]) -> str:
         one = block.mixers[0] if block.mixers else None
         if isinstance(one, LatentAttention):
             return "D" if one.indexer else "+"
-        return kinds.get(type(one), "?") if one is not None else "?"  # type: ignore[arg-type]
+        return kinds.get(type(one), "?") if one is not None else "?"
 
     return "".join(map(letter, blocks))
 
@@ -289,7 +293,8 @@ def _job(case: Case) -> Words:
 
 def _stack(case: Case) -> Words:
     s, sharded = case.stack, case.plan.sharding == "distributed-optimizer"
-    feed = _first(case.model, MLP) or _first(case.model, MoE)
+    dense, moe = _first(case.model, MLP), _first(case.model, MoE)
+    feed = dense or moe
     fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
     words: Words = {
         "--transformer-impl": "transformer_engine",
@@ -301,23 +306,23 @@ def _stack(case: Case) -> Words:
         "--make-vocab-size-divisible-by": s.vocab_multiple,
         fusion: s.activation == "eager",
     }
-    if s.dispatch == "deduplicated" and _first(case.model, MoE):
+    if s.dispatch == "deduplicated" and _first(case.model, MoE) is not None:
         words["--moe-token-dispatcher-type"] = "flex"
     return words
 
 
-def _check(case: Case, words: list[str]) -> None:
-    """Raise `InputError` naming every field that does not come back."""
+def _lost(case: Case, words: list[str]) -> Found:
+    """Return every field that does not come back, as it was and as it came."""
     launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
     back = read_args(words, launch)
-    found = {path: (a, b) for path, a, b in differences(canonical_plan(case.plan), canonical_plan(back.plan))}
+    found: Found = {path: (a, b) for path, a, b in differences(case.plan, canonical_plan(back.plan))}
     if back.model is not None:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
             found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
     found |= {path: pair for path, pair in _job_differences(case, back.job) if pair[0] != pair[1]}
     if case.stack.name not in _STACKS:
         found["stack"] = (case.stack.name, "megatron")
-    refuse("Megatron-LM", found)
+    return found
 
 
 def _job_differences(case: Case, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
@@ -331,44 +336,6 @@ def _job_differences(case: Case, back: Training) -> Iterator[tuple[str, tuple[ob
     tokens = job.token_budget or job.sample_budget * job.seq_len
     if abs(tokens - back.token_budget) > job.seq_len:
         yield "token_budget", (tokens, back.token_budget)
-
-
-def canonical_plan(p: Plan) -> Plan:
-    """Return a plan without what has no effect: sequence parallelism alone, recompute that every layer has."""
-    return replace(p, sequence_parallel=p.sequence_parallel and p.tp > 1)
-
-
-def canonical(m: Model) -> Model:
-    """Return a model without its name and without what only other implementations do differently."""
-    made = {block: _canonical(block) for block in dict.fromkeys((*m.layers, *m.mtp))}
-    return replace(
-        m, name="", family="", layers=tuple(made[b] for b in m.layers), mtp=tuple(made[b] for b in m.mtp),
-        norm=_plain(m.norm), max_context=0, quantization="", dropout=False, assumptions=(), mtp_norms=3,
-    )  # fmt: skip
-
-
-def _canonical(block: Block) -> Block:
-    mixers: tuple[Mixer, ...] = tuple(_own_way(mixer) for mixer in block.mixers)
-    feed = None if block.feed_forward is None else _own_way(block.feed_forward)
-    return replace(
-        block, mixers=mixers, feed_forward=feed, norm=_plain(block.norm), also=tuple(map(_canonical, block.also))
-    )
-
-
-def _own_way(part: T) -> T:
-    names = {name: value for name, value in _OWN_WAY.items() if hasattr(part, name)}
-    if isinstance(part, Attention):
-        # Without a norm its kind says nothing; one without weights is a kind of its own.
-        names["qk_norm_kind"] = part.qk_norm_kind if "no-weight" in part.qk_norm_kind else "rmsnorm"
-    if isinstance(part, Mamba2):
-        names["chunk"] = 128
-    if getattr(part, "activation", "") == "gelu-new":
-        names["activation"] = "gelu-tanh"
-    return replace(part, **names)  # type: ignore[type-var]
-
-
-def _plain(norm: Any) -> Any:
-    return {"rmsnorm-float": "rmsnorm", "rmsnorm-offset": "rmsnorm", "layernorm-float": "layernorm"}.get(norm, norm)
 
 
 def script(case: Case, words: list[str]) -> str:

@@ -1,0 +1,122 @@
+"""Nested settings read key by key: what was used, what is left out of account and why, and what nobody knows."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.formats._imported import Reading
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Return the table of a system: what it was checked against, keys that are read, silent, or left out and why."""
+    return tomllib.loads(resources.files("shardwise.formats").joinpath(name).read_text(encoding="utf-8"))
+
+
+class Keys:
+    """The settings of one file, by dotted path, with a record of what was read.
+
+    >>> keys = Keys({"zero_optimization": {"stage": 2}}, "deepspeed.toml")
+    >>> keys.whole("zero_optimization.stage", least=0), [r.meaning for r in keys.understood()]
+    (2, ['sharding'])
+    """
+
+    def __init__(self, tree: Mapping[str, Any], name: str) -> None:
+        if not isinstance(tree, Mapping):
+            raise InputError([Problem("file", type(tree).__name__, "must hold keys and values", "give an object")])
+        self.table = table(name)
+        self.values = dict(_flat(tree))
+        self.problems = Problems()
+        self.assumed: list[str] = []
+
+    def raw(self, path: str) -> Any:
+        """Return a value, or None where there is none, or the program that reads the file fills it in."""
+        value = self.values.get(path)
+        return None if value == "auto" else value
+
+    def fail(self, path: str, rule: str, remedy: str) -> None:
+        """Record a problem of a key."""
+        value = self.values.get(path)
+        self.problems.add(path, value if isinstance(value, (str, int, float, bool)) else str(value), rule, remedy)
+
+    def whole(self, path: str, least: int = 1) -> int | None:
+        """Return a whole number, or None where there is none."""
+        value = self.raw(path)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
+            self.fail(path, f"must be a whole number of at least {least}", "write a whole number")
+            return None
+        return int(value)
+
+    def flag(self, path: str) -> bool | None:
+        """Return a truth value, or None where there is none."""
+        value = self.raw(path)
+        if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no"):
+            return value.lower() in ("true", "yes")
+        if value is not None and not isinstance(value, bool):
+            self.fail(path, "must be true or false", "write true or false")
+            return None
+        return value
+
+    def word(self, path: str) -> str:
+        """Return a word in lower case, empty where there is none."""
+        value = self.raw(path)
+        return "" if value is None else str(value).lower()
+
+    def understood(self) -> tuple[Reading, ...]:
+        """Return what set something; a value that the reader of the file fills in is said so."""
+        read = self.table["read"]
+        return tuple(Reading(argument=p, value=v, meaning=read[p]) for p, v in self.values.items() if p in read)
+
+    def ignored(self) -> tuple[Reading, ...]:
+        """Return what is left out of account, with the reason."""
+        found = []
+        for path, value in self.values.items():
+            reason = next((r["because"] for r in self.table["reasons"].values() if _matches(path, r["keys"])), "")
+            if reason and path not in self.table["read"] and value not in (None, False, "none", "", 0, "auto", "NO"):
+                found.append(Reading(argument=path, value=_plain(value), meaning=reason))
+        return tuple(found)
+
+    def silent(self) -> tuple[str, ...]:
+        """Return the keys that change neither bytes nor seconds."""
+        return tuple(path for path in self.values if self._known(path) == "silent")
+
+    def unknown(self) -> tuple[Reading, ...]:
+        """Return the keys that the system does not have."""
+        said = f"not a setting of {self.table['checked']['system']}"
+        return tuple(
+            Reading(argument=path, value=_plain(value), meaning=said)
+            for path, value in self.values.items()
+            if not self._known(path)
+        )
+
+    def _known(self, path: str) -> str:
+        if path in self.table["read"]:
+            return "read"
+        if any(_matches(path, r["keys"]) for r in self.table["reasons"].values()):
+            return "reasons"
+        return "silent" if _matches(path, self.table["silent"]["keys"]) else ""
+
+
+def _matches(path: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def _plain(value: Any) -> object:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        inner = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, inner)
+        else:
+            yield inner, value

@@ -1,0 +1,174 @@
+"""DeepSpeed's JSON configuration, in and out.
+
+Sources: github.com/deepspeedai/DeepSpeed docs/_pages/config-json.md, deepspeed/runtime/zero/config.py and
+deepspeed/runtime/config.py, version in deepspeed.toml. The file has neither the model nor the length of a sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.errors import InputError, Problem
+from shardwise.formats._canonical import canonical_plan
+from shardwise.formats._exported import Case, Exported, differences, refuse, untold
+from shardwise.formats._imported import Imported
+from shardwise.formats._keys import Keys, table
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans._plan import Sharding
+
+_TABLE = "deepspeed.toml"
+_STAGES: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")
+_PRECISIONS: dict[str, dict[str, Any]] = {
+    "bf16-grads16": {"bf16": {"enabled": True}},
+    "bf16": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+    "fp16-grads16": {"fp16": {"enabled": True}},
+    "fp16": {"fp16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+    "amp-bf16": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    "fp32": {},
+}
+_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard"))
+_OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
+
+
+def read(text: str, source: str = "ds_config.json", num_devices: int = 0) -> Imported:
+    """Return the case of a configuration; batch sizes of "auto" are 0, to be given elsewhere.
+
+    >>> case = read('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    >>> case.plan.sharding, case.job.precision
+    ('zero3', 'bf16-grads16')
+    """
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise InputError([Problem("file", source, f"is not valid JSON ({error})", "correct the JSON")]) from None
+    return read_tree(tree, source, num_devices)
+
+
+def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -> Imported:
+    """Return the case of a configuration that was parsed already; raises `InputError` with everything wrong."""
+    keys = Keys(tree, _TABLE)
+    plan, job = _plan(keys, num_devices), _job(keys)
+    keys.problems.raise_if_any()
+    stage = _STAGES.index(plan.sharding) if plan.sharding in _STAGES else 3
+    overlap = keys.flag("zero_optimization.overlap_comm")
+    stack = find_stack("deepspeed")
+    return Imported(
+        system="DeepSpeed",
+        version=table(_TABLE)["checked"]["version"],
+        model=None,
+        plan=plan,
+        job=job,
+        stack=replace(stack, overlap_gradients=stage == 3 if overlap is None else overlap),
+        num_devices=num_devices,
+        accumulation=keys.whole("gradient_accumulation_steps") or 0,
+        source=source,
+        understood=keys.understood(),
+        assumed=tuple(keys.assumed),
+        ignored=keys.ignored(),
+        silent=keys.silent(),
+        unknown=keys.unknown(),
+    )
+
+
+def _plan(keys: Keys, num_devices: int) -> Plan:
+    stage = keys.whole("zero_optimization.stage", 0) or 0
+    if stage > 3:
+        keys.fail("zero_optimization.stage", "must be 0, 1, 2 or 3", "use 3")
+    group = keys.raw("zero_optimization.mics_shard_size")
+    grouped = isinstance(group, int) and group > 0
+    if grouped and stage != 3:
+        keys.fail("zero_optimization.mics_shard_size", "needs stage 3", "use stage 3, or leave it out")
+    tp, cp = keys.whole("tensor_parallel.autotp_size", 0) or 1, keys.whole("sequence_parallel_size") or 1
+    if num_devices % (tp * cp):
+        rule = f"tp x cp = {tp * cp} must divide the {num_devices} devices"
+        keys.fail("tensor_parallel.autotp_size" if tp > 1 else "sequence_parallel_size", rule, "change it")
+    return Plan(
+        tp=tp,
+        cp=cp,
+        cp_kind="all-to-all" if cp > 1 else "ring",
+        dp=num_devices // (tp * cp),
+        micro_batch=keys.whole("train_micro_batch_size_per_gpu") or 0,
+        sequence_parallel=False,
+        sharding="hsdp" if grouped else _STAGES[min(stage, 3)],
+        shard=group if grouped else 1,
+    )
+
+
+def _job(keys: Keys) -> Training:
+    name = keys.word("optimizer.type")
+    optimizer = table(_TABLE)["optimizers"].get(name, "")
+    if name and not optimizer:
+        keys.assumed.append(f"optimizer adam: the states of {name} are not known")
+    return Training(
+        seq_len=0,
+        global_batch=keys.whole("train_batch_size") or 0,
+        precision=_precision(keys),
+        optimizer=optimizer or "adam",
+    )
+
+
+def _precision(keys: Keys) -> str:
+    """Return the recipe; gradients have 16 bits in bf16 and fp16 unless data_types asks for 32."""
+    bf16 = keys.flag("bf16.enabled") or keys.flag("bfloat16.enabled")
+    fp16 = keys.flag("fp16.enabled")
+    if bf16 and fp16:
+        keys.fail("fp16.enabled", "contradicts bf16.enabled", "enable one of them")
+    whole = keys.word("data_types.grad_accum_dtype") == "fp32"
+    if keys.flag("torch_autocast.enabled"):
+        return "amp-bf16"
+    if bf16 or fp16:
+        return ("bf16" if bf16 else "fp16") + ("" if whole else "-grads16")
+    for path in ("bf16.enabled", "fp16.enabled"):
+        if keys.values.get(path) == "auto":
+            keys.assumed.append(f"precision bf16-grads16: {path} is filled in by the training script")
+            return "bf16-grads16"
+    return "fp32"
+
+
+def tree_of(case: Case) -> dict[str, Any]:
+    """Return the configuration of a case."""
+    p, job = case.plan, case.job
+    stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 3 if p.sharding == "hsdp" else 0
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": case.stack.overlap_gradients}
+    if p.sharding == "hsdp":
+        zero["mics_shard_size"] = p.shard
+    tree: dict[str, Any] = {
+        "train_batch_size": job.global_batch,
+        "train_micro_batch_size_per_gpu": p.micro_batch,
+        "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
+        "zero_optimization": zero,
+        "optimizer": {"type": _OPTIMIZERS.get(job.optimizer, job.optimizer), "params": {"lr": "auto"}},
+    }
+    tree |= _PRECISIONS.get(job.precision or case.stack.precision, {})
+    if p.tp > 1:
+        tree["tensor_parallel"] = {"autotp_size": p.tp}
+    if p.cp > 1:
+        tree["sequence_parallel_size"] = p.cp
+    return tree
+
+
+def export(case: Case) -> Exported:
+    """Return ds_config.json for a case; raises `InputError` naming every field that DeepSpeed cannot be told."""
+    # Full recompute is a switch of the model, which the file does not have.
+    ours = canonical_plan(replace(case.plan, recompute="none") if case.plan.recompute == "full" else case.plan)
+    ours, found = untold(ours, _TOLD)
+    tree = tree_of(replace(case, plan=ours))
+    back = read_tree(tree, num_devices=ours.num_devices)
+    found |= {path: (a, b) for path, a, b in differences(ours, back.plan)}
+    precision = case.job.precision or case.stack.precision
+    told = {
+        "precision": (precision, back.job.precision),
+        "optimizer": (case.job.optimizer, back.job.optimizer),
+        "global_batch": (case.job.global_batch, back.job.global_batch),
+        "stack": (case.stack.name, "deepspeed"),
+    }
+    refuse("DeepSpeed", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
+    notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say"]
+    if case.plan.recompute == "full":
+        notes.append("full recompute: turn gradient checkpointing on in the training script")
+    checked = table(_TABLE)["checked"]
+    text = json.dumps(tree, indent=2) + "\n"
+    return Exported(system="DeepSpeed", version=checked["version"], files={"ds_config.json": text}, notes=tuple(notes))

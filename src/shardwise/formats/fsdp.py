@@ -1,0 +1,219 @@
+"""Hugging Face accelerate's YAML configuration with FSDP, in and out.
+
+Sources: accelerate/commands/config/cluster.py, utils/dataclasses.py, utils/fsdp_utils.py and parallelism_config.py,
+version in fsdp.toml. The file has neither the model nor batches, which are the training script's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.formats import _yaml, deepspeed
+from shardwise.formats._canonical import canonical_plan
+from shardwise.formats._exported import Case, Exported, differences, refuse, untold
+from shardwise.formats._imported import Imported
+from shardwise.formats._keys import Keys, table
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans._plan import ContextKind, Sharding
+
+_TABLE = "fsdp.toml"
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_SHARDINGS: dict[str, Sharding] = {
+    "true": "fsdp",
+    "full_shard": "fsdp",
+    "false": "zero2",
+    "shard_grad_op": "zero2",
+    "no_shard": "none",
+    "hybrid_shard": "hsdp",
+}
+# Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
+_PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-bf16", "fp8": "fp8"}
+_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute"))
+_MIXED = {"fp32": "no", "amp-bf16": "bf16"}
+_SIZES = "parallelism_config.parallelism_config_"
+
+
+def read(text: str, source: str = "accelerate.yaml", num_devices: int = 0) -> Imported:
+    r"""Return the case of a configuration, with DeepSpeed's own file where it names one.
+
+    >>> case = read("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16")
+    >>> case.plan.sharding, case.num_devices, case.job.precision
+    ('fsdp', 8, 'amp-bf16')
+    """
+    tree = _yaml.parse(text, source)
+    keys = Keys(tree, _TABLE)
+    kind = keys.word("distributed_type") or "no"
+    devices = num_devices or keys.whole("num_processes") or 1
+    if kind == "deepspeed":
+        return _deepspeed(tree, keys, source, devices)
+    if kind not in ("fsdp", "multi_gpu", "no"):
+        keys.fail("distributed_type", "is not a kind that is read", "use FSDP, DEEPSPEED, MULTI_GPU or NO")
+    plan = _plan(keys, kind, devices)
+    job = Training(seq_len=0, global_batch=0, precision=_precision(keys))
+    keys.problems.raise_if_any()
+    return _imported(keys, plan, job, source, devices)
+
+
+def _imported(keys: Keys, plan: Plan, job: Training, source: str, devices: int) -> Imported:
+    machines = keys.whole("num_machines") or 1
+    return Imported(
+        system="accelerate",
+        version=table(_TABLE)["checked"]["version"],
+        model=None,
+        plan=plan,
+        job=job,
+        stack=find_stack("pytorch" if plan.sharding == "none" else "fsdp2"),
+        num_devices=devices,
+        devices_per_node=devices // machines,
+        source=source,
+        understood=keys.understood(),
+        assumed=tuple(keys.assumed),
+        ignored=keys.ignored(),
+        silent=keys.silent(),
+        unknown=keys.unknown(),
+    )
+
+
+def _deepspeed(tree: Mapping[str, Any], keys: Keys, source: str, devices: int) -> Imported:
+    """Return the case of a file that hands over to DeepSpeed, whose own file has the last word."""
+    path = keys.raw("deepspeed_config.deepspeed_config_file")
+    if path:
+        from shardwise.formats._files import read_text
+
+        whole = os.path.join(os.path.dirname(source), str(path))
+        case = deepspeed.read(read_text(whole), whole, devices)
+    else:
+        mixed = keys.word("mixed_precision")
+        inner: dict[str, Any] = {"zero_optimization": {"stage": keys.whole("deepspeed_config.zero_stage", 0) or 0}}
+        inner |= {mixed: {"enabled": True}} if mixed in ("bf16", "fp16") else {}
+        steps = keys.whole("deepspeed_config.gradient_accumulation_steps")
+        inner |= {"gradient_accumulation_steps": steps} if steps else {}
+        case = deepspeed.read_tree(inner, source, devices)
+    keys.problems.raise_if_any()
+    machines = keys.whole("num_machines") or 1
+    return replace(
+        case,
+        devices_per_node=devices // machines,
+        understood=(*keys.understood(), *case.understood),
+        ignored=(*keys.ignored(), *case.ignored),
+        silent=(*keys.silent(), *case.silent),
+        unknown=(*keys.unknown(), *case.unknown),
+    )
+
+
+def _precision(keys: Keys) -> str:
+    word = keys.word("mixed_precision")
+    if word not in _PRECISIONS:
+        keys.fail("mixed_precision", "is not known", "use no, bf16, fp16 or fp8")
+    if word == "fp16":
+        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
+    return _PRECISIONS.get(word, "fp32")
+
+
+def _plan(keys: Keys, kind: str, devices: int) -> Plan:
+    replicas, shards = keys.whole(_SIZES + "dp_replicate_size") or 1, keys.whole(_SIZES + "dp_shard_size") or 0
+    tp, ring, heads = (keys.whole(_SIZES + name) or 1 for name in ("tp_size", "cp_size", "sp_size"))
+    if ring > 1 and heads > 1:
+        keys.fail(_SIZES + "sp_size", "contradicts cp_size, which splits the sequence too", "use one of them")
+    cp = max(ring, heads)
+    sharding = _sharding(keys) if kind == "fsdp" else "none"
+    if devices % (tp * cp):
+        keys.fail("num_processes", f"must be a multiple of tp x cp = {tp * cp}", "change the sizes")
+    dp = max(devices // (tp * cp), 1)
+    if shards and replicas * shards != dp:
+        keys.fail(_SIZES + "dp_shard_size", f"x dp_replicate_size must be {dp}", f"use {dp // replicas}")
+    shard = shards if replicas > 1 else 1
+    if replicas > 1 and sharding == "fsdp":
+        sharding = "hsdp"
+    elif sharding == "hsdp" and replicas == 1:
+        shard = max(devices // (keys.whole("num_machines") or 1), 1)
+    return Plan(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        micro_batch=0,
+        sequence_parallel=False,
+        cp_kind=_exchange(keys, heads),
+        sharding=sharding,
+        shard=shard,
+        recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else "none",
+    )
+
+
+def _exchange(keys: Keys, heads: int) -> ContextKind:
+    """Return how context is exchanged: torch rotates by all-to-all steps or gathers; DeepSpeed's splits heads."""
+    if heads > 1:
+        return "all-to-all"
+    return "all-gather" if keys.word(_SIZES + "cp_comm_strategy") == "allgather" else "ring"
+
+
+def _sharding(keys: Keys) -> Sharding:
+    old = keys.raw("fsdp_config.fsdp_sharding_strategy")
+    if isinstance(old, int) and not isinstance(old, bool) and 1 <= old <= len(_STRATEGIES):
+        old = _STRATEGIES[old - 1]
+    new = keys.raw("fsdp_config.fsdp_reshard_after_forward")
+    if old is not None and new is not None and str(old).lower() != str(new).lower():
+        keys.fail("fsdp_config.fsdp_sharding_strategy", f"contradicts fsdp_reshard_after_forward = {new}", "keep one")
+    word = str(new if new is not None else old if old is not None else "full_shard").lower()
+    if word == "hybrid_shard_zero2":
+        keys.assumed.append("sharding hsdp: HYBRID_SHARD_ZERO2 keeps parameters between forward and backward")
+        return "hsdp"
+    if word not in _SHARDINGS:
+        keys.fail("fsdp_config.fsdp_reshard_after_forward", "is not known", "use true or false")
+    return _SHARDINGS.get(word, "fsdp")
+
+
+def tree_of(case: Case) -> dict[str, Any]:
+    """Return the configuration of a case, for FSDP version 2."""
+    p, machines = case.plan, -(-case.plan.num_devices // case.cluster.devices_per_node)
+    sharded = p.sharding != "none"
+    sizes: dict[str, Any] = {
+        "parallelism_config_dp_replicate_size": p.dp // p.shard if p.sharding == "hsdp" else 1,
+        "parallelism_config_dp_shard_size": p.shard if p.sharding == "hsdp" else p.dp,
+        "parallelism_config_tp_size": p.tp,
+        "parallelism_config_cp_size": 1 if p.cp_kind == "all-to-all" else p.cp,
+        "parallelism_config_cp_comm_strategy": "allgather" if p.cp_kind == "all-gather" else "alltoall",
+    }
+    if p.cp > 1 and p.cp_kind == "all-to-all":
+        sizes["parallelism_config_sp_size"] = p.cp
+    tree: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if sharded else "MULTI_GPU",
+        "num_machines": machines,
+        "num_processes": p.num_devices,
+        "machine_rank": 0,
+        "mixed_precision": _MIXED.get(case.job.precision or case.stack.precision, "bf16"),
+    }
+    if sharded:
+        tree["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": p.sharding != "zero2",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": p.recompute == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+        tree["parallelism_config"] = sizes
+    return tree
+
+
+def export(case: Case) -> Exported:
+    """Return accelerate's YAML for a case; raises `InputError` naming every field that it cannot be told."""
+    ours, found = untold(replace(canonical_plan(case.plan), micro_batch=0), _TOLD)
+    tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
+    text = _yaml.dump(tree)
+    back = read(text)
+    steps = case.job.global_batch // max(case.plan.micro_batch * case.plan.dp, 1)
+    found |= {path: (a, b) for path, a, b in differences(ours, back.plan)}
+    precision = case.job.precision or case.stack.precision
+    told = {"precision": (precision, back.job.precision), "stack": (case.stack.name, back.stack.name)}
+    refuse("accelerate", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
+    note = (
+        f"for the training script: {case.plan.micro_batch} sequences of {case.job.seq_len} tokens on each device, "
+        f"{steps} accumulation steps, optimizer {case.job.optimizer}"
+    )
+    head = f"# {case.model.name} on {case.plan.num_devices} devices, for accelerate {checked['version']}.\n# {note}\n"
+    files = {"accelerate.yaml": head + text}
+    return Exported(system="accelerate", version=checked["version"], files=files, notes=(note,))
