@@ -34,7 +34,8 @@ def _degrees(rows: Rows, plan: Plan) -> Iterator[Near]:
         used = n // plan.dp // getattr(plan, axis)
         for value in getattr(s, axis).of(divisors(n)):
             if value != getattr(plan, axis) and n % (used * value) == 0 and s.dp.of([n // (used * value)]):
-                changes: dict[str, Any] = {axis: value, "dp": n // (used * value)}
+                # Other degrees fill the fastest domain in the order of the axes.
+                changes: dict[str, Any] = {axis: value, "dp": n // (used * value), "fast": ()}
                 yield axis, replace(plan, **changes)
     for ep, etp in rows.expert_ways(n):
         if (ep == plan.ep) != (etp == plan.etp):
