@@ -154,7 +154,7 @@ def sheet(title: str, lines: Sequence[str], heights: Sequence[float]) -> tuple[F
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    text = [piece for line in lines for piece in textwrap.wrap(line, 118)]
+    text = [piece for line in lines for piece in textwrap.wrap(line, 106)]
     head = 0.3 + 0.16 * len(text)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
     figure = Figure(figsize=(WIDTH, head + sum(heights)), layout=engine)

@@ -83,7 +83,7 @@ def _words(found: Found) -> list[str]:
         lines.append(f"best by {found.wish.objective}: {speed}: {plan_words(first.plan)}")
     else:
         lines.append("no plan of the space fits")
-    return [piece for line in lines for piece in textwrap.wrap(line, 118)]
+    return [piece for line in lines for piece in textwrap.wrap(line, 106)]
 
 
 def _fastest(front: Sequence[TrainReport]) -> list[TrainReport]:

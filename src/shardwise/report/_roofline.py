@@ -53,6 +53,7 @@ class Point:
     seconds: float
     times: float
     bound: Bound
+    dtype: str
     peak_flops_per_second: float
     peak_bytes_per_second: float
 
@@ -153,6 +154,8 @@ def _bound(price: Callable[[Any], float], limits: dict[Bound, Any]) -> Bound:
 
 def _shape(op: Op[float], phase: str) -> tuple[float, ...]:
     m, n, k = float(op.rows), float(op.columns), float(op.inner)
+    if op.kind not in ("matmul", "grouped"):
+        return (m, n, k, float(op.batch))
     if phase == "backward_input":
         n, k = k, n
     elif phase == "backward_weight":
@@ -160,9 +163,9 @@ def _shape(op: Op[float], phase: str) -> tuple[float, ...]:
     return (m, n, k, float(op.batch))
 
 
-def _peak(device: Device, op: Op[float], dtype: str) -> float:
-    """Return the dense peak in the data type of an operator; the attention core stays in 16 bit."""
-    return float(device.peak_flops(attention_dtype(device, dtype) if op.kind == "attention" else dtype))
+def _dtype(device: Device, op: Op[float], dtype: str) -> str:
+    """Return the data type whose peak limits an operator; the attention core stays in 16 bit."""
+    return attention_dtype(device, dtype) if op.kind == "attention" else dtype
 
 
 def _trained(report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]) -> Iterable[Point]:
@@ -191,7 +194,8 @@ def _trained(report: TrainReport, lines: Lines[float], times: float, limits: dic
                 seconds=float(getattr(seconds, timed)),
                 times=times,
                 bound=_bound(alone, limits),
-                peak_flops_per_second=_peak(device, op, dtype),
+                dtype=_dtype(device, op, dtype),
+                peak_flops_per_second=device.peak_flops(_dtype(device, op, dtype)),
                 peak_bytes_per_second=device.memory_bytes_per_second,
             )
 
@@ -241,7 +245,8 @@ def _served(report: InferReport, phase: str, at: tuple[Any, Step], times: float)
                 seconds=seconds,
                 times=count * times,
                 bound=_bound(alone, limits),
-                peak_flops_per_second=_peak(device, op, op.dtype or case.dtype),
+                dtype=_dtype(device, op, op.dtype or case.dtype),
+                peak_flops_per_second=device.peak_flops(_dtype(device, op, op.dtype or case.dtype)),
                 peak_bytes_per_second=device.memory_bytes_per_second,
             )
 

@@ -50,8 +50,11 @@ def _summary(page: Page, found: Roofline) -> None:
     title = f"{case.model.name} on {case.cluster.num_devices} x {device.name}: {describe(found.report.plan)}"
     page.label("ROOFLINE", title, "bold", "bold")
     rate = f"memory {show_count(device.memory_bytes_per_second, 'B/s')}"
-    peaks = sorted({p.peak_flops_per_second for p in found.points}, reverse=True)
-    said = [f"{show_count(p, 'FLOP/s')} (ridge {p / device.memory_bytes_per_second:,.0f} FLOP/byte)" for p in peaks]
+    peaks = dict(sorted({p.dtype: p.peak_flops_per_second for p in found.points if p.flops}.items()))
+    said = [
+        f"{show_count(p, 'FLOP/s')} in {dtype} (ridge {p / device.memory_bytes_per_second:,.0f} FLOP/byte)"
+        for dtype, p in peaks.items()
+    ]
     page.note(f"{rate}; dense peak {' and '.join(said)}")
     for group, shares in found.bounds().items():
         own = [p for p in found.points if found.group(p) == group]
