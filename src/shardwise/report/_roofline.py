@@ -289,7 +289,7 @@ def roofline(report: TrainReport | InferReport) -> Roofline:
     Williams, Waterman, Patterson 2009; costs of the operators as in `shardwise.cost`.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train
-    >>> report = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), Training(seq_len=1024, global_batch=8))
+    >>> report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(tp=8), Training(global_batch=8))
     >>> max(roofline(report).points, key=lambda p: p.total_seconds).bound
     'compute'
     """

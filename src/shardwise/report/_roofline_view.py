@@ -17,9 +17,16 @@ _PHASES = {
     "decode": "decode step",
 }
 _BOUNDS = {"compute": "by arithmetic", "memory": "by memory", "start": "by starting kernels"}
-_WIDE = 112
+# Left out in this order where the page is narrow.
+_SPARE = ("ridge", "bytes", "FLOPs", "peak", "a call", "TFLOP/s")
 _LEFT = ("operator", "m x n x k", "bound")
 _HEAD = (*_LEFT[:2], "FLOPs", "bytes", "FLOP/B", "ridge", "bound", "TFLOP/s", "peak", "roof", "a call", "share")
+_NOTES = (
+    "peak: share of the dense peak in the operator's data type; roof: share of what the datasheet allows at its "
+    "FLOP/byte, memory included; bound: the limit that alone would take longest",
+    "a narrow page leaves out columns: a larger --width shows them, --json has everything",
+    "messages are not here: `shardwise train` and `infer` show what they expose",
+)
 
 
 def roofline_page(found: Roofline, command: Sequence[str], width: int = 80) -> Page:
@@ -30,7 +37,7 @@ def roofline_page(found: Roofline, command: Sequence[str], width: int = 80) -> P
         page.blank()
         _table(page, found, (part, phase), list(own))
     page.blank()
-    page.items(_notes(width), "dim")
+    page.items(_NOTES, "dim")
     page.blank()
     assumptions(page, found.report.assumptions)
     page.blank()
@@ -68,12 +75,25 @@ def _table(page: Page, found: Roofline, key: tuple[str, str], points: Sequence[P
     part, phase = key
     share = sum(found.share(p) for p in points)
     title = f"{part}, {_PHASES.get(phase, phase)}"
-    page.add((title.upper(), "bold"), (f"  {points[0].times:,.0f} times, {share:.1%} of the compute", "dim"))
-    rows = [_HEAD, *(_row(p, found.share(p)) for p in points)]
-    if page.width < _WIDE:
-        rows = [tuple(c for i, c in enumerate(row) if i not in (2, 3, 5)) for row in rows]
+    aside = f"{points[0].times:,.0f} times, {share:.1%} of the compute"
+    beside = len(title) + 2 + len(aside) <= page.width
+    page.add((title.upper(), "bold"), ("  " + aside if beside else "", "dim"))
+    if not beside:
+        page.add((aside, "dim"))
+    rows = _fitting([_HEAD, *(_row(p, found.share(p)) for p in points)], page.width)
     flush = [i for i, name in enumerate(rows[0]) if name not in _LEFT]
     page.table(rows, right=flush, header=True, indent=0)
+
+
+def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Return a table without the columns that a reader misses least, until it fits the width."""
+    for spare in _SPARE:
+        longest = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        if sum(longest) + len(longest) - 1 <= width:
+            break
+        at = rows[0].index(spare)
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    return rows
 
 
 def _row(p: Point, share: float) -> tuple[str, ...]:
@@ -99,12 +119,3 @@ def _row(p: Point, share: float) -> tuple[str, ...]:
 
 def _small(p: Point) -> str:
     return f"{p.flops_per_second / 1e12:.2g}" if p.flops else "-"
-
-
-def _notes(width: int) -> list[str]:
-    notes = [
-        "peak: share of the dense peak in the operator's data type; roof: share of what the datasheet allows at its "
-        "FLOP/byte, memory included; bound: the limit that alone would take longest",
-        "messages are not here: `shardwise train` shows what they expose",
-    ]
-    return notes if width >= _WIDE else [*notes, f"--width {_WIDE} adds FLOPs, bytes and ridge; --json has everything"]
