@@ -96,3 +96,32 @@ def test_a_cache_never_slows_a_generation() -> None:
     assert kept.kv_cache_bytes_per_gpu > again.kv_cache_bytes_per_gpu == 0
     assert again.ttft_seconds == pytest.approx(kept.ttft_seconds, rel=0.02)
     assert float(again.explain("tpot")) == again.tpot_seconds
+
+
+def test_sharded_weights_are_a_share_and_two_parts() -> None:
+    """ZeRO-Inference holds 1 / dp of the weights and two gathered parts, and waits for what its work does not cover."""
+    model, eight = load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
+    job = Serving(batch=4, input_tokens=512, output_tokens=16)
+    whole, shared = (infer(model, eight, Plan(dp=8), replace(job, shard_weights=on)) for on in (False, True))
+    unit = 2 * model.vocab * model.hidden
+    assert shared.weights_bytes_per_gpu == pytest.approx(whole.weights_bytes_per_gpu / 8 + 2 * unit, rel=1e-4)
+    assert shared.tpot_seconds > whole.tpot_seconds
+    exposed = shared.evaluation.decode.exposed["dp"]
+    assert shared.tpot_seconds - whole.tpot_seconds == pytest.approx(exposed)
+    assert shared.kv_cache_bytes_per_gpu == whole.kv_cache_bytes_per_gpu
+    assert float(shared.explain("memory")) == shared.memory.needed
+
+
+def test_one_replica_shards_nothing() -> None:
+    """Without replicas sharded weights are the weights, and the answer says so."""
+    plain, shared = (ask("gpt2", shard_weights=on) for on in (False, True))
+    assert (plain.weights_bytes_per_gpu, plain.tpot_seconds) == (shared.weights_bytes_per_gpu, shared.tpot_seconds)
+    assert any(line.startswith("shard_weights: no effect") for line in shared.assumptions)
+
+
+def test_memory_beside_takes_room_from_the_cache() -> None:
+    """Miscellaneous bytes are needed beside the rest, and leave so much less to the cache."""
+    plain, other = (ask("gpt2", misc_bytes=size) for size in (0.0, 5e9))
+    assert other.memory.needed - plain.memory.needed == pytest.approx(5e9)
+    assert plain.memory.cache_budget - other.memory.cache_budget == pytest.approx(5e9)
+    assert (plain.ttft_seconds, plain.weights_bytes_per_gpu) == (other.ttft_seconds, other.weights_bytes_per_gpu)

@@ -371,6 +371,8 @@ def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:
     if model is not None and not model.generates and "input_tokens" not in given:
         given["input_tokens"] = usual_length(model, Serving().input_tokens)
         inputs.notes.append(f"input_tokens {given['input_tokens']}: not given")
+    if "misc_memory" in inputs.values:
+        given["misc_bytes"] = inputs.values["misc_memory"]
     return Serving(**given)
 
 

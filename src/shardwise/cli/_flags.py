@@ -278,6 +278,8 @@ def infer_flags() -> dict[str, Flag]:
         ("prefix_tokens", k.whole(0), "tokens of the prompt that the cache holds already"),
         ("max_batched_tokens", k.WHOLE, "tokens of one prefill step"),
         ("max_sequences", k.WHOLE, "requests the engine sets buffers aside for"),
+        ("shard_weights", k.SWITCH, "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),
+        ("misc_memory", k.BYTES, "memory beside all else on a device, such as 5GiB"),
         ("use_kv_cache", k.SWITCH, "keep keys and values; --no-use-kv-cache runs all tokens again for each new one"),
         ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
         ("engine", k.TEXT, "inference engine"),

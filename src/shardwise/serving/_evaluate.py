@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Generic
 
+from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, ceil, largest, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
@@ -16,7 +17,7 @@ from shardwise.models import Block, MoE
 from shardwise.ops.layout import Layout
 from shardwise.serving._cache import Cache, block_caches, breakpoints
 from shardwise.serving._case import Case, Step, server_of, views_of
-from shardwise.serving._fold import Parts, Phase, add, fold, weighted
+from shardwise.serving._fold import Part, Parts, Phase, add, fold, weighted
 from shardwise.serving._ledger import Views, embedding_ops, head_ops, layer_ops
 from shardwise.serving._memory import StageMemory, stage_memory
 from shardwise.serving._price import Server
@@ -59,11 +60,29 @@ def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]
     return [*kinds, ("embedding", embedding_ops(views, model)), ("head", head_ops(views, model))]
 
 
+def gathered(part: Part[X], m: Server[X]) -> Part[X]:
+    """Return a part whose weights lie sharded over the replicas: gathered a part ahead, what is over its work waits.
+
+    ZeRO-Inference gathers each layer's weights before it runs (deepspeed.ai, ZeRO-Inference, 2022-09).
+    """
+    seconds = collective_seconds(m.network, "all_gather", part.weight_bytes, m.spans["dp"])
+    waits = maximum(seconds - part.seconds, 0.0)
+    return replace(
+        part,
+        seconds=part.seconds + named(waits, "waiting for weights"),
+        exposed={**part.exposed, "dp": waits},
+        hidden={**part.hidden, "dp": seconds - waits},
+    )
+
+
 def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
     """Return the model folded for one step."""
     model, form = case.model, case.format
     views = views_of(case, z, step)
-    *kinds, before, after = (fold(ops, m, form, label) for label, ops in lines_of(case, views))
+    found = [fold(ops, m, form, label) for label, ops in lines_of(case, views)]
+    if case.job.shard_weights:
+        found = [gathered(part, m) for part in found]
+    *kinds, before, after = found
     boundary = views.wide.residual("boundary", model.hidden, "").size_bytes
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=boundary)
     return Parts(

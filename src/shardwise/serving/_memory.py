@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.ledger.number import X, above, maximum, minimum, total
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import leaf, named
 from shardwise.serving._cache import Cache, sequence_bytes
 from shardwise.serving._case import Case
@@ -71,6 +71,13 @@ def stage_weights(parts: Parts[X], s: Stage[X], tied: bool) -> X:
     return named(total(layers, 0 * parts.send) + ends + copy, "weights")
 
 
+def shared_weights(z: Sizes[X], parts: Parts[X], whole: X) -> X:
+    """Return bytes of weights sharded over the replicas: a share, and the running part and the next one gathered."""
+    unit = largest([part.weight_bytes for part in (*parts.kinds, parts.embedding, parts.head)])
+    share = divide(whole, z.dp) + named(minimum(2 * unit, whole), "gathered layers")
+    return named(above(z.dp, 1, share, whole), "weights")
+
+
 def stage_cache(caches: Sequence[tuple[Cache[X], ...]], s: Stage[X], tokens: X) -> X:
     """Return bytes of the cache of one sequence of so many tokens on a stage."""
     held = enumerate(zip(s.layers, caches, strict=True))
@@ -85,6 +92,8 @@ def stage_memory(
     """Return the bytes of one stage for the batch of a case."""
     engine, zero = case.engine, 0 * z.batch
     weights = stage_weights(parts, s, case.model.tied)
+    if case.job.shard_weights:
+        weights = shared_weights(z, parts, weights)
     tokens = zero + blocks_of(case.job.total_tokens, engine.block_tokens)
     cache = named(z.batch * stage_cache(caches, s, tokens), "key-value cache")
     activations = named(maximum(phases[0].live_bytes, phases[1].live_bytes), "activations")
@@ -96,7 +105,7 @@ def stage_memory(
         tokens = minimum(z.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
         sampling = named(s.ends * tokens * case.activation_bytes * head, "logits of every token")
-    context = named(zero + engine.context_bytes, "context", dict(engine.sources)["context_bytes"])
+    context = named(zero + engine.context_bytes + case.job.misc_bytes, "context", dict(engine.sources)["context_bytes"])
     communicators = above(z.tp * z.pp, 1, zero + engine.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["communicator_bytes"])
     working, beside = maximum(activations, sampling), context + communicators

@@ -65,14 +65,21 @@ def job_problems(job: Serving, model: Model) -> Problems:
         what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
         rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
         found.add("input_tokens", job.input_tokens, rule, f"use at most {limit}{together}")
-    if not isinstance(job.use_kv_cache, bool):
-        found.add("use_kv_cache", job.use_kv_cache, "must be true or false", "use true")
+    _choices(job, found)
     if not _is_number(job.memory_fraction) or not 0 <= job.memory_fraction <= 1:
         found.add("memory_fraction", job.memory_fraction, "is a share of the memory, above 0 and at most 1", "use 0.9")
     if not _is_number(job.expert_imbalance) or not 1 <= job.expert_imbalance < float("inf"):
         rule = "is the busiest expert rank's load over the mean, at least 1"
         found.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
     return found
+
+
+def _choices(job: Serving, found: Problems) -> None:
+    for name in ("use_kv_cache", "shard_weights"):
+        if not isinstance(getattr(job, name), bool):
+            found.add(name, getattr(job, name), "must be true or false", "use true or false")
+    if not _is_number(job.misc_bytes) or not 0 <= job.misc_bytes < float("inf"):
+        found.add("misc_memory", job.misc_bytes, "must be a number of bytes of at least 0", "use 0 to leave it out")
 
 
 def _without_cache(job: Serving, model: Model, found: Problems) -> None:
@@ -198,6 +205,8 @@ def _stated(case: Case) -> list[str]:
     }
     notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.budget]}"]
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}")
+    if job.shard_weights and case.plan.dp == 1:
+        notes.append("shard_weights: no effect, there is one replica")
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no key-value cache: each output token runs all tokens before it again")
     if case.model.mtp:
@@ -220,6 +229,9 @@ def complete(q: Question) -> tuple[Case, tuple[str, ...]]:
     with found.collect():
         q.efficiencies.check()
     plan = complete_plan(q, found, notes)
+    if q.job.shard_weights and plan.ep * plan.etp > plan.tp:
+        rule = "spreads experts over replicas already, whose weights then have fewer copies"
+        found.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
     form, wide, narrow = _formats(q, q.cluster.device, found, notes)
     element = 2.0
     with found.collect():

@@ -1,0 +1,233 @@
+"""What a user sets of a framework and of dropout: which term of an answer it changes, which way, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.cost import Efficiencies
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.ledger.traced import parts
+from shardwise.models import load_model
+from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.report._train import step_tree
+from shardwise.training import Options, TrainReport, train
+
+MODEL = load_model("llama-2-7b")
+CLUSTER = Cluster.parse("16xa100-sxm-80gb")
+PLAN = Plan(tp=2, pp=2, dp=0, micro_batch=1, sharding="distributed-optimizer")
+FULL = replace(PLAN, recompute="full", sequence_parallel=False)
+ZERO3 = Plan(dp=0, micro_batch=1, sharding="zero3")
+JOB = Training(seq_len=4096, global_batch=64)
+# A rank's stage has 16 layers, two micro-batches in flight, and half of every split width.
+LAYERS, FLIGHT, T, D, F = 16, 2, 4096, 4096, 11008
+TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "recomputed", "buffers")
+
+
+def ask(
+    plan: Plan = PLAN, job: Training = JOB, efficiencies: Efficiencies | None = None, **settings: Any
+) -> TrainReport:
+    """Return the report of the model under some settings."""
+    stack = replace(find_stack("megatron"), settings=Settings(**settings))
+    return train(MODEL, CLUSTER, plan, job, Options(stack=stack, efficiencies=efficiencies or Efficiencies()))
+
+
+def terms(report: TrainReport) -> dict[str, float]:
+    """Every term of the first stage's memory."""
+    return {name: float(getattr(report.evaluation.memory[0], name)) for name in TERMS}
+
+
+def changed(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The terms that differ, and by how much."""
+    return {name: after[name] - before[name] for name in before if after[name] != before[name]}
+
+
+def kept(width: float) -> float:
+    """Bytes in flight on a stage of what every layer keeps, `width` bytes a token."""
+    return LAYERS * FLIGHT * T * width
+
+
+@pytest.mark.parametrize(
+    ("settings", "difference"),
+    [
+        ({"norm_bytes": 4}, kept(2 * (4 - 2) * D / 2)),
+        ({"norm_bytes": 2}, 0),
+        ({"norm_bytes": 1}, kept(2 * (1 - 2) * D / 2)),
+        ({"mlp_input_bits": 8}, -kept(D / 2)),
+        ({"activation_input_bits": 8}, -kept(2 * F / 2)),
+        ({"mlp_product_bits": 4}, -kept(1.5 * F / 2)),
+        ({"mlp_input_bits": 8, "activation_input_bits": 8, "mlp_product_bits": 8}, -kept(D / 2 + 3 * F / 2)),
+    ],
+)
+def test_widths_change_what_layers_keep(settings: dict[str, Any], difference: float) -> None:
+    """Of all terms of memory activations alone change, to the byte, and wider or further copies cost their traffic."""
+    plain, other = ask(), ask(**settings)
+    expected = {"activations": difference} if difference else {}
+    assert changed(terms(plain), terms(other)) == expected
+    slower = bool(difference) and settings.get("norm_bytes") != 1
+    assert (other.step_seconds > plain.step_seconds) is slower
+
+
+@pytest.mark.parametrize(
+    ("job", "difference"),
+    [
+        ({"hidden_dropout": True}, kept(D / 2) + FLIGHT * T * D / 2),
+        ({"attention_dropout": True}, kept(D / 2)),
+        ({"softmax_dropout": True}, 0),
+        ({"dropout": True}, kept(2 * D / 2) + FLIGHT * T * D / 2),
+        ({"dropout": True, "attention_dropout": False, "hidden_dropout": False}, 0),
+    ],
+)
+def test_dropout_keeps_a_byte_where_it_is(job: dict[str, Any], difference: float) -> None:
+    """A mask of a byte an element where dropout is; fused attention makes its own again from a seed."""
+    plain, other = ask(), ask(job=replace(JOB, **job))
+    assert changed(terms(plain), terms(other)) == ({"activations": difference} if difference else {})
+    assert (other.step_seconds > plain.step_seconds) is bool(difference)
+
+
+@pytest.mark.parametrize(
+    "job", [{"softmax_dropout": True}, {"dropout": True, "hidden_dropout": False, "attention_dropout": False}]
+)
+def test_unfused_attention_keeps_the_masks_of_its_scores(job: dict[str, Any]) -> None:
+    """Megatron's unfused attention keeps a mask and a dropped copy of every score: 3 bytes (arXiv:2205.05198)."""
+    options = Options(stack=find_stack("megatron-scores"))
+    plain, other = (train(MODEL, CLUSTER, PLAN, replace(JOB, precision="bf16", **more), options) for more in ({}, job))
+    assert changed(terms(plain), terms(other)) == {"activations": kept(3 * 32 / 2 * T)}
+
+
+def test_the_activation_may_run_again_alone() -> None:
+    """The module mlp_act keeps the input of the activation and makes its product again: F bytes x 2 a token less."""
+    plain, other = ask(), ask(replace(PLAN, modules=("mlp_act",)))
+    difference = changed(terms(plain), terms(other))
+    assert difference == {"activations": -kept(2 * F / 2), "recomputed": 2 * T * F / 2}
+    assert other.step_seconds > plain.step_seconds
+
+
+def test_partitioned_checkpoints_are_split_over_tp() -> None:
+    """ZeRO-R keeps a share of each layer's input, and gathers it once a layer and micro-batch."""
+    plain, other = ask(FULL), ask(FULL, partition_activations=True)
+    assert changed(terms(plain), terms(other)) == {"activations": -kept(2 * D / 2)}
+    exposed = [step_tree(r)["exposed_seconds"] for r in (plain, other)]
+    assert exposed[1]["tp"] > exposed[0]["tp"]
+
+
+@pytest.mark.parametrize(("elements", "held"), [(5e8, 5e8), (1e12, None)])
+def test_buckets_are_buffers(elements: float, held: float | None) -> None:
+    """A bucket of gradients in fp32 and one of weights in 16 bits, never larger than the stage."""
+    plain, other = ask(), ask(bucket_elements=elements)
+    stage = terms(plain)["weights"] / 2
+    assert changed(terms(plain), terms(other)) == {"buffers": pytest.approx((4 + 2) * (held or stage))}
+    assert other.step_seconds == plain.step_seconds
+
+
+@pytest.mark.parametrize("live", [1.0, 5e8, 1e9, 1e12])
+def test_zero3_keeps_live_parameters(live: float) -> None:
+    """So many parameters of the layers are gathered at once instead of two layers: a layer at least, all at most."""
+    plain, other = ask(ZERO3), ask(ZERO3, max_live_parameters=live)
+    layer = 4 * D * D + 3 * D * F + 2 * D
+    gathered = max(min(live, 32 * layer), layer)
+    found = changed(terms(plain), terms(other))
+    assert found == {"buffers": pytest.approx(2 * (gathered - 2 * layer))}
+
+
+def test_memory_beside_all_else_is_the_device_s() -> None:
+    """Miscellaneous bytes are on the device, beside what the allocator holds."""
+    plain, other = ask(), ask(misc_bytes=5e9)
+    assert changed(terms(plain), terms(other)) == {}
+    assert other.device_bytes - plain.device_bytes == 5e9
+    assert other.reserved_bytes == plain.reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings"),
+    [
+        (PLAN, {"norm_bytes": 4}),
+        (PLAN, {"mlp_product_bits": 8}),
+        (FULL, {"partition_activations": True}),
+        (ZERO3, {"max_live_parameters": 1e9}),
+        (PLAN, {"bucket_elements": 5e8}),
+    ],
+)
+def test_the_explained_tree_has_what_is_set(plan: Plan, settings: dict[str, Any]) -> None:
+    """Memory and step open into terms that add up to them, settings included."""
+    report = ask(plan, **settings)
+    for what, value in (("memory", report.evaluation.peak), ("step", report.step_seconds)):
+        traced = report.explain(what)
+        assert float(traced) == value
+        assert sum(p.amount for p in parts(traced)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "ep", "dp", "pp"])
+def test_an_axis_may_be_exposed_alone(axis: str) -> None:
+    """Hidden seconds of the axis become exposed, those of the others stay; all axes together are no overlap at all."""
+    plans = {
+        "cp": (MODEL, Plan(tp=2, cp=2, dp=0, micro_batch=1)),
+        "ep": (load_model("mixtral-8x7b"), Plan(pp=2, ep=8, dp=0, micro_batch=1, schedule="dualpipe")),
+        "pp": (MODEL, Plan(pp=4, vpp=2, dp=0, micro_batch=1, schedule="interleaved")),
+    }
+    model, plan = plans.get(axis, (MODEL, PLAN))
+
+    def run(**options: Any) -> TrainReport:
+        return train(model, CLUSTER, plan, JOB, Options(**options))
+
+    plain, alone = run(), run(efficiencies=Efficiencies(exposed_axes=(axis,)))
+    together = run(efficiencies=Efficiencies(exposed_axes=("tp", "cp", "ep", "dp", "pp")))
+    assert plain.step_seconds < alone.step_seconds <= run(overlap=False).step_seconds
+    assert together.step_seconds == run(overlap=False).step_seconds
+    hidden = step_tree(alone)["hidden_seconds"]
+    assert not hidden.get(axis)
+    assert terms(plain) == terms(alone)
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings", "word"),
+    [
+        (PLAN, {"partition_activations": True}, "partition_activations"),
+        (replace(FULL, sequence_parallel=True), {"partition_activations": True}, "partition_activations"),
+        (replace(FULL, tp=1), {"partition_activations": True}, "partition_activations"),
+        (replace(PLAN, sharding="none"), {"bucket_elements": 5e8}, "bucket_elements"),
+        (PLAN, {"max_live_parameters": 1e9}, "max_live_parameters"),
+    ],
+)
+def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], word: str) -> None:
+    """What changes nothing under a plan changes nothing, and the answer says so and why."""
+    plain, other = ask(plan), ask(plan, **settings)
+    assert (terms(other), other.step_seconds) == (terms(plain), plain.step_seconds)
+    assert any(line.startswith(f"{word}: no effect") for line in other.assumptions)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"norm_bytes": 3},
+        {"mlp_input_bits": 33},
+        {"mlp_product_bits": True},
+        {"activation_input_bits": -1},
+        {"bucket_elements": float("nan")},
+        {"max_live_parameters": -1},
+        {"misc_bytes": float("inf")},
+        {"partition_activations": "yes"},
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
+    """Each wrong setting is a problem of its field."""
+    with pytest.raises(InputError) as caught:
+        ask(**settings)
+    assert {p.field for p in caught.value.problems} == set(settings)
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(1e9, True), (20 * 6_738_415_616, False), (1e13, False), (0, False)])
+def test_few_tokens_a_parameter_are_remarked(tokens: float, told: bool) -> None:
+    """A budget under 20 tokens a parameter is said to be under that of compute-optimal training."""
+    report = ask(job=replace(JOB, token_budget=tokens))
+    assert any("compute-optimal" in line for line in report.assumptions) is told
+
+
+def test_nothing_set_changes_nothing() -> None:
+    """Settings are off: the default answer is that of the framework, to the byte and the second."""
+    plain = train(MODEL, CLUSTER, PLAN, JOB, Options(stack=find_stack("megatron")))
+    assert terms(plain) == terms(ask())
+    assert (plain.device_bytes, plain.step_seconds) == (ask().device_bytes, ask().step_seconds)
