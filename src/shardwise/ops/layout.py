@@ -85,7 +85,7 @@ class Layout(Generic[X]):
         return self.work.activation_bytes
 
     def drops(self, what: Literal["softmax", "attention", "hidden"]) -> bool:
-        """Return whether dropout keeps a mask of the attention probabilities, of what attention adds, or of the rest."""
+        """Return whether dropout keeps a mask of attention probabilities, of what attention adds, or of the rest."""
         own: bool | None = getattr(self.work, f"{what}_dropout")
         return self.work.dropout if own is None else own
 

@@ -72,8 +72,9 @@ class Serving:
     `weights`, `kv_cache` and `compute` name formats; empty ones follow the checkpoint. `prefix_tokens` of the input
     are in the cache already. `max_batched_tokens` cuts the prefill into steps of so many tokens, `max_sequences` is
     what the engine sets buffers aside for; 0 means the batch. `memory_fraction` 0 is the engine's own. No output tokens
-    ask for one pass over the input. `shard_weights` splits weights over the replicas and gathers them layer by layer
-    (ZeRO-Inference), `misc_bytes` are beside all else on a device. Without `use_kv_cache` each output token runs all tokens before it again.
+    ask for one pass over the input. Without `use_kv_cache` each output token runs all tokens before it again.
+    `shard_weights` splits weights over the replicas and gathers them layer by layer (ZeRO-Inference), `misc_bytes` are
+    beside all else on a device.
 
     >>> Serving(batch=8, input_tokens=512, output_tokens=32).total_tokens
     544
