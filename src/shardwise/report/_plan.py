@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.plans import spans
-from shardwise.report._rejected import change_tree
+from shardwise.report._rejected import change_tree, rival_tree
 from shardwise.report._train import train_tree
-from shardwise.search import TRAIN_LIMITS, Found, Remedies, Rival, rivals
+from shardwise.search import TRAIN_LIMITS, Found, Remedies, rivals
 from shardwise.training import TrainReport
 
 
@@ -33,7 +33,11 @@ def plan_tree(remedies: Remedies, commands: Sequence[Sequence[str]]) -> dict[str
         },
         "best": best,
         "front": [short_tree(report) for report in found.front],
-        "rivals": [rival_tree(rival) for rival in rivals(found)],
+        "rivals": [
+            {**short_tree(report), **rival_tree(rival)}
+            for rival in rivals(found)
+            if isinstance(report := rival.report, TrainReport)
+        ],
         "rejected": [{**asdict(row), "change": change_tree(remedies.of(row.name))} for row in remedies.rejected],
         "nearest": short_tree(nearest) if nearest is not None else None,
     }
@@ -42,11 +46,6 @@ def plan_tree(remedies: Remedies, commands: Sequence[Sequence[str]]) -> dict[str
 def limits_of(found: Found) -> dict[str, float]:
     """Return the limits that were asked for."""
     return {name: value for name in TRAIN_LIMITS if (value := getattr(found.wish, name, 0.0))}
-
-
-def rival_tree(rival: Rival) -> dict[str, Any]:
-    """Return a plan behind the best: by how much, and the constants that could put it ahead."""
-    return {**short_tree(rival.report), "behind": rival.behind, "swaps": [asdict(swap) for swap in rival.swaps]}
 
 
 def short_tree(report: TrainReport) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from shardwise.plans import spans
 from shardwise.report._infer_view import infer_tree
-from shardwise.report._rejected import change_tree
-from shardwise.search import ServingFound
+from shardwise.report._rejected import change_tree, rival_tree
+from shardwise.search import ServingFound, rivals, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 
 LIMITS = ("max_ttft_seconds", "max_tpot_seconds", "max_latency_seconds", "max_usd", "min_tokens_per_second")
@@ -20,7 +20,7 @@ def serve_tree(found: ServingFound, commands: Sequence[Sequence[str]]) -> dict[s
     best = [
         {
             **infer_tree(report),
-            "output_tokens_per_second_per_gpu": per_device(report),
+            "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
             "placement": serve_placement(report),
             "command": " ".join(words),
         }
@@ -39,14 +39,14 @@ def serve_tree(found: ServingFound, commands: Sequence[Sequence[str]]) -> dict[s
         },
         "best": best,
         "front": [short_serve_tree(report) for report in found.front],
+        "rivals": [
+            {**short_serve_tree(report), **rival_tree(rival)}
+            for rival in rivals(found)
+            if isinstance(report := rival.report, InferReport)
+        ],
         "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
         "nearest": short_serve_tree(found.nearest) if found.nearest is not None else None,
     }
-
-
-def per_device(report: InferReport) -> float:
-    """Return output tokens a second and device."""
-    return report.output_tokens_per_second / report.plan.num_devices
 
 
 def short_serve_tree(report: InferReport) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def short_serve_tree(report: InferReport) -> dict[str, Any]:
     job = {name: getattr(report.job, name) for name in ("batch", "weights", "kv_cache", "compute")}
     return {
         **{name: getattr(report, name) for name in names},
-        "output_tokens_per_second_per_gpu": per_device(report),
+        "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
         "usd_per_million_output_tokens": report.usd_per_million_output_tokens,
         "devices": report.plan.num_devices,
         "plan": {**asdict(report.plan), "engine": report.case.engine.name},

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.report._page import Page, command_lines
-from shardwise.report._plan_serve import per_device
-from shardwise.report._rejected import rejected
+from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train_view import assumptions, describe
-from shardwise.search import ServingFound
+from shardwise.search import ServingFound, rivals, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -33,6 +32,9 @@ def serve_page(found: ServingFound, command: Sequence[str], notes_and_width: tup
         page.blank()
         _front(page, found.front)
         page.blank()
+        near = [(rival, report) for rival in rivals(found) if isinstance(report := rival.report, InferReport)]
+        next_best(page, [(rival, describe_deployment(report)) for rival, report in near])
+        page.blank()
     rejected(page, found.rejected)
     page.blank()
     report = found.best[0] if found.best else found.nearest
@@ -48,12 +50,14 @@ def _verdict(page: Page, found: ServingFound) -> None:
     title = f"{rows.model.name} on {rows.cluster.num_devices} x {rows.cluster.device.name}"
     if found.best:
         best = found.best[0]
-        rate = f"{per_device(best):,.0f} output tokens/s per device, {best.output_tokens_per_second:,.0f} in all"
+        each, what = tokens_per_second_per_gpu(best), "output tokens/s" if best.job.output_tokens else "tokens/s"
+        rate = f"{each:,.0f} {what} per device, {each * best.plan.num_devices:,.0f} in all"
         page.label("BEST", f"{title}: {rate}", "bold green", "bold")
         page.note(describe_deployment(best), "bold")
     else:
         page.label("NONE", f"{title}: no plan of the space will do", "bold red", "bold")
-    page.note(f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out{_limits(found)}")
+    out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
+    page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
     page.note(
         f"{found.num_plans:,} plans, {found.evaluated:,} legal and evaluated, {found.num_fitting:,} will do, "
         f"in {show_seconds(found.seconds)}"
@@ -81,18 +85,18 @@ def describe_deployment(report: InferReport) -> str:
 
 
 def _best(page: Page, best: Sequence[InferReport]) -> None:
-    rows = [("#", "tokens/s/dev", "tokens/s", "TTFT", "TPOT", "request", "$/M out", "memory", "devices")]
+    rows = [("#", "tokens/s/dev", "tokens/s", "TTFT", "TPOT", "request", "$/M", "memory", "devices")]
     for i, report in enumerate(best, 1):
-        price = report.usd_per_million_output_tokens
+        each, price = tokens_per_second_per_gpu(report), _price(report)
         rows.append(
             (
                 str(i),
-                f"{per_device(report):,.1f}",
-                f"{report.output_tokens_per_second:,.0f}",
+                f"{each:,.1f}",
+                f"{each * report.plan.num_devices:,.0f}",
                 show_seconds(report.ttft_seconds),
-                show_seconds(report.tpot_seconds),
+                show_seconds(report.tpot_seconds) if report.tpot_seconds else "-",
                 show_seconds(report.request_seconds),
-                "-" if price is None else f"{price:,.2f}",
+                "-" if price is None else f"{price:,.3g}" if price < 1 else f"{price:,.2f}",
                 show_bytes(report.memory.needed),
                 f"{report.plan.num_devices:,}",
             )
@@ -103,13 +107,20 @@ def _best(page: Page, best: Sequence[InferReport]) -> None:
         page.label(f"{i:>3}", describe_deployment(report), "bold")
 
 
+def _price(report: InferReport) -> float | None:
+    """Return dollars per million tokens generated, or of input where none are; None without a price."""
+    return report.usd_per_million_output_tokens if report.job.output_tokens else report.usd_per_million_input_tokens
+
+
 def _front(page: Page, front: Sequence[InferReport]) -> None:
-    text = f"     {len(front)} plans that none beats in time between tokens and in tokens/s per device"
+    what = "time between tokens" if front[0].tpot_seconds else "time of a request"
+    text = f"     {len(front)} plans that none beats in {what} and in tokens/s per device"
     page.add(("FRONT", "bold"), (text, ""))
     every = max(1, -(-len(front) // _FRONT))
-    rows = [("TPOT", "tokens/s/dev", "TTFT", "plan")]
+    rows = [("TPOT" if front[0].tpot_seconds else "request", "tokens/s/dev", "TTFT", "plan")]
     for report in [*front[:-1:every], front[-1]]:
         text, room = describe_deployment(report), page.width - 38
-        latency = show_seconds(report.tpot_seconds), f"{per_device(report):,.1f}", show_seconds(report.ttft_seconds)
+        gap, rate = report.tpot_seconds or report.request_seconds, tokens_per_second_per_gpu(report)
+        latency = show_seconds(gap), f"{rate:,.1f}", show_seconds(report.ttft_seconds)
         rows.append((*latency, text if len(text) <= room else text[: room - 3] + "..."))
     page.table(rows, right=range(3), header=True, indent=2)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from shardwise.plans import Plan
 from shardwise.report._page import Page, command_lines
 from shardwise.report._plan import limits_of, placement
-from shardwise.report._rejected import rejected
+from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train import step_tree
 from shardwise.report._train_view import assumptions, describe
-from shardwise.search import Found, Remedies, Rival, rivals
+from shardwise.search import Found, Remedies, rivals
 from shardwise.training import TrainReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -34,7 +34,8 @@ def plan_page(remedies: Remedies, command: Sequence[str], notes_and_width: tuple
         page.blank()
         _front(page, found.front)
         page.blank()
-        _rivals(page, found)
+        best = found.best[0].plan
+        next_best(page, [(rival, _difference(best, rival.report.plan)) for rival in rivals(found)])
         page.blank()
     rejected(page, remedies.rejected)
     page.blank()
@@ -114,24 +115,6 @@ def _best(page: Page, found: Found) -> None:
     page.blank()
     for i, report in enumerate(found.best, 1):
         page.label(f"{i:>3}", describe_more(report.plan), "bold")
-
-
-def _rivals(page: Page, found: Found) -> None:
-    """Append the next plans, how far behind they are, and which constants could put them ahead."""
-    near = rivals(found)
-    if near:
-        page.add(("NEXT", "bold"), ("      what is behind the best, and what could put it ahead", ""))
-    for rival in near:
-        page.note(f"{rival.behind:.2%} behind: {_difference(found.best[0].plan, rival.report.plan)}")
-        page.items([_swaps(rival)], "dim")
-
-
-def _swaps(rival: Rival) -> str:
-    """Return in words what puts a rival ahead."""
-    said = [
-        f"{s.constant} at {s.factor:.3f} of what is assumed (band {s.low:.2f} to {s.high:.2f})" for s in rival.swaps
-    ]
-    return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
 
 
 def _front(page: Page, front: Sequence[TrainReport]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from shardwise.report._page import Page
-from shardwise.search import Rejection, Remedy
+from shardwise.search import Rejection, Remedy, Rival
 
 _INDENT = 17
 
@@ -18,6 +19,27 @@ def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
         return None
     value = list(remedy.value) if isinstance(remedy.value, tuple) else remedy.value
     return {"field": remedy.field, "value": value, "loss": remedy.loss, "best": remedy.best}
+
+
+def rival_tree(rival: Rival) -> dict[str, Any]:
+    """Return by how much a plan is behind the best, and the constants that could put it ahead."""
+    return {"behind": rival.behind, "swaps": [asdict(swap) for swap in rival.swaps]}
+
+
+def next_best(page: Page, near: Sequence[tuple[Rival, str]]) -> None:
+    """Append the next plans, each with what is other than in the best, and which constants could put it ahead."""
+    if near:
+        page.add(("NEXT", "bold"), ("      what is behind the best, and what could put it ahead", ""))
+    for rival, text in near:
+        page.note(f"{rival.behind:.2%} behind: {text}")
+        page.items([_swaps(rival)], "dim")
+
+
+def _swaps(rival: Rival) -> str:
+    """Return in words what puts a rival ahead."""
+    at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f})"
+    said = [at.format(s.constant, s.factor, s.low, s.high) for s in rival.swaps]
+    return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
 
 
 def rejected(page: Page, rows: Sequence[Rejection]) -> None:

@@ -9,7 +9,7 @@ from shardwise.search._remedy import Remedy
 from shardwise.search._rivals import Rival, Swap, rivals
 from shardwise.search._scaling import ScalingRow, doubling, scaled_rows, scaled_work, strong_scaling
 from shardwise.search._search import Found, Rejection, Work, part_of, searched
-from shardwise.search._serve_found import ServingFound, plan_serving
+from shardwise.search._serve_found import ServingFound, plan_serving, tokens_per_second_per_gpu
 from shardwise.search._serve_space import SERVING_OBJECTIVES, ServingSpace, ServingWish
 from shardwise.search._space import Space, Wholes, upto
 
@@ -44,6 +44,7 @@ __all__ = [
     "scaled_work",
     "searched",
     "strong_scaling",
+    "tokens_per_second_per_gpu",
     "upto",
     "work_of",
 ]

@@ -1,8 +1,8 @@
 """What would change the winner: the next plans, how far behind they are, and the constants that could put them ahead.
 
-Each constant in turn takes the blame for the whole spread of published step times over predictions (bands.toml of
-`cost`): rates move between 1/high and 1/low of what is assumed, overheads between low and high. A constant whose own
-spread is narrower swaps no more than what is listed.
+Each constant in turn takes the blame for the whole spread of published times over predictions (bands.toml of `cost`
+and of `serving`): rates move between 1/high and 1/low of what is assumed, overheads between low and high. A constant
+whose own spread is narrower swaps no more than what is listed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, band_of
-from shardwise.hardware import Cluster
+from shardwise.cost import Band, Efficiencies, band_of
+from shardwise.hardware import Cluster, Tier
 from shardwise.search._remedies import value_of
+from shardwise.search._remedy import loss_of
 from shardwise.search._search import Found
-from shardwise.training import Case, TrainReport
+from shardwise.search._serve_found import ServingFound
+from shardwise.serving import InferReport, Options, infer
+from shardwise.serving._bands import band_of as serving_band
+from shardwise.training import TrainReport
 from shardwise.training._report import report_of
 
-TIMED = ("step", "throughput", "cost", "days")
+TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 _STEPS = 24
 
 
@@ -36,104 +40,139 @@ class Swap:
 class Rival:
     """A plan behind the best by a share of its objective, and the constants that would put it ahead."""
 
-    report: TrainReport
+    report: TrainReport | InferReport
     behind: float
     swaps: tuple[Swap, ...]
 
 
-def _faster_device(case: Case, names: tuple[str, ...], factor: float) -> Cluster:
-    device = case.cluster.device
-    values = {fact.field: fact.value * factor for fact in device.sources if fact.field.startswith(names)}
-    return replace(case.cluster, device=device.with_values(values, "scaled", "2026-11"))
+Machine = tuple[Cluster, Efficiencies]
 
 
-def _faster_links(case: Case, fast: bool, factor: float) -> Cluster:
-    def scaled(place: int, tier: Any) -> Any:
+def _faster_device(cluster: Cluster, fields: tuple[str, ...], factor: float) -> Cluster:
+    device = cluster.device
+    values = {fact.field: fact.value * factor for fact in device.sources if fact.field.startswith(fields)}
+    return replace(cluster, device=device.with_values(values, "moved within its band", "2026-11"))
+
+
+def _faster_links(cluster: Cluster, fast: bool, factor: float) -> Cluster:
+    def moved(place: int, tier: Tier) -> Tier:
         inner = place == 0 and tier.name != "network"
         return replace(tier, bytes_per_second=tier.bytes_per_second * factor) if inner == fast else tier
 
-    return case.cluster.with_tiers(scaled(i, tier) for i, tier in enumerate(case.cluster.tiers))
+    return cluster.with_tiers(moved(i, tier) for i, tier in enumerate(cluster.tiers))
 
 
 def _imposed(efficiencies: Efficiencies, name: str, factor: float) -> Efficiencies:
-    """Return efficiencies with an achieved rate scaled where one is imposed."""
+    """Return efficiencies with an achieved rate moved where one is imposed."""
     changes: dict[str, Any] = {name: getattr(efficiencies, name) * factor}
     return replace(efficiencies, **changes)
 
 
-def _compute(case: Case, factor: float) -> Case:
-    scaled = _imposed(case.efficiencies, "matmul_flops_per_second", factor)
-    return replace(case, cluster=_faster_device(case, ("matrix_flops.",), factor), efficiencies=scaled)
+def _compute(m: Machine, factor: float) -> Machine:
+    return _faster_device(m[0], ("matrix_flops.",), factor), _imposed(m[1], "matmul_flops_per_second", factor)
 
 
-def _memory(case: Case, factor: float) -> Case:
-    scaled = _imposed(case.efficiencies, "memory_bytes_per_second", factor)
-    return replace(case, cluster=_faster_device(case, ("memory_bytes_per_second",), factor), efficiencies=scaled)
+def _memory(m: Machine, factor: float) -> Machine:
+    return _faster_device(m[0], ("memory_bytes_per_second",), factor), _imposed(m[1], "memory_bytes_per_second", factor)
 
 
-def _fast(case: Case, factor: float) -> Case:
-    scaled = _imposed(case.efficiencies, "fast_bytes_per_second", factor)
-    return replace(case, cluster=_faster_links(case, True, factor), efficiencies=scaled)
+def _fast(m: Machine, factor: float) -> Machine:
+    return _faster_links(m[0], True, factor), _imposed(m[1], "fast_bytes_per_second", factor)
 
 
-def _network(case: Case, factor: float) -> Case:
-    scaled = _imposed(case.efficiencies, "slow_bytes_per_second", factor)
-    return replace(case, cluster=_faster_links(case, False, factor), efficiencies=scaled)
+def _network(m: Machine, factor: float) -> Machine:
+    return _faster_links(m[0], False, factor), _imposed(m[1], "slow_bytes_per_second", factor)
 
 
-def _launch(case: Case, factor: float) -> Case:
-    stack = case.stack
-    slower = {name: getattr(stack, name) * factor for name in ("eager_launch_seconds", "step_overhead_seconds")}
-    return replace(case, stack=replace(stack, **slower))
+RATES: dict[str, Callable[[Machine, float], Machine]] = {
+    "matrix FLOP/s": _compute,
+    "memory bandwidth": _memory,
+    "fast link": _fast,
+    "network": _network,
+}
+OVERHEAD = "launch and step overhead"
 
 
-# Name, how it is moved, and whether it is a time rather than a rate.
-CONSTANTS: tuple[tuple[str, Callable[[Case, float], Case], bool], ...] = (
-    ("matrix FLOP/s", _compute, False),
-    ("memory bandwidth", _memory, False),
-    ("fast link", _fast, False),
-    ("network", _network, False),
-    ("launch and step overhead", _launch, True),
-)
+def _trained(name: str, report: TrainReport, factor: float) -> TrainReport:
+    """Return a training plan with one constant moved."""
+    case = report.case
+    if name == OVERHEAD:
+        stack = case.stack
+        times = {n: getattr(stack, n) * factor for n in ("eager_launch_seconds", "step_overhead_seconds")}
+        return report_of(replace(case, stack=replace(stack, **times)), ())
+    cluster, efficiencies = RATES[name]((case.cluster, case.efficiencies), factor)
+    return report_of(replace(case, cluster=cluster, efficiencies=efficiencies), ())
 
 
-def rivals(found: Found, most: int = 3) -> tuple[Rival, ...]:
+def _served(name: str, report: InferReport, factor: float) -> InferReport:
+    """Return a deployment with one constant moved."""
+    case = report.case
+    engine, cluster, efficiencies = case.engine, case.cluster, case.efficiencies
+    if name == OVERHEAD:
+        times = {n: getattr(engine, n) * factor for n in ("step_seconds", "sequence_seconds", "small_kernel_seconds")}
+        engine = replace(engine, **times)
+    else:
+        cluster, efficiencies = RATES[name]((cluster, efficiencies), factor)
+    return infer(case.model, cluster, report.plan, report.job, Options(engine=engine, efficiencies=efficiencies))
+
+
+def rivals(found: Found | ServingFound, most: int = 3) -> tuple[Rival, ...]:
     """Return the next plans behind the best: the very next, then those with other degrees, at most so many.
 
     Constants are moved where the objective is made of time; for the others none is listed.
+
+    >>> from shardwise.models import load_model
+    >>> from shardwise.search import plan_serving
+    >>> from shardwise.plans import Serving
+    >>> job, on = Serving(input_tokens=512, output_tokens=64), Cluster.parse("2xh100-sxm-80gb")
+    >>> near = rivals(plan_serving(load_model("llama-3.1-8b"), on, job))
+    >>> near[0].behind > 0
+    True
     """
     if len(found.best) < 2:
         return ()
     best, others = found.best[0], found.best[1:]
-    apart = [report for report in others[1:] if _degrees(report) not in map(_degrees, (best, others[0]))]
-    chosen = [others[0], *{_degrees(report): report for report in reversed(apart)}.values()][:most]
-    top = value_of(found, best)
-    chosen.sort(key=lambda report: value_of(found, report))
+    chosen = {_degrees(others[0]): others[0]}
+    for report in others[1:]:
+        if _degrees(report) != _degrees(best):
+            chosen.setdefault(_degrees(report), report)
+    top, objective = _value(found, best), found.wish.objective
     return tuple(
-        Rival(report=report, behind=value_of(found, report) / top - 1, swaps=_swaps(found, report)) for report in chosen
+        Rival(report=report, behind=loss_of(objective, _value(found, report), top), swaps=_swaps(found, report))
+        for report in list(chosen.values())[:most]
     )
 
 
-def _degrees(report: TrainReport) -> tuple[int, ...]:
+def _degrees(report: TrainReport | InferReport) -> tuple[int, ...]:
     plan = report.plan
     return plan.tp, plan.tp2, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp
 
 
-def _swaps(found: Found, rival: TrainReport) -> tuple[Swap, ...]:
+def _value(found: Found | ServingFound, report: Any) -> float:
+    return value_of(found, report) if isinstance(found, Found) else found.value(report)
+
+
+def _band(found: Found | ServingFound) -> Band:
+    best: Any = found.best[0]
+    if isinstance(found, Found):
+        family = best.evaluation.rates.family
+        return band_of("step_seconds", f"{family}.{best.case.stack.name}", family)
+    quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.wish.objective, "request_seconds")
+    return serving_band(quantity, best.evaluation.family, best.case.engine.name)
+
+
+def _swaps(found: Found | ServingFound, rival: Any) -> tuple[Swap, ...]:
     if found.wish.objective not in TIMED:
         return ()
-    best = found.best[0]
-    family, stack = best.evaluation.rates.family, best.case.stack.name
-    band = band_of("step_seconds", f"{family}.{stack}", family)
+    band, best = _band(found), found.best[0]
     swaps = []
-    for name, moved, is_time in CONSTANTS:
-        low, high = (band.low, band.high) if is_time else (1 / band.high, 1 / band.low)
+    for name in (*RATES, OVERHEAD):
+        low, high = (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
 
-        def gap(factor: float, moved: Callable[[Case, float], Case] = moved) -> float:
+        def gap(factor: float, name: str = name) -> float:
             """Return how far the rival is behind with the constant moved."""
-            reports = (report_of(moved(report.case, factor), ()) for report in (best, rival))
-            ours, theirs = (value_of(found, report) for report in reports)
-            return theirs - ours
+            moved: Any = _trained if isinstance(found, Found) else _served
+            return _value(found, moved(name, rival, factor)) - _value(found, moved(name, best, factor))
 
         for end in (low, high):
             if end != 1 and gap(end) < 0:

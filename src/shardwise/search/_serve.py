@@ -48,7 +48,7 @@ class Table:
 
     @property
     def tokens_per_second_per_gpu(self) -> Any:
-        """Output tokens a second and device, prefill included."""
+        """Tokens a second and device, prefill included: output tokens, or input where nothing is generated."""
         return self.tokens_per_second / self.devices
 
     @property
@@ -205,6 +205,11 @@ class ServingRows:
         return np.array([plan.num_devices for plan in self.layouts.legal], np.int64)
 
 
+def counted_tokens(job: Serving) -> int:
+    """Return the tokens of a request that rates and costs count: those generated, or the input where none are."""
+    return job.output_tokens or job.input_tokens
+
+
 def _taken(value: Any, rows: Any) -> Any:
     """Return some rows of every column in a tree of records, tuples and dicts."""
     if isinstance(value, np.ndarray):
@@ -227,7 +232,7 @@ def _evaluated(rows: ServingRows, setup: int, layout: Any, batch: Any) -> Table:
     size = np.shape(batch)
     held: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, size) for m in e.memory]
     request = np.broadcast_to(e.request_seconds, size)
-    rate = batch * z.dp * case.job.output_tokens / request
+    rate = batch * z.dp * counted_tokens(case.job) / request
     price = rows.cluster.usd_per_device_hour
     hourly = np.nan if price is None else price
     return Table(

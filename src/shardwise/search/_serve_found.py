@@ -16,7 +16,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.search._remedy import Remedy
 from shardwise.search._search import Rejection, part_of
-from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table, stacked, table_of
+from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table, counted_tokens, stacked, table_of
 from shardwise.search._serve_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, ServingSpace, ServingWish
 from shardwise.serving import InferReport, Options, infer
@@ -106,11 +106,15 @@ class ServingFound:
 
     @cached_property
     def front(self) -> tuple[InferReport, ...]:
-        """Plans that none beats in time between tokens and in tokens a second and device, the quickest first."""
+        """Plans that none beats in time between tokens and in tokens a second and device, the quickest first.
+
+        Where nothing is generated, the time of a request stands for that between tokens.
+        """
         if self.table is None or not len(self._ranked):
             return ()
         one = self.table.take(self._ranked)
-        order = np.lexsort((-one.tokens_per_second_per_gpu, one.tpot_seconds))
+        latency = one.tpot_seconds if one.tpot_seconds.any() else one.request_seconds
+        order = np.lexsort((-one.tokens_per_second_per_gpu, latency))
         most = np.maximum.accumulate(one.tokens_per_second_per_gpu[order])
         ahead = np.r_[-np.inf, most[:-1]]
         return tuple(self.report(self._ranked[i]) for i in order[most > ahead].tolist())
@@ -137,6 +141,17 @@ class ServingFound:
         words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
         return plan, replace(self.rows.job, batch=int(self.table.batch[row]), **words), engine
 
+    def value(self, report: InferReport) -> float:
+        """Return the objective of a plan, less being better."""
+        one = {
+            "throughput": 1 / tokens_per_second_per_gpu(report),
+            "ttft": report.ttft_seconds,
+            "tpot": report.tpot_seconds,
+            "latency": report.request_seconds,
+            "devices": float(report.plan.num_devices),
+        }
+        return one["throughput" if self.wish.objective == "cost" else self.wish.objective]
+
     @cached_property
     def ranking(self) -> Ranking:
         """The table with its order, for those who look for changes."""
@@ -158,6 +173,11 @@ class ServingFound:
         fell = {name: int(np.count_nonzero(rows)) for name, rows in self._verdicts[0].items()}
         counted = [*self._lawless, *((name, titles[name], count) for name, count in fell.items() if count)]
         return tuple(Rejection(name=n, title=t, count=c, remedy=str(self.remedy(n) or "")) for n, t, c in counted)
+
+
+def tokens_per_second_per_gpu(report: InferReport) -> float:
+    """Return tokens a second and device over whole requests: output tokens, or input where nothing is generated."""
+    return report.samples_per_second * counted_tokens(report.job) / report.plan.num_devices
 
 
 def plan_serving(
