@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost import Efficiencies
+from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.traced import parts
 from shardwise.models import load_model
+from shardwise.ops.blocks import block_ops
+from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.report._train import step_tree
 from shardwise.training import Options, TrainReport, train
@@ -231,3 +233,23 @@ def test_nothing_set_changes_nothing() -> None:
     plain = train(MODEL, CLUSTER, PLAN, JOB, Options(stack=find_stack("megatron")))
     assert terms(plain) == terms(ask())
     assert (plain.device_bytes, plain.step_seconds) == (ask().device_bytes, ask().step_seconds)
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "mi300x"])
+def test_ideal_is_the_roofline_itself(device: str) -> None:
+    """With every efficiency at one an operator takes its FLOPs at the peak or its bytes at the full bandwidth."""
+    found = find_device(device).device
+    rates = rates_of(found, "bf16", 5e-6, Efficiencies(ideal=True))
+    peak, bandwidth = float(found.peak_flops("bf16")), found.memory_bytes_per_second
+    for op in block_ops(whole_layout(1, 512), MODEL.layers[0], MODEL.hidden):
+        seconds = op_seconds(rates, op)
+        assert seconds.forward == pytest.approx(max(op.flops / peak, op.forward_bytes / bandwidth))
+        assert seconds.backward_input == pytest.approx(max(op.backward_flops / peak, op.backward_bytes / bandwidth))
+        assert seconds.backward_weight == pytest.approx(max(op.weight_flops / peak, op.weight_bytes / bandwidth))
+
+
+def test_nothing_is_faster_than_the_ideal_step() -> None:
+    """The ideal step is below the fitted one and above what its FLOPs take at the peak."""
+    ideal = ask(efficiencies=Efficiencies(ideal=True))
+    assert ideal.model_flops_per_second_per_gpu < 312e12
+    assert ideal.step_seconds < ask().step_seconds

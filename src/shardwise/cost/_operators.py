@@ -65,11 +65,13 @@ class PassSeconds(Generic[X]):
 
 
 def blend(compute: X, memory: X, sharpness: float) -> X:
-    """Return a smooth maximum of compute and memory time; never below the larger.
+    """Return a smooth maximum of compute and memory time; never below the larger, which it is where all is ideal.
 
-    >>> round(blend(3.0, 4.0, 2.0), 6)
-    5.0
+    >>> round(blend(3.0, 4.0, 2.0), 6), blend(3.0, 4.0, math.inf)
+    (5.0, 4.0)
     """
+    if sharpness == math.inf:
+        return maximum(compute, memory)
     return cast(X, evaluate("smooth_max", compute, memory, sharpness))
 
 
@@ -103,7 +105,8 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         if op.region.endswith("core") and which == "input":
             # Both operands are activations: two products, each the size of the forward one.
             return 2 * matmul_seconds(r, op, moved / 2, "input")
-        return matmul_seconds(r, op, moved, "" if which == "forward" else which)
+        seconds = matmul_seconds(r, op, moved, "" if which == "forward" else which)
+        return seconds / r.weight_gradient if which == "weight" else seconds
     if op.kind == "grouped":
         return maximum(flops / r.grouped_flops, moved / r.memory_bytes) + r.grouped_start
     if op.kind == "attention":
