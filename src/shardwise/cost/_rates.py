@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Generic
 
@@ -179,7 +180,7 @@ def product_rates(
         matmul_flops=leaf("achievable matrix FLOP/s", flops, row["source"]),
         matmul_bytes=leaf("achievable HBM bytes/s", moved, row["source"]),
         matmul_start=leaf("kernel start", start * row["start_seconds"], row["source"]),
-        sharpness=row["sharpness"],
+        sharpness=math.inf if imposed.ideal else row["sharpness"],
         tiling=Tiling(0, 0.0, 0.0, ()) if imposed.ideal else tiling_of(device, dtype, row, flops),
         warm_share=start * row["warm_share"],
         warm_seconds=row["warm_seconds"],
