@@ -182,3 +182,38 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path, name: str) -> 
     done = run(*WORDS, "--timeline", str(tmp_path / name), "--json")
     assert done.status == 2
     assert done.fields == ["timeline"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "dualpipe"])
+def test_a_drawing_numbers_every_chunk(schedule: Any) -> None:
+    """Stages are rows, each chunk has its micro-batch's number, and the legend names what is drawn and nothing else."""
+    import matplotlib.text
+
+    from shardwise.report._plots import styled
+    from shardwise.report._plots_timeline import timeline_figure
+
+    report = report_of(schedule, 4, 2 if schedule == "interleaved" else 1)
+    timeline = report.timeline()
+    with styled():
+        figure = timeline_figure(report, timeline)
+    said = [t.get_text() for t in figure.findobj(matplotlib.text.Text)]
+    tasks = sum(s.micro_batch is not None for s in walk(timeline.spans))
+    assert sum(text.isdigit() for text in said) >= 0.75 * tasks
+    legend = figure.axes[1].get_legend()
+    assert legend is not None
+    names = " ".join(t.get_text() for t in legend.get_texts())
+    assert [f"stage {i}" in said for i in range(4)] == [True] * 4
+    assert ("weight gradients" in names) == (schedule in ("zb-h1", "dualpipe"))
+    assert ("chunk 1" in names) == (schedule == "interleaved")
+    assert ("entering at stage 3" in names) == (schedule == "dualpipe")
+    assert "bubble" in names
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf", "html"])
+def test_the_command_draws_by_suffix(kind: str, tmp_path: Path) -> None:
+    """A drawing is written as its suffix says, with the same line about its length."""
+    path = tmp_path / f"step.{kind}"
+    done = run(*WORDS, "--timeline", str(path))
+    assert done.status == 0
+    assert "by simulation" in done.out
+    assert path.stat().st_size > 1000

@@ -149,15 +149,17 @@ def _settle(figure: Figure) -> None:
         axes.set_position((left, bottom, width, height))
 
 
-def sheet(title: str, lines: Sequence[str], heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+def sheet(
+    title: str, lines: Sequence[str], heights: Sequence[float], width: float = WIDTH
+) -> tuple[Figure, list[Axes]]:
     """Return a figure with a header, and one panel under the other of so many inches each."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    text = [piece for line in lines for piece in textwrap.wrap(line, 106)]
+    text = [piece for line in lines for piece in textwrap.wrap(line, round(14 * width))]
     head = 0.3 + 0.16 * len(text)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
-    figure = Figure(figsize=(WIDTH, head + sum(heights)), layout=engine)
+    figure = Figure(figsize=(width, head + sum(heights)), layout=engine)
     figure.set_label(title)
     grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[head, *heights])
     top = figure.add_subplot(grid[0])

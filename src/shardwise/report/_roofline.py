@@ -289,7 +289,8 @@ def roofline(report: TrainReport | InferReport) -> Roofline:
     Williams, Waterman, Patterson 2009; costs of the operators as in `shardwise.cost`.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train
-    >>> report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(tp=8), Training(global_batch=8))
+    >>> job = Training(seq_len=4096, global_batch=8)
+    >>> report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(tp=8), job)
     >>> max(roofline(report).points, key=lambda p: p.total_seconds).bound
     'compute'
     """
