@@ -33,7 +33,8 @@ def _degrees(rows: Rows, plan: Plan) -> Iterator[Near]:
             continue
         used = n // plan.dp // getattr(plan, axis)
         for value in getattr(s, axis).of(divisors(n)):
-            if value != getattr(plan, axis) and n % (used * value) == 0 and s.dp.of([n // (used * value)]):
+            too_deep = axis == "pp" and value > rows.case.model.num_layers
+            if value != getattr(plan, axis) and not too_deep and n % (used * value) == 0 and s.dp.of([n // (used * value)]):
                 # Other degrees fill the fastest domain in the order of the axes.
                 changes: dict[str, Any] = {axis: value, "dp": n // (used * value), "fast": ()}
                 yield axis, replace(plan, **changes)

@@ -1,0 +1,207 @@
+"""What an answer says beside the best: what would help the plans that fell, what could overtake, how a job scales."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import brute_force as brute
+from shardwise.cost import Efficiencies, band_of
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.models import MLP, Attention, Block, Model, MoE
+from shardwise.plans import Plan, Serving, Training
+from shardwise.search import (
+    Found,
+    Remedies,
+    ServingSpace,
+    Space,
+    Wish,
+    doubling,
+    plan_serving,
+    plan_training,
+    rivals,
+    strong_scaling,
+    upto,
+)
+from shardwise.search._laws import laws_of
+from shardwise.search._near import broken_law, neighbours, report_on
+from shardwise.serving import Options as ServingOptions
+from shardwise.serving import infer
+from shardwise.training import Options, TrainReport, train
+
+GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)
+DENSE = Block(mixers=(GROUPED,), feed_forward=MLP(ffn=8192))
+SPARSE = replace(DENSE, feed_forward=MoE(experts=8, top_k=2, ffn=2048))
+MODELS = {
+    "dense": Model(name="dense", family="llama", hidden=2048, vocab=32000, layers=(DENSE,) * 8),
+    "experts": Model(name="experts", family="llama", hidden=2048, vocab=32000, layers=(SPARSE,) * 8),
+}
+JOB = Training(seq_len=1024, global_batch=48, token_budget=1e11)
+ON = Cluster.parse("16xa100-sxm-80gb", {"memory": "10GB", "price": 2.0})
+SPACE = Space(layout=("1d",), cp=upto(2), sharding=("none", "zero1"), recompute=("none", "full"), micro_batch=upto(8))
+
+
+def _found(kind: str = "dense", wish: Wish | None = None) -> Found:
+    return plan_training(MODELS[kind], ON, JOB, SPACE, wish)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_neighbours_are_plans_of_the_space(kind: str) -> None:
+    """Every plan one field away is a plan of the space but for its place, judged as the search judges it."""
+    found = _found(kind)
+    rows = found.rows
+    every = {replace(plan, order=Plan().order, fast=()): plan for plan in brute.plans(rows.case, rows.space)}
+    laws = laws_of(rows.case.model, rows.case.job)
+    seen = 0
+    for field, plan in neighbours(rows, found.best[0].plan):
+        bare = replace(plan, order=Plan().order, fast=())
+        assert bare in every, (field, plan)
+        assert (broken_law(laws, plan) is None) == brute.is_legal(rows.case, plan)
+        seen += 1
+    assert seen >= 15
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_remedies_are_evaluated(kind: str) -> None:
+    """Every law and limit has a remedy; where it names a change, the changed plan is the best or as far behind."""
+    wish = Wish(min_free_bytes=1e9)
+    found = _found(kind, wish)
+    remedies = Remedies(found)
+    rows = remedies.rejected
+    assert found.counts.fitting + sum(row.count for row in rows) == found.num_plans
+    assert all(row.remedy for row in rows)
+    named = [remedy for row in rows if (remedy := remedies.of(row.name)) is not None and remedy.field]
+    assert len(named) >= 2
+    for remedy in named:
+        assert remedy.best == (remedy.loss == 0)
+        if remedy.best:
+            assert getattr(found.best[0].plan, remedy.field) == remedy.value
+    memory = remedies.of("memory")
+    assert memory is not None
+    assert "short of memory" in memory.why
+
+
+def test_a_plan_that_is_short_is_short() -> None:
+    """The plan that a remedy of memory starts from does not fit, by as much as it says."""
+    found = _found()
+    best = found.best[0]
+    short = []
+    for field, plan in neighbours(found.rows, best.plan):
+        if broken_law(laws_of(MODELS["dense"], JOB), plan) is None and not (report := report_on(found.rows, plan)).fits:
+            miss = report.verdict.short_by_bytes / report.verdict.limit_bytes
+            short.append(f"{field.replace('_', ' ')} {str(getattr(plan, field)).lower()} is {miss:.1%} short of memory")
+    remedy = Remedies(found).of("memory")
+    assert remedy is not None
+    assert any(remedy.why.startswith(text) for text in short)
+
+
+@pytest.mark.parametrize("name", ["max_step_seconds", "max_run_seconds", "max_usd"])
+def test_a_limit_that_none_keeps_shows_the_nearest(name: str) -> None:
+    """Where no plan keeps a limit, the nearest is the best without it, and its miss is stated."""
+    free = _found()
+    measured = {"max_step_seconds": "step_seconds", "max_run_seconds": "training_seconds", "max_usd": "usd"}[name]
+    least = getattr(free.best[0], measured)
+    found = _found(wish=Wish(**{name: least / 2}))
+    remedies = Remedies(found)
+    assert not found.best
+    assert remedies.nearest is not None
+    assert getattr(remedies.nearest, measured) == pytest.approx(least)
+    assert "misses it by 100.0%" in str(remedies.of(name))
+
+
+def _moved(report: TrainReport, constant: str, factor: float) -> TrainReport:
+    """Return a plan with a constant moved through the options that users have."""
+    device = report.case.cluster.device
+    overrides = {
+        "matrix FLOP/s": {"peak_flops.bf16": device.peak_flops("bf16") * factor},
+        "memory bandwidth": {"memory_bandwidth": device.memory_bytes_per_second * factor},
+        "fast link": {"fast_bandwidth": device.fast_bytes_per_second * factor},
+        "network": {"slow_bandwidth": report.case.cluster.tiers[-1].bytes_per_second * factor},
+    }[constant]
+    on = Cluster.parse("16xa100-sxm-80gb", {"memory": "10GB", "price": 2.0, **overrides})
+    return train(report.case.model, on, report.plan, report.job, Options(stack=report.case.stack))
+
+
+def test_swaps_are_swaps() -> None:
+    """At the factor that is stated two plans are equal; constants that are not named never swap them."""
+    found = _found("experts", Wish(top=30))
+    best, near = found.best[0], rivals(found, most=6)
+    assert near[0].report.plan == found.best[1].plan
+    assert [rival.behind for rival in near] == sorted(rival.behind for rival in near)
+    band = band_of("step_seconds", f"{best.evaluation.rates.family}.megatron", best.evaluation.rates.family)
+    seen = 0
+    for rival in near:
+        assert rival.behind == pytest.approx(rival.report.step_seconds / best.step_seconds - 1)
+        swaps = {swap.constant: swap for swap in rival.swaps}
+        for constant in ("matrix FLOP/s", "memory bandwidth", "fast link", "network"):
+            ends = {
+                factor: _moved(rival.report, constant, factor).step_seconds
+                < _moved(best, constant, factor).step_seconds
+                for factor in (1 / band.high, 1 / band.low)
+            }
+            assert any(ends.values()) == (constant in swaps)
+            if constant in swaps:
+                factor = swaps[constant].factor
+                pair = [_moved(report, constant, factor).step_seconds for report in (rival.report, best)]
+                assert pair[0] == pytest.approx(pair[1], rel=1e-5)
+                assert swaps[constant].low <= factor <= swaps[constant].high
+                seen += 1
+    assert seen > 0
+
+
+def test_swaps_of_imposed_rates_move_the_imposed_ones() -> None:
+    """Where a rate is imposed in place of the fit, it is what moves."""
+    achieved = Efficiencies(matmul_flops_per_second=1.5e14, slow_bytes_per_second=5e9)
+    found = plan_training(MODELS["dense"], ON, JOB, SPACE, Wish(efficiencies=achieved))
+    assert rivals(found)[0].behind >= 0
+
+
+def test_rivals_of_deployments() -> None:
+    """The next deployment and what could put it ahead are those of `infer` with the constant moved."""
+    on, job = Cluster.parse("8xa100-sxm-80gb"), Serving(input_tokens=2048, output_tokens=64)
+    found = plan_serving(MODELS["dense"], on, job, ServingSpace(weights=("bf16", "int8", "int4")))
+    for rival in rivals(found):
+        assert rival.behind > 0
+        for swap in rival.swaps:
+            if swap.constant != "memory bandwidth":
+                continue
+            values = []
+            for report in (found.best[0], rival.report):
+                faster = {"memory_bandwidth": on.device.memory_bytes_per_second * swap.factor}
+                moved = Cluster.parse("8xa100-sxm-80gb", faster)
+                options = ServingOptions(engine=report.case.engine)
+                values.append(infer(MODELS["dense"], moved, report.plan, report.job, options).output_tokens_per_second)
+            assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+
+def test_scaling_is_a_search_on_each_count() -> None:
+    """Each row of strong scaling is the search on so many devices, and the efficiency is against the first."""
+    rows = strong_scaling(MODELS["dense"], ON, JOB, (2, 4, 8, 16), SPACE)
+    assert [row.num_devices for row in rows] == [2, 4, 8, 16]
+    first = next(row.best for row in rows if row.best is not None)
+    for row in rows:
+        on = Cluster.parse(f"{row.num_devices}xa100-sxm-80gb", {"memory": "10GB", "price": 2.0})
+        alone = plan_training(MODELS["dense"], on, JOB, SPACE, Wish(top=1)).best
+        assert (row.best is None) == (not alone)
+        if row.best is not None and alone:
+            assert row.best.step_seconds == pytest.approx(alone[0].step_seconds, rel=1e-12)
+            rate = row.best.tokens_per_second_per_gpu / first.tokens_per_second_per_gpu
+            assert row.efficiency == pytest.approx(rate)
+
+
+def test_scaling_with_fewer_devices_allowed_never_slows_down() -> None:
+    """With at most n devices the step never gets longer as n grows."""
+    rows = strong_scaling(MODELS["dense"], ON, JOB, (2, 4, 8, 16), replace(SPACE, devices=upto(16)))
+    times = [row.best.step_seconds for row in rows if row.best is not None]
+    assert len(times) >= 3
+    assert times == sorted(times, reverse=True)
+
+
+def test_scaling_beyond_the_cluster_is_refused() -> None:
+    """Counts that the cluster does not have are refused by name."""
+    assert doubling(3, 13) == (3, 6, 12)
+    with pytest.raises(InputError) as error:
+        strong_scaling(MODELS["dense"], ON, JOB, (16, 32), SPACE)
+    assert [p.field for p in error.value.problems] == ["scaling"]
