@@ -28,6 +28,7 @@ EXPORTED = [
     "ServingFound",
     "ServingSpace",
     "ServingWish",
+    "Settings",
     "Space",
     "Stack",
     "Tier",
@@ -51,6 +52,7 @@ EXPORTED = [
     "stack_names",
     "strong_scaling",
     "train",
+    "use_catalogue",
 ]
 
 

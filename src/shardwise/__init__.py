@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from shardwise.errors import InputError, Problem
     from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
     from shardwise.models import Model, load_model, model_names
-    from shardwise.plans import Plan, Serving, Stack, Training, find_stack, stack_names
+    from shardwise.own import use_catalogue
+    from shardwise.plans import Plan, Serving, Settings, Stack, Training, find_stack, stack_names
     from shardwise.report import Counting, CountReport, Roofline, count, roofline
     from shardwise.search import (
         Found,
@@ -55,6 +56,7 @@ _HOMES = {
     "Remedies": "search",
     "Roofline": "report",
     "Serving": "plans",
+    "Settings": "plans",
     "ServingFound": "search",
     "ServingSpace": "search",
     "ServingWish": "search",
@@ -80,6 +82,7 @@ _HOMES = {
     "stack_names": "plans",
     "strong_scaling": "search",
     "train": "training",
+    "use_catalogue": "own",
 }
 
 __all__ = [
@@ -101,6 +104,7 @@ __all__ = [
     "ServingFound",
     "ServingSpace",
     "ServingWish",
+    "Settings",
     "Space",
     "Stack",
     "Tier",
@@ -124,6 +128,7 @@ __all__ = [
     "stack_names",
     "strong_scaling",
     "train",
+    "use_catalogue",
 ]
 
 
