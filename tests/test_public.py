@@ -48,6 +48,8 @@ EXPORTED = [
     "plan_serving",
     "plan_training",
     "rivals",
+    "plot",
+    "plot_timeline",
     "roofline",
     "stack_names",
     "strong_scaling",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardwise.models import Model, load_model, model_names
     from shardwise.own import use_catalogue
     from shardwise.plans import Plan, Serving, Settings, Stack, Training, find_stack, stack_names
-    from shardwise.report import Counting, CountReport, Roofline, count, roofline
+    from shardwise.report import Counting, CountReport, Roofline, count, plot, plot_timeline, roofline
     from shardwise.search import (
         Found,
         Remedies,
@@ -78,6 +78,8 @@ _HOMES = {
     "plan_serving": "search",
     "plan_training": "search",
     "rivals": "search",
+    "plot": "report",
+    "plot_timeline": "report",
     "roofline": "report",
     "stack_names": "plans",
     "strong_scaling": "search",
@@ -124,6 +126,8 @@ __all__ = [
     "plan_serving",
     "plan_training",
     "rivals",
+    "plot",
+    "plot_timeline",
     "roofline",
     "stack_names",
     "strong_scaling",

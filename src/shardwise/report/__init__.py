@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shardwise.report._explain import explain_page, explain_tree
     from shardwise.report._infer_view import infer_page, infer_tree
     from shardwise.report._page import Page, text_of
+    from shardwise.report._plot import plot, plot_timeline
     from shardwise.report._roofline import Roofline, roofline
     from shardwise.report._train import train_tree
     from shardwise.report._train_view import train_page
@@ -29,6 +30,8 @@ _HOMES = {
     "explain_tree": "_explain",
     "infer_page": "_infer_view",
     "infer_tree": "_infer_view",
+    "plot": "_plot",
+    "plot_timeline": "_plot",
     "roofline": "_roofline",
     "text_of": "_page",
     "train_page": "_train_view",
@@ -49,6 +52,8 @@ __all__ = [
     "explain_tree",
     "infer_page",
     "infer_tree",
+    "plot",
+    "plot_timeline",
     "roofline",
     "text_of",
     "train_page",
