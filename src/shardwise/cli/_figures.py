@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -44,15 +43,13 @@ def timed(inputs: Inputs, answer: Answer, report: TrainReport) -> Answer:
     path = inputs.get("timeline")
     if path is None:
         return answer
-    from shardwise.report._trace import compared, trace_tree
+    from shardwise.report._plot import plot_timeline
+    from shardwise.report._trace import compared
 
-    timeline = report.timeline()
-    if path.endswith(".json"):
-        _write("timeline", path, json.dumps(trace_tree(report, timeline), separators=(",", ":"), allow_nan=False))
-    else:
-        from shardwise.report._plots_timeline import timeline_figure
-
-        _draw("timeline", path, lambda: timeline_figure(report, timeline))
+    try:
+        timeline = plot_timeline(report, path)
+    except OSError as error:
+        raise _unwritable("timeline", path, error) from None
     return _saying(answer, "timeline", {"file": path, **compared(timeline)}, f"written to {path}: {_against(timeline)}")
 
 
@@ -73,14 +70,6 @@ def _draw(key: str, path: str, draw: Callable[[], Figure]) -> None:
             save(figure, path)
         except OSError as error:
             raise _unwritable(key, path, error) from None
-
-
-def _write(key: str, path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise _unwritable(key, path, error) from None
 
 
 def _unwritable(key: str, path: str, error: OSError) -> Exception:
