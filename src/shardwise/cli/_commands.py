@@ -87,7 +87,7 @@ def _plan(kind: str = "train") -> Command:
 
 def _import() -> Command:
     file = {"file": Flag("file", _kinds.FILE, "a launch script, DeepSpeed's JSON or accelerate's YAML", "positional")}
-    taken = {key: _flags.FROM[key] for key in ("from_args", "set")}
+    taken = {key: _flags.FROM[key] for key in ("from_args", "set", "skip")}
     output = {key: OUTPUT[key] for key in ("json", "width", "help")}
     flags = {**file, **_flags.WHERE, **taken, **output}
     return Command("import", SUMMARIES["import"], ("file",), flags, "exit status: 0 understood, 2 bad input")

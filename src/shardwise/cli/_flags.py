@@ -96,8 +96,9 @@ WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a 
 FROM = _flags(
     "where",
     ("from", k.FILE, "another system's file: a launch script of Megatron-LM, DeepSpeed's JSON, accelerate's YAML"),
-    ("from_args", k.ARGUMENTS, "a training command or its arguments; written behind -- at the end of the line"),
+    ("from_args", k.ARGUMENTS, "a training command, or arguments beside the file's; behind -- at the end of the line"),
     ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
+    ("skip", k.WORDS, "arguments of the file that are not known, and not to be asked about"),
 )
 
 _SIDE = replace(k.TEXT, word="FLAGS", greedy=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli._case import Inputs
@@ -16,9 +16,6 @@ _SHOWN = 6
 
 def take(inputs: Inputs) -> None:
     """Read the file or the arguments of a case, and complete where it runs from its launch."""
-    if "from" in inputs.values and "from_args" in inputs.values:
-        inputs.fail("from_args", None, "is given beside --from", "give one of them")
-        return
     if "set" in inputs.values and "from" not in inputs.values:
         inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
     if not {"from", "from_args"} & inputs.values.keys():
@@ -35,13 +32,14 @@ def take(inputs: Inputs) -> None:
 
 def read(inputs: Inputs) -> Imported:
     """Return the case of the file or of the arguments."""
-    from shardwise.formats import read_file
+    from shardwise.formats import Around, read_file
     from shardwise.formats.megatron import read_command
 
-    number = devices_of(inputs)
-    if "from_args" in inputs.values:
-        return read_command(inputs.values["from_args"], number)
-    return read_file(inputs.values["from"], variables(inputs), number)
+    around = Around(num_devices=devices_of(inputs), skipped=inputs.get("skip", ()))
+    if "from" not in inputs.values:
+        return read_command(inputs.values["from_args"], around)
+    more = inputs.get("from_args", ())
+    return read_file(inputs.values["from"], variables(inputs), replace(around, more=more))
 
 
 def variables(inputs: Inputs) -> dict[str, str]:

@@ -28,9 +28,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
     def words() -> list[str]:
         from shardwise.cli._words import command_words
 
-        kept = {key: value for key, value in inputs.values.items() if key in ("from", "from_args", "set")}
+        kept = {key: value for key, value in inputs.values.items() if key in ("from", "from_args", "set", "skip")}
         named = {"model": "MODEL"} if case.model is None else {}
-        return command_words("train", {**named, **kept, "on": inputs.get("on", "h100-sxm-80gb" if case.num_devices else "64xh100-sxm-80gb")})
+        usual = "h100-sxm-80gb" if case.num_devices else "64xh100-sxm-80gb"
+        return command_words("train", {**named, **kept, "on": inputs.get("on", usual)})
 
     def tree() -> dict[str, Any]:
         from shardwise.report._imported import import_tree

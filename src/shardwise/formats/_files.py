@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 
 from shardwise.errors import InputError, Problem
-from shardwise.formats._imported import Imported
+from shardwise.formats._imported import Around, Imported
 
 
-def read_file(path: str | PathLike[str], variables: Mapping[str, str] | None = None, num_devices: int = 0) -> Imported:
+def read_file(
+    path: str | PathLike[str], variables: Mapping[str, str] | None = None, around: Around | None = None
+) -> Imported:
     """Return the case of a file: .json is DeepSpeed's, .yaml accelerate's, any other a script for Megatron-LM.
 
-    `variables` are those that the caller of a script would have set; `num_devices` replaces those of its launch.
+    `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
     """
-    name = fspath(path)
+    name, around = fspath(path), around or Around()
     text = read_text(name)
-    if name.endswith(".json"):
-        from shardwise.formats import deepspeed
-
-        return deepspeed.read(text, name, num_devices)
-    if name.endswith((".yaml", ".yml")):
-        from shardwise.formats import fsdp
-
-        return fsdp.read(text, name, num_devices)
+    if name.endswith((".json", ".yaml", ".yml")):
+        if around.more:
+            raise InputError([Problem("from_args", " ".join(around.more), f"cannot follow {name}", "leave it out")])
+        return _settings(name)(text, name, around.num_devices)
     from shardwise.formats.megatron import read_script
 
-    return read_script(text, name, variables, num_devices)
+    return read_script(text, name, variables, around)
+
+
+def _settings(name: str) -> Callable[[str, str, int], Imported]:
+    """Return the reader of a file of settings."""
+    from shardwise.formats import deepspeed, fsdp
+
+    return deepspeed.read if name.endswith(".json") else fsdp.read
 
 
 def read_text(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwise.models import Model
@@ -48,4 +47,10 @@ class Imported:
     unknown: tuple[Reading, ...] = ()
 
 
-Importer = Callable[..., Imported]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Around:
+    """What is said beside a file: devices in place of its launch's, further arguments, unknown ones to skip."""
+
+    num_devices: int = 0
+    more: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()

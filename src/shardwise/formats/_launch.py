@@ -22,6 +22,7 @@ _TAKES = (
 )
 LAUNCHER = frozenset(f"--{name.replace('_', mark)}" for name in _TAKES for mark in ("_", "-"))
 """Options of torchrun and DeepSpeed's launcher that take a value."""
+_SAYS = ("echo", "printf")
 _ENDS = (";", "&&", "||", "|", "&")
 _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 
@@ -112,7 +113,7 @@ def _found(shell: Shell, known: Callable[[str], bool]) -> list[list[str]]:
         lambda: sorted([*map(str.split, shell.variables.values()), *shell.arrays.values()], key=len, reverse=True)[:1],
     )
     for way in ways:
-        found = [words for words in map(flat, way()) if any(known(_name(word)) for word in words)]
+        found = [words for words in map(flat, way()) if any(known(_name(w)) for w in words) and words[0] not in _SAYS]
         if found:
             return found
     return []
@@ -141,6 +142,8 @@ def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> La
     nodes = nodes or _variable(shell, "NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODES")
     if any("torchrun" in w or "torch.distributed" in w or _name(w) in LAUNCHER for w in words) and each and not nodes:
         nodes = 0 if _asked_at_all(words, _NODES) else 1
+    if not each and any(word == "srun" for word in words):
+        each = _variable(shell, "SLURM_NTASKS_PER_NODE")
     total = each * nodes or everything or (each if _starts_on_one(words) else 0)
     return Launch(num_devices=total, devices_per_node=each, program=program, source=source)
 

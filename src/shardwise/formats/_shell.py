@@ -19,7 +19,7 @@ from shardwise.formats._shell_parse import Case, If, Loop, Node, Simple, parsed
 MOST_COMMANDS = 2000
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=")
 _VARIABLE = re.compile(
-    r"\\\$|\$\(\(.*?\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]"
+    r"\\\$|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]"
 )
 _DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _KEEPS = ("export", "local", "declare", "readonly", "typeset")
@@ -137,11 +137,15 @@ class Shell:
 
     def arithmetic(self, text: str) -> str:
         """Return the value of an arithmetic expression, or the text of it where something in it is not known."""
-        plain = re.sub(
-            r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda m: self.value(m[1]) or self._missing(m[1]), self.expand(text)
-        )
+
+        def known(match: re.Match[str]) -> str:
+            return self.value(match[1]) or self._missing(match[1])
+
+        plain = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", known, self.expand(text)).strip()
+        plain = re.sub(r"^(.*?)\?(.*):(.*)$", r"(\2) if (\1) else (\3)", plain)
+        plain = plain.replace("&&", " and ").replace("||", " or ")
         try:
-            return str(_number(ast.parse(plain.strip(), mode="eval").body))
+            return str(_number(ast.parse(plain, mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
             return f"$(({text}))"
 
@@ -267,14 +271,30 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
 def _number(node: ast.expr) -> int:
-    """Return the value of whole numbers with +, -, *, / and %; anything else raises."""
+    """Return the value of whole numbers under arithmetic, comparison and choice; anything else raises."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_number(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_number(node.left), _number(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        return int(_COMPARISONS[type(node.ops[0])](_number(node.left), _number(node.comparators[0])))
+    if isinstance(node, ast.IfExp):
+        return _number(node.body) if _number(node.test) else _number(node.orelse)
+    if isinstance(node, ast.BoolOp):
+        return int((all if isinstance(node.op, ast.And) else any)(_number(one) for one in node.values))
     raise ValueError(ast.dump(node))
 
 
@@ -285,7 +305,7 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _test(words: list[str]) -> bool:
-    """Return the truth of what stands between the brackets of a test; "" stands for words that expand to nothing."""
+    """Return the truth of what stands between the brackets of a test; files that are asked for count as there."""
     for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
         if joint in words:
             at = words.index(joint)
@@ -295,6 +315,8 @@ def _test(words: list[str]) -> bool:
         return not _test(words[1:])
     if len(words) == 2 and words[0] in ("-z", "-n"):
         return bool(words[1]) != (words[0] == "-z")
+    if len(words) == 2 and words[0] in ("-f", "-d", "-e", "-s", "-r", "-x"):
+        return True
     if len(words) == 3 and words[1] in ("=", "=="):
         return fnmatchcase(words[0], words[2])
     if len(words) == 3 and words[1] == "!=":
@@ -333,15 +355,16 @@ def _slurm(text: str) -> dict[str, str]:
         "ntasks": ("SLURM_NTASKS",),
     }
     found: dict[str, str] = {}
-    for key, value in re.findall(r"^#SBATCH\s+--?([\w-]+)[= ]+(\S+)", text, re.MULTILINE):
-        number = value.rpartition(":")[2]
-        if number.isdigit():
-            found |= dict.fromkeys(names.get(key, ()), number)
+    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        for key, value in re.findall(r"(?:^|\s)--?([\w-]+)[= ]+([^\s-]\S*)", line):
+            number = value.rpartition(":")[2]
+            if number.isdigit():
+                found |= dict.fromkeys(names.get(key, ()), number)
     return found
 
 
 def flat(words: Sequence[str]) -> list[str]:
-    """Return words with those that hold a whole command line cut open, as `bash -c "..."` and `eval` have them.
+    """Return words with those that hold a whole command line cut open, and <what is to be filled in> put together.
 
     >>> flat(["srun", "bash", "-c", "python a.py --x 1"])
     ['srun', 'bash', '-c', 'python', 'a.py', '--x', '1']
@@ -353,6 +376,8 @@ def flat(words: Sequence[str]) -> list[str]:
                 found += flat(shlex.split(word))
             except ValueError:
                 found.append(word)
+        elif found and found[-1].startswith("<") and not found[-1].endswith(">") and not word.startswith("--"):
+            found[-1] += " " + word
         else:
             found.append(word)
     return found

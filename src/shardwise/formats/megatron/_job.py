@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from shardwise.formats.megatron._reader import Reader
+from shardwise.formats.megatron._values import facts
 from shardwise.plans import Plan, Stack, Training, find_stack
 
 _OPTIMIZERS = {
@@ -43,7 +44,16 @@ def build(r: Reader, plan: Plan) -> Training:
         token_budget=float(_samples(r, batch) * seq_len),
         precision=precision(r),
         optimizer=_OPTIMIZERS.get(r.word("optimizer", *_OPTIMIZERS), "adam"),
+        **_dropouts(r),
     )
+
+
+def _dropouts(r: Reader) -> dict[str, bool]:
+    """Return which dropouts there are, where that of attention's probabilities and that of the stream differ."""
+    of_scores, of_stream = r.number("attention_dropout") > 0, r.number("hidden_dropout") > 0
+    if of_scores == of_stream:
+        return {}
+    return {"softmax_dropout": of_scores, "attention_dropout": of_stream, "hidden_dropout": of_stream}
 
 
 def _seq_len(r: Reader) -> int:
@@ -89,7 +99,10 @@ def _dtype(word: str) -> str:
 
 def stack(r: Reader) -> Stack:
     """Return Megatron-Core's stack with what the arguments change: kernels, overlap, padding and dispatch."""
-    base = find_stack("megatron-2023" if r.flag("use_legacy_models") else "megatron")
+    old = era(r)
+    base = find_stack("megatron" if not old else "megatron-scores" if scores(r) else "megatron-2023")
+    if old:
+        r.assume(f"stack {base.name}: {old} is of Megatron-LM before Megatron-Core")
     gated = r.flag("swiglu")
     fused = r.flag("bias_swiglu_fusion" if gated else "bias_gelu_fusion")
     sends = tuple(s for s in base.overlap_sends if s != "interleaved" or r.flag("overlap_p2p_comm"))
@@ -107,6 +120,11 @@ def stack(r: Reader) -> Stack:
     )
 
 
+def era(r: Reader) -> str:
+    """Return an argument that only releases before Megatron-Core have, or nothing."""
+    return next((r.option(name) for name in facts()["old"]["names"] if r.has(name)), "")
+
+
 def scores(r: Reader) -> bool:
     """Return whether attention keeps its score matrix: unfused attention, or local modules without flash."""
     backend = r.word("attention_backend", "auto", "flash", "fused", "unfused", "local")
@@ -116,6 +134,8 @@ def scores(r: Reader) -> bool:
         return True
     if r.flag("use_flash_attn"):
         return False
+    if era(r):
+        return True
     return r.word("transformer_impl", "local", "transformer_engine", "inference_optimized") == "local"
 
 

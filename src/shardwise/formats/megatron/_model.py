@@ -38,7 +38,7 @@ _HYBRID = {"M": "mamba", "*": "attention", "+": "latent", "D": "sparse", "G": "d
 def build(r: Reader, name: str) -> Model | None:
     """Return the model, or None where its vocabulary is not known; problems are recorded."""
     runs = _runs(r)
-    norm: NormKind = "rmsnorm" if r.word("normalization", "LayerNorm", "RMSNorm") == "RMSNorm" else "layernorm"
+    norm = _norm(r)
     layers, mtp = _hybrid(r, norm, runs) if runs else _layers(r, norm)
     vocab = vocabulary(r)
     if vocab is None:
@@ -51,6 +51,7 @@ def build(r: Reader, name: str) -> Model | None:
         layers=layers,
         tied=not r.flag("untie_embeddings_and_output_weights"),
         norm=norm,
+        embedding_norm=r.flag("embed_layernorm"),
         positions=r.needed("max_position_embeddings") if position(r) == "learned_absolute" else 0,
         max_context=r.whole("max_position_embeddings") or 0,
         dropout=max(r.number("attention_dropout"), r.number("hidden_dropout")) > 0,
@@ -58,11 +59,15 @@ def build(r: Reader, name: str) -> Model | None:
     )
 
 
+def _norm(r: Reader) -> NormKind:
+    return "rmsnorm" if r.word("normalization", "LayerNorm", "RMSNorm") == "RMSNorm" else "layernorm"
+
+
 def position(r: Reader) -> str:
     """Return the kind of position embedding; the older switches for rotary and for none count."""
     if r.flag("use_rotary_position_embeddings"):
         return "rope"
-    kind = r.word("position_embedding_type", "learned_absolute", "rope", "yarn", "mrope", "none")
+    kind = r.word("position_embedding_type", "learned_absolute", "rope", "yarn", "mrope", "none", "alibi")
     if not r.flag("add_position_embedding") and kind == "learned_absolute":
         rule = "contradicts learned positions, which are the default"
         r.fail("add_position_embedding", rule, "use --position-embedding-type none or rope")
@@ -214,13 +219,12 @@ def _attention(r: Reader, windowed: bool) -> Attention:
     width = r.whole("kv_channels") or 0
     if not width and hidden % heads:
         r.fail("hidden_size", f"must be a multiple of the {heads} heads", "give --kv-channels")
-    groups = r.count("num_query_groups") if r.flag("group_query_attention") else heads
+    groups = r.count("num_query_groups") if r.flag("group_query_attention") else r.whole("num_key_value_heads") or heads
     if r.has("num_query_groups") and not r.flag("group_query_attention") and groups != r.count("num_query_groups"):
         r.fail("num_query_groups", "has no effect without --group-query-attention", "give --group-query-attention")
     if heads % groups:
         r.fail("num_query_groups", f"must divide the {heads} heads", "give a divisor")
         groups = heads
-    norm: NormKind = "rmsnorm" if r.word("normalization") == "RMSNorm" else "layernorm"
     return Attention(
         heads=heads,
         kv_heads=groups,
@@ -228,12 +232,19 @@ def _attention(r: Reader, windowed: bool) -> Attention:
         qkv_bias=r.flag("add_bias_linear") or r.flag("add_qkv_bias"),
         out_bias=r.flag("add_bias_linear"),
         qk_norm="head" if r.flag("qk_layernorm") or r.flag("qk_l2_norm") else "none",
-        qk_norm_kind="rmsnorm-no-weight" if r.flag("qk_l2_norm") else norm,
+        qk_norm_kind=_qk_norm(r),
         sinks=r.word("softmax_type", "vanilla", "off-by-one", "learnable") == "learnable",
         output_gate=r.flag("attention_output_gate"),
-        rotary=position(r) not in ("learned_absolute", "none"),
+        rotary=position(r) not in ("learned_absolute", "none", "alibi"),
         window=_window(r) if windowed else 0,
     )
+
+
+def _qk_norm(r: Reader) -> NormKind:
+    """Return the kind of norm on queries and keys; where there is none, the plain one."""
+    if r.flag("qk_l2_norm"):
+        return "rmsnorm-no-weight"
+    return _norm(r) if r.flag("qk_layernorm") else "rmsnorm"
 
 
 def _window(r: Reader) -> int:

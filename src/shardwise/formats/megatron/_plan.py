@@ -43,7 +43,8 @@ def degrees(r: Reader, num_devices: int) -> Degrees:
     if r.has("model_parallel_size") and r.has("tensor_model_parallel_size"):
         r.fail("model_parallel_size", "is the old name of --tensor-model-parallel-size, given too", "give one")
     tp = r.count("model_parallel_size" if r.has("model_parallel_size") else "tensor_model_parallel_size")
-    cp, pp = r.count("context_parallel_size"), r.count("pipeline_model_parallel_size")
+    cp = r.count("ds_sequence_parallel_size" if r.has("ds_sequence_parallel_size") else "context_parallel_size")
+    pp = 1 if r.flag("no_pipeline_parallel") else r.count("pipeline_model_parallel_size")
     if num_devices % (tp * cp * pp):
         rule = f"tp x cp x pp = {tp * cp * pp} must divide the {num_devices} devices of the launch"
         r.problems.add(r.option("tensor_model_parallel_size"), tp, rule, "change the degrees or the launch")
@@ -74,7 +75,7 @@ def build(r: Reader, num_devices: int) -> Plan:
         etp=(r.whole("expert_tensor_parallel_size") or d.tp) if moe else 1,
         micro_batch=_micro_batch(r),
         sequence_parallel=r.flag("sequence_parallel") and d.tp > 1,
-        cp_kind=_CONTEXT.get(min(kinds, default="p2p"), "ring"),
+        cp_kind="all-to-all" if r.has("ds_sequence_parallel_size") else _CONTEXT.get(min(kinds, default="p2p"), "ring"),
         schedule="interleaved" if vpp > 1 else "1f1b",
         sharding=sharding,
         shard=shard,
@@ -137,7 +138,7 @@ def _stages(r: Reader, pp: int) -> list[int]:
     total, names = num_layers(r), ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
     first, last = (r.whole(name) for name in names)
     if first is None and last is None:
-        total += r.flag("account_for_embedding_in_pipeline_split") + r.flag("account_for_loss_in_pipeline_split")
+        total += sum(_ends(r))
         if total % pp:
             rule = f"pipeline of {pp} stages must divide the {total} layers"
             r.problems.add(
@@ -157,9 +158,20 @@ def _stages(r: Reader, pp: int) -> list[int]:
 def _counted_ends(r: Reader, pieces: tuple[int, ...]) -> tuple[int, ...]:
     """Return the pieces without the embedding and the loss that were counted as layers."""
     found = list(pieces)
-    found[0] -= r.flag("account_for_embedding_in_pipeline_split")
-    found[-1] -= r.flag("account_for_loss_in_pipeline_split")
+    first, last = _ends(r)
+    found[0] -= first
+    found[-1] -= last
     return tuple(found)
+
+
+def _ends(r: Reader) -> tuple[int, int]:
+    """Return whether embedding and loss count as layers; DeepSpeed says so by the types of modules that it balances."""
+    method = r.word("pp_partition_method").strip("'\"").lower()
+    if method and method not in ("uniform", "type:transformer", "type:transformer|embedding"):
+        r.assume(f"equal stages: --pp-partition-method {method} depends on the modules")
+    if method == "type:transformer|embedding":
+        return 1, 1
+    return r.flag("account_for_embedding_in_pipeline_split"), r.flag("account_for_loss_in_pipeline_split")
 
 
 def _listed(r: Reader, pp: int, sizes: list[int], name: str) -> tuple[tuple[int, ...], int]:
@@ -254,9 +266,22 @@ def _full(r: Reader, vpp: int, pieces: tuple[int, ...]) -> tuple[Recompute, int,
     return ("none", 0, ()) if layers == 0 else ("full", 0 if layers >= stage else layers, ())
 
 
+def _deepspeed(r: Reader) -> Sharding:
+    """Return the ZeRO stage; in bf16 without one DeepSpeed's optimizer shards its states all the same."""
+    stage = r.whole("zero_stage", 0) or 0
+    if stage > 3:
+        r.fail("zero_stage", "must be 0, 1, 2 or 3", "use 3")
+    if stage == 0 and r.flag("bf16"):
+        r.assume("sharding zero1: DeepSpeed's optimizer for bf16 shards its states at stage 0 too")
+        return "zero1"
+    return ("none", "zero1", "zero2", "zero3")[min(stage, 3)]
+
+
 def _sharding(r: Reader, d: Degrees) -> tuple[Sharding, int]:
     """Return what data parallelism shards, and the size of a group where replicas have several."""
     copies = r.count("num_distributed_optimizer_instances")
+    if r.flag("deepspeed"):
+        return _deepspeed(r), 1
     if r.flag("use_torch_fsdp2"):
         if r.flag("use_distributed_optimizer"):
             r.fail("use_distributed_optimizer", "contradicts --use-torch-fsdp2", "give one of them")

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.errors import Problem
-from shardwise.formats._imported import Imported, Reading
+from shardwise.formats._imported import Around, Imported, Reading
 from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words, plain
 
+_PLAIN = Around()
 _TELLING = frozenset(("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"))
 
 
@@ -32,23 +33,21 @@ def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None 
 
 
 def read_script(
-    text: str, source: str = "script", variables: Mapping[str, str] | None = None, num_devices: int = 0
+    text: str, source: str = "script", variables: Mapping[str, str] | None = None, around: Around = _PLAIN
 ) -> Imported:
-    """Return the case of a launch script.
-
-    `variables` are those that its caller would have set, `num_devices` replaces those of the launch.
+    """Return the case of a launch script; `variables` are those that its caller would have set.
 
     >>> text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
     >>> text += " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --vocab-size 100"
-    >>> read_script(text).num_devices, read_script(text, num_devices=16).plan.dp
+    >>> read_script(text).num_devices, read_script(text, around=Around(num_devices=16)).plan.dp
     (8, 16)
     """
-    return _read(started(text, tells, source, variables or {}), num_devices)
+    return _read(started(text, tells, source, variables or {}), around)
 
 
-def read_command(words: Sequence[str], num_devices: int = 0) -> Imported:
+def read_command(words: Sequence[str], around: Around = _PLAIN) -> Imported:
     """Return the case of a training command, its launcher and its program included, or of the arguments alone."""
-    return _read(started_by(words, tells), num_devices)
+    return _read(started_by(words, tells), around)
 
 
 def tells(word: str) -> bool:
@@ -56,11 +55,17 @@ def tells(word: str) -> bool:
     return word in _TELLING
 
 
-def _read(found: Started, num_devices: int) -> Imported:
+def _read(found: Started, around: Around) -> Imported:
     launch = found.launch
-    if num_devices and num_devices != launch.num_devices:
-        launch = replace(launch, num_devices=num_devices, devices_per_node=0)
-    case = imported(from_words(found.arguments), launch)
+    if around.num_devices and around.num_devices != launch.num_devices:
+        launch = replace(launch, num_devices=around.num_devices, devices_per_node=0)
+    skipped = frozenset(f"--{name.lstrip('-')}" for name in around.skipped)
+    given, more = from_words(found.arguments, skipped), from_words(around.more, skipped)
+    given.values |= more.values
+    given.options |= more.options
+    given.unknown += more.unknown
+    given.problems.items += more.problems.items
+    case = imported(given, launch)
     return replace(case, assumed=(*found.notes, *case.assumed))
 
 
@@ -131,11 +136,12 @@ def _assume_defaults(r: Reader) -> None:
     told = (
         ("position_embedding_type", not r.flag("use_rotary_position_embeddings"), "learned positions"),
         ("hidden_dropout", not r.has("attention_dropout"), "dropout of 0.1 on attention and hidden states"),
-        ("transformer_impl", not r.flag("use_legacy_models"), "Transformer Engine's modules"),
+        ("transformer_impl", not _job.era(r), "Transformer Engine's modules"),
         ("bf16", not r.flag("fp16") and not r.has("fp8"), "parameters of 32 bits"),
     )
     for name, matters, text in told:
         if matters and not r.has(name):
             r.assume(f"{text}: Megatron-LM's default, as {r.option(name)} is not given")
-    if not r.has("make_vocab_size_divisible_by") and r.flag("pad_vocab_size"):
+    padded = r.has("padded_vocab_size") or not r.flag("pad_vocab_size")
+    if not r.has("make_vocab_size_divisible_by") and not padded:
         r.assume("vocabulary padded to a multiple of 128 x tp: Megatron-LM's default")

@@ -88,6 +88,7 @@ class Reader:
         """Return a word out of those allowed; any without a list, and empty where there is none."""
         value = self.raw(name)
         text = "" if value is None else str(value)
+        text = next((one for one in allowed if one.lower() == text.lower()), text)
         if allowed and text and text not in allowed:
             self.fail(name, "is not a known choice", "use one of " + ", ".join(allowed))
             return allowed[0]

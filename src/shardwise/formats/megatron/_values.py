@@ -5,6 +5,7 @@ The table of arguments says which there are, how many values each takes, and wha
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 from shardwise.errors import Problems
 from shardwise.formats._imported import Reading
 
+_SIZES = re.compile(r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|experts|bias|norm")
 UNSET = "$"
 """Marks a word that a variable outside the script would have given: "${NAME}"."""
 
@@ -90,6 +92,7 @@ class Given:
     options: dict[str, str] = field(default_factory=dict)
     unknown: list[Reading] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
+    skipped: frozenset[str] = frozenset()
 
     def put(self, argument: Argument, value: object) -> None:
         """Record one argument; as in argparse the last one wins, but two that differ are a problem."""
@@ -105,13 +108,15 @@ def plain(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def from_words(words: Sequence[str]) -> Given:
+def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> Given:
     """Return what a command line's words give; numbers stay text until they are used.
+
+    Unknown arguments that are `skipped` are kept whatever they are called.
 
     >>> from_words("--num-layers 24 --swiglu --lr=1e-4".split()).values
     {'num_layers': '24', 'swiglu': True, 'lr': '1e-4'}
     """
-    given = Given()
+    given = Given(skipped=skipped)
     rest = list(words)
     stray: list[str] = []
     while rest:
@@ -160,12 +165,18 @@ def _take(given: Given, argument: Argument, values: list[str]) -> None:
 
 
 def _unknown(given: Given, option: str, values: list[str]) -> None:
-    """Keep an argument that Megatron-LM does not have; one that is nearly the name of another is a mistake."""
+    """Keep an argument that Megatron-LM does not have.
+
+    One that is nearly the name of another is a mistake, and one that speaks of sizes may change the model.
+    """
     value = " ".join(values) if values else True
     plainly = option.replace("_", "-")
     near = [plainly] if plainly in arguments() else get_close_matches(option, arguments(), 1, 0.9)
     if near and (near[0] == plainly or not _extends(option[2:], near[0][2:])):
         given.problems.add(option, value, "is not an argument of Megatron-LM", f"did you mean {near[0]}?")
+    elif _SIZES.search(option) and option not in given.skipped:
+        rule = "is not an argument of Megatron-LM, and its name speaks of sizes"
+        given.problems.add(option, value, rule, f"say it in Megatron-LM's words, or skip it: --skip {option[2:]}")
     else:
         given.unknown.append(Reading(argument=option, value=value, meaning="not an argument of Megatron-LM"))
 
