@@ -33,11 +33,13 @@ def _degrees(rows: Rows, plan: Plan) -> Iterator[Near]:
             continue
         used = n // plan.dp // getattr(plan, axis)
         for value in getattr(s, axis).of(divisors(n)):
+            replicas = n // (used * value)
             too_deep = axis == "pp" and value > rows.case.model.num_layers
-            if value != getattr(plan, axis) and not too_deep and n % (used * value) == 0 and s.dp.of([n // (used * value)]):
-                # Other degrees fill the fastest domain in the order of the axes.
-                changes: dict[str, Any] = {axis: value, "dp": n // (used * value), "fast": ()}
-                yield axis, replace(plan, **changes)
+            if value == getattr(plan, axis) or too_deep or n % (used * value) or not s.dp.of([replicas]):
+                continue
+            # Other degrees fill the fastest domain in the order of the axes.
+            changes: dict[str, Any] = {axis: value, "dp": replicas, "fast": ()}
+            yield axis, replace(plan, **changes)
     for ep, etp in rows.expert_ways(n):
         if (ep == plan.ep) != (etp == plan.etp):
             yield "etp" if ep == plan.ep else "ep", replace(plan, ep=ep, etp=etp)
