@@ -79,7 +79,7 @@ def test_backward_passes_are_products_of_the_same_size(m: int, n: int, k: int) -
     swapped = op_seconds(RATES, product(m, k, n))
     assert seconds.backward_input == pytest.approx(swapped.forward)
     turned = op_seconds(RATES, product(k, n, m))
-    assert seconds.backward_weight == pytest.approx(turned.forward)
+    assert seconds.backward_weight == pytest.approx(turned.forward / RATES.weight_gradient)
 
 
 @pytest.mark.parametrize("kind", ["matmul", "grouped", "attention", "memory", "scan", "none"])
@@ -183,3 +183,27 @@ def test_a_data_type_without_a_rate_is_refused() -> None:
         rates_of(find_device("v100-sxm-32gb").device, "bf16", 0.0, Efficiencies())
     assert error.value.problems[0].field == "dtype"
     assert math.isfinite(rates_of(find_device("v100-sxm-32gb").device, "fp16", 0.0, Efficiencies()).matmul_flops)
+
+
+def test_narrow_products_pay_for_their_casts() -> None:
+    """Under fp8 the input and the gradient of the output are cast, four bytes an element; nothing else is."""
+    narrow = rates_of(H100, "fp8", 0.0, Efficiencies())
+    free = replace(narrow, cast_bytes=0.0)
+    op = product(4096, 1024, 512)
+    paid, bare = op_seconds(narrow, op), op_seconds(free, op)
+    assert paid.forward - bare.forward == pytest.approx(4 * 4096 * 512 / narrow.memory_bytes)
+    assert paid.backward_input - bare.backward_input == pytest.approx(4 * 4096 * 1024 / narrow.memory_bytes)
+    assert paid.backward_weight == bare.backward_weight
+
+
+def test_an_older_attention_kernel_is_slower() -> None:
+    """FlashAttention is slower than FlashAttention-2, and that than the best kernel of the device."""
+    rates = [rates_of(H100, "bf16", 0.0, Efficiencies(), kernel) for kernel in ("flash-1", "flash-2", "")]
+    assert [r.attention_forward_flops for r in rates] == sorted(r.attention_forward_flops for r in rates)
+    assert rates[0].attention_forward_flops < rates[1].attention_forward_flops < rates[2].attention_forward_flops
+
+
+def test_products_cut_along_k_fill_the_device() -> None:
+    """One tile of a long inner dimension is cut over the cores: far less than one core would take for all of it."""
+    alone = 2 * 128 * 128 * 2**20 / (RATES.matmul_flops / 132)
+    assert matmul_seconds(RATES, product(128, 128, 2**20), 1.0) < alone / 20

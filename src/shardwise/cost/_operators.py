@@ -106,14 +106,24 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             # Both operands are activations: two products, each the size of the forward one.
             return 2 * matmul_seconds(r, op, moved / 2, "input")
         seconds = matmul_seconds(r, op, moved, "" if which == "forward" else which)
-        return seconds / r.weight_gradient if which == "weight" else seconds
+        return seconds / r.weight_gradient if which == "weight" else seconds + _cast(r, op, which)
     if op.kind == "grouped":
-        return maximum(flops / r.grouped_flops, moved / r.memory_bytes) + r.grouped_start
+        share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
+        products = maximum(flops / (r.grouped_flops * share), moved / r.memory_bytes) + r.grouped_start
+        return products if which == "weight" else products + _cast(r, op, which)
     if op.kind == "attention":
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
         return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
     return maximum(scan, maximum(moved / r.memory_bytes, op.kernels * r.launch)) + op.kernels * r.memory_start
+
+
+def _cast(r: Rates[X], op: Op[X], which: str) -> X:
+    """Return seconds to cast what enters a narrow product: the input, or the gradient of the output."""
+    if not r.cast_bytes:
+        return 0 * op.rows
+    width = op.inner if which == "forward" else op.columns
+    return r.cast_bytes * (op.batch * op.rows * width) / r.memory_bytes
 
 
 def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:

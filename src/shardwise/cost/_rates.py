@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Generic
 
-from shardwise.cost._tables import constants, family_of, matmul_row
+from shardwise.cost._tables import constants, family_of, matmul_row, merged
 from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X
@@ -99,16 +99,25 @@ class ProductRates(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates(ProductRates[X]):
-    """Achieved rates of one device and data type; every field is a number that explains itself when traced."""
+    """Achieved rates of one device and data type; every field is a number that explains itself when traced.
+
+    `contention` is by how much compute slows while messages run beside it, as a share of their time;
+    `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
+    same of grouped products for both gradients. `cast_bytes` is what casting an element to a narrow type moves.
+    """
 
     attention_forward_flops: X
     attention_backward_flops: X
     attention_start: X
     grouped_flops: X
     grouped_start: X
+    grouped_gradients: tuple[float, float]
     memory_bytes: X
     memory_start: X
     launch: X
+    contention: float
+    weight_gradient: float
+    cast_bytes: float
     family: str
     assumptions: tuple[str, ...] = ()
 
@@ -192,7 +201,48 @@ def effective(imposed: Efficiencies, fitted: float, user: float) -> float:
     return user or (1.0 if imposed.ideal else fitted)
 
 
-def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies) -> Rates[Any]:
+def cast_bytes(dtype: str) -> float:
+    """Return bytes that casting an element from 16 bit moves: read once, written in rows and in columns.
+
+    TransformerEngine common/cast and transpose (cast_transpose): products of narrow types take both operands with the
+    inner dimension first, so that each tensor is written twice.
+
+    >>> cast_bytes("fp8"), cast_bytes("bf16")
+    (4.0, 0.0)
+    """
+    width = ELEMENT_BYTES[dtype]
+    return 2.0 + 2 * width if width < 2 else 0.0
+
+
+def contention_of(device: Device, imposed: Efficiencies) -> float:
+    """Return by how much compute slows while messages run beside it: their kernels hold cores, c of n: c / (n - c).
+
+    Nothing where every efficiency is one, or where a device is not made of many equal cores.
+
+    >>> from shardwise.hardware import find_device
+    >>> round(contention_of(find_device("a100-sxm-80gb").device, Efficiencies()), 3)
+    0.421
+    """
+    held = constants()["passes"]["message_cores"]["count"]
+    if imposed.ideal or not device.knows("num_cores") or device.num_cores < 2 * held:
+        return 0.0
+    return float(held / (device.num_cores - held))
+
+
+def narrowed(family: str, row: dict[str, Any]) -> float:
+    """Return what products of a type reach of the share of the peak that 16-bit ones do; grouped ones alike."""
+    return min(1.0, float(row["compute"] / constants()[family]["matmul"]["bf16"]["compute"]))
+
+
+def attention_row(table: dict[str, Any], kernel: str) -> dict[str, Any]:
+    """Return the rates of a fused attention kernel of a family, those of its own best kernel where it has no row."""
+    row: dict[str, Any] = table["attention"]
+    return merged(row, row.get("kernels", {}).get(kernel, {}))
+
+
+def rates_of(
+    device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies, attention_kernel: str = ""
+) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. Raises `InputError`
@@ -207,12 +257,12 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
     products = product_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
     bandwidth = device.memory_bytes_per_second
-    attention, grouped, memory = table["attention"], table["grouped"], table["memory"]
+    attention, grouped, memory = attention_row(table, attention_kernel), table["grouped"], table["memory"]
     attention_peak, peak = device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
     forward, backward, experts = (
         effective(imposed, fitted, imposed.compute)
-        for fitted in (attention["forward"], attention["backward"], grouped["compute"])
+        for fitted in (attention["forward"], attention["backward"], grouped["compute"] * narrowed(family, row))
     )
     return Rates(
         **{f.name: getattr(products, f.name) for f in fields(products)},
@@ -220,10 +270,14 @@ def rates_of(device: Device, dtype: str, launch_seconds: float, imposed: Efficie
         attention_backward_flops=leaf("attention backward FLOP/s", backward * attention_peak, attention["source"]),
         attention_start=leaf("attention start", start * attention["start_seconds"], attention["source"]),
         grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped["source"]),
+        grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped["input_gradient"], grouped["weight_gradient"]),
         grouped_start=leaf("grouped start", start * grouped["start_seconds"], grouped["source"]),
         memory_bytes=leaf("streaming HBM bytes/s", stream, memory["source"]),
         memory_start=leaf("kernel start", start * memory["start_seconds"], memory["source"]),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
+        contention=contention_of(device, imposed),
+        weight_gradient=1.0 if imposed.ideal else constants()["passes"]["weight_gradient"]["rate"],
+        cast_bytes=0.0 if imposed.ideal else cast_bytes(dtype),
         family=family,
         assumptions=tuple(notes),
     )

@@ -5,7 +5,7 @@ Letters: T tokens on the rank, N query and K key-value heads on the rank, H head
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
 from shardwise.ops.core import CORE, Core, Mask, attention_core, core_output
@@ -110,6 +110,18 @@ def merged(y: Layout[X], out: Tensor[X], copies: bool) -> Tensor[X]:
     return Tensor(name="attention.merged", size_bytes=out.size_bytes, born=REGION) if copies else out
 
 
+def _split(y: Layout[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
+    """Return what a joint projection costs: a copy of the queries out of it, and the gradients joined again.
+
+    Megatron-LM core/transformer/attention.py, get_query_key_value_tensors: the reshape of the queries copies them, and
+    backward concatenates. Engines read the joint tensor.
+    """
+    queries = inputs[0].size_bytes
+    joined = total((t.size_bytes for t in inputs), 0 * queries)
+    trains = 1 if y.work.phase == "train" else 0
+    return memory_op(y, "split", REGION, (trains * 2 * queries, trains * 2 * joined), kernels=trains)
+
+
 def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one attention layer, from its normed input to the residual stream.
 
@@ -136,6 +148,8 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     ops = [y.column("qkv", REGION, projections(y, m, D), source), *head_norms(y, m)]
     if m.rotary:
         ops.append(rotary(y, (heads + (0 if m.kv_from_earlier else kv)) * m.head_dim))
+    if m.fused_projection or y.stack.activation == "fused":
+        ops.append(_split(y, inputs))
     ops += attention_core(y, core, inputs)
     if m.sinks:
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, m.heads),)))

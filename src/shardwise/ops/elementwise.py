@@ -147,7 +147,8 @@ def with_statistics(op: Op[X], rows: X) -> Op[X]:
 def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     """Return the addition of a branch to the residual stream, with its dropout when the model has one.
 
-    Reads two streams and writes one; dropout keeps a mask (arXiv:2205.05198 section 4.1; Megatron-LM
+    Reads two streams and writes one; backward adds the gradients of the branch and of the stream, as many
+    (torch/csrc/autograd/input_buffer.cpp). Dropout keeps a mask (arXiv:2205.05198 section 4.1; Megatron-LM
     fused_bias_dropout.py).
 
     >>> from shardwise.ops.count import whole_layout
@@ -157,7 +158,7 @@ def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     elements = y.residual_tokens * y.residual_width(D)
     stream = y.a * elements
     if not y.drops("attention" if name.endswith("add1") else "hidden"):
-        return memory_op(y, name, region, (3 * stream, 0 * stream), output_bytes=stream)
+        return memory_op(y, name, region, (3 * stream, 3 * stream), output_bytes=stream)
     mask = Tensor(name=f"{name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=region)
-    moved = (3 * stream + mask.size_bytes, 2 * stream + mask.size_bytes)
+    moved = (3 * stream + mask.size_bytes, 5 * stream + mask.size_bytes)
     return memory_op(y, name, region, moved, saves=(mask,), output_bytes=stream)

@@ -32,6 +32,10 @@ class Machine(Generic[X]):
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""
         return self.overlap and {"tp2": "tp", "etp": "ep"}.get(axis, axis) not in self.exposed_axes
 
+    def slowed(self, hidden: X) -> X:
+        """Return seconds that compute loses to messages that run so long beside it."""
+        return hidden * self.rates.contention
+
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
         return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis], c.fanout)

@@ -209,12 +209,14 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     scores = y.tokens * local_vocab(y, m)
     kept = Tensor(name="loss.softmax", size_bytes=4 * scores, born="loss")
     extra = {"eager": 8, "vocab-parallel": y.a + 4, "fused": 0}[y.stack.loss] * scores
-    traffic = {"eager": 20, "vocab-parallel": 16, "fused": 8}[y.stack.loss] * scores
+    # Bytes a logit that the steps read and write. vocab-parallel: cast, maximum, subtract, exp, sum, divide; backward
+    # scale, cast. eager: cast, log-softmax; backward a filled gradient, log-softmax, cast.
+    ahead, back = {"eager": (18, 22), "vocab-parallel": (38, 14), "fused": (8, 4)}[y.stack.loss]
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip
     sums = (small,) if y.stack.vocab_parallel else ()
-    return (memory_op(y, "loss", "loss", (traffic, traffic / 2), saves=(kept,), transient_bytes=extra, forward=sums,
-                      kernels=5),)  # fmt: skip
+    return (memory_op(y, "loss", "loss", (ahead * scores, back * scores), saves=(kept,), transient_bytes=extra,
+                      forward=sums, kernels=5),)  # fmt: skip
 
 
 def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:

@@ -30,7 +30,9 @@ class Stack:
     `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a
     boundary message over the tensor-parallel ranks. `dispatch` "deduplicated" sends a token once to each node with one
     of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
-    a row of 16-bit input. `settings` are what its user set.
+    a row of 16-bit input. `attention_kernel` is the fused kernel whose rate applies ("" the best of the device);
+    `gather_copy_bytes` and `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device
+    memory, a parameter. `settings` are what its user set.
     """
 
     name: str
@@ -56,6 +58,9 @@ class Stack:
     overlap_tensor: bool
     eager_launch_seconds: float
     step_overhead_seconds: float
+    attention_kernel: str
+    gather_copy_bytes: float
+    scatter_copy_bytes: float
     context_bytes: float
     communicator_bytes: float
     reserved_over_allocated: float

@@ -109,4 +109,4 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
     """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
     zero = 0 * rates.memory_start
     started = zero + (0.0 if ideal else 1.0) * engine.small_kernel_seconds
-    return replace(rates, memory_start=started, launch=zero)
+    return replace(rates, memory_start=started, launch=zero, cast_bytes=0.0)

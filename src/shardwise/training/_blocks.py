@@ -8,11 +8,11 @@ from typing import Generic
 
 from shardwise.cost import op_seconds
 from shardwise.ledger.number import X, largest, maximum, minimum, total
-from shardwise.ledger.op import Op
+from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ledger.traced import named
 from shardwise.ops.flops import RECOMPUTED
-from shardwise.ops.fold import Machine, merge, messages
+from shardwise.ops.fold import Machine, Messages, merge, messages
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
@@ -124,6 +124,14 @@ class Folded(Generic[X]):
         return self.backward_input + self.backward_weight + self.replay
 
 
+def _waits(m: Machine[X], sent: tuple[Collective[X], ...], said: Messages[X], zero: X) -> X:
+    """Return seconds that one pass of an operator waits for messages, and loses to those that run beside it."""
+    waits = total((named(s, f"{a} messages") for a, s in said.exposed.items()), zero)
+    if all(c.hides == "exposed" for c in sent) or not m.rates.contention:
+        return waits
+    return waits + named(m.slowed(total(said.hidden.values(), zero)), "compute slowed by messages")
+
+
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
@@ -136,10 +144,10 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
-        waits = total((named(s, f"{a} messages") for a, s in ahead.exposed.items()), zero)
+        waits = _waits(m, op.forward, ahead, zero)
         one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
         forward = forward + one
-        back_waits = total((named(s, f"{a} messages") for a, s in back.exposed.items()), zero)
+        back_waits = _waits(m, op.backward, back, zero)
         backward = backward + (
             named(t.backward_input + back_waits, f"{op.name} backward") if back.exposed else t.backward_input
         )

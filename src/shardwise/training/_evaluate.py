@@ -233,8 +233,9 @@ class Tables(Generic[X]):
 
 def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
+    stack, compute = case.stack, case.recipe.precision.compute
     rates = rates_of(
-        case.cluster.device, case.recipe.precision.compute, case.stack.eager_launch_seconds, case.efficiencies
+        case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, stack.attention_kernel
     )
     network = network_of(case.cluster, case.efficiencies)
     axes = case.efficiencies.exposed_axes

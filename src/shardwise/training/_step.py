@@ -105,11 +105,20 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     hides = m.hides("dp") and r.stack.overlap_gradients
     ahead = maximum(gather - k.forward, 0.0) if hides else gather
     behind = maximum(gather + scatter - k.backward, 0.0) if hides else gather + scatter
+    hidden = 2 * gather + scatter - ahead - behind
+    copied, returned = copy_seconds(m, r, dense + expert)
     return (
-        named(ahead, "waiting for weights"),
-        named(behind, "waiting for weights and gradients"),
-        2 * gather + scatter - ahead - behind,
+        named(ahead + m.slowed(gather - ahead) + copied, "waiting for weights"),
+        named(behind + m.slowed(gather + scatter - behind) + copied + returned, "waiting for weights and gradients"),
+        hidden,
     )
+
+
+def copy_seconds(m: Machine[X], r: Recipe, count: X) -> tuple[X, X]:
+    """Return seconds that the framework copies gathered weights out of, and gradients into, its messages' buffers."""
+    stack = r.stack
+    gathered = stack.gather_copy_bytes * count if r.shards_weights else 0 * count
+    return gathered / m.rates.memory_bytes, stack.scatter_copy_bytes * count / m.rates.memory_bytes
 
 
 def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
@@ -213,11 +222,13 @@ def data_parallel_seconds(
     grads = named(state_seconds(m, reductions(r, parts, s), zero), "gradient reduction")
     backward = t.backward_input + t.backward_weight
     shown = _overlapped(grads, backward, s, m.hides("dp") and r.stack.overlap_gradients)
+    hidden = grads - shown
+    shown = shown + m.slowed(hidden)
     if not r.shards_optimizer:
-        return shown, grads - shown, zero, zero
+        return shown, hidden, zero, zero
     gather = named(state_seconds(m, updates(r, parts, s), zero), "weight gather")
     waits = _overlapped(gather, t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
-    return shown, grads - shown, waits, gather - waits
+    return shown, hidden, waits + m.slowed(gather - waits), gather - waits
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
