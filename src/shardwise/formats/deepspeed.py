@@ -154,6 +154,8 @@ def export(case: Case) -> Exported:
     """Return ds_config.json for a case; raises `InputError` naming every field that DeepSpeed cannot be told."""
     # Full recompute is a switch of the model, which the file does not have.
     ours = canonical_plan(replace(case.plan, recompute="none") if case.plan.recompute == "full" else case.plan)
+    if case.plan.sharding == "hsdp" and ours.sharding == "fsdp":
+        ours = replace(ours, sharding="zero3")
     ours, found = untold(ours, _TOLD)
     tree = tree_of(replace(case, plan=ours))
     back = read_tree(tree, num_devices=ours.num_devices)

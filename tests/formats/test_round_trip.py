@@ -1,0 +1,194 @@
+"""Export then import is the identity on everything a format can say, and what it cannot say is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardwise.errors import InputError
+from shardwise.formats import Case, deepspeed, fsdp
+from shardwise.formats._canonical import canonical, canonical_plan
+from shardwise.formats.megatron import export, read_script
+from shardwise.hardware import Cluster
+from shardwise.models import Model, load_model
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans._legality import batch_problems, plan_problems
+
+MODELS = ("llama-3.1-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b", "nemotron-h-8b")
+FEW = st.sampled_from((1, 2, 4))
+MODULES = ("mlp", "moe", "layernorm", "shared_experts", "moe_act", "mla_up_proj")
+MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+DEFAULT = ("tp", "tp2", "cp", "dp", "pp")
+PP_FIRST = ("tp", "tp2", "cp", "pp", "dp")
+
+
+@st.composite
+def megatron_plans(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
+    """Return a model, a legal plan in the fields that Megatron-LM has words for, and a job."""
+    model = load_model(draw(st.sampled_from(MODELS)))
+    experts = any(getattr(block.feed_forward, "experts", 0) for block in model.kinds)
+    pp, vpp = draw(FEW), draw(st.sampled_from((1, 2)))
+    vpp = vpp if pp > 1 else 1
+    recompute = draw(st.sampled_from(("none", "selective", "full")))
+    sharding = draw(st.sampled_from(("none", "distributed-optimizer", "zero1", "zero2", "fsdp", "hsdp")))
+    dp = draw(st.sampled_from((2, 4, 8)))
+    plan = Plan(
+        tp=draw(FEW), cp=draw(st.sampled_from((1, 2))), pp=pp, vpp=vpp, dp=dp,
+        ep=draw(FEW) if experts else 1, etp=draw(st.sampled_from((1, 2))) if experts else 1,
+        micro_batch=draw(FEW), sequence_parallel=draw(st.booleans()),
+        cp_kind=draw(st.sampled_from(("ring", "all-gather", "all-to-all"))),
+        schedule="interleaved" if vpp > 1 else "1f1b", sharding=sharding, shard=2 if sharding == "hsdp" else 1,
+        recompute=recompute, recompute_layers=draw(st.sampled_from((0, vpp))) if recompute == "full" else 0,
+        modules=tuple(draw(st.lists(st.sampled_from(MODULES), unique=True, max_size=2))) if recompute != "full" else (),
+        stage_layers=draw(cuts(model.num_layers, pp * vpp)), order=draw(st.sampled_from((DEFAULT, PP_FIRST))),
+    )  # fmt: skip
+    job = Training(
+        seq_len=512,
+        global_batch=plan.dp * plan.micro_batch * plan.pp * draw(FEW),
+        token_budget=512.0 * draw(st.integers(0, 10**9)),
+        precision=draw(st.sampled_from(("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "fp8"))),
+        optimizer=draw(st.sampled_from(("adam", "sgd", "muon", "lion"))),
+    )
+    return model, plan, job
+
+
+@st.composite
+def cuts(draw: st.DrawFn, layers: int, pieces: int) -> tuple[int, ...]:
+    """Return layers cut into pieces in any way, or nothing for equal ones."""
+    if pieces == 1 or draw(st.booleans()):
+        return ()
+    marks = sorted(draw(st.lists(st.integers(0, layers), min_size=pieces - 1, max_size=pieces - 1)))
+    return tuple(b - a for a, b in zip([0, *marks], [*marks, layers], strict=True))
+
+
+def legal(model: Model, plan: Plan, job: Training) -> bool:
+    """Return whether a plan breaks no law."""
+    return not plan_problems(model, plan, job.seq_len) and not batch_problems(plan, job.global_batch)
+
+
+def machines(plan: Plan) -> Cluster:
+    """Return as many devices as a plan has."""
+    return Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
+
+
+@MANY
+@given(case=megatron_plans().filter(lambda one: legal(*one)), overlap=st.booleans())
+def test_megatron_brings_back_every_field(case: tuple[Model, Plan, Training], overlap: bool) -> None:
+    """A legal plan written as a launch script for Megatron-LM is read back as it was: model, plan, job and launch."""
+    model, plan, job = case
+    stack = replace(find_stack("megatron"), overlap_gradients=overlap, overlap_parameters=overlap)
+    found = export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
+    (text,) = found.files.values()
+    back = read_script(text)
+    assert back.model is not None
+    assert canonical(back.model) == canonical(model)
+    assert canonical_plan(back.plan) == canonical_plan(plan)
+    assert (back.job.seq_len, back.job.global_batch, back.job.token_budget) == (
+        job.seq_len, job.global_batch, job.token_budget)  # fmt: skip
+    assert (back.job.precision, back.job.optimizer) == (job.precision, job.optimizer)
+    assert back.model.dropout == model.dropout
+    assert back.num_devices == plan.num_devices
+    assert not back.unknown
+
+
+@st.composite
+def flat_plans(draw: st.DrawFn, shardings: tuple[Any, ...], kinds: tuple[Any, ...]) -> tuple[Model, Plan, Training]:
+    """Return a model, a legal plan of data, tensor and context parallelism, and a job."""
+    model = load_model(draw(st.sampled_from(("llama-3.1-8b", "gpt2", "qwen2.5-7b"))))
+    sharding, cp = draw(st.sampled_from(shardings)), draw(FEW)
+    plan = Plan(
+        tp=draw(FEW), cp=cp, dp=draw(st.sampled_from((2, 4, 8))), micro_batch=draw(FEW), sequence_parallel=False,
+        cp_kind=draw(st.sampled_from(kinds)) if cp > 1 else "ring", sharding=sharding,
+        shard=2 if sharding == "hsdp" else 1, recompute=draw(st.sampled_from(("none", "full"))),
+    )  # fmt: skip
+    job = Training(
+        seq_len=512,
+        global_batch=plan.dp * plan.micro_batch * draw(FEW),
+        optimizer=draw(st.sampled_from(("adam", "sgd", "muon", "lion"))),
+    )
+    return model, plan, job
+
+
+ZERO = flat_plans(("none", "zero1", "zero2", "zero3", "hsdp"), ("all-to-all",)).filter(lambda one: legal(*one))
+SHARDED = flat_plans(("zero2", "fsdp", "hsdp"), ("ring", "all-gather", "all-to-all")).filter(lambda one: legal(*one))
+NARROW = st.sampled_from(("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "amp-bf16"))
+
+
+@MANY
+@given(case=ZERO, precision=NARROW, overlap=st.booleans())
+def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str, overlap: bool) -> None:
+    """A legal plan written as DeepSpeed's configuration is read back as it was; recompute is the script's to say."""
+    model, plan, job = case[0], case[1], replace(case[2], precision=precision)
+    stack = replace(find_stack("deepspeed"), overlap_gradients=overlap)
+    found = deepspeed.export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
+    back = deepspeed.read(found.files["ds_config.json"], num_devices=plan.num_devices)
+    expected = canonical_plan(replace(plan, recompute="none"))
+    # Groups of all replicas are ZeRO stage 3.
+    one_group = plan.sharding == "hsdp" and plan.shard == plan.dp
+    assert canonical_plan(back.plan) == (replace(expected, sharding="zero3") if one_group else expected)
+    assert (back.job.global_batch, back.job.precision, back.job.optimizer) == (
+        job.global_batch, precision, job.optimizer)  # fmt: skip
+    assert back.accumulation * plan.dp * plan.micro_batch == job.global_batch
+    assert back.stack == stack
+    assert not back.unknown and not back.ignored
+
+
+@MANY
+@given(case=SHARDED, precision=st.sampled_from(("amp-bf16", "fp32")))
+def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str) -> None:
+    """A legal sharded plan written as accelerate's YAML is read back as it was; batches are the script's to say."""
+    model, plan, job = case[0], case[1], replace(case[2], precision=precision)
+    whole = Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack("fsdp2"))
+    back = fsdp.read(fsdp.export(whole).files["accelerate.yaml"])
+    assert canonical_plan(back.plan) == canonical_plan(replace(plan, micro_batch=0))
+    assert back.job.precision == precision
+    assert (back.num_devices, back.stack.name) == (plan.num_devices, "fsdp2")
+    assert not back.unknown
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], dict[str, Any], set[str]], ...] = (
+    ("megatron", {"schedule": "dualpipe", "pp": 2}, {}, {"schedule"}),
+    ("megatron", {"recompute": "attention"}, {}, {"recompute"}),
+    ("megatron", {"sharding": "zero3"}, {}, {"sharding"}),
+    ("megatron", {"layout": "summa", "tp2": 2}, {}, {"layout", "tp2"}),
+    ("megatron", {}, {"optimizer": "adam8bit", "precision": "bf16-pure"}, {"optimizer", "precision"}),
+    ("deepspeed", {"pp": 2}, {"optimizer": "adam8bit"}, {"pp", "optimizer"}),
+    ("deepspeed", {"sharding": "fsdp"}, {}, {"sharding"}),
+    ("deepspeed", {"recompute": "selective"}, {"precision": "fp8"}, {"recompute", "precision"}),
+    ("fsdp", {"pp": 2, "sharding": "fsdp"}, {"precision": "bf16"}, {"pp", "precision"}),
+    ("fsdp", {"sharding": "zero1"}, {}, {"sharding"}),
+)
+EXPORTS = {"megatron": (export, "megatron"), "deepspeed": (deepspeed.export, "deepspeed"),
+           "fsdp": (fsdp.export, "fsdp2")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "plan", "job", "named"), REFUSED)
+def test_what_cannot_be_said_is_refused_by_name(
+    target: str, plan: dict[str, Any], job: dict[str, Any], named: set[str]
+) -> None:
+    """Every field that a target has no word for is named, all at once, and no other."""
+    write, stack = EXPORTS[target]
+    whole = Plan(**({"dp": 2, "sequence_parallel": False} | plan))
+    precision = {"megatron": "bf16", "deepspeed": "bf16", "fsdp": "amp-bf16"}[target]
+    case = Case(
+        model=load_model("llama-3.1-8b"), cluster=machines(whole), plan=whole, stack=find_stack(stack),
+        job=Training(**({"seq_len": 512, "global_batch": 16, "precision": precision} | job)),
+    )  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        write(case)
+    assert {p.field for p in caught.value.problems} == named
+
+
+@pytest.mark.parametrize("name", ("olmo-2-7b", "pythia-1b", "opt-1.3b", "rwkv-4-169m", "llama-4-scout"))
+def test_models_that_megatron_has_not_are_refused_by_field(name: str) -> None:
+    """A model with parts that Megatron-LM has no argument for is refused, naming the part."""
+    case = Case(
+        model=load_model(name), cluster=Cluster.parse("1xh100-sxm-80gb"), plan=Plan(sequence_parallel=False),
+        job=Training(seq_len=512, global_batch=1), stack=find_stack("megatron"),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="cannot be said to Megatron-LM"):
+        export(case)
