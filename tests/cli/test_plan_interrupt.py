@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 pty = pytest.importorskip("pty")
 PROGRAM = [sys.executable, "-c", "import sys; from shardwise.cli._main import run; sys.exit(run())"]
-SEARCH = "plan train gpt3-175b --on 4096xa100-sxm-80gb --seq-len 2048 --global-batch 3072 --json --top 2".split()
+SEARCH = shlex.split("plan train gpt3-175b --on 4096xa100-sxm-80gb --seq-len 2048 --global-batch 3072 --json --top 2")
 PROGRESS = re.compile(r"([\d.]+)% of [\d,]+ plans, [\d,]+ a second, best so far [\d.]+ \w+")
 
 

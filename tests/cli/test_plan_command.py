@@ -1,0 +1,152 @@
+"""`shardwise plan` answers on the command line: trees with stable keys, pages, files, exit statuses."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command_line import run
+from shardwise.cli import _commands
+
+INFER = shlex.split("plan infer llama-3.1-8b --on 4xh100-sxm-80gb --input-tokens 1024 --output-tokens 128")
+TRAIN = shlex.split("plan train llama-3.2-1b --on 8xa100-sxm-80gb --seq-len 2048 --global-batch 64 --layout 1d --cp 1")
+SMALL = ["--recompute", "none,full", "--sharding", "zero1", "--micro-batch", "1..4"]
+KEYS = {"plans", "legal", "fitting", "evaluated", "seconds", "covered", "objective", "limits"}
+
+
+def _rest(command: str) -> list[str]:
+    assert command.startswith("shardwise ")
+    return shlex.split(command)[1:]
+
+
+def test_plan_infer_as_json() -> None:
+    """The tree has the size of the space, the best with the keys of infer, the front, rivals and the rejected."""
+    done = run(*INFER, "--weights", "bf16,fp8", "--max-tpot", "12ms", "--max-ttft", "2s", "--top", "3", "--json")
+    tree = done.tree
+    assert done.status == 0
+    assert set(tree) == {"search", "best", "front", "rivals", "rejected", "nearest"}
+    assert set(tree["search"]) == KEYS
+    assert tree["search"]["limits"] == {"max_ttft_seconds": 2.0, "max_tpot_seconds": 0.012}
+    assert tree["search"]["plans"] == tree["search"]["fitting"] + sum(row["count"] for row in tree["rejected"])
+    assert len(tree["best"]) == 3
+    for best in tree["best"]:
+        assert best["fits"]
+        assert best["tpot_seconds"] <= 0.012
+        assert {"ttft_seconds", "request_seconds", "kv_cache_tokens", "max_concurrency", "plan", "job"} <= set(best)
+    rates = [best["tokens_per_second_per_gpu"] for best in tree["best"]]
+    assert rates == sorted(rates, reverse=True)
+    gaps = [(row["tpot_seconds"], row["tokens_per_second_per_gpu"]) for row in tree["front"]]
+    assert gaps == sorted(gaps)
+    assert sorted(rate for _, rate in gaps) == [rate for _, rate in gaps]
+    for row in tree["rejected"]:
+        assert row["remedy"]
+        assert row["change"] is None or set(row["change"]) == {"field", "value", "loss", "best"}
+
+
+def test_the_command_of_a_deployment_gives_the_deployment() -> None:
+    """The command beside each of the best gives the same latency and rate."""
+    tree = run(*INFER, "--at-most", "--kv-cache", "bf16,fp8", "--objective", "latency", "--top", "4", "--json").tree
+    for best in tree["best"]:
+        again = run(*_rest(best["command"]), "--json").tree
+        for key in ("ttft_seconds", "tpot_seconds", "output_tokens_per_second", "kv_cache_bytes_per_gpu"):
+            assert again[key] == best[key]
+
+
+def test_the_best_is_saved_as_a_case(tmp_path: Path) -> None:
+    """`--save-best` writes the best plan as a case that gives it, and `--save` the search."""
+    for words, key in ((INFER, "tpot_seconds"), ([*TRAIN, *SMALL], "step_seconds")):
+        best, search = str(tmp_path / "best.toml"), str(tmp_path / "search.json")
+        tree = run(*words, "--save-best", best, "--save", search, "--json").tree
+        assert run("--config", best, "--json").tree[key] == tree["best"][0][key]
+        again = run("--config", search, "--json").tree
+        assert again["best"][0][key] == tree["best"][0][key]
+
+
+def test_plan_infer_as_a_page() -> None:
+    """The page has the best, the front, what could overtake, why others fell, what was assumed and the command."""
+    done = run(*INFER, "--batch-step", "48", "--batch", "1..512", "--top", "2", "--price", "2")
+    assert done.status == 0
+    for word in ("BEST", "FRONT", "NEXT", "REJECTED", "ASSUMED", "AGAIN", "shardwise infer llama-3.1-8b"):
+        assert word in done.out
+
+
+def test_models_of_one_pass_are_planned_too() -> None:
+    """For a model that generates nothing, rates count its input and the front its time of a request."""
+    done = run(
+        "plan", "infer", "bert-base", "--on", "2xh100-sxm-80gb", "--input-tokens", "128", "--batch", "1..64", "--json"
+    )
+    best = done.tree["best"][0]
+    assert best["tokens_per_second_per_gpu"] == pytest.approx(best["samples_per_second"] * 128 / 2)
+    assert len(done.tree["front"]) > 1
+
+
+def test_nothing_that_will_do_is_status_1() -> None:
+    """Where no plan will do, the exit status is 1 and the nearest is shown with the command that evaluates it."""
+    done = run("plan", "infer", "llama-3.1-70b", "--on", "1xh100-sxm-80gb")
+    assert done.status == 1
+    assert "NONE" in done.out
+    assert "NEAREST" in done.out
+    done = run(*TRAIN, *SMALL, "--max-step", "1us", "--json")
+    assert (done.status, done.tree["best"]) == (1, [])
+    assert done.tree["nearest"]["step_seconds"] > 1e-6
+
+
+def test_plan_train_under_limits() -> None:
+    """Limits hold for what is found, and every plan that fell to one is counted."""
+    free = run(*TRAIN, *SMALL, "--tokens", "10B", "--price", "2", "--json").tree
+    limit = free["best"][0]["usd"] * 1.1
+    words = [*TRAIN, *SMALL, "--tokens", "10B", "--price", "2", "--max-cost", str(limit), "--min-free", "20GiB"]
+    tree = run(*words, "--objective", "headroom", "--json").tree
+    assert all(best["usd"] <= limit for best in tree["best"])
+    assert {"max_usd", "min_free_bytes"} & {row["name"] for row in tree["rejected"]}
+    assert tree["search"]["plans"] == tree["search"]["fitting"] + sum(row["count"] for row in tree["rejected"])
+    sizes = [best["memory"]["peak_bytes"] for best in tree["best"]]
+    assert sizes == sorted(sizes)
+    assert "asked for: a run up to" in run(*words).out
+
+
+def test_scaling_on_the_command_line() -> None:
+    """`--scaling` gives the best plan of each count of devices, doubling."""
+    done = run(*TRAIN, *SMALL, "--scaling", "2..8", "--json")
+    rows: list[dict[str, Any]] = done.tree["scaling"]
+    assert [row["num_devices"] for row in rows] == [2, 4, 8]
+    assert rows[0]["efficiency"] == 1
+    for row, best in zip(rows, done.tree["best"], strict=True):
+        assert row["best"]["plan"].items() <= best["plan"].items()
+        assert run(*_rest(best["command"]), "--json").tree["step_seconds"] == best["step_seconds"]
+    page = run(*TRAIN, *SMALL, "--scaling", "2..8").out
+    assert "SCALING" in page
+    assert "efficiency" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ([*INFER, "--max-ttft", "0s", "--batch", "3..1", "--objective", "speed"], {"max_ttft", "batch", "objective"}),
+        ([*INFER, "--weights", "fp7", "--engine", "vllm,vllm"], {"weights", "engine"}),
+        ([*INFER, "--schedule", "1f1b"], {"schedule"}),
+        (["plan", "infer", "gpt2", "--on", "1xh100", "--input-tokens", "5000"], {"input_tokens"}),
+        ([*TRAIN, "--max-cost", "5", "--max-time", "1d"], {"max_cost", "max_time"}),
+        ([*TRAIN, "--scaling", "8..64"], {"scaling"}),
+        ([*TRAIN, "--scaling", "8"], {"scaling"}),
+        ([*TRAIN, "--max-tpot", "5ms"], {"max_tpot"}),
+        (["plan", "serve", "gpt2", "--on", "1xh100", "--global-batch", "8"], {"what"}),
+    ],
+)
+def test_wrong_words_are_named(words: list[str], fields: set[str]) -> None:
+    """Problems of a search are named by their flags, and the exit status is 2."""
+    done = run(*words, "--json")
+    assert done.status == 2
+    assert set(done.fields) == fields
+
+
+def test_each_kind_of_search_has_its_own_help() -> None:
+    """`plan infer --help` names the limits of serving, and `plan train --help` those of training."""
+    infer, train = run("plan", "infer", "--help").out, run("plan", "train", "--help").out
+    assert "--max-tpot" in infer
+    assert "--max-tpot" not in train
+    assert "--scaling" in train
+    assert "--batch-step" in _commands.command("plan", "infer").flags["batch_step"].option
