@@ -7,7 +7,7 @@ from functools import cache
 from shardwise.cli import _kinds as k
 from shardwise.cli._flags import Flag, _flags, infer_flags
 from shardwise.cli._space_flags import RANGE
-from shardwise.units import parse_count
+from shardwise.units import parse_count, parse_seconds
 
 WHOLES = ("tp", "pp", "dp", "ep", "etp", "batch")
 WORDS = ("engine", "weights", "kv_cache", "compute")
@@ -20,7 +20,7 @@ LIMITS = {
     "min_tokens_per_second": "min_rate",
 }
 _ABOVE = k.Range(above=True, example="2.5")
-_TIME = k.number(k.parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"50ms"'))
+_TIME = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"50ms"'))
 _GONE = ("stage_layers",)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from shardwise.cli import _kinds as k
 from shardwise.cli._flags import Flag, _flags, plan_flags, train_flags
 from shardwise.cli._kinds import Kind
-from shardwise.units import parse_count
+from shardwise.units import parse_count, parse_seconds
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 WHOLES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
@@ -50,7 +50,7 @@ def _read_doubling(value: object, field: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-_TIME = k.number(k.parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"30d"'))
+_TIME = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"30d"'))
 RANGE = Kind(_read_range, "N|A..B|N,N")
 
 

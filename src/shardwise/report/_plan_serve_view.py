@@ -37,8 +37,8 @@ def serve_page(found: ServingFound, command: Sequence[str], notes_and_width: tup
         page.blank()
     rejected(page, found.rejected)
     page.blank()
-    report = found.best[0] if found.best else found.nearest
-    assumptions(page, (*notes, *(report.assumptions if report is not None else ())))
+    shown = found.best[0] if found.best else found.nearest
+    assumptions(page, (*notes, *(shown.assumptions if shown is not None else ())))
     page.blank()
     if command:
         command_lines(page, "AGAIN" if found.best else "NEAREST", command)

@@ -57,7 +57,7 @@ def scaling_page(
     if rows[-1].found.covered < 1:
         page.note(f"interrupted: {rows[-1].found.covered:.1%} of the last row's space was covered")
     page.blank()
-    table = [("devices", "step", "tokens/s/dev", "MFU", "efficiency", "", "memory")]
+    table: list[Sequence[str]] = [("devices", "step", "tokens/s/dev", "MFU", "efficiency", "", "memory")]
     table += [_cells(row) for row in rows]
     page.table(table, right=(0, 1, 2, 3, 4, 6), header=True, indent=2)
     page.blank()

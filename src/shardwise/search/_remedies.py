@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from shardwise.errors import Problem
 from shardwise.search._engine import Here
@@ -56,8 +57,8 @@ class Remedies:
         broken = next((name for name in TRAIN_LIMITS if self.found.tally.fallen[name]), "")
         if not broken or self.found.best or self.found.covered < 1:
             return self.found.nearest
-        ours = self.found.wish
-        wish = replace(ours, objective=_NEAREST[broken], top=1, **dict.fromkeys(TRAIN_LIMITS, 0.0))
+        without: dict[str, Any] = dict.fromkeys(TRAIN_LIMITS, 0.0)
+        wish = replace(self.found.wish, objective=_NEAREST[broken], top=1, **without)
         freed = searched(Work(self.found.rows, wish), Here())
         return freed.best[0] if freed.best else None
 
