@@ -51,6 +51,7 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
             "precision": report.case.recipe.precision.name,
             "stack": report.case.stack.name,
         },
+        "settings": asdict(report.case.stack.settings),
         "job": asdict(report.job),
         "assumptions": list(report.assumptions),
         "changes": [change_tree(c) for c in report.changes],
