@@ -21,7 +21,7 @@ _KEYS = re.compile(r"keys are of the same command with `([^`]+)`")
 
 
 class Row(NamedTuple):
-    """One row of a table: where it stands, what theirs is, ours and the difference, and the commands above its table."""
+    """One row of a table: where it stands, theirs, ours and the difference, and the commands above its table."""
 
     section: str
     theirs: str
