@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import shardwise as sw
 from cli.command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
 from shardwise.report._plots import ink_on, save, styled
@@ -83,6 +84,30 @@ def test_figures_say_what_they_show() -> None:
     assert all(word in said for word in ("Prefill", "Decode", "milliseconds", "vllm may use", "key-value cache"))
     with styled():
         assert "Two cases" in texts(compare_figure(served("4xh100", Plan(tp=4)), served("8xh100", Plan(tp=8))))
+
+
+def test_what_does_not_happen_is_not_drawn() -> None:
+    """One pass without generation has no decode panel, a plan without messages no panel of hidden ones."""
+    job = Serving(batch=2, input_tokens=512, output_tokens=0)
+    report = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), job)
+    with styled():
+        assert len(infer_figure(report).axes) == 3
+    alone = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), Training(seq_len=1024, global_batch=8))
+    with styled():
+        figure = train_figure(alone)
+    assert len(figure.axes) == 3
+    assert "hidden" not in texts(figure)
+
+
+def test_a_search_without_plans_is_drawn() -> None:
+    """Where nothing fits the plot says so."""
+    from shardwise import plan_training
+    from shardwise.report._plots_search import plan_figure
+
+    job = Training(seq_len=4096, global_batch=8)
+    with styled():
+        figure = plan_figure(plan_training(load_model("llama-3.1-70b"), Cluster.parse("1xh100"), job))
+    assert "no plan of the space fits" in texts(figure)
 
 
 def test_no_two_parts_look_alike() -> None:
@@ -169,3 +194,17 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch,
     assert done.status == 2
     assert "pip install 'shardwise[plots]'" in done.err
     assert run(*TRAIN, "--timeline", str(tmp_path / "a.json")).status == 0
+
+
+def test_answers_are_drawn_from_python(tmp_path: Path) -> None:
+    """`plot` draws every kind of answer, `plot_timeline` a step; a name that says nothing is refused."""
+    report = reports("sharded")
+    for name, answer in (("a.svg", report), ("b.pdf", served("4xh100", Plan(tp=4))), ("c.png", sw.roofline(report))):
+        sw.plot(answer, str(tmp_path / name))
+        assert (tmp_path / name).read_bytes().startswith(MAGIC[name[2:]])
+    for name in ("d.json", "e.html"):
+        timeline = sw.plot_timeline(report, str(tmp_path / name))
+        assert timeline.seconds == report.timeline().seconds
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(sw.InputError, match="does not say what to write"):
+        sw.plot(report, "a.json")

@@ -25,7 +25,7 @@ def check(inputs: Inputs) -> None:
     """Record a problem for each file that is to be drawn where nothing is installed to draw it."""
     for key in KEYS:
         path = inputs.get(key)
-        if path is not None and not path.endswith(".json") and find_spec("matplotlib") is None:
+        if path is not None and not path.lower().endswith(".json") and find_spec("matplotlib") is None:
             inputs.fail(key, path, "needs matplotlib, which is not installed", "pip install 'shardwise[plots]'")
 
 

@@ -230,7 +230,7 @@ def _phase_parts(time: Mapping[str, Any]) -> dict[str, float]:
     found["overhead"] = time["overhead"]
     # Requests that follow one another through the stages share the time: every part counts for its share of it.
     whole = sum(found.values())
-    return {key: seconds * time["seconds"] / whole for key, seconds in found.items()}
+    return {key: seconds * time["seconds"] / whole for key, seconds in found.items()} if whole else found
 
 
 def _served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
@@ -244,23 +244,33 @@ def _served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
     return memory, phases[0], phases[1]
 
 
-def _served_panels(axes: Sequence[Axes], rows: Sequence[tuple[Bar, Bar, Bar]], reports: Sequence[InferReport]) -> None:
+_PHASES = ("Prefill: time to the first tokens of the batch", "Decode: time of a step, one token for each request")
+_ONE_PASS = "Time of the pass"
+
+
+def _served_figure(
+    title: str, lines: Sequence[str], rows: Sequence[tuple[Bar, Bar, Bar]], reports: Sequence[InferReport]
+) -> Figure:
+    """Return the panels of one or more serving plans; a phase that none of them has is left out."""
     memory, prefill, decode = ([row[i] for row in rows] for i in range(3))
+    generates = any(bar.length for bar in decode)
+    shown = [prefill, decode] if generates else [prefill]
+    titles = _PHASES if generates else (_ONE_PASS,)
+    figure, axes = sheet(title, lines, [_height(memory, SERVED), *(_height(bars, PHASE) for bars in shown)])
     limits = [_Limit(r.memory.limit, f"{r.case.engine.name} may use {show_bytes(r.memory.limit)}") for r in reports]
     _memory_panel(axes[0], memory, limits, SERVED)
-    for panel, title, bars in (
-        (axes[1], "Prefill: time to the first tokens of the batch", prefill),
-        (axes[2], "Decode: time of a step, one token for each request", decode),
-    ):
+    for panel, text, bars in zip(axes[1:], titles, shown, strict=True):
         unit = time_unit(max(bar.length for bar in bars))
-        _panel(panel, title, bars, PHASE, _Scale(unit, _reach(bars)))
+        _panel(panel, text, bars, PHASE, _Scale(unit, _reach(bars)))
         legend(panel, bars, PHASE, unit)
+    return figure
 
 
 def _served_words(report: InferReport) -> list[str]:
     job = report.job
     asked = f"{job.batch:,} requests at once, {job.input_tokens:,} tokens in and {job.output_tokens:,} out, "
-    rate = f"{report.output_tokens_per_second:,.0f} output tokens/s; a request takes "
+    rate = f"{report.output_tokens_per_second:,.0f} output tokens/s; " if job.output_tokens else ""
+    rate += "a request takes "
     verdict = "fits" if report.fits else "does not fit"
     form = f"{report.case.format.name}, {report.case.engine.name}"
     return [describe(report.plan), asked + form, f"{verdict}; {rate}{show_seconds(report.request_seconds)}"]
@@ -268,12 +278,9 @@ def _served_words(report: InferReport) -> list[str]:
 
 def infer_figure(report: InferReport) -> Figure:
     """Return the memory of the fullest device, in GiB, and the seconds of prefill and of a decode step."""
-    cluster, bars = report.case.cluster, _served_bars(report, "")
-    heights = [_height([bar], looks) for bar, looks in zip(bars, (SERVED, PHASE, PHASE), strict=True)]
+    cluster = report.case.cluster
     title = title_of(report.case.model.name, cluster.num_devices, cluster.device.name)
-    figure, axes = sheet(title, _served_words(report), heights)
-    _served_panels(axes, [bars], [report])
-    return figure
+    return _served_figure(title, _served_words(report), [_served_bars(report, "")], [report])
 
 
 def compare_figure(a: TrainReport | InferReport, b: TrainReport | InferReport) -> Figure:
@@ -286,12 +293,7 @@ def compare_figure(a: TrainReport | InferReport, b: TrainReport | InferReport) -
         lines.append(f"{word}: {where}{words}")
     title = titles[0] if titles[0] == titles[1] else "Two cases"
     if isinstance(a, InferReport) and isinstance(b, InferReport):
-        rows = [_served_bars(a, "A"), _served_bars(b, "B")]
-        looks = (SERVED, PHASE, PHASE)
-        heights = [_height([row[i] for row in rows], look) for i, look in enumerate(looks)]
-        figure, axes = sheet(title, lines, heights)
-        _served_panels(axes, rows, [a, b])
-        return figure
+        return _served_figure(title, lines, [_served_bars(a, "A"), _served_bars(b, "B")], [a, b])
     pair = [(r, name) for r, name in ((a, "A"), (b, "B")) if isinstance(r, TrainReport)]
     memory = [bar for r, name in pair for bar in memory_bars(r, name)]
     step, hidden = [time_bar(r, name) for r, name in pair], [_hidden_bar(r, name) for r, name in pair]
