@@ -234,8 +234,12 @@ class Shell:
             return True
         found = [text for word in words for text in self.words(word)]
         if found and found[0] in self.functions:
+            outside = self.arrays.get("@", []), dict(self.variables)
             self.arrays["@"] = found[1:]
+            self.variables |= {str(i): word for i, word in enumerate(found[1:], 1)}
             self.run(self.functions[found[0]])
+            self.arrays["@"] = outside[0]
+            self.variables |= {k: v for k, v in outside[1].items() if k.isdigit()}
         elif found and found[0] == "eval":
             self.run(parsed(" ".join(found[1:]))[0])
         elif found and found[0] in ("source", "."):

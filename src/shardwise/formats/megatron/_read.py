@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardwise.errors import Problem
 from shardwise.formats._imported import Around, Imported, Reading
 from shardwise.formats._launch import Launch, Started, started, started_by
-from shardwise.formats.megatron import _job, _model, _plan
+from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words, plain
 
@@ -90,6 +90,7 @@ def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
 def imported(given: Given, launch: Launch) -> Imported:
     """Return the case of what was given; raises `InputError` with everything that is wrong."""
     r = Reader(given)
+    _checkpoint.take(r)
     _refuse(r)
     model = _model.build(r, launch.source or "megatron")
     plan = _plan.build(r, launch.num_devices)

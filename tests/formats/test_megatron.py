@@ -1,0 +1,331 @@
+"""Megatron-LM's arguments: its own derivations, contradictions all at once, namespaces and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.formats import Around, Imported, from_megatron_args, read_file
+from shardwise.formats.megatron import Launch, read_args, read_command, read_script
+from shardwise.formats.megatron._reader import spelled_out
+from shardwise.formats.megatron._values import arguments, facts
+from shardwise.models import MLP, Attention, MoE
+
+BASE: dict[str, Any] = {
+    "--num-layers": 8, "--hidden-size": 512, "--num-attention-heads": 8, "--seq-length": 1024,
+    "--max-position-embeddings": 1024, "--micro-batch-size": 2, "--vocab-size": 1000, "--bf16": True,
+}  # fmt: skip
+
+
+def read(devices: int = 0, **more: Any) -> Imported:
+    """Return the case of the base with further arguments, whose underscores are dashes; None takes one away."""
+    words = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
+    return read_args({k: v for k, v in (BASE | words).items() if v is not None}, Launch(num_devices=devices))
+
+
+DERIVED: tuple[tuple[dict[str, Any], str, Any], ...] = (
+    ({"swiglu": True}, "layers[0].feed_forward.ffn", 1344),
+    ({"swiglu": True, "hidden_size": 4096}, "layers[0].feed_forward.ffn", 10880),
+    ({}, "layers[0].feed_forward.ffn", 2048),
+    ({"kv_channels": 128}, "layers[0].mixers[0].head_dim", 128),
+    ({"group_query_attention": True, "num_query_groups": 2}, "layers[0].mixers[0].kv_heads", 2),
+    ({"disable_bias_linear": True, "add_qkv_bias": True}, "layers[0].mixers[0].qkv_bias", True),
+    ({"disable_bias_linear": True, "add_qkv_bias": True}, "layers[0].mixers[0].out_bias", False),
+    ({"qk_layernorm": True}, "layers[0].mixers[0].qk_norm_kind", "layernorm"),
+    ({"qk_l2_norm": True}, "layers[0].mixers[0].qk_norm_kind", "rmsnorm-no-weight"),
+    ({"position_embedding_type": "rope"}, "positions", 0),
+    ({}, "positions", 1024),
+    ({"window_size": "(127,0)", "window_attn_skip_freq": 4}, "layers[3].mixers[0].window", 0),
+    ({"window_size": "(127,0)", "window_attn_skip_freq": 4}, "layers[2].mixers[0].window", 128),
+    ({"num_experts": 4, "moe_layer_freq": "([0]*2+[1]*6)"}, "layers[2].feed_forward.experts", 4),
+    ({"num_experts": 4, "moe_layer_freq": 2}, "layers[1].feed_forward.ffn", 2048),
+    ({"num_experts": 4}, "layers[0].feed_forward.top_k", 2),
+    ({"num_experts": 4}, "layers[0].feed_forward.ffn", 2048),
+    ({"num_experts": 4, "moe_shared_expert_intermediate_size": 64}, "layers[0].feed_forward.shared.ffn", 64),
+    ({"multi_latent_attention": True, "qk_layernorm": True}, "layers[0].mixers[0].kv_lora_rank", 32),
+    ({"hybrid_layer_pattern": "M*-M|M*-M/M*"}, "num_layers", 8),
+    ({"vocab_size": None, "padded_vocab_size": 1024}, "vocab", 1024),
+    ({"vocab_size": 1000, "padded_vocab_size": 1024}, "vocab", 1000),
+    ({"vocab_size": None, "tokenizer_type": "Llama2Tokenizer"}, "vocab", 32000),
+    ({"vocab_size": None, "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "x/llama-3.1-8b"},
+     "vocab", 128256),
+)  # fmt: skip
+
+
+def at(record: object, path: str) -> object:
+    """Return what a path of names and places leads to."""
+    for part in path.replace("[", ".").replace("]", "").split("."):
+        record = record[int(part)] if part.isdigit() else getattr(record, part)  # type: ignore[index]
+    return record
+
+
+@pytest.mark.parametrize(("more", "path", "expected"), DERIVED)
+def test_models_are_derived_as_megatron_derives_them(more: dict[str, Any], path: str, expected: object) -> None:
+    """Widths, heads, positions, experts and vocabularies follow as in Megatron-LM's own code."""
+    assert at(read(**more).model, path) == expected
+
+
+PLANS: tuple[tuple[int, dict[str, Any], dict[str, Any]], ...] = (
+    (16, {"tensor_model_parallel_size": 2, "context_parallel_size": 2}, {"tp": 2, "cp": 2, "dp": 4}),
+    (0, {"tensor_model_parallel_size": 2}, {"tp": 2, "dp": 0}),
+    (4, {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2},
+     {"vpp": 2, "schedule": "interleaved", "dp": 2}),
+    (4, {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 4}, {"vpp": 4}),
+    (2, {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 3}, {"stage_layers": (3, 5)}),
+    (2, {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|(tt|)*2mL", "num_layers": 7},
+     {"stage_layers": (3, 2, 2, 0), "vpp": 2}),
+    (2, {"pipeline_model_parallel_size": 2, "account_for_embedding_in_pipeline_split": True, "num_layers": 7},
+     {"stage_layers": (3, 4)}),
+    (2, {"pipeline_model_parallel_size": 2, "hybrid_layer_pattern": "M*M|-M*-M"}, {"stage_layers": (3, 5)}),
+    (2, {"recompute_activations": True}, {"recompute": "selective"}),
+    (2, {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+     {"recompute": "full", "recompute_layers": 0}),
+    (2, {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3,
+         "pipeline_model_parallel_size": 2}, {"recompute": "full", "recompute_layers": 3}),
+    (2, {"recompute_granularity": "selective", "recompute_modules": "[layernorm mlp]"},
+     {"recompute": "none", "modules": ("layernorm", "mlp")}),
+    (8, {"num_experts": 4, "tensor_model_parallel_size": 2, "expert_model_parallel_size": 2,
+         "sequence_parallel": True}, {"ep": 2, "etp": 2, "sequence_parallel": True}),
+    (8, {"num_experts": 4, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, {"etp": 1}),
+    (8, {"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2}, {"sharding": "hsdp", "shard": 4}),
+    (8, {"use_tp_pp_dp_mapping": True}, {"order": ("tp", "tp2", "cp", "pp", "dp")}),
+    (8, {"cp_comm_type": "a2a", "context_parallel_size": 2}, {"cp_kind": "all-to-all"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("devices", "more", "expected"), PLANS)
+def test_plans_are_derived_as_megatron_derives_them(
+    devices: int, more: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Replicas, chunks, stages, recompute and sharding follow as in Megatron-LM's own code."""
+    plan = read(devices, **more).plan
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+JOBS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "bf16"),
+    ({"grad_reduce_in_bf16": True}, "bf16-grads16"),
+    ({"bf16": None, "fp16": True}, "fp16-grads16"),
+    ({"bf16": None, "fp16": True, "accumulate_allreduce_grads_in_fp32": True}, "fp16"),
+    ({"bf16": None}, "fp32"),
+    ({"fp8_format": "hybrid"}, "fp8"),
+)
+
+
+@pytest.mark.parametrize(("more", "precision"), JOBS)
+def test_gradients_have_megatrons_width(more: dict[str, Any], precision: str) -> None:
+    """Gradients are 32 bits wide in bf16 unless asked otherwise, and 16 in fp16."""
+    assert read(**more).job.precision == precision
+
+
+def test_the_batch_is_one_micro_batch_a_replica_without_one() -> None:
+    """Without --global-batch-size Megatron-LM takes one micro-batch on each replica, and the case says so."""
+    case = read(8)
+    assert case.job.global_batch == 16
+    assert any(text.startswith("global_batch 16") for text in case.assumed)
+
+
+WRONG: tuple[tuple[dict[str, Any], set[str]], ...] = (
+    ({"fp16": True}, {"--fp16"}),
+    ({"swiglu": True, "squared_relu": True}, {"--squared-relu"}),
+    ({"train_iters": 5, "train_samples": 5}, {"--train-samples"}),
+    ({"recompute_granularity": "full"}, {"--recompute-method", "--recompute-num-layers"}),
+    ({"recompute_modules": "[mlp]"}, {"--recompute-modules"}),
+    ({"recompute_activations": True, "recompute_granularity": "full"}, {"--recompute-granularity"}),
+    ({"seq_length": 4096}, {"--seq-length"}),
+    ({"num_query_groups": 3, "group_query_attention": True}, {"--num-query-groups"}),
+    ({"hidden_size": None, "num_layers": None}, {"--hidden-size", "--num-layers"}),
+    ({"vocab_size": None}, {"--vocab-size"}),
+    ({"perform_rl_step": True}, {"--perform-rl-step"}),
+    ({"heterogeneous_layers_config_path": "x.json"}, {"--heterogeneous-layers-config-path"}),
+    ({"num_layer": 8}, {"--num-layer"}),
+    ({"micro_batch_size": "${MBS}", "global_batch_size": "many"}, {"--micro-batch-size", "--global-batch-size"}),
+    ({"use_flash_attn": True, "attention_backend": "unfused"}, {"--use-flash-attn"}),
+    ({"expert_width": 8}, {"--expert-width"}),
+    ({"moe_layer_freq": "__import__('os')", "num_experts": 2}, {"--moe-layer-freq"}),
+)
+
+
+@pytest.mark.parametrize(("more", "named"), WRONG)
+def test_contradictions_are_told_all_at_once(more: dict[str, Any], named: set[str]) -> None:
+    """Every argument that contradicts, lacks or misspells something is named in one error, with a remedy."""
+    with pytest.raises(InputError) as caught:
+        read(**more)
+    assert {p.field for p in caught.value.problems} == named
+    assert all(p.remedy for p in caught.value.problems)
+
+
+def test_the_last_of_two_that_differ_is_not_taken_in_silence() -> None:
+    """An argument given twice with different values is a contradiction, the same value twice is not."""
+    words = [word for key, value in BASE.items() for word in (key, *([] if value is True else [str(value)]))]
+    assert read_args([*words, "--num-layers", "8"]).model is not None
+    with pytest.raises(InputError, match="contradicts"):
+        read_args([*words, "--num-layers", "9"])
+
+
+def test_unknown_arguments_are_listed_unless_they_speak_of_sizes() -> None:
+    """An argument that is not Megatron-LM's is listed with its value; `skipped` lets through those of sizes."""
+    case = read(patch_tokenizer_type="LLamaTokenizer")
+    assert [(r.argument, r.value) for r in case.unknown] == [("--patch-tokenizer-type", "LLamaTokenizer")]
+    words = [word for key, value in BASE.items() for word in (key, *([] if value is True else [str(value)]))]
+    skipped = read_command([*words, "--extra-vocab-size", "3"], Around(skipped=("extra-vocab-size",)))
+    assert [r.argument for r in skipped.unknown] == ["--extra-vocab-size"]
+
+
+def test_what_changes_bytes_or_seconds_and_is_left_out_says_why() -> None:
+    """Offloading, capacity factors and the like are listed with the reason; defaults and logging are not."""
+    case = read(optimizer_cpu_offload=True, moe_z_loss_coeff=0.1, log_interval=10, fp8_recipe="delayed")
+    assert [(r.argument, r.meaning.split(",")[0]) for r in case.ignored] == [
+        ("--optimizer-cpu-offload", "moves tensors to host memory")
+    ]
+    assert {"--log-interval", "--moe-z-loss-coeff"} <= set(case.silent)
+
+
+def test_a_parsed_namespace_says_the_same_as_its_words() -> None:
+    """A training script's own arguments, defaults included and after validation, give the case of the command."""
+    names = {a.name: a.default for a in arguments().values() if a.default not in (None, False)}
+    given = {key[2:].replace("-", "_"): value for key, value in BASE.items()}
+    after = {"ffn_hidden_size": 1344, "kv_channels": 64, "world_size": 8, "rank": 3, "swiglu": True,
+             "virtual_pipeline_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "custom": "x"}  # fmt: skip
+    case = from_megatron_args(Namespace(**(names | given | after)))
+    words = read(8, swiglu=True, pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2)
+    assert (case.model and case.model.layers, case.plan, case.job) == (
+        words.model and words.model.layers, words.plan, words.job)  # fmt: skip
+    assert [r.argument for r in case.unknown] == ["custom"]
+
+
+def test_patterns_are_spelled_out_without_being_run() -> None:
+    """Sums and multiples of lists are read as such; anything else is not evaluated."""
+    assert spelled_out("([1]*3+[0])*2") == [1, 1, 1, 0, 1, 1, 1, 0]
+    assert spelled_out("[1]*100000000") is None
+    assert spelled_out("(lambda: [1])()") is None
+
+
+def test_the_table_has_a_meaning_for_every_argument() -> None:
+    """Every argument is used, without effect, refused, or has a reason that is spelled out."""
+    reasons, refused = facts()["reasons"], facts()["refused"]
+    for argument in arguments().values():
+        word = argument.meaning
+        assert word == "none" or word.startswith("read:") or word in reasons or word.removeprefix("!") in refused
+    assert len(arguments()) > 850
+
+
+def save(folder: Path, args: object, part: str = "common.pt") -> None:
+    """Write a checkpoint's arguments the way torch.save lays them out."""
+    inside = folder / "iter_0000010" / part
+    inside.parent.mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("10")
+    with zipfile.ZipFile(inside, "w") as archive:
+        archive.writestr("common/data.pkl", pickle.dumps({"args": args, "iteration": 10}, protocol=2))
+
+
+def test_a_checkpoint_gives_its_arguments_without_torch(tmp_path: Path) -> None:
+    """--use-checkpoint-args takes the model of the checkpoint, whose switches win over the command's."""
+    save(tmp_path, Namespace(num_layers=4, hidden_size=256, num_attention_heads=4, swiglu=True, seq_length=512,
+                             max_position_embeddings=512, padded_vocab_size=2048, num_experts=None))  # fmt: skip
+    words = ["--use-checkpoint-args", "--load", str(tmp_path), "--micro-batch-size", "1", "--bf16", "--num-layers", "6"]
+    model = read_args(words).model
+    assert model is not None
+    assert (model.num_layers, model.hidden, model.vocab) == (6, 256, 2048)
+    assert model.layers[0].feed_forward == MLP(ffn=640, gated=True, bias=True)
+
+
+class Mischief:
+    """Runs a command when an ordinary unpickler meets it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("a class of the pickle was called",)
+
+
+def test_nothing_of_a_checkpoint_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pickle that calls functions is read without calling any."""
+    save(tmp_path, Namespace(num_layers=4, evil=Mischief()))
+    with pytest.raises(InputError, match="hidden-size"):
+        read_args(["--use-checkpoint-args", "--load", str(tmp_path), "--micro-batch-size", "1"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("load", ("/nowhere", "${CKPT}", ""))
+def test_a_checkpoint_that_cannot_be_read_is_refused(load: str) -> None:
+    """A missing folder, or one that only the caller of the script knows, is refused with what to do."""
+    words = ["--use-checkpoint-args", *(["--load", load] if load else [])]
+    with pytest.raises(InputError) as caught:
+        read_args([*words, "--micro-batch-size", "1", "--vocab-size", "8"])
+    assert caught.value.problems[0].field in ("--use-checkpoint-args", "--load")
+
+
+def test_the_command_behind_two_dashes_is_read_with_its_launcher() -> None:
+    """Replacing the training program by ours, the launcher's own options in front, gives the same case."""
+    words = [word for key, value in BASE.items() for word in (key, *([] if value is True else [str(value)]))]
+    alone = read_command(["--nproc_per_node", "8", "--nnodes", "2", "--master_port", "6000", *words])
+    whole = read_command(["torchrun", "--nproc_per_node", "8", "--nnodes=2", "pretrain_gpt.py", *words])
+    assert alone == whole
+    assert (alone.num_devices, alone.devices_per_node) == (16, 8)
+
+
+SHELL: tuple[tuple[str, int], ...] = (
+    ('N=8; torchrun x.py --num-layers $N', 8),
+    ('N=${N:-4}; torchrun x.py --num-layers "${N}"', 4),
+    ("A=(--num-layers\n 4 # four\n)\nA+=(--swiglu)\ntorchrun x.py ${A[@]}", 4),
+    ('P=2\nif [[ $P -gt 1 && "$Q" == "" ]]; then N=6; else N=2; fi\ntorchrun x.py --num-layers $((N*2))', 12),
+    ("case tiny in big) N=9;; tiny|small) N=2;; esac\neval \"torchrun x.py --num-layers $N\"", 2),
+    ("go() { torchrun x.py --num-layers $1; }\ngo 5", 5),
+    ("for N in 3; do torchrun x.py \\\n --num-layers $N; done", 3),
+    ('CMD="x.py --num-layers 7"\nsrun bash -c "python $CMD" 2>&1 | tee log', 7),
+    ("N=$(( (3 > 2) ? 6 : 1 ))\npython -m torch.distributed.launch x.py --num-layers $N", 6),
+    ("# --num-layers 1\necho --num-layers 2\ntorchrun x.py --num-layers 3", 3),
+    ("sbatch <<END\ntorchrun x.py --num-layers 4\nEND", 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "layers"), SHELL)
+def test_scripts_are_read_as_the_shell_reads_them(text: str, layers: int) -> None:
+    """Variables, defaults, arrays, conditions, functions, quotes and comments mean what they mean to the shell."""
+    rest = " --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    more = tuple((rest + " --micro-batch-size 1 --vocab-size 100").split())
+    case = read_script(text, around=Around(more=more))
+    assert case.model is not None
+    assert case.model.num_layers == layers
+
+
+def test_a_variable_of_the_caller_is_asked_for_by_name() -> None:
+    """A value that depends on a variable outside the script is a problem that names it; --set gives it."""
+    text = "torchrun x.py --num-layers $DEPTH"
+    with pytest.raises(InputError, match="DEPTH"):
+        read_script(text)
+    rest = "--hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    more = tuple((rest + " --micro-batch-size 1 --vocab-size 100").split())
+    model = read_script(text, variables={"DEPTH": "2"}, around=Around(more=more)).model
+    assert model is not None and model.num_layers == 2
+
+
+def test_a_script_without_a_training_is_refused(tmp_path: Path) -> None:
+    """A script that starts no program with Megatron-LM's arguments, and a file that is not there, are refused."""
+    script = tmp_path / "a.sh"
+    script.write_text("echo hello")
+    with pytest.raises(InputError, match="starts no program"):
+        read_file(script)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_file(tmp_path / "b.sh")
+
+
+def test_experts_and_attention_are_plain_values() -> None:
+    """A mixture with rotary attention is equal to the same model written by hand."""
+    case = read(num_experts=4, disable_bias_linear=True, swiglu=True, normalization="RMSNorm",
+                position_embedding_type="rope", moe_ffn_hidden_size=96)  # fmt: skip
+    assert case.model is not None
+    block = case.model.layers[0]
+    assert block.mixers == (Attention(heads=8, kv_heads=8, head_dim=64),)
+    assert block.feed_forward == MoE(experts=4, top_k=2, ffn=96)
+
+
+def test_json_of_the_arguments_is_a_case_too() -> None:
+    """A mapping that went through JSON is read like the words."""
+    assert read_args(json.loads(json.dumps(BASE))) == read_args(BASE)
