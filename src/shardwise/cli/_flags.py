@@ -134,7 +134,9 @@ def model_flags() -> dict[str, Flag]:
 
     def kind(f: Field) -> Kind:
         most = 10_000 if f.name == "num_layers" else k.MOST_WHOLE
-        return {bool: k.SWITCH, float: k.SHARE_OF}.get(f.kind, k.whole(0, most))
+        if f.kind is bool:
+            return k.SWITCH
+        return k.SHARE_OF if f.kind is float else k.whole(0, most)
 
     def rows(table: dict[str, Field]) -> list[tuple[str, Kind, str]]:
         return [(f.name, kind(f), f.help) for f in table.values()]

@@ -45,7 +45,7 @@ class Work(Generic[X]):
     coverage: Literal["full", "masked"] = "masked"
     activation_bytes: int = 2
     weight_bytes: float = 2
-    gradient_bytes: int = 4
+    gradient_bytes: float = 4
     cache_bytes: float = 2
     dtype: str = "bf16"
     dropout: bool = False

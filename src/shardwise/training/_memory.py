@@ -193,7 +193,7 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:
         layers = total((n * u for n, u in zip(held, units, strict=True)), zero)
-        gathered = width * maximum(minimum(r.stack.settings.max_live_parameters, layers), unit)
+        gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
     return named(width * root_elements(parts, s), "gathered root unit"), named(
         gathered + r.precision.gradient_bytes * unit, "gathered layers and gradients"
     )
@@ -207,7 +207,7 @@ def bucket_bytes(r: Recipe, params: tuple[X, X, X, X]) -> X:
     zero = 0 * params[0]
     if not (r.stack.settings.bucket_elements and r.shards_optimizer):
         return zero
-    elements = minimum(r.stack.settings.bucket_elements, total(params))
+    elements = minimum(total(params), r.stack.settings.bucket_elements)
     return named((r.precision.gradient_bytes + r.precision.weight_bytes) * elements, "gathered in buckets")
 
 
