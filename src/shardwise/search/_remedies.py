@@ -22,6 +22,7 @@ from shardwise.search._search import TOO_LARGE, Found, Rejection, Work, searched
 from shardwise.training import TrainReport
 
 _BASES = 4
+_FAR = "none of them is one change away from the best"
 # The objective whose best plan comes nearest to a limit.
 _NEAREST = {"max_step_seconds": "step", "max_run_seconds": "days", "max_usd": "cost", "min_free_bytes": "headroom"}
 
@@ -119,9 +120,7 @@ class Remedies:
     def _alone(self, name: str) -> Remedy | None:
         """Return by how much the nearest plan misses a limit that none keeps."""
         miss = self._ratios(self.nearest).get(name, 0.0) - 1 if self.nearest is not None else 0.0
-        if miss > 0 and not self.found.best:
-            return Remedy(why=f"the nearest misses it by {miss:.1%}")
-        return None if name not in TRAIN_LIMITS else Remedy(why="none of these plans is near the best ones")
+        return Remedy(why=f"the nearest misses it by {miss:.1%}") if miss > 0 and not self.found.best else None
 
     def _why(self, one: Fallen) -> str:
         if one.problem is not None:
@@ -141,5 +140,5 @@ class Remedies:
         found = list(self.found.rejected)
         for name, title in TRAIN_LIMITS.items():
             count = self.found.tally.fallen[name]
-            found += [Rejection(name=name, title=title, count=count, remedy="")] if count else []
+            found += [Rejection(name=name, title=title, count=count, remedy=_FAR)] if count else []
         return tuple(replace(row, remedy=str(self.of(row.name) or row.remedy)) for row in found)
