@@ -18,6 +18,7 @@ from shardwise._version import __version__
 if TYPE_CHECKING:
     from shardwise.cost import Efficiencies
     from shardwise.errors import InputError, Problem
+    from shardwise.formats import Imported, from_megatron_args, import_file
     from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
     from shardwise.models import Model, load_model, model_names
     from shardwise.own import use_catalogue
@@ -47,6 +48,7 @@ _HOMES = {
     "Device": "hardware",
     "Efficiencies": "cost",
     "Found": "search",
+    "Imported": "formats",
     "InferReport": "serving",
     "InputError": "errors",
     "Model": "models",
@@ -71,6 +73,7 @@ _HOMES = {
     "device_names": "hardware",
     "find_device": "hardware",
     "find_stack": "plans",
+    "from_megatron_args": "formats",
     "infer": "serving",
     "load_device": "hardware",
     "load_model": "models",
@@ -81,6 +84,7 @@ _HOMES = {
     "plot": "report",
     "plot_timeline": "report",
     "roofline": "report",
+    "import_file": "formats",
     "stack_names": "plans",
     "strong_scaling": "search",
     "train": "training",
@@ -94,6 +98,7 @@ __all__ = [
     "Device",
     "Efficiencies",
     "Found",
+    "Imported",
     "InferReport",
     "InputError",
     "Model",
@@ -119,6 +124,8 @@ __all__ = [
     "device_names",
     "find_device",
     "find_stack",
+    "from_megatron_args",
+    "import_file",
     "infer",
     "load_device",
     "load_model",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, Imported, from_megatron_args, read_file
+from shardwise.formats import Around, Imported, from_megatron_args, import_file
 from shardwise.formats.megatron import Launch, read_args, read_command, read_script
 from shardwise.formats.megatron._reader import spelled_out
 from shardwise.formats.megatron._values import arguments, facts
@@ -311,9 +311,9 @@ def test_a_script_without_a_training_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "a.sh"
     script.write_text("echo hello")
     with pytest.raises(InputError, match="starts no program"):
-        read_file(script)
+        import_file(script)
     with pytest.raises(InputError, match="cannot be read"):
-        read_file(tmp_path / "b.sh")
+        import_file(tmp_path / "b.sh")
 
 
 def test_experts_and_attention_are_plain_values() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.formats import Around, Imported, read_file
+from shardwise.formats import Around, Imported, import_file
 from shardwise.models import MLP, Attention, Block, LatentAttention, Mamba2, MoE
 from shardwise.plans import Plan, Training
 
@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
 def read(name: str) -> Imported:
     """Return the case of one of the scripts."""
     around, variables = CASES[name][:2]
-    return read_file(SCRIPTS / name, variables, around)
+    return import_file(SCRIPTS / name, variables, around)
 
 
 def test_every_script_has_a_case_and_names_its_source() -> None:

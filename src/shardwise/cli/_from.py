@@ -32,14 +32,14 @@ def take(inputs: Inputs) -> None:
 
 def read(inputs: Inputs) -> Imported:
     """Return the case of the file or of the arguments."""
-    from shardwise.formats import Around, read_file
+    from shardwise.formats import Around, import_file
     from shardwise.formats.megatron import read_command
 
     around = Around(num_devices=devices_of(inputs), skipped=inputs.get("skip", ()))
     if "from" not in inputs.values:
         return read_command(inputs.values["from_args"], around)
     more = inputs.get("from_args", ())
-    return read_file(inputs.values["from"], variables(inputs), replace(around, more=more))
+    return import_file(inputs.values["from"], variables(inputs), replace(around, more=more))
 
 
 def variables(inputs: Inputs) -> dict[str, str]:

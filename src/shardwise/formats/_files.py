@@ -9,7 +9,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.formats._imported import Around, Imported
 
 
-def read_file(
+def import_file(
     path: str | PathLike[str], variables: Mapping[str, str] | None = None, around: Around | None = None
 ) -> Imported:
     """Return the case of a file: .json is DeepSpeed's, .yaml accelerate's, any other a script for Megatron-LM.

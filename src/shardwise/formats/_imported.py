@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from shardwise.errors import InputError, Problem
+from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
+
+if TYPE_CHECKING:
+    from shardwise.training import TrainReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +51,27 @@ class Imported:
     ignored: tuple[Reading, ...] = ()
     silent: tuple[str, ...] = ()
     unknown: tuple[Reading, ...] = ()
+
+    def train(self, cluster: Cluster | str) -> TrainReport:
+        """Return the training report of the case; a device named alone is taken as often as the launch has devices.
+
+        >>> from shardwise.formats import from_megatron_args
+        >>> args = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128}
+        >>> args |= {"max_position_embeddings": 128, "micro_batch_size": 1, "vocab_size": 100, "world_size": 8}
+        >>> from_megatron_args(args | {"bf16": True}).train("h100-sxm-80gb").fits
+        True
+        """
+        from shardwise.training import Options, train
+
+        if self.model is None:
+            rule, remedy = "is missing, and the file has none", "replace(case, model=...)"
+            raise InputError([Problem("model", None, rule, remedy)])
+        if isinstance(cluster, str):
+            counted = cluster if cluster[:1].isdigit() else f"{self.num_devices or 1}x{cluster}"
+            cluster = Cluster.parse(counted)
+        return train(
+            self.model, cluster, self.plan, self.job, Options(stack=self.stack, accumulation=self.accumulation)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
