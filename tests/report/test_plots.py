@@ -12,6 +12,7 @@ import pytest
 import shardwise as sw
 from cli.command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
+from shardwise.report._plot import figure_of
 from shardwise.report._plots import ink_on, save, styled
 from shardwise.report._plots_bars import (
     HIDDEN,
@@ -108,6 +109,19 @@ def test_a_search_without_plans_is_drawn() -> None:
     with styled():
         figure = plan_figure(plan_training(load_model("llama-3.1-70b"), Cluster.parse("1xh100"), job))
     assert "no plan of the space fits" in texts(figure)
+
+
+@pytest.mark.parametrize(("on", "output"), [("8xh100", 200), ("1xh100", 200), ("8xh100", 0)])
+def test_a_search_for_deployments_is_drawn(on: str, output: int) -> None:
+    """The front, its limit and the best deployments are drawn; nothing found and nothing generated are said."""
+    job = Serving(input_tokens=1000, output_tokens=output)
+    wish = sw.ServingWish(max_tpot_seconds=0.05, top=4)
+    found = sw.plan_serving(load_model("llama-3.1-70b"), Cluster.parse(on), job, sw.ServingSpace(), wish)
+    with styled():
+        said = texts(figure_of(found))
+    assert ("#1" in said) == bool(found.best)
+    assert ("limit 50.00 ms" in said) == (bool(found.best) and output > 0)
+    assert "no plan of the space fits" in said or "per device" in said
 
 
 def test_no_two_parts_look_alike() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.report._roofline import Roofline
-    from shardwise.search import Found
+    from shardwise.search import Found, ServingFound
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
     from shardwise.training._timeline import StepTimeline
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIGURES = (".svg", ".png", ".pdf", ".html")
 
 
-def figure_of(answer: TrainReport | InferReport | Roofline | Found) -> Figure:
+def figure_of(answer: TrainReport | InferReport | Roofline | Found | ServingFound) -> Figure:
     """Return the figure of an answer, to be changed further or shown in a notebook; draw it within `styled`."""
     from shardwise.report._roofline import Roofline
     from shardwise.serving import InferReport
@@ -38,12 +38,18 @@ def figure_of(answer: TrainReport | InferReport | Roofline | Found) -> Figure:
         from shardwise.report._plots_roofline import roofline_figure
 
         return roofline_figure(answer)
+    from shardwise.search import ServingFound
+
+    if isinstance(answer, ServingFound):
+        from shardwise.report._plots_serving import serving_figure
+
+        return serving_figure(answer)
     from shardwise.report._plots_search import plan_figure
 
     return plan_figure(answer)
 
 
-def plot(answer: TrainReport | InferReport | Roofline | Found, path: str) -> None:
+def plot(answer: TrainReport | InferReport | Roofline | Found | ServingFound, path: str) -> None:
     """Write the plot of an answer to an .svg, .png, .pdf or .html file; raises `InputError` where it cannot.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train

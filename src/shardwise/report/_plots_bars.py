@@ -233,7 +233,7 @@ def _phase_parts(time: Mapping[str, Any]) -> dict[str, float]:
     return {key: seconds * time["seconds"] / whole for key, seconds in found.items()} if whole else found
 
 
-def _served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
+def served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
     """Return the memory of the fullest device, the prefill and the decode step of a serving plan."""
     memory = Bar(name=name or "device", parts={key: float(getattr(report.memory, key)) for key in SERVED})
     phases = []
@@ -280,7 +280,7 @@ def infer_figure(report: InferReport) -> Figure:
     """Return the memory of the fullest device, in GiB, and the seconds of prefill and of a decode step."""
     cluster = report.case.cluster
     title = title_of(report.case.model.name, cluster.num_devices, cluster.device.name)
-    return _served_figure(title, _served_words(report), [_served_bars(report, "")], [report])
+    return _served_figure(title, _served_words(report), [served_bars(report, "")], [report])
 
 
 def compare_figure(a: TrainReport | InferReport, b: TrainReport | InferReport) -> Figure:
@@ -293,7 +293,7 @@ def compare_figure(a: TrainReport | InferReport, b: TrainReport | InferReport) -
         lines.append(f"{word}: {where}{words}")
     title = titles[0] if titles[0] == titles[1] else "Two cases"
     if isinstance(a, InferReport) and isinstance(b, InferReport):
-        return _served_figure(title, lines, [_served_bars(a, "A"), _served_bars(b, "B")], [a, b])
+        return _served_figure(title, lines, [served_bars(a, "A"), served_bars(b, "B")], [a, b])
     pair = [(r, name) for r, name in ((a, "A"), (b, "B")) if isinstance(r, TrainReport)]
     memory = [bar for r, name in pair for bar in memory_bars(r, name)]
     step, hidden = [time_bar(r, name) for r, name in pair], [_hidden_bar(r, name) for r, name in pair]

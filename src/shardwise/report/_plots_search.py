@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Each number of devices has a colour and a shape (Okabe and Ito, 2008).
-_SERIES = (
+SERIES = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
     ("#009E73", "^"),
@@ -115,7 +115,7 @@ def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]
     if not front:
         axes.text(0.5, 0.5, "none fits", ha="center", va="center", transform=axes.transAxes, color=GREY)
         return
-    for (name, own), (colour, marker) in zip(_groups(front), _SERIES, strict=False):
+    for (name, own), (colour, marker) in zip(_groups(front), SERIES, strict=False):
         xs, ys = [r.device_bytes / 2**30 for r in own], [r.step_seconds / unit.size for r in own]
         axes.plot(xs, ys, marker=marker, color=colour, markersize=3.6, linewidth=0, label=name, alpha=0.85)
     most = front[0].verdict.limit_bytes
@@ -196,9 +196,9 @@ def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
     bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
     for axes, bars, looks, scale in ((left, bare, TIME, (unit, most)), (right, plain, MEMORY, (gib, far))):
         stack(axes, bars, looks, *scale, wide=0.45)
-        _totals(axes, bars, scale[0])
+        totals(axes, bars, scale[0])
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
-        _key(axes, bars, looks)
+        key_below(axes, bars, looks)
     left.set_title(f"Time of a step, the {len(best)} best" if len(best) > 1 else "Time of a step", pad=14)
     right.set_title("Memory of the fullest device", pad=14)
     left.tick_params(axis="y", labelsize=6.2)
@@ -209,14 +209,16 @@ def _row_name(place: int, report: TrainReport) -> str:
     return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 34)[:3])
 
 
-def _totals(axes: Axes, bars: Sequence[Bar], unit: Unit) -> None:
+def totals(axes: Axes, bars: Sequence[Bar], unit: Unit) -> None:
+    """Write the length of every bar beside it."""
     for row, bar in enumerate(bars):
         bold: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7, "fontweight": "bold"}
         bold |= {"zorder": 8, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
         axes.annotate(unit.show(bar.length), (bar.length / unit.size, row), (3, 0), **bold)
 
 
-def _key(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look]) -> None:
+def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: int = 2) -> None:
+    """Put the names of the parts that occur below a panel of half the page's width."""
     from matplotlib.patches import Patch
     from matplotlib.transforms import offset_copy
 
@@ -224,4 +226,6 @@ def _key(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look]) -> None:
     handles = [Patch(label=look.label, facecolor=look.colour) for look in shown]
     below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-    axes.legend(handles=handles, ncols=2, handlelength=1.2, columnspacing=1.2, borderaxespad=0, borderpad=0, **place)
+    axes.legend(
+        handles=handles, ncols=columns, handlelength=1.2, columnspacing=1.2, borderaxespad=0, borderpad=0, **place
+    )
