@@ -79,8 +79,7 @@ def _plan(kind: str = "train") -> Command:
     help_of_what = "train or infer; each has flags of its own: shardwise plan infer --help"
     what = Flag("what", _kinds.choice("train", "infer"), help_of_what, "positional")
     own = serve_search_flags() if kind == "infer" else plan_search_flags()
-    drawn = {} if kind == "infer" else _flags.PLOT
-    flags = {"what": what, **_MODEL, **own, **drawn, **OUTPUT}
+    flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 

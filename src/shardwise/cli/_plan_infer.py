@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli import _case
+from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
 from shardwise.cli._serve_flags import LIMITS, WHOLES, WORDS, serve_search_flags
@@ -12,6 +12,8 @@ from shardwise.cli._words import command_words
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.report._page import Page
     from shardwise.search import ServingFound, ServingSpace, ServingWish
     from shardwise.serving import InferReport
@@ -85,6 +87,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan infer`."""
     from shardwise.cli._plan import save_best
 
+    _figures.check(inputs)
     found = ask(inputs)
     save_best(inputs, "infer", case_of(inputs, found.best[0]) if found.best else None)
 
@@ -102,4 +105,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
         report = found.best[0] if found.best else found.nearest
         return serve_page(found, words(report) if report is not None else [], (tuple(inputs.notes), width))
 
-    return Answer(0 if found.best else 1, tree, page)
+    def draw() -> Figure:
+        from shardwise.report._plots_serving import serving_figure
+
+        return serving_figure(found)
+
+    return _figures.plotted(inputs, Answer(0 if found.best else 1, tree, page), draw)
