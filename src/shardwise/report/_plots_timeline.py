@@ -28,6 +28,7 @@ _ONCE = {
     "optimizer": ("optimizer step", "#332288"),
     "overhead": ("overhead of the framework", "#888888"),
 }
+_AGAIN = ("recompute, within backward", "#DDCC77")
 _BUBBLE = ("bubble", "#F4F4F4")
 _WIDEST = 20.0  # inches
 _READABLE, _SMALLEST = 4.5, 3.0  # points; an SVG can be read closer
@@ -103,6 +104,11 @@ def _rows(axes: Axes, timeline: StepTimeline, size: float, across: float) -> Non
         colour = _colour(span)
         bottom = span.stage - 0.41 + 0.82 * up
         boxes.setdefault(colour, []).append((span.start / size, bottom, span.seconds / size, 0.82 * height))
+        for part in span.parts:
+            # Where a pair is drawn one above the other, its parts have no place of their own.
+            if part.kind == "recompute":
+                box = (part.start / size, bottom, part.seconds / size, 0.82 * height)
+                boxes.setdefault(_AGAIN[1], []).append(box)
         if span.micro_batch is not None and (points := min(7.0, _fits(span, across))) >= _SMALLEST:
             place = ((span.start + span.seconds / 2) / size, bottom + 0.41 * height)
             axes.text(*place, str(span.micro_batch), fontsize=points, ha="center", va="center", color=ink_on(colour))
@@ -117,7 +123,8 @@ def _fits(span: Span, across: float) -> float:
 def _fill(axes: Axes, boxes: dict[str, list[tuple[float, float, float, float]]], line: float) -> None:
     from matplotlib.collections import PolyCollection
 
-    for colour, own in boxes.items():
+    # Recompute lies on the backward passes that it is part of.
+    for colour, own in sorted(boxes.items(), key=lambda item: item[0] == _AGAIN[1]):
         corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in own]
         axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=line))
 
@@ -145,6 +152,8 @@ def _key(axes: Axes, timeline: StepTimeline) -> None:
         for chunk in chunks:
             label = name + (_which(timeline, chunk) if len(chunks) > 1 else "")
             handles.append(Patch(label=label, facecolor=shades[min(chunk, len(shades) - 1)]))
+    if any(part.kind == "recompute" for span, _, _ in _chunks(on_stages) for part in span.parts):
+        handles.append(Patch(label=_AGAIN[0], facecolor=_AGAIN[1]))
     rest = {**_ONCE, "bubble": _BUBBLE}
     for kind, (name, colour) in rest.items():
         if any(k == kind for k, _ in found):
