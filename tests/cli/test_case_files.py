@@ -18,7 +18,7 @@ from cli.command_line import run
 from shardwise.cli import _commands, _kinds
 from shardwise.cli._case import Inputs, read_values
 from shardwise.cli._files import read_case, write_case
-from shardwise.cli._run import case_of
+from shardwise.cli._run import case_of, split
 from shardwise.cli._scan import scan
 from shardwise.cli._words import command_words
 
@@ -43,7 +43,10 @@ _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
     id(_kinds.SWITCH): st.booleans(),
     id(_kinds.TEXT): _TEXT,
     id(_kinds.FILE): _TEXT,
+    id(_kinds.ARGUMENTS): st.lists(_WORD, min_size=1, max_size=4).map(tuple),
     id(_kinds.WORDS): st.lists(_WORD, min_size=1, max_size=4),
+    id(_kinds.ORDER): st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
+    id(_kinds.PLACES): st.just("tp=2,dp=4"),
     id(_kinds.WHOLES): st.lists(st.integers(0, 99), min_size=1, max_size=4),
     id(_kinds.RAW): st.one_of(st.integers(1, 10**6), st.sampled_from(["25GB/s", "400Gb/s", "80GiB"])),
     id(_kinds.COUNT): st.floats(1, 1e20),
@@ -61,7 +64,7 @@ def _values(kind: _kinds.Kind) -> st.SearchStrategy[Any]:
         return _BY_KIND[id(kind)]
     if kind.word.startswith("{"):
         return st.sampled_from(kind.word[1:-1].split(","))
-    return st.integers(1, 10_000)
+    return st.integers(1, 8)
 
 
 @st.composite
@@ -103,9 +106,10 @@ def test_the_words_of_a_case_say_the_case(case: tuple[str, Inputs]) -> None:
     words = shlex.split(" ".join(command_words(name, before.values)))
     assert words[:2] == ["shardwise", name]
     command = _commands.command(name)
-    found = scan(words[2:], command)
+    ours, behind = split(words)
+    found = scan(ours[2:], command)
     after = Inputs(problems=found.problems)
-    read_values({"model": found.words[0], **found.given}, command, after)
+    read_values({"model": found.words[0], **found.given, **({"from_args": behind} if behind else {})}, command, after)
     assert not after.problems.items
     # What the cluster reads with its unit stays text on a command line.
     as_text = {key for key, flag in command.flags.items() if flag.kind is _kinds.RAW}

@@ -45,7 +45,7 @@ def _count() -> Command:
     }
     batch = {"batch": Flag("batch", _kinds.WHOLE, "sequences of a pass", "job")}
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
-    flags = {**_MODEL, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}
+    flags = {**_MODEL, **_flags.FROM, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}
     return Command("count", SUMMARIES["count"], ("model",), flags, COMMON, ("model",))
 
 

@@ -26,6 +26,8 @@ def take(inputs: Inputs) -> None:
         inputs.problems.items += error.problems
         inputs.bad |= {"from", "from_args"} & inputs.values.keys()
         return
+    if case.accumulation:
+        inputs.values.setdefault("accumulation", case.accumulation)
     _complete(inputs, case)
     _tell(inputs, case)
 
@@ -74,6 +76,7 @@ def _complete(inputs: Inputs, case: Imported) -> None:
     if not case.num_devices:
         rule = f"names no number of devices, and neither does {case.source}"
         inputs.fail("on", text, rule, f"write for example --on 64x{text}")
+        del inputs.values["on"]
         return
     nodes, rest = divmod(case.num_devices, case.devices_per_node or case.num_devices)
     whole = not rest and nodes > 1
@@ -94,13 +97,16 @@ def _tell(inputs: Inputs, case: Imported) -> None:
 
 def base_plan(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a plan: as given, else as the file has them; what follows from a changed one is deduced."""
+    from shardwise.models import MoE
+
     base = {f.name: getattr(case.plan, f.name) for f in fields(case.plan)}
     if given.keys() & {"tp", "tp2", "cp", "pp"}:
         base["dp"] = 0
     if given.keys() & {"pp", "vpp"}:
         base["stage_layers"] = ()
         base["schedule"] = "interleaved" if given.get("vpp", base["vpp"]) > 1 else "1f1b"
-    if "tp" in given and base["etp"] == base["tp"]:
+    experts = case.model is not None and any(isinstance(block.feed_forward, MoE) for block in case.model.kinds)
+    if "tp" in given and experts and base["etp"] == base["tp"]:
         base["etp"] = given["tp"]
     if "tp" in given:
         base["sequence_parallel"] = base["sequence_parallel"] or base["tp"] == 1

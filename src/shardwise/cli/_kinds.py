@@ -217,7 +217,7 @@ def _read_places(value: object, field: str) -> tuple[int, ...]:
     """
     from shardwise.plans import AXES
 
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) or re.fullmatch(r"\d+(,\d+)+", str(value)):
         return _read_wholes(value, field)
     pairs = [str(item).partition("=")[::2] for item in _items(value, field)]
     found = {axis.strip(): ranks for axis, ranks in pairs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +93,8 @@ def imported(given: Given, launch: Launch) -> Imported:
     r = Reader(given)
     _checkpoint.take(r)
     _refuse(r)
-    model = _model.build(r, launch.source or "megatron")
+    stem = os.path.splitext(os.path.basename(launch.source))[0]
+    model = _model.build(r, stem or "megatron")
     plan = _plan.build(r, launch.num_devices)
     job, stack = _job.build(r, plan), _job.stack(r)
     _assume_defaults(r)
