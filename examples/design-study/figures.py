@@ -1,4 +1,4 @@
-"""Figures of the study; colours are those of Okabe and Ito (2008), maps are cividis, which all kinds of sight can read."""
+"""Figures of the study; colours are those of Okabe and Ito (2008), maps are cividis: all eyes can read both."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from cases import GENERATIONS, LAYOUTS, SYSTEMS, TITLES
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from sections import Field, Scaling, Size, Sweep
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 from searches import days
+from sections import Field, Landscape, Scaling, Size, Sweep
 
 WIDTH = 7.2  # inches: two columns of a paper
 INK, GREY = "#1a1a1a", "#5f6368"
@@ -28,6 +29,7 @@ PARTS = {
     "data": ("exposed: data parallel", "#CC79A7"),
     "between": ("exposed: between stages", "#E69F00"),
     "bubble": ("pipeline bubble", "#BBBBBB"),
+    "beside": ("compute slowed beside messages", "#56B4E9"),
     "update": ("optimizer step", "#332288"),
 }
 AXES = {"tp": "#D55E00", "tp2": "#56B4E9", "cp": "#E69F00", "pp": "#BBBBBB", "dp": "#CC79A7"}
@@ -86,7 +88,8 @@ def _scaling_line(axes: Axes, found: Scaling, size: Size, case: tuple[str, str, 
     marker, style = MARKS[domain]
     axes.plot(*zip(*points, strict=True), color=COLOURS[system], marker=marker, ls=style, alpha=0.9, mfc="white")
     if domain == size.domains[-1]:
-        (first, at), last = points[0], points[-1][0]
+        # From the count on which a device does the most.
+        (first, at), last = min(points, key=lambda point: point[0] * point[1]), points[-1][0]
         axes.plot([first, last], [at, at * first / last], color="#999999", lw=0.8, zorder=1)
 
 
@@ -103,9 +106,10 @@ def layouts(found: Scaling, size: Size, folder: Path) -> None:
     with _styled():
         figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
         grid = figure.subplots(2, len(size.domains), sharex=True, sharey="row", squeeze=False)
+        first = next((name for name in size.systems if name != size.systems[-1]), size.systems[-1])
         for row, model in zip(grid, TITLES, strict=True):
             for axes, domain in zip(row, size.domains, strict=True):
-                for system in (size.systems[0], size.systems[-1]):
+                for system in dict.fromkeys((first, size.systems[-1])):
                     _ratios(axes, found, size, (model, system, domain))
                 axes.axhline(1, color=INK, lw=0.8)
                 _by_devices(axes, size.counts)
@@ -116,7 +120,7 @@ def layouts(found: Scaling, size: Size, folder: Path) -> None:
         lines = [
             Line2D([], [], color=c, marker=m, label=LAYOUTS[name]) for name, (c, m) in OF_LAYOUT.items() if name != "1d"
         ]
-        lines += [Line2D([], [], color=GREY, ls=s, label=n) for s, n in (("-", size.systems[-1]), (":", "A100"))]
+        lines += [Line2D([], [], color=GREY, ls=s, label=n) for s, n in {":": first, "-": size.systems[-1]}.items()]
         figure.legend(handles=lines, loc="outside lower center", ncols=len(lines))
         save(figure, folder, "layouts")
 
@@ -145,7 +149,7 @@ def degrees(found: Scaling, size: Size, folder: Path) -> None:
             rows = [{axis: float(np.log2(getattr(b.plan, axis))) for axis in AXES} for b in bests.values()]
             texts = [{axis: str(getattr(b.plan, axis)) for axis in AXES} for b in bests.values()]
             _bars(above, names, rows, AXES, texts)
-            above.set(title=f"{TITLES[model]}: best plan", ylabel="log2 of the degrees")
+            above.set(title=f"{TITLES[model]}: best plan", ylabel="log2 of the degrees", yticks=range(0, 15, 2))
             shares = [{name: 100 * share for name, share in b.shares.items()} for b in bests.values()]
             said = [{name: f"{share:.0f}" for name, share in row.items()} for row in shares]
             _bars(below, names, shares, {name: colour for name, (_, colour) in PARTS.items()}, said)
@@ -216,18 +220,62 @@ def sweeps(rows: Sequence[Sweep], limit_bytes: float, folder: Path) -> None:
         save(figure, folder, "sweeps")
 
 
+def landscapes(drawn: Sequence[Landscape], limit_bytes: float, folder: Path) -> None:
+    """Draw step times over two degrees as numbered cells; hatched where they do not fit, the best framed."""
+    with _styled():
+        figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
+        panels = figure.subplots(1, len(drawn), squeeze=False)[0]
+        for axes, one in zip(panels, drawn, strict=True):
+            _landscape(axes, one, limit_bytes)
+        figure.legend(
+            handles=[
+                Patch(facecolor="white", edgecolor="#777777", hatch="//////", label="does not fit 192 GB"),
+                Patch(facecolor="white", edgecolor="#D55E00", linewidth=2, label="best that fits"),
+            ],
+            loc="outside lower center",
+            ncols=2,
+        )
+        save(figure, folder, "landscapes")
+
+
+def _landscape(axes: Axes, one: Landscape, limit_bytes: float) -> None:
+    cells = np.array([[np.nan if s is None else s for s in row] for row in one.seconds(np.inf)])
+    fits = np.array([[s is not None for s in row] for row in one.seconds(limit_bytes)])
+    norm = matplotlib.colors.LogNorm(np.nanmin(cells), np.nanmax(cells))
+    axes.pcolormesh(cells, cmap="cividis_r", norm=norm, edgecolor="white", linewidth=0.5)
+    for (y, x), seconds in np.ndenumerate(cells):
+        if np.isnan(seconds):
+            axes.text(x + 0.5, y + 0.5, "-", ha="center", va="center", fontsize=6.5, color=GREY)
+            continue
+        colour = "white" if norm(seconds) > 0.55 else INK
+        axes.text(x + 0.5, y + 0.5, f"{seconds:.3g}", ha="center", va="center", fontsize=6.5, color=colour)
+        if not fits[y, x]:
+            axes.add_patch(Rectangle((x, y), 1, 1, fill=False, hatch="//////", edgecolor="#777777", linewidth=0))
+    if fits.any():
+        y, x = np.unravel_index(np.argmin(np.where(fits, cells, np.inf)), cells.shape)
+        axes.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2, zorder=4))
+    axes.set_xticks(np.arange(cells.shape[1]) + 0.5, one.across[1])
+    axes.set_yticks(np.arange(cells.shape[0]) + 0.5, one.up[1])
+    stands = ", ".join(f"{name.replace('_', '-')} {n}" for name, n in one.stands)
+    axes.set(
+        xlabel=one.across[0], ylabel=one.up[0], title=f"{TITLES[one.model].split(',')[0]}, {stands}: seconds of a step"
+    )
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
 def _contours(figure: Figure, axes: Axes, drawn: Field) -> None:
     """Draw filled contours in steps of equal ratio, lines with their values, and hatches where nothing fits."""
     values = np.array([[np.nan if v is None else v for v in row] for row in drawn.values])
     low, high = np.nanmin(values), np.nanmax(values)
     levels = np.geomspace(low * 0.999, high * 1.001, 19)
-    filled = axes.contourf(drawn.xs, drawn.ys, values, levels=levels, cmap="cividis_r",
-                           norm=matplotlib.colors.LogNorm(levels[0], levels[-1]))  # fmt: skip
+    norm = matplotlib.colors.LogNorm(levels[0], levels[-1])
+    filled = axes.contourf(drawn.xs, drawn.ys, values, levels=levels, cmap="cividis_r", norm=norm)
     lines = axes.contour(drawn.xs, drawn.ys, values, levels=levels[2:-1:3], colors=INK, linewidths=0.6)
-    axes.clabel(lines, fmt=lambda v: f"{v:.3g}", fontsize=6.5)
+    for text in axes.clabel(lines, fmt=lambda v: f"{v:.3g}", fontsize=6.5):
+        text.set_path_effects([withStroke(linewidth=2, foreground="white", alpha=0.8)])
     axes.patch.set(hatch="////", edgecolor="#bbbbbb", facecolor="#f4f4f4")
-    ticks = levels[::3]
-    bar = figure.colorbar(filled, ax=axes, ticks=ticks, format=lambda v, _: f"{v:.3g}", pad=0.02)
+    bar = figure.colorbar(filled, ax=axes, ticks=levels[::3], format=lambda v, _: f"{v:.3g}", pad=0.02)
     bar.ax.minorticks_off()
     bar.set_label("days of the run")
     axes.set_title(drawn.title)
@@ -235,11 +283,12 @@ def _contours(figure: Figure, axes: Axes, drawn: Field) -> None:
 
 def _devices(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     for name, (x, y) in points.items():
-        axes.plot(x, y, "o", color="white", mec=INK, ms=5, clip_on=False, zorder=5)
-        right = name in ("next", "B200-next")
-        axes.annotate(name, (x, y), xytext=(-5 if right else 5, 4 if not right else -9), textcoords="offset points", fontsize=7,
-                      fontweight="bold", ha="right" if right else "left", color=INK,
-                      bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.6, "linewidth": 0}, zorder=6)  # fmt: skip
+        axes.plot(x, y, "o", color="white", mec=INK, ms=5, clip_on=False, zorder=6)
+        last = name == "B200-next"
+        place: dict[str, Any] = {"xytext": (-6, -10) if last else (6, 4), "ha": "right" if last else "left"}
+        look: dict[str, Any] = {"fontsize": 7, "fontweight": "bold", "color": INK, "zorder": 6}
+        note = axes.annotate(name, (x, y), textcoords="offset points", **look, **place)
+        note.set_path_effects([withStroke(linewidth=2.5, foreground="white", alpha=0.9)])
 
 
 def capacities(fields: Sequence[Field], folder: Path) -> None:
@@ -249,6 +298,9 @@ def capacities(fields: Sequence[Field], folder: Path) -> None:
         for axes, drawn in zip(figure.subplots(1, 2), fields, strict=True):
             _contours(figure, axes, drawn)
             here = {name: GENERATIONS[name] for name in SYSTEMS}
+            axes.set_yscale("log", base=2)
+            axes.set_yticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
+            axes.minorticks_off()
             _devices(axes, {name: (c / 1e9, b / 1e12) for name, (c, b, *_) in here.items()})
             axes.set(xlabel="HBM capacity, GB", ylabel="HBM bandwidth, TB/s")
         save(figure, folder, "capacity")
@@ -265,5 +317,10 @@ def generations(fields: Sequence[Field], size: Size, folder: Path) -> None:
             _devices(axes, {names.get(n, n): (c / 1e9, m / 1e12) for n, (c, _, m, _) in rows.items()})
             ticks = [c / 1e9 for c, *_ in rows.values()]
             axes.set_xticks(ticks, [f"{c / 1e9:.0f}\n{b / 1e12:.1f}" for c, b, *_ in rows.values()])
+            axes.set_yscale("log", base=2)
+            axes.set_yticks(
+                [m / 1e12 for _, _, m, _ in rows.values()], [f"{m / 1e12:,.0f}" for _, _, m, _ in rows.values()]
+            )
+            axes.minorticks_off()
             axes.set(xlabel="HBM capacity, GB (bandwidth below, TB/s)", ylabel="bf16 peak, TFLOP/s")
         save(figure, folder, "generations")

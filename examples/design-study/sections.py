@@ -36,7 +36,7 @@ UNBOUND = (("memory_bytes", 10**15), ("usable_memory_bytes", 10**15))
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is asked: all of the study, or the part that a test can wait for."""
+    """How much is asked: the whole study, or a part of it."""
 
     systems: tuple[str, ...] = tuple(SYSTEMS)
     domains: tuple[int, ...] = DOMAINS
@@ -45,18 +45,23 @@ class Size:
     bandwidths: int = 28
     generations: tuple[str, ...] = tuple(GENERATIONS)
     steps: tuple[int, int] = (3, 7)  # columns and rows of the second map between two generations
-    wider: bool = True
+    whole: bool = True
 
 
 QUICK = Size(
     systems=("B200",), domains=(8, 64), counts=(512, 4096, 16384), capacities=8, bandwidths=3,
-    generations=("A100", "B200"), steps=(1, 1), wider=False,
+    generations=("A100", "B200"), steps=(1, 1), whole=False,
 )  # fmt: skip
 
 
 def linspace(low: float, high: float, count: int) -> list[float]:
     """Return so many values from the one to the other, both included."""
     return [low + (high - low) * i / (count - 1) for i in range(count)]
+
+
+def ratios(low: float, high: float, count: int) -> list[float]:
+    """Return so many values in equal ratios from the one to the other, both included."""
+    return [low * (high / low) ** (i / (count - 1)) for i in range(count)]
 
 
 def scaling_asks(size: Size) -> list[Ask]:
@@ -104,8 +109,7 @@ class Sweep:
 
     def minima(self) -> list[int]:
         """Return the places whose neighbours are both slower: more than one, and the row is not convex."""
-        times = [float("inf"), *(b.seconds for b in self.found), float("inf")]
-        return [i for i in range(len(self.found)) if times[i] > times[i + 1] < times[i + 2]]
+        return minima([best.seconds for best in self.found])
 
 
 def _sweep(model: str, layout: str, stands: str, rows: Sequence[dict[str, int]], micro_batch: int) -> Sweep:
@@ -129,19 +133,97 @@ def sweeps(full: bool) -> list[Sweep]:
     stages = [{"tp": 4 << i, "pp": 128 >> i} for i in range(4)]
     found = [
         _sweep(gpt, "1d", "tp = 8", [{"tp": 8, **row} for row in by_pp], 1),
-        _sweep(gpt, "1d", "pp = 64", [{**row, "pp": 64} for row in by_tp], 1),
+        _sweep(gpt, "1d", "pp = 64", [{"pp": 64, **row} for row in by_tp], 1),
     ]
     if not full:
         return found
     grid = [{"tp": 32 >> i, "tp2": 1 << i} for i in range(6)]
-    field_grid = [{"tp": 16 >> i, "cp": 1 << i} for i in range(5)]
+    by_context = [{"tp": 16 >> i, "cp": 1 << i} for i in range(5)]
     return [
         *found,
-        _sweep(gpt, "1d", "tp = 8", [{"tp": 8, **row} for row in by_pp], 0),
-        _sweep(gpt, "1d", "dp = 32", [{**row, "dp": 32} for row in stages], 1),
-        _sweep(gpt, "summa", "pp = 1", [{**row, "pp": 1} for row in grid], 8),
-        _sweep(vit, "cp", "pp = 2", [{**row, "pp": 2} for row in field_grid], 1),
-        _sweep(vit, "cp", "pp = 16", [{**row, "pp": 16} for row in field_grid], 1),
+        _sweep(gpt, "1d", "dp = 32", [{"dp": 32, **row} for row in stages], 1),
+        _sweep(gpt, "summa", "pp = 1", [{"pp": 1, **row} for row in grid], 8),
+        _sweep(vit, "cp", "pp = 2", [{"pp": 2, **row} for row in by_context], 1),
+        _sweep(vit, "cp", "pp = 16", [{"pp": 16, **row} for row in by_context], 1),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landscape:
+    """Step times over two degrees, data parallelism taking the rest of the devices; None where no plan is legal."""
+
+    model: str
+    layout: str
+    stands: tuple[tuple[str, int], ...]
+    across: tuple[str, tuple[int, ...]]
+    up: tuple[str, tuple[int, ...]]
+    found: tuple[tuple[Best | None, ...], ...] = ()
+
+    def asks(self) -> list[Ask]:
+        """Return one search for each cell, row by row; memory is not asked."""
+        asks = []
+        for y in self.up[1]:
+            for x in self.across[1]:
+                degrees = (*self.stands, (self.up[0], y), (self.across[0], x))
+                fixed = tuple((name, Wholes(((n, n),))) for name, n in degrees)
+                asks.append(
+                    Ask(model=self.model, system="B200", domain=8, layout=self.layout, rates=UNBOUND, space=fixed)
+                )
+        return asks
+
+    def filled(self, answers: Sequence[Answer]) -> Landscape:
+        """Return the landscape with its plans."""
+        width = len(self.across[1])
+        cells = [a.best.get(NETWORK) for a in answers]
+        return replace(self, found=tuple(tuple(cells[i : i + width]) for i in range(0, len(cells), width)))
+
+    def seconds(self, limit_bytes: float) -> list[list[float | None]]:
+        """Return the seconds of the plans that take no more bytes."""
+        return [[b.seconds if b and b.held_bytes <= limit_bytes else None for b in row] for row in self.found]
+
+    def rows(self, limit_bytes: float) -> list[tuple[str, list[float]]]:
+        """Return every row in which one degree stands, by name: the cells of three plans or more that fit."""
+        cells = self.seconds(limit_bytes)
+        found = [(f"{self.up[0]} {n}", row) for n, row in zip(self.up[1], cells, strict=True)]
+        columns = zip(*cells, strict=True)
+        found += [(f"{self.across[0]} {n}", list(c)) for n, c in zip(self.across[1], columns, strict=True)]
+        width, height = len(self.across[1]), len(cells)
+        for total in range(width + height - 1):
+            line = [cells[y][total - y] for y in range(height) if 0 <= total - y < width]
+            found.append((f"dp of diagonal {total}", line))
+        kept = [(name, [t for t in row if t is not None]) for name, row in found]
+        return [(name, row) for name, row in kept if len(row) > 2]
+
+    def bent(self, limit_bytes: float) -> tuple[int, int]:
+        """Return how many rows have more than one local minimum, and how many there are."""
+        rows = self.rows(limit_bytes)
+        return sum(len(minima(row)) > 1 for _, row in rows), len(rows)
+
+
+def minima(times: Sequence[float]) -> list[int]:
+    """Return the places whose neighbours are both slower, by more than rounding."""
+    padded = [float("inf"), *times, float("inf")]
+    return [
+        i for i in range(len(times)) if padded[i] > padded[i + 1] * 1.0001 and padded[i + 2] > padded[i + 1] * 1.0001
+    ]
+
+
+def landscapes(full: bool) -> list[Landscape]:
+    """Return the landscapes at 16,384 B200 in domains of 8."""
+    powers = tuple(2**i for i in range(8))
+    if not full:
+        return []
+    return [
+        Landscape(
+            model="gpt3-1t", layout="1d", stands=(("micro_batch", 1),), across=("pp", powers), up=("tp", powers[:6])
+        ),
+        Landscape(
+            model="vit-era5",
+            layout="cp",
+            stands=(("micro_batch", 1), ("pp", 1)),
+            across=("cp", powers[:6]),
+            up=("tp", powers[:6]),
+        ),
     ]
 
 
@@ -152,7 +234,7 @@ def capacity_asks(size: Size) -> list[Ask]:
         Ask(model=model, system="B200", domain=MAP_DOMAIN, layout=MAP_LAYOUT[model], counts=(MAP_COUNT,),
             rates=(("memory_bytes_per_second", rate), *most))
         for model in JOBS
-        for rate in linspace(500e9, 16000e9, size.bandwidths)
+        for rate in ratios(500e9, 16000e9, size.bandwidths)
     ]  # fmt: skip
 
 

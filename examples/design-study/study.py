@@ -10,12 +10,14 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import sections
 from cases import JOBS, LAYOUTS, NETWORK, SYSTEMS, TITLES
 from searches import Answer, Best, answers, days
-from sections import QUICK, Field, Scaling, Size, Sweep
+from sections import QUICK, Field, Landscape, Scaling, Size, Sweep
 
 LIMIT = SYSTEMS["B200"][1]["memory"]
 
@@ -67,12 +69,12 @@ def _print_degrees(found: Scaling, size: Size, case: tuple[str, str, int]) -> No
     for count in size.counts:
         best = found.any(*case, count)
         if best is None:
-            rows.append([f"{count:,}", "-", "", "nothing fits", *[""] * 6])
+            rows.append([f"{count:,}", "-", "", "nothing fits", *[""] * 7])
             continue
         b = best[1]
         shares = [f"{100 * share:.0f}" for share in b.shares.values()]
         rows.append([f"{count:,}", number(b.seconds), f"{b.held_bytes / 1e9:.0f}", b.words(), *shares])
-    parts = ["compute %", "tensor %", "data %", "between %", "bubble %", "update %"]
+    parts = ["compute %", "tensor %", "data %", "between %", "bubble %", "update %", "beside %"]
     table(["devices", "step s", "GB", "plan", *parts], rows)
 
 
@@ -104,6 +106,19 @@ def print_sweeps(rows: Sequence[Sweep]) -> None:
         table(["plan", "step s", "GB", "", ""], lines)
         times = len(row.minima())
         say("not convex: " + str(times) + " local minima\n" if times > 1 else "one minimum\n")
+
+
+def print_landscapes(drawn: Sequence[Landscape]) -> None:
+    """Print step times over two degrees; an asterisk marks plans that do not fit."""
+    for one in drawn:
+        stands = ", ".join(f"{name} = {n}" for name, n in one.stands)
+        say(f"LANDSCAPE  {TITLES[one.model]}, {LAYOUTS[one.layout]}, 16,384 B200 in domains of 8, {stands}: seconds")
+        fits, everything = one.seconds(LIMIT), one.seconds(float("inf"))
+        rows = []
+        for n, row, kept in zip(one.up[1], everything, fits, strict=True):
+            cells = [number(s) + ("" if s is None or k else "*") for s, k in zip(row, kept, strict=True)]
+            rows.append([f"{one.up[0]} {n}", *cells])
+        table(["", *(f"{one.across[0]} {n}" for n in one.across[1])], rows)
 
 
 def _sweep_line(row: Sweep, place: int, best: Best) -> list[str]:
@@ -149,31 +164,29 @@ def print_wider(found: Sequence[Answer]) -> None:
     table(["model", "space", "layout", "plans", "step s", "plan"], rows)
 
 
-def claims(found: Scaling, size: Size, rows: Sequence[Sweep]) -> Iterable[str]:
+def claims(got: Results) -> Iterable[str]:
     """Yield what the tables say in sentences, each with its figures."""
-    falls = total = 0
-    for model in JOBS:
-        for system in size.systems:
-            for domain in size.domains:
-                best = [found.any(model, system, domain, n) for n in size.counts]
-                times = [b[1].seconds for b in best if b]
-                total += 1
-                falls += all(b < a for a, b in zip(times, times[1:], strict=False))
-    yield f"a step gets shorter with every doubling of devices on {falls} of {total} systems and models"
+    found, size = got.scaling, got.size
+    cases = [(m, s, d) for m in JOBS for s in size.systems for d in size.domains]
+    times = [[b[1].seconds for n in size.counts if (b := found.any(*case, n))] for case in cases]
+    falls = sum(all(later < first for first, later in pairwise(row)) for row in times)
+    yield f"a step gets shorter with every doubling of devices on {falls} of {len(cases)} systems and models"
+    system, small, large = size.systems[-1], size.domains[0], size.domains[-1]
     for model in JOBS:
         gains = []
-        for count in (size.counts[0], size.counts[1], size.counts[-1]):
-            small = found.any(model, size.systems[-1], size.domains[-2], count)
-            large = found.any(model, size.systems[-1], size.domains[-1], count)
-            if small and large:
-                gains.append(f"{small[1].seconds / large[1].seconds - 1:.1%} on {count:,}")
-        sizes = f"{size.domains[-2]} to {size.domains[-1]}"
-        yield f"{TITLES[model]}: fast domains from {sizes} {size.systems[-1]} gain " + ", ".join(gains)
+        for count in (512, 4096, 16384):
+            near, far = found.any(model, system, small, count), found.any(model, system, large, count)
+            gains += [f"{near[1].seconds / far[1].seconds - 1:.1%} on {count:,}"] if near and far else []
+        yield f"{TITLES[model]}: fast domains of {large} in place of {small} {system} gain " + ", ".join(gains)
     for model in JOBS:
         least, most = _two_dimensional(found, size, model)
         yield f"{TITLES[model]}: the best 2D plan takes {least:.2f} to {most:.2f} of the best 1D plan's seconds"
-    bent = sum(len(row.minima()) > 1 for row in rows)
-    yield f"with one degree fixed, {bent} of {len(rows)} rows have more than one local minimum: not convex"
+    bent = sum(len(row.minima()) > 1 for row in got.sweeps)
+    yield f"with one degree fixed, {bent} of {len(got.sweeps)} rows have more than one local minimum: not convex"
+    for one in got.landscapes:
+        (bent, of), (kept, left) = one.bent(float("inf")), one.bent(LIMIT)
+        least_words = f"; where plans must fit, {kept} of {left}"
+        yield f"{TITLES[one.model]}: {bent} of {of} rows of its landscape have more than one local minimum{least_words}"
 
 
 def _two_dimensional(found: Scaling, size: Size, model: str) -> tuple[float, float]:
@@ -197,49 +210,70 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@dataclass(frozen=True)
+class Results:
+    """The answers by question."""
+
+    size: Size
+    scaling: Scaling
+    sweeps: Sequence[Sweep]
+    landscapes: Sequence[Landscape]
+    capacity: Sequence[Field]
+    generation: Sequence[Field]
+    beyond: Sequence[Answer]
+    groups: dict[str, list[Answer]]
+
+
+def results(size: Size, workers: int) -> Results:
+    """Return the answers of all searches, which share the cores."""
+    rows, drawn = sections.sweeps(size.whole), sections.landscapes(size.whole)
+    asked = {
+        "scaling": sections.scaling_asks(size),
+        "sweeps": [ask for row in rows for ask in row.asks],
+        "landscapes": [ask for one in drawn for ask in one.asks()],
+        "capacity map": sections.capacity_asks(size),
+        "generation map": sections.generation_asks(size),
+        "beyond": sections.wider_asks() if size.whole else [],
+    }
+    done = iter(answers([ask for group in asked.values() for ask in group], workers))
+    found = {name: [next(done) for _ in group] for name, group in asked.items()}
+    swept, cells = iter(found["sweeps"]), iter(found["landscapes"])
+    return Results(
+        size=size,
+        scaling=Scaling.of(found["scaling"]),
+        sweeps=[sections.swept(row, [next(swept) for _ in row.asks]) for row in rows],
+        landscapes=[one.filled([next(cells) for _ in one.asks()]) for one in drawn],
+        capacity=sections.capacity_fields(size, found["capacity map"]),
+        generation=sections.generation_fields(size, found["generation map"]),
+        beyond=found["beyond"],
+        groups=found,
+    )
+
+
 def main() -> None:
     """Run the study."""
     asked, start = arguments(), time.perf_counter()
-    size = QUICK if asked.quick else Size()
-    rows = sections.sweeps(full=not asked.quick)
-    beyond = sections.wider_asks() if size.wider else []
-    groups = {
-        "scaling": sections.scaling_asks(size),
-        "sweeps": [ask for row in rows for ask in row.asks],
-        "capacity map": sections.capacity_asks(size),
-        "generation map": sections.generation_asks(size),
-        "beyond": beyond,
-    }
-    asks = [ask for group in groups.values() for ask in group]
-    done = iter(answers(asks, asked.workers))
-    found = {name: [next(done) for _ in group] for name, group in groups.items()}
+    got = results(QUICK if asked.quick else Size(), asked.workers)
     searched = time.perf_counter() - start
-    scaling = Scaling.of(found["scaling"])
-    left = iter(found["sweeps"])
-    rows = [sections.swept(row, [next(left) for _ in row.asks]) for row in rows]
-    maps = (
-        sections.capacity_fields(size, found["capacity map"]),
-        sections.generation_fields(size, found["generation map"]),
-    )
-    print_scaling(scaling, size)
-    print_layouts(scaling, size)
-    print_sweeps(rows)
-    for title, drawn in zip(("capacity and bandwidth (TB/s)", "memory of a generation and TFLOP/s"), maps, strict=True):
-        for one in drawn:
-            print_map(title, one)
+    print_scaling(got.scaling, got.size)
+    print_layouts(got.scaling, got.size)
+    print_sweeps(got.sweeps)
+    print_landscapes(got.landscapes)
+    for field in got.capacity:
+        print_map("capacity and bandwidth (TB/s)", field)
+    for field in got.generation:
+        print_map("memory of a generation and TFLOP/s", field)
     print_published()
-    if beyond:
-        print_wider(found["beyond"])
+    if got.beyond:
+        print_wider(got.beyond)
     say("FINDINGS")
-    for line in claims(scaling, size, rows):
+    for line in claims(got):
         say(f"- {line}")
     say("\nSEARCHES")
-    table(
-        ["", "searches", "plans", "legal", "core seconds"],
-        [_cost(name, group) for name, group in found.items() if group],
-    )
+    rows = [_cost(name, group) for name, group in got.groups.items() if group]
+    table(["", "searches", "plans", "legal", "core seconds"], rows)
     if asked.out:
-        draw(asked.out, scaling, size, rows, maps)
+        draw(asked.out, got)
     say(f"{searched:.1f} s of searches, {time.perf_counter() - start:.1f} s in all")
 
 
@@ -248,19 +282,19 @@ def _cost(name: str, group: Sequence[Answer]) -> list[str]:
     return [name, f"{len(group):,}", f"{plans:,}", f"{legal:,}", f"{sum(a.seconds for a in group):.1f}"]
 
 
-def draw(
-    folder: Path, scaling: Scaling, size: Size, rows: Sequence[Sweep], maps: tuple[Sequence[Field], Sequence[Field]]
-) -> None:
+def draw(folder: Path, got: Results) -> None:
     """Write the figures."""
     import figures
 
     folder.mkdir(parents=True, exist_ok=True)
-    figures.scaling(scaling, size, folder)
-    figures.layouts(scaling, size, folder)
-    figures.degrees(scaling, size, folder)
-    figures.sweeps(rows, LIMIT, folder)
-    figures.capacities(maps[0], folder)
-    figures.generations(maps[1], size, folder)
+    figures.scaling(got.scaling, got.size, folder)
+    figures.layouts(got.scaling, got.size, folder)
+    figures.degrees(got.scaling, got.size, folder)
+    figures.sweeps(got.sweeps, LIMIT, folder)
+    if got.landscapes:
+        figures.landscapes(got.landscapes, LIMIT, folder)
+    figures.capacities(got.capacity, folder)
+    figures.generations(got.generation, got.size, folder)
 
 
 if __name__ == "__main__":
