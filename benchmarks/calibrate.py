@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from calibration import links, products
+from calibration import engines, links, products
 from calibration.tables import FAMILIES, read
 
 from shardwise.cost._tables import constants
@@ -28,8 +28,12 @@ HEADER = (
 )
 
 
-def _number(value: float) -> str:
-    return f"{float(value):.4g}" if value else "0.0"
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4g}" if value else "0.0"
 
 
 def _keys(path: tuple[str, ...]) -> str:
@@ -42,7 +46,7 @@ def entries(path: tuple[str, ...], table: dict[str, Any], date: str) -> Iterator
     if plain:
         yield f"\n[{_keys(path)}]"
         for name, value in plain.items():
-            yield f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {_number(value)}"
+            yield f"{name} = {_text(value)}"
         if "source" in plain:
             yield f'date = "{date}"'
     for name, value in table.items():
@@ -62,6 +66,11 @@ def fitted(folder: Path) -> dict[str, Any]:
     table = links.read_across(folder)
     if table:
         found["network"] = {"verbs": links.calibrate_across(table, found["ampere"]["fast"])}
+    for path, row in engines.calibrate(folder):
+        place = found
+        for key in path[:-1]:
+            place = place.setdefault(key, {})
+        place[path[-1]] = row
     return found
 
 
@@ -72,7 +81,8 @@ def leftovers(folder: Path, table: dict[str, Any]) -> list[tuple[str, str, str, 
         rows = read(folder, kind)
         found += module.residuals(rows, table) if rows else []
     across = links.read_across(folder)
-    return found + (links.residuals_across(across, table) if across else [])
+    found += links.residuals_across(across, table) if across else []
+    return found + engines.residuals(folder, table)
 
 
 def count(table: dict[str, Any]) -> int:

@@ -188,7 +188,7 @@ def test_a_data_type_without_a_rate_is_refused() -> None:
 def test_narrow_products_pay_for_their_casts() -> None:
     """Under fp8 the input and the gradient of the output are cast, four bytes an element; nothing else is."""
     narrow = rates_of(H100, "fp8", 0.0, Efficiencies())
-    free = replace(narrow, cast_bytes=0.0)
+    free = replace(narrow, cast_traffic=0.0)
     op = product(4096, 1024, 512)
     paid, bare = op_seconds(narrow, op), op_seconds(free, op)
     assert paid.forward - bare.forward == pytest.approx(4 * 4096 * 512 / narrow.memory_bytes)

@@ -1,20 +1,29 @@
 """Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
 
 from shardwise.cost._bands import Band, band_of
+from shardwise.cost._kernels import Chip, DecodeFit, ExpertsFit, decode_seconds, experts_seconds, fit_from
 from shardwise.cost._network import Network, collective_seconds, leaving_share, network_of, sent_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
 from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
+from shardwise.cost._tables import constants
 
 __all__ = [
     "OVERLAP_AXES",
     "Band",
+    "Chip",
+    "DecodeFit",
     "Efficiencies",
+    "ExpertsFit",
     "Network",
     "PassSeconds",
     "Rates",
     "band_of",
     "blend",
     "collective_seconds",
+    "constants",
+    "decode_seconds",
+    "experts_seconds",
+    "fit_from",
     "kernel_seconds",
     "leaving_share",
     "network_of",

@@ -120,10 +120,10 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
 
 def _cast(r: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds to cast what enters a narrow product: the input, or the gradient of the output."""
-    if not r.cast_bytes:
+    if not r.cast_traffic:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
-    return r.cast_bytes * (op.batch * op.rows * width) / r.memory_bytes
+    return r.cast_traffic * (op.batch * op.rows * width) / r.memory_bytes
 
 
 def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:

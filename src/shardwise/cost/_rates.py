@@ -103,7 +103,7 @@ class Rates(ProductRates[X]):
 
     `contention` is by how much compute slows while messages run beside it, as a share of their time;
     `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
-    same of grouped products for both gradients. `cast_bytes` is what casting an element to a narrow type moves.
+    same of grouped products for both gradients. `cast_traffic` is the bytes moved to cast an element.
     """
 
     attention_forward_flops: X
@@ -117,7 +117,7 @@ class Rates(ProductRates[X]):
     launch: X
     contention: float
     weight_gradient: float
-    cast_bytes: float
+    cast_traffic: float
     family: str
     assumptions: tuple[str, ...] = ()
 
@@ -277,7 +277,7 @@ def rates_of(
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),
         weight_gradient=1.0 if imposed.ideal else constants()["passes"]["weight_gradient"]["rate"],
-        cast_bytes=0.0 if imposed.ideal else cast_bytes(dtype),
+        cast_traffic=0.0 if imposed.ideal else cast_bytes(dtype),
         family=family,
         assumptions=tuple(notes),
     )

@@ -16,6 +16,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.plans._settings import Settings
 
 Kernel: TypeAlias = Literal["eager", "fused"]
+NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal["eager", "vocab-parallel", "fused"]
 
@@ -37,7 +38,7 @@ class Stack:
 
     name: str
     title: str
-    norm: Kernel
+    norm: NormKernel
     attention: AttentionKernel
     activation: Kernel
     loss: LossKernel

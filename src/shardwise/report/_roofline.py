@@ -128,18 +128,21 @@ class Roofline:
         return found
 
 
+_STARTS = ("launch", "warm_share", "item_seconds", "ramp_seconds", "expert_seconds", "row_seconds")
+
+
 def _only(thing: Any, kept: Bound) -> Any:
     """Return rates, kernels or a server with every limit taken away but one."""
     changed: dict[str, Any] = {}
     for f in fields(thing):
         name, value = f.name, getattr(thing, f.name)
-        if name in ("rates", "narrow", "kernels"):
+        if name in ("rates", "narrow", "kernels", "decode", "experts_wide", "experts_narrow"):
             changed[name] = _only(value, kept)
-        elif name.endswith(("_flops", "peak")) or name in ("experts_wide", "experts_narrow"):
+        elif name.endswith(("_flops", "peak")) or name == "compute":
             changed[name] = value if kept == "compute" else _NO_LIMIT
-        elif name.endswith("_bytes") or name in ("bandwidth", "attention_efficiency"):
+        elif name.endswith("_bytes") or name in ("bandwidth", "memory"):
             changed[name] = value if kept == "memory" else _NO_LIMIT
-        elif name.endswith(("_start", "start_seconds")) or name in ("launch", "warm_share"):
+        elif name.endswith(("_start", "start_seconds")) or name in _STARTS:
             changed[name] = value if kept == "start" else 0.0
     return replace(thing, **changed)
 

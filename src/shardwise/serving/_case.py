@@ -64,7 +64,7 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     """Return the device and links that a phase runs on."""
     device, wanted = case.cluster.device, case.efficiencies
     fitted = rates_of(device, case.dtype, 0.0, wanted)
-    kernels = kernels_of(device, fitted.family, case.engine, wanted)
+    kernels = kernels_of(device, fitted.family, case.compute, case.engine, wanted)
     wide = captured(fitted, case.engine, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:
@@ -80,6 +80,8 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         bandwidth=leaf("HBM bytes/s", bandwidth, "datasheet", "bytes/s"),
         peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
         narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
+        cores=float(device.num_cores) if device.knows("num_cores") else 1.0,
+        cache_width=case.cache_element_bytes,
         kernels=kernels,
         engine=case.engine,
         decoding=decoding,

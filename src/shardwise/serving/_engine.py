@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from shardwise.cost import Efficiencies
+from shardwise.cost import DecodeFit, Efficiencies, ExpertsFit, constants, fit_from
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
@@ -52,13 +52,9 @@ class Kernels:
     `all_reduce` lists (ranks, start seconds, bytes per second), largest group last; empty where the engine has none.
     """
 
-    attention_efficiency: float
-    attention_start_seconds: float
-    attention_floor_tokens: float
-    experts_wide: float
-    experts_narrow: float
-    experts_pad_rows: float
-    experts_start_seconds: float
+    decode: DecodeFit
+    experts_wide: ExpertsFit
+    experts_narrow: ExpertsFit
     all_reduce: tuple[tuple[int, float, float], ...]
     sources: tuple[str, ...]
 
@@ -102,29 +98,49 @@ def _all_reduce(family: str, engine: str) -> tuple[tuple[int, float, float], ...
     return tuple(zip(table["ranks"], row["start_seconds"], row["bytes_per_second"], strict=True))
 
 
-def kernels_of(device: Device, family: str, engine: Engine, imposed: Efficiencies) -> Kernels:
-    """Return the kernel constants of a device family under an engine; imposed efficiencies replace the fitted ones."""
-    table = _table()
-    attention = table["attention"].get(family, table["attention"]["generic"])
-    experts = table["experts"]
-    start = 0.0 if imposed.ideal else 1.0
+_NARROW = {"fp8": ("fp8", "fp8_block"), "int8": ("fp8", "fp8_block"), "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8")}
 
-    def effective(fitted: float, user: float) -> float:
-        return user or (1.0 if imposed.ideal else fitted)
 
+def _own(table: dict[str, Any], engine: str) -> dict[str, Any]:
+    """Return the rows of an engine; engines without a measurement take vLLM's."""
+    row: dict[str, Any] = table.get(engine, table["vllm"])
+    return row
+
+
+def _expert_row(table: dict[str, Any], types: tuple[str, ...]) -> dict[str, Any]:
+    """Return the row of the kernel with the most measurements of the first type that was measured."""
+    by_kernel = next((table[t] for t in types if t in table), table["bf16"])
+    plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
+    return max(plain.values(), key=lambda row: row["rows"])
+
+
+def _imposed(row: dict[str, Any], imposed: Efficiencies) -> dict[str, Any]:
+    """Return a row with the user's efficiencies; ideal kernels stream at full rate and start at once."""
+    shares = {"compute": imposed.compute, "memory": imposed.memory}
+    found = row | {name: min(user or row[name], 1.0) for name, user in shares.items()}
+    if not imposed.ideal:
+        return found
+    free = {name: 0.0 for name in row if name.endswith("_seconds") or name in ("pad_rows", "floor_tokens")}
+    return found | free | {"compute": 1.0, "memory": 1.0}
+
+
+def kernels_of(device: Device, family: str, compute: str, engine: Engine, imposed: Efficiencies) -> Kernels:
+    """Return the kernel constants of a family under an engine for products of a type.
+
+    Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
+    """
+    table = constants()[family if "decode" in constants()[family] else "ada"]
+    decode, experts = _own(table["decode"], engine.name)["bf16"], _own(table["experts"], engine.name)
+    wide, narrow = _expert_row(experts, ("bf16",)), _expert_row(experts, _NARROW.get(compute, ("bf16",)))
     direct = (
         engine.one_shot
         and device.fast_link.startswith("nvlink")
         and not (imposed.ideal or imposed.fast_bytes_per_second)
     )
     return Kernels(
-        attention_efficiency=effective(attention["efficiency"], imposed.memory),
-        attention_start_seconds=start * attention["start_seconds"],
-        attention_floor_tokens=start * attention["floor_tokens"],
-        experts_wide=effective(experts["wide"], imposed.compute),
-        experts_narrow=effective(experts["narrow"], imposed.compute),
-        experts_pad_rows=start * experts["pad_rows"],
-        experts_start_seconds=start * experts["start_seconds"].get(family, experts["start_seconds"]["generic"]),
+        decode=fit_from(DecodeFit, _imposed(decode, imposed)),
+        experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
+        experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
         all_reduce=_all_reduce(family, engine.name) if direct else (),
-        sources=(attention["source"], experts["source"], table["all_reduce"]["source"]),
+        sources=(decode["source"], wide["source"], narrow["source"], _table()["all_reduce"]["source"]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.cost import Rates, blend, kernel_seconds
+from shardwise.cost import Chip, Rates, blend, decode_seconds, experts_seconds, kernel_seconds
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
@@ -21,6 +21,8 @@ class Server(Machine[X]):
     bandwidth: X
     peak: X
     narrow_peak: X
+    cores: float
+    cache_width: float
     kernels: Kernels
     engine: Engine
     decoding: bool
@@ -54,26 +56,23 @@ def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
 
 
 def _attention(m: Server[X], op: Op[X]) -> X:
-    """Return seconds of one decode attention kernel: it streams the cache, in tiles of at least `floor` tokens.
+    """Return seconds of one decode attention kernel (docs/calibration.md).
 
-    Form and constants: docs/formulas.md, decode attention.
+    A work item is one key-value head of one sequence; what is not cache are the queries and the output.
     """
-    k = m.kernels
-    grown = maximum(op.columns, k.attention_floor_tokens) / op.columns
-    streamed = op.forward_bytes * grown / (k.attention_efficiency * m.bandwidth)
-    return maximum(streamed, op.flops / m.rates.attention_forward_flops) + k.attention_start_seconds
+    edges = 2 * op.rows * op.batch * op.inner
+    cache = maximum(op.forward_bytes - edges, 1.0)
+    items = cache / (m.cache_width * op.inner * op.columns)
+    chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
+    return decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
 
 
 def _experts(m: Server[X], op: Op[X]) -> X:
-    """Return seconds of one product over the experts that got a token; each runs half a tile of rows more.
-
-    The ledger's rows are a mean over those experts. Form and constants: docs/formulas.md, fused experts.
-    """
-    k = m.kernels
+    """Return seconds of one product over the experts that got a token (docs/calibration.md)."""
     narrow = op.dtype == m.narrow_dtype and m.narrow is not m.rates
-    rate = k.experts_narrow * m.narrow_peak if narrow else k.experts_wide * m.peak
-    padded = op.flops + 2 * k.experts_pad_rows * op.batch * op.columns * op.inner
-    return maximum(padded / rate, op.forward_bytes / m.rates.memory_bytes) + k.experts_start_seconds
+    c, peak = (m.kernels.experts_narrow, m.narrow_peak) if narrow else (m.kernels.experts_wide, m.peak)
+    chip = Chip(flops=peak, bytes_per_second=m.bandwidth, cores=m.cores)
+    return experts_seconds(c, chip, op.forward_bytes, (op.rows * op.batch, op.batch, op.columns, op.inner))
 
 
 def _product(m: Server[X], op: Op[X]) -> X:
@@ -109,4 +108,4 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
     """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
     zero = 0 * rates.memory_start
     started = zero + (0.0 if ideal else 1.0) * engine.small_kernel_seconds
-    return replace(rates, memory_start=started, launch=zero, cast_bytes=0.0)
+    return replace(rates, memory_start=started, launch=zero, cast_traffic=0.0)

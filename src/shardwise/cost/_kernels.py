@@ -1,0 +1,106 @@
+"""Seconds of the kernels of engines: attention over a cache, attention of a prompt, fused experts.
+
+Forms of docs/calibration.md; constants per family and engine in constants.toml.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Generic
+
+from shardwise.cost._operators import blend
+from shardwise.ledger.number import X, maximum, minimum
+
+TILE_ROWS = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chip(Generic[X]):
+    """What a kernel's constants are shares of: FLOP/s and bytes/s of the datasheet, and the cores."""
+
+    flops: X
+    bytes_per_second: X
+    cores: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeFit:
+    """Constants of attention over a cache: it streams the cache, a work item a sequence and key-value head."""
+
+    memory: float
+    compute: float
+    start_seconds: float
+    sharpness: float
+    floor_tokens: float
+    item_seconds: float
+    ramp_seconds: float
+    ramp_tokens: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillFit:
+    """Constants of attention of new tokens: whole tiles of queries, a softmax beside the products, a longest tile."""
+
+    memory: float
+    compute: float
+    start_seconds: float
+    sharpness: float
+    extra_dims: float
+    extra_keys: float
+    path: float
+    tile_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsFit:
+    """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved."""
+
+    memory: float
+    compute: float
+    start_seconds: float
+    sharpness: float
+    pad_rows: float
+    expert_seconds: float
+    row_seconds: float
+
+
+def fit_from(kind: type[Any], row: dict[str, Any]) -> Any:
+    """Return constants of a kind of kernel from a stored row."""
+    return kind(**{f.name: row[f.name] for f in fields(kind)})
+
+
+def decode_seconds(c: DecodeFit, chip: Chip[X], moved: tuple[X, X], flops: X, items: X, tokens: X) -> X:
+    """Return seconds of attention over cached tokens: bytes of the cache and of the rest, so many work items.
+
+    Short contexts stream a floor of tokens an item, and the latency of one item's chain grows until it is cut.
+    """
+    cache, edges = moved
+    streamed = (cache * (maximum(tokens, c.floor_tokens) / tokens) + edges) / (c.memory * chip.bytes_per_second)
+    worked = flops / (c.compute * chip.flops) + c.item_seconds * items / chip.cores
+    ramp = c.ramp_seconds * minimum(tokens, c.ramp_tokens) / c.ramp_tokens
+    return blend(streamed, worked, c.sharpness) + ramp + c.start_seconds
+
+
+def prefill_seconds(c: PrefillFit, chip: Chip[X], moved: X, flops: X, shape: tuple[X, X, X, X]) -> X:
+    """Return seconds of attention of new tokens; the shape is (rows, heads, dims of key and value, keys read).
+
+    Rows are those of whole tiles over all sequences. The exponentials of the softmax cost like `extra_dims` more
+    dimensions, a masked tile like `extra_keys` more keys, and the tile with the most keys ends the kernel.
+    """
+    rows, heads, dims, keys = shape
+    rate, wide = c.compute * chip.flops, dims + 2 * c.extra_dims
+    tiles = heads * rows / (TILE_ROWS * chip.cores)
+    products = (flops / dims + 2 * heads * rows * c.extra_keys) * wide / rate
+    longest = c.path * (2 * TILE_ROWS * chip.cores / rate) * wide * keys
+    worked = products + longest + c.tile_seconds * tiles
+    return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + c.start_seconds
+
+
+def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X, X]) -> X:
+    """Return seconds of one of the two products of experts; the shape is (rows in all, experts hit, n, k)."""
+    rows, hit, n, k = shape
+    rate = c.compute * chip.flops
+    longest = 2 * 64 * 128 * chip.cores * k / rate
+    worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
+    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.row_seconds / 2 * rows
+    return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
