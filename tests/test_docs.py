@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md", ROOT / "docs" / "plots.md"]
+RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md", ROOT / "docs" / "plots.md", ROOT / "docs" / "formats.md"]
 OURS = "src|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
 
 _BLOCK = re.compile(r"^```(\w+)?[ ]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -182,8 +182,12 @@ def _unknown(given: Given, option: str, values: list[str]) -> None:
 
 
 def _extends(name: str, other: str) -> bool:
-    """Return whether one name is the other with something added, so that it may well be meant."""
-    return name in other or other in name
+    """Return whether one name is the other with a word added, so that it may well be meant.
+
+    >>> _extends("data-path2", "data-path"), _extends("sft-data-path", "data-path")
+    (False, True)
+    """
+    return (name in other or other in name) and abs(len(name) - len(other)) > 2
 
 
 def from_mapping(table: Mapping[str, object]) -> Given:
