@@ -29,7 +29,7 @@ def search_dtypes(search: str = "") -> list[dict[str, Any]]:
     """Return a record of every data type whose name holds the words; an exact name is meant alone.
 
     >>> [(row["kind"], row["bytes"]) for row in search_dtypes("nvfp4")]
-    [('weights', 0.5625)]
+    [('weights', 0.5625), ('cache', 0.5625)]
     """
     rows = [*_recipes(), *_formats(), *_caches(), *_presets()]
     exact = [row for row in rows if row["name"] == search.strip().lower()]

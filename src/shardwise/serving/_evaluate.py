@@ -225,8 +225,8 @@ def spread(first: int, last: int) -> list[tuple[float, float]]:
     Two points of the mean and the variance of the series, n whole numbers: (n^2 - 1) / 12.
 
     >>> points = spread(10, 20)
-    >>> round(sum(w * x**3 for x, w in points) - sum(x**3 for x in range(10, 21)) / 11, 6)
-    0.0
+    >>> round(sum(w * x**3 for x, w in points)), sum(x**3 for x in range(10, 21)) // 11
+    (3825, 3825)
     """
     middle, count = (first + last) / 2, last - first + 1
     away = math.sqrt((count * count - 1) / 12)
