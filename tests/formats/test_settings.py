@@ -1,0 +1,158 @@
+"""DeepSpeed's JSON and accelerate's YAML: what each key sets, what is left out and why, what contradicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.formats import _yaml, deepspeed, fsdp, import_file
+
+# Facts of https://huggingface.co/docs/transformers/main_classes/deepspeed, ZeRO-3 with offloading, in other words.
+ZERO3: dict[str, Any] = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+    "zero_optimization": {
+        "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}, "offload_param": {"device": "none"},
+        "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9,
+        "stage3_max_live_parameters": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": False,
+}  # fmt: skip
+
+# Facts of https://github.com/huggingface/accelerate/blob/main/examples/config_yaml_templates/fsdp.yaml in other words.
+FSDP = """
+# a machine of eight
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch_policy: BACKWARD_PRE
+  fsdp_forward_prefetch: false
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: 1
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_transformer_layer_cls_to_wrap: BertLayer
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+
+
+def test_a_configuration_of_transformers_is_understood() -> None:
+    """What the trainer fills in stays open and is said, offloading is left out with its reason, nothing is unknown."""
+    case = deepspeed.read(json.dumps(ZERO3))
+    assert (case.plan.sharding, case.plan.micro_batch, case.plan.dp, case.job.global_batch) == ("zero3", 0, 0, 0)
+    assert case.job.precision == "bf16-grads16"
+    assert any("bf16.enabled" in text for text in case.assumed)
+    ignored = {reading.argument for reading in case.ignored}
+    assert "zero_optimization.offload_optimizer.device" in ignored
+    assert "zero_optimization.offload_param.device" not in ignored
+    assert not case.unknown
+    assert case.stack.overlap_gradients
+
+
+JSON: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({}, {"sharding": "none", "precision": "fp32"}),
+    ({"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}},
+     {"sharding": "zero1", "precision": "fp16-grads16"}),
+    ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, {"precision": "bf16"}),
+    ({"tensor_parallel": {"autotp_size": 4}}, {"tp": 4, "dp": 2, "sequence_parallel": False}),
+    ({"sequence_parallel_size": 2}, {"cp": 2, "cp_kind": "all-to-all", "dp": 4}),
+    ({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, {"sharding": "hsdp", "shard": 4}),
+    ({"optimizer": {"type": "Lion"}}, {"optimizer": "lion"}),
+    ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, {"precision": "amp-bf16"}),
+    ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
+     {"global_batch": 64, "micro_batch": 2, "accumulation": 4}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "expected"), JSON)
+def test_keys_of_deepspeed_set_their_fields(tree: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Each key of the configuration sets the field that it means."""
+    case = deepspeed.read(json.dumps(tree), num_devices=8)
+    found = {name: next(getattr(r, name) for r in (case.plan, case.job, case) if hasattr(r, name)) for name in expected}
+    assert found == expected
+
+
+YAML: tuple[tuple[str, dict[str, Any]], ...] = (
+    (FSDP, {"sharding": "fsdp", "dp": 8, "precision": "amp-bf16", "recompute": "none", "devices_per_node": 8}),
+    (FSDP.replace("strategy: 1", "strategy: HYBRID_SHARD").replace("machines: 1", "machines: 2"),
+     {"sharding": "hsdp", "shard": 4}),
+    (FSDP.replace("fsdp_sharding_strategy: 1", "fsdp_reshard_after_forward: false"), {"sharding": "zero2"}),
+    (FSDP.replace("FSDP", "MULTI_GPU"), {"sharding": "none", "dp": 8}),
+    (FSDP.replace("bf16\nnum", "no\nnum"), {"precision": "fp32"}),
+    (FSDP.replace("  fsdp_offload_params: false", "  fsdp_activation_checkpointing: true"), {"recompute": "full"}),
+    ("distributed_type: DEEPSPEED\nnum_processes: 4\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 2\n",
+     {"sharding": "zero2", "precision": "bf16-grads16", "dp": 4}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), YAML)
+def test_keys_of_accelerate_set_their_fields(text: str, expected: dict[str, Any]) -> None:
+    """Each key of the configuration sets the field that it means, in both versions of FSDP."""
+    case = fsdp.read(text)
+    found = {name: next(getattr(r, name) for r in (case.plan, case.job, case) if hasattr(r, name)) for name in expected}
+    assert found == expected
+    assert not case.unknown
+
+
+def test_accelerate_hands_over_to_deepspeeds_own_file(tmp_path: Path) -> None:
+    """The file that accelerate names is read beside it."""
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO3))
+    whole = "distributed_type: DEEPSPEED\nnum_processes: 16\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    (tmp_path / "a.yaml").write_text(whole)
+    case = import_file(tmp_path / "a.yaml")
+    assert (case.system, case.plan.sharding, case.plan.dp) == ("DeepSpeed", "zero3", 16)
+
+
+WRONG_JSON: tuple[tuple[str, set[str]], ...] = (
+    ("{", {"file"}),
+    ("[]", {"file"}),
+    ('{"bf16": {"enabled": true}, "fp16": {"enabled": true}, "zero_optimization": {"stage": 4}}',
+     {"fp16.enabled", "zero_optimization.stage"}),
+    ('{"train_batch_size": "many", "zero_optimization": {"stage": 1, "mics_shard_size": 2}}',
+     {"train_batch_size", "zero_optimization.mics_shard_size"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "named"), WRONG_JSON)
+def test_what_contradicts_in_json_is_named(text: str, named: set[str]) -> None:
+    """Every key that is wrong is named, all at once."""
+    with pytest.raises(InputError) as caught:
+        deepspeed.read(text)
+    assert {p.field for p in caught.value.problems} == named
+
+
+WRONG_YAML = (
+    "distributed_type: TPU", "mixed_precision: int4", "a: &x 1", "- a", "a: 1\na: 2", "a:\n  - b: 1", "just words",
+    FSDP.replace("  fsdp_forward_prefetch", "  fsdp_reshard_after_forward: false\n  fsdp_forward_prefetch"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG_YAML)
+def test_yaml_that_is_not_understood_is_refused(text: str) -> None:
+    """Forms of YAML that are not read, unknown kinds and contradictions are errors, not guesses."""
+    with pytest.raises(InputError):
+        fsdp.read(text)
+
+
+def test_unknown_keys_are_listed() -> None:
+    """A key that the system does not have is listed with its value."""
+    case = deepspeed.read('{"zero_optimisation": {"stage": 2}}')
+    assert [(r.argument, r.value) for r in case.unknown] == [("zero_optimisation.stage", 2)]
+
+
+def test_what_is_dumped_is_parsed_back() -> None:
+    """Maps, numbers, words that look like other values, and nothing survive being written."""
+    tree = {"a": 1, "b": {"c": True, "d": None, "e": "no", "f": "1", "g": 2.5, "h": "x y"}}
+    assert _yaml.parse(_yaml.dump(tree)) == tree
