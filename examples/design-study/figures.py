@@ -203,10 +203,12 @@ def sweeps(rows: Sequence[Sweep], limit_bytes: float, folder: Path) -> None:
             _bars(axes, row.names, parts, {name: colour for name, (_, colour) in PARTS.items()}, [{} for _ in parts])
             top = max(b.seconds for b in row.found)
             for x, best in enumerate(row.found):
-                label = f"{best.seconds:.3g}" + ("\nno fit" if best.held_bytes > limit_bytes else "")
+                label = f"{best.seconds:.3g}" + ("\ntoo large" if best.held_bytes > limit_bytes else "")
                 weight = "bold" if x in row.minima() else "normal"
                 axes.text(x, best.seconds + 0.02 * top, label, ha="center", fontsize=6.5, fontweight=weight)
-            axes.plot(row.minima(), [row.found[i].seconds + 0.2 * top for i in row.minima()], "v", color=INK, ms=5)
+            above = [0.2 if row.found[i].held_bytes > limit_bytes else 0.12 for i in row.minima()]
+            heights = [row.found[i].seconds + more * top for i, more in zip(row.minima(), above, strict=True)]
+            axes.plot(row.minima(), heights, "v", color=INK, ms=5)
             axes.set_ylim(0, 1.3 * top)
             axes.tick_params(axis="x", labelsize=6)
             axes.set(
@@ -271,7 +273,7 @@ def _contours(figure: Figure, axes: Axes, drawn: Field) -> None:
     levels = np.geomspace(low * 0.999, high * 1.001, 19)
     norm = matplotlib.colors.LogNorm(levels[0], levels[-1])
     filled = axes.contourf(drawn.xs, drawn.ys, values, levels=levels, cmap="cividis_r", norm=norm)
-    lines = axes.contour(drawn.xs, drawn.ys, values, levels=levels[2:-1:3], colors=INK, linewidths=0.6)
+    lines = axes.contour(drawn.xs, drawn.ys, values, levels=levels[2:-1:4], colors=INK, linewidths=0.6)
     for text in axes.clabel(lines, fmt=lambda v: f"{v:.3g}", fontsize=6.5):
         text.set_path_effects([withStroke(linewidth=2, foreground="white", alpha=0.8)])
     axes.patch.set(hatch="////", edgecolor="#bbbbbb", facecolor="#f4f4f4")

@@ -221,7 +221,7 @@ def landscapes(full: bool) -> list[Landscape]:
             model="vit-era5",
             layout="cp",
             stands=(("micro_batch", 1), ("pp", 1)),
-            across=("cp", powers[:6]),
+            across=("cp", powers[:5]),
             up=("tp", powers[:6]),
         ),
     ]
