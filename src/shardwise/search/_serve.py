@@ -6,7 +6,7 @@ The formulas are those of `shardwise.serving`; a law is asked of every layout as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -15,17 +15,22 @@ import numpy as np
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
-from shardwise.models import Model, MoE
-from shardwise.plans import Plan, Serving, spans
+from shardwise.models import Block, Model, MoE
+from shardwise.plans import Plan, Serving
+from shardwise.plans._laws import all_blocks, expert_laws, tensor_laws
+from shardwise.plans._placement import dense_spans, with_groups
 from shardwise.plans._values import divisors
+from shardwise.search._places import COLUMNS
 from shardwise.search._search import part_of
 from shardwise.search._serve_space import LIMITS, ServingSpace, ServingWish
+from shardwise.search._space import Order
 from shardwise.serving._case import Case
 from shardwise.serving._evaluate import evaluate
 from shardwise.serving._resolve import Question, complete, complete_plan
 from shardwise.serving._sizes import Sizes, sizes_of_columns
 
 CELLS = 16_384
+DEGREES = ("tp", "pp", "dp", "ep", "etp")
 MEMORY = "memory"
 FORMATS = "formats"
 Word = tuple[Any, ...]
@@ -66,17 +71,50 @@ def stacked(tables: Sequence[Table]) -> Table:
     return Table(**{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(Table)})
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Layouts:
-    """The layouts of a space: those that obey the laws, and those that fell with the law and the first problem."""
+    """The layouts of a space as columns, and what the laws say of each; `order` is an index of the space's orders."""
 
-    legal: list[Plan] = field(default_factory=list)
-    fallen: list[tuple[str, Plan, Problem]] = field(default_factory=list)
+    columns: dict[str, Any]
+    orders: tuple[Order, ...]
+    law: Any
+    laws: tuple[str, ...]
+    complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]]
 
     @property
     def count(self) -> int:
         """Layouts in all."""
-        return len(self.legal) + len(self.fallen)
+        return len(self.law)
+
+    @cached_property
+    def legal(self) -> Any:
+        """Rows of the layouts that obey the laws."""
+        return np.flatnonzero(self.law < 0)
+
+    @cached_property
+    def fallen(self) -> dict[str, Any]:
+        """Rows of the layouts that fell, by law."""
+        every = {name: np.flatnonzero(self.law == i) for i, name in enumerate(self.laws)}
+        return {name: rows for name, rows in every.items() if len(rows)}
+
+    def bare(self, row: int) -> Plan:
+        """Return the plan of a row as it was tried."""
+        values: dict[str, Any] = {name: int(self.columns[name][row]) for name in DEGREES}
+        return Plan(**values, order=self.orders[int(self.columns["order"][row])])  # type: ignore[arg-type]
+
+    def plan(self, row: int) -> Plan:
+        """Return the complete plan of a legal row."""
+        bare = self.bare(row)
+        return replace(self.complete[law_key(bare)][0], dp=bare.dp, order=bare.order)
+
+    def problem(self, row: int) -> Problem:
+        """Return the first problem of a row that fell."""
+        return self.complete[law_key(self.bare(row))][1][0]
+
+
+def law_key(plan: Plan) -> tuple[Any, ...]:
+    """Return what the laws read of a layout: replicas matter where experts divide over them."""
+    return plan.tp, plan.pp, plan.ep, plan.etp, plan.tp * plan.dp % (plan.ep * plan.etp) == 0
 
 
 _LAW_OF = {"tp": "tensor", "ep": "experts", "etp": "experts", "pp": "pipeline", "stage_layers": "pipeline"}
@@ -107,58 +145,104 @@ class ServingRows:
     @cached_property
     def layouts(self) -> Layouts:
         """Every layout of the space, judged by the laws."""
-        found, said = Layouts(), dict[Any, tuple[Plan, tuple[Problem, ...]]]()
-        for plan in self._plans():
-            key = (plan.tp, plan.pp, plan.ep, plan.etp, plan.dp if plan.ep * plan.etp > 1 else 1)
-            if key not in said:
-                problems = Problems()
-                whole = part_of(self.cluster, plan.num_devices)
-                question = Question(model=self.model, cluster=whole, plan=plan, job=self.job)
-                said[key] = complete_plan(question, problems, []), tuple(problems.items)
-            complete_one, problems_of_it = said[key]
-            if problems_of_it:
-                first = problems_of_it[0]
-                found.fallen.append((_LAW_OF.get(first.field, first.field), plan, first))
-            else:
-                found.legal.append(replace(complete_one, dp=plan.dp, order=plan.order))
-        return found
+        columns = self._placed(np.array(list(self._degrees()), np.int64).reshape(-1, len(DEGREES)))
+        complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]] = {}
+        names: dict[str, int] = {}
+        law = np.full(len(columns["order"]), -1)
+        keys = _law_keys(columns)
+        _, first, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        found = Layouts(columns=columns, orders=self.space.orders, law=law, laws=(), complete=complete)
+        said = []
+        for row in first.tolist():
+            plan = found.bare(row)
+            complete[law_key(plan)] = self._judged_plan(plan)
+            problems = complete[law_key(plan)][1]
+            field = problems[0].field if problems else ""
+            said.append(names.setdefault(_LAW_OF.get(field, field), len(names)) if field else -1)
+        law = np.array(said, np.int64)[back.ravel()] if said else law
+        return replace(found, law=law, laws=tuple(names))
 
-    def _plans(self) -> Iterator[Plan]:
+    def _judged_plan(self, plan: Plan) -> tuple[Plan, tuple[Problem, ...]]:
+        """Return a complete plan and what is wrong with it; laws of fewer fields first, each asked once a value."""
+        legal = replace(plan, sequence_parallel=plan.tp > 1)
+        stage = plan.tp * plan.dp % (plan.ep * plan.etp) == 0
+        asked = (((plan.tp,), tensor_laws), ((plan.tp, plan.ep, plan.etp, stage), expert_laws))
+        for key, law in asked:
+            if key not in self._laws_said:
+                found = Problems()
+                law(self.model, self._blocks, legal, found)
+                self._laws_said[key] = tuple(found.items)
+            if self._laws_said[key]:
+                return plan, self._laws_said[key]
+        problems = Problems()
+        whole = part_of(self.cluster, plan.num_devices)
+        question = Question(model=self.model, cluster=whole, plan=plan, job=self.job)
+        return complete_plan(question, problems, []), tuple(problems.items)
+
+    @cached_property
+    def _laws_said(self) -> dict[tuple[Any, ...], tuple[Problem, ...]]:
+        return {}
+
+    @cached_property
+    def _blocks(self) -> tuple[Block, ...]:
+        return tuple(all_blocks(self.model))
+
+    def _degrees(self) -> Iterator[tuple[int, ...]]:
+        """Yield tp, pp, dp, ep and etp of every layout, whatever the laws say of it."""
         s, n = self.space, self.cluster.num_devices
         for count in s.devices.of(range(1, n + 1)) if s.devices.ranges else [n]:
             ways = divisors(count)
             for tp, pp in product(s.tp.of(ways), s.pp.of(w for w in ways if w <= self.model.num_layers)):
                 dp = count // (tp * pp)
-                if count % (tp * pp) or not s.dp.of([dp]):
-                    continue
-                for ep, etp in self._experts(tp, divisors(tp * dp)):
-                    yield from self._placed(Plan(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp))
+                if count % (tp * pp) == 0 and s.dp.of([dp]):
+                    for ep, etp in self._experts(tp, divisors(tp * dp)):
+                        yield tp, pp, dp, ep, etp
 
     def _experts(self, tp: int, ways: list[int]) -> list[tuple[int, int]]:
         """Return (ep, etp) as engines have it: etp divides the tensor-parallel ranks, and experts fill those at least.
 
-        vLLM docs, expert parallel deployment; SGLang docs, --ep-size and --moe-dp-size (2026).
+        Weights that replicas share leave experts within the tensor-parallel ranks. vLLM docs, expert parallel
+        deployment; SGLang docs, --ep-size and --moe-dp-size (2026).
         """
         if not self.has_experts:
             return [(1, 1)]
         every = product(self.space.ep.of(ways), self.space.etp.of(w for w in ways if tp % w == 0))
-        return [(ep, etp) for ep, etp in every if ep * etp >= tp or tp % ep]
+        most = tp if self.job.shard_weights else self.cluster.num_devices**2
+        return [(ep, etp) for ep, etp in every if (ep * etp >= tp or tp % ep) and ep * etp <= most]
 
     @cached_property
     def has_experts(self) -> bool:
         """Whether the model has experts."""
         return any(isinstance(b.feed_forward, MoE) for b in self.model.kinds)
 
-    def _placed(self, plan: Plan) -> Iterator[Plan]:
-        """Yield a layout for each order of the axes that places its messages otherwise; replicas send none."""
-        seen, axes = set(), ("tp", "pp", "ep", "etp") if self.has_experts else ("tp", "pp")
-        for order in self.space.orders:
-            one: Plan = replace(plan, order=order)  # type: ignore[arg-type]
-            placed = spans(one, self.domains)
-            place = tuple(placed[axis][:-1] for axis in axes)
-            if place not in seen:
-                seen.add(place)
-                yield one
+    def plan(self, layout: int) -> Plan:
+        """Return the complete plan of a legal layout."""
+        return self.layouts.plan(int(self.layouts.legal[layout]))
+
+    @property
+    def _talking(self) -> tuple[str, ...]:
+        """The axes that send messages; replicas do where they share weights."""
+        experts = ("ep", "etp") if self.has_experts else ()
+        return ("tp", "pp", *experts, *(("dp",) if self.job.shard_weights else ()))
+
+    def _placed(self, degrees: Any) -> dict[str, Any]:
+        """Return a row for each order of the axes that places its messages otherwise, and the code of its place."""
+        sizes = dict(zip(DEGREES, degrees.T, strict=True))
+        codes = np.stack([self._place_code(sizes, order) for order in self.space.orders])
+        fresh = np.ones_like(codes, bool)
+        for i in range(1, len(codes)):
+            fresh[i] = (codes[:i] != codes[i]).all(axis=0)
+        row, order = np.nonzero(fresh.T)
+        return {**{name: size[row] for name, size in sizes.items()}, "order": order, "place": codes.T[fresh.T]}
+
+    def _place_code(self, sizes: dict[str, Any], order: Order) -> Any:
+        one = np.ones_like(sizes["tp"])
+        dense = dense_spans({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
+        groups = {"dp": sizes["dp"], "shard": sizes["dp"], "ep": sizes["ep"], "etp": sizes["etp"]}
+        placed, code = with_groups(dense, groups, COLUMNS), np.zeros_like(one)
+        for axis, tier in product(self._talking, range(len(self.domains) - 1)):
+            code = code * (self.domains[tier] + 1) + placed[axis][tier]
+        return code
 
     @cached_property
     def setups(self) -> list[tuple[Word, Case]]:
@@ -194,15 +278,26 @@ class ServingRows:
         return found
 
     @cached_property
-    def sizes(self) -> Sizes[Any]:
-        """The numbers of every legal layout, as columns."""
-        plans = self.layouts.legal
-        return sizes_of_columns(self.model, plans, [1] * len(plans), self.domains)
+    def kinds(self) -> tuple[Any, Any]:
+        """Return one legal layout of each kind, and the kind of every legal layout: replicas alike are one kind."""
+        c, legal = self.layouts.columns, self.layouts.legal
+        own = [*(name for name in DEGREES if name != "dp"), "place"]
+        alike = np.stack([c[name][legal] for name in [*own, *(["dp"] if "dp" in self._talking else [])]])
+        _, first, back = np.unique(alike, axis=1, return_index=True, return_inverse=True)
+        return legal[first], back.ravel()
 
     @cached_property
-    def devices(self) -> Any:
-        """Devices of every legal layout."""
-        return np.array([plan.num_devices for plan in self.layouts.legal], np.int64)
+    def sizes(self) -> Sizes[Any]:
+        """The numbers of one layout of each kind, as columns."""
+        plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
+        return sizes_of_columns(self.model, plans, [1] * len(plans), self.domains)
+
+
+def _law_keys(columns: dict[str, Any]) -> Any:
+    """Return what the laws read of every row, one row each."""
+    c = columns
+    whole = c["tp"] * c["dp"] % (c["ep"] * c["etp"]) == 0
+    return np.stack([c["tp"], c["pp"], c["ep"], c["etp"], whole.astype(np.int64)], axis=1)
 
 
 def counted_tokens(job: Serving) -> int:
@@ -223,57 +318,77 @@ def _taken(value: Any, rows: Any) -> Any:
     return value
 
 
-def _evaluated(rows: ServingRows, setup: int, layout: Any, batch: Any) -> Table:
-    """Return the table of some layouts, each with its batch, under one setup."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Each:
+    """What one replica of a kind of layout does with a batch."""
+
+    ttft_seconds: Any
+    tpot_seconds: Any
+    request_seconds: Any
+    short_by_bytes: Any
+
+
+def _evaluated(rows: ServingRows, setup: int, kind: Any, batch: Any) -> Each:
+    """Return what one replica of some kinds of layouts does, each with its batch, under one setup."""
     case = rows.setups[setup][1]
-    z = replace(_taken(rows.sizes, layout), batch=batch.astype(np.float64))
-    e = evaluate(case, z)
-    devices = rows.devices[layout]
-    size = np.shape(batch)
-    held: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, size) for m in e.memory]
-    request = np.broadcast_to(e.request_seconds, size)
-    rate = batch * z.dp * counted_tokens(case.job) / request
+    parts = [slice(at, at + CELLS) for at in range(0, len(kind), CELLS)]
+    found = []
+    for part in parts:
+        z = replace(_taken(rows.sizes, kind[part]), batch=batch[part].astype(np.float64))
+        e = evaluate(case, z)
+        short: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, z.batch.shape) for m in e.memory]
+        seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds)
+        found.append([*(np.broadcast_to(s, z.batch.shape) for s in seconds), np.max(short, axis=0)])
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    return Each(**dict(zip((f.name for f in fields(Each)), columns, strict=True)))
+
+
+def _table(rows: ServingRows, setup: int, cells: tuple[Any, Any, Any], each: Each) -> Table:
+    """Return the table of layouts with their batches, each from what one replica of its kind does."""
+    layout, batch, at = cells
+    c, legal = rows.layouts.columns, rows.layouts.legal[layout]
+    devices = c["tp"][legal] * c["pp"][legal] * c["dp"][legal]
+    values = {f.name: getattr(each, f.name)[at] for f in fields(Each)}
+    rate = batch * c["dp"][legal] * counted_tokens(rows.setups[setup][1].job) / values["request_seconds"]
     price = rows.cluster.usd_per_device_hour
     hourly = np.nan if price is None else price
     return Table(
-        setup=np.full(size, setup),
+        setup=np.full(np.shape(batch), setup),
         layout=layout,
         batch=batch,
         devices=devices,
-        ttft_seconds=np.broadcast_to(e.prefill.seconds, size),
-        tpot_seconds=np.broadcast_to(e.decode.seconds, size),
-        request_seconds=request,
         tokens_per_second=rate,
         usd=hourly * devices / 3600 / rate * 1e6,
-        short_by_bytes=np.max(held, axis=0),
+        **values,
     )
 
 
 def table_of(rows: ServingRows, setup: int) -> Iterator[Table]:
-    """Yield the plans of one setup in parts of bounded size: every layout with every batch, then the largest ones."""
-    layouts, batches = len(rows.layouts.legal), np.array(rows.space.batches, np.int64)
-    if not layouts:
+    """Yield the plans of one setup: every legal layout with every batch, then each with its largest ones."""
+    one, kind = rows.kinds
+    batches = np.array(rows.space.batches, np.int64)
+    if not len(one):
         return
-    grid = np.arange(layouts * len(batches))
-    for start in range(0, len(grid), CELLS):
-        cells = grid[start : start + CELLS]
-        yield _evaluated(rows, setup, cells // len(batches), batches[cells % len(batches)])
-    for low, high in rows.space.open_batches:
-        layout, batch = _largest(rows, setup, (low, high))
+    each = _evaluated(rows, setup, np.repeat(np.arange(len(one)), len(batches)), np.tile(batches, len(one)))
+    layout, place = np.repeat(np.arange(len(kind)), len(batches)), np.tile(np.arange(len(batches)), len(kind))
+    yield _table(rows, setup, (layout, batches[place], kind[layout] * len(batches) + place), each)
+    for between in rows.space.open_batches:
+        some, batch = _largest(rows, setup, between)
         new = ~np.isin(batch, batches)
-        if new.any():
-            yield _evaluated(rows, setup, layout[new], batch[new])
+        if not new.any():
+            continue
+        some, batch = some[new], batch[new]
+        at = np.full(len(one), -1)
+        at[some] = np.arange(len(some))
+        layout = np.flatnonzero(at[kind] >= 0)
+        where = at[kind[layout]]
+        yield _table(rows, setup, (layout, batch[where], where), _evaluated(rows, setup, some, batch))
 
 
 def _largest(rows: ServingRows, setup: int, between: tuple[int, int]) -> tuple[Any, Any]:
-    """Return layouts and for each the largest batch of a range that will do, where the least does, by bisection."""
-    every = np.arange(len(rows.layouts.legal))
-
-    def will_do(layout: Any, batch: Any) -> Any:
-        parts = [slice(at, at + CELLS) for at in range(0, len(layout), CELLS)]
-        return np.concatenate([harmless(_evaluated(rows, setup, layout[p], batch[p]), rows.wish) for p in parts])
-
-    return bisected(every, between, will_do)
+    """Return kinds of layouts and for each the largest batch of a range that will do, where the least does."""
+    every = np.arange(len(rows.kinds[0]))
+    return bisected(every, between, lambda kind, batch: harmless(_evaluated(rows, setup, kind, batch), rows.wish))
 
 
 def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
@@ -296,10 +411,10 @@ def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], 
     return rows, low
 
 
-def harmless(table: Table, wish: ServingWish) -> Any:
+def harmless(each: Each, wish: ServingWish) -> Any:
     """Return which plans fit and keep the limits that a larger batch makes harder."""
-    found = table.fits
+    found = each.short_by_bytes <= 0
     for limit in LIMITS:
         if limit.grows and getattr(wish, limit.field):
-            found = found & (limit.ratio(table, wish) <= 1)
+            found = found & (limit.ratio(each, wish) <= 1)
     return found

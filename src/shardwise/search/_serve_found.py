@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -55,9 +54,8 @@ class ServingFound:
     def _lawless(self) -> list[tuple[str, str, int]]:
         """Laws that layouts and formats fell to: name, title and plans."""
         rows, batches = self.rows, len(self.rows.space.batches)
-        fallen = Counter(law for law, _, _ in rows.layouts.fallen)
         each = batches * len(rows.setups)
-        found = [(law, TITLES.get(law, law), n * each) for law, n in fallen.items()]
+        found = [(law, TITLES.get(law, law), len(fell) * each) for law, fell in rows.layouts.fallen.items()]
         if rows.unusable:
             found.append((FORMATS, TITLES[FORMATS], len(rows.unusable) * rows.layouts.count * batches))
         return found
@@ -137,7 +135,7 @@ class ServingFound:
         if self.table is None:
             raise LookupError(row)
         engine, weights, kv_cache, compute = self.rows.setups[int(self.table.setup[row])][0]
-        plan = self.rows.layouts.legal[int(self.table.layout[row])]
+        plan = self.rows.plan(int(self.table.layout[row]))
         words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
         return plan, replace(self.rows.job, batch=int(self.table.batch[row]), **words), engine
 
@@ -161,7 +159,9 @@ class ServingFound:
     def remedy(self, name: str) -> Remedy | None:
         """Return the single-field change that helps the plans that fell to a law or a limit with the least loss."""
         if self.table is None:
-            said = [problem for law, _, problem in self.rows.layouts.fallen if law == name]
+            said = [
+                self.rows.layouts.problem(int(fell[0])) for law, fell in self.rows.layouts.fallen.items() if law == name
+            ]
             said += [problem for _, problem in self.rows.unusable]
             return Remedy(why=str(said[0])) if said else None
         return (limit_remedy if name in self._verdicts[0] else law_remedy)(self.ranking, name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.plans import Plan
 from shardwise.search._remedy import Remedy, changed_field, loss_of
-from shardwise.search._serve import FORMATS, MEMORY, ServingRows, Table
+from shardwise.search._serve import FORMATS, MEMORY, Layouts, ServingRows, Table
 from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, WORDS
 from shardwise.serving import Engine
 
@@ -45,7 +45,7 @@ class Ranking:
         if name in WORDS:
             word = self.rows.setups[int(self.table.setup[row])][0][WORDS.index(name)]
             return word.name if isinstance(word, Engine) else word
-        return getattr(self.rows.layouts.legal[int(self.table.layout[row])], name)
+        return getattr(self.rows.plan(int(self.table.layout[row])), name)
 
 
 def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
@@ -103,16 +103,28 @@ def law_remedy(ranking: Ranking, name: str) -> Remedy | None:
     rows = ranking.rows
     if name == FORMATS:
         return Remedy(why=str(rows.unusable[0][1])) if rows.unusable else None
-    fallen = [(plan, problem) for law, plan, problem in rows.layouts.fallen if law == name]
-    tried = dict.fromkeys(ranking.table.layout[ranking.order].tolist())
-    for layout in list(tried)[:_TRIED]:
-        good = rows.layouts.legal[layout]
-        row = int(next(r for r in ranking.order if ranking.table.layout[r] == layout))
-        for plan, problem in fallen:
-            change = changed_field(list(_between(plan, good)))
+    fell = rows.layouts.fallen[name]
+    order = ranking.order[np.unique(ranking.table.layout[ranking.order], return_index=True)[1]]
+    for row in np.sort(_places(ranking.order, order))[:_TRIED].tolist():
+        good = rows.plan(int(ranking.table.layout[ranking.order[row]]))
+        for one in _beside(rows.layouts, fell, good):
+            change = changed_field(list(_between(rows.layouts.bare(one), good)))
             if change is not None:
-                return _remedy(ranking, row, str(problem), change)
-    return Remedy(why=str(fallen[0][1])) if fallen else None
+                return _remedy(ranking, int(ranking.order[row]), str(rows.layouts.problem(one)), change)
+    return Remedy(why=str(rows.layouts.problem(int(fell[0]))))
+
+
+def _places(order: Any, some: Any) -> Any:
+    """Return where some rows stand in an order."""
+    place = np.empty(int(order.max(initial=-1)) + 1, np.int64)
+    place[order] = np.arange(len(order))
+    return place[some]
+
+
+def _beside(layouts: Layouts, fell: Any, good: Plan) -> list[int]:
+    """Return the few first rows of those that fell that differ from a plan in one of tp, pp and ep."""
+    same = [layouts.columns[name][fell] == getattr(good, name) for name in ("tp", "pp", "ep")]
+    return [int(row) for row in fell[np.sum(same, axis=0) == 2][:_TRIED]]
 
 
 def _between(fallen: Plan, good: Plan) -> Iterator[tuple[str, object]]:
