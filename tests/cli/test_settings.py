@@ -60,3 +60,24 @@ def test_a_search_takes_settings() -> None:
     plain, full = run(*words).tree, run(*words, "--misc-memory", "40GiB").tree
     assert full["search"]["fitting"] < plain["search"]["fitting"]
     assert "--misc-memory" in full["best"][0]["command"]
+
+
+def test_two_passes_compare_by_their_tokens() -> None:
+    """Models of one pass are compared by what they take in, and settings are among what differs."""
+    words = ("compare", "bert-base", "--on", "1xh100", "--a", "--batch 1", "--b", "--batch 64")
+    assert "B is" in run(*words).out
+    assert run(*words, "--json").tree["ratio"]["samples/s"] > 2
+    other = (
+        "compare",
+        "gpt2",
+        "--on",
+        "1xh100",
+        "--global-batch",
+        "8",
+        "--a",
+        "--tp 1",
+        "--b",
+        "--norm-bytes 4",
+        "--json",
+    )
+    assert run(*other).tree["differences"]["norm_bytes"] == {"a": 0, "b": 4}

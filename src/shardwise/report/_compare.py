@@ -34,6 +34,15 @@ _INFER = (
     ("$ per M output tokens", "usd_per_million_output_tokens", "count"),
 )
 
+_PASS = (
+    ("memory", "memory.peak_bytes", "bytes"),
+    ("a pass", "ttft_seconds", "seconds"),
+    ("samples/s", "samples_per_second", "count"),
+    ("tokens/s", "prefill_tokens_per_second", "count"),
+    ("largest batch", "max_concurrency", "count"),
+    ("$ per M input tokens", "usd_per_million_input_tokens", "count"),
+)
+
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
@@ -66,7 +75,8 @@ def _case_of(report: Report) -> dict[str, Any]:
     cluster = report.case.cluster
     runs = report.case.stack.name if isinstance(report, TrainReport) else report.case.engine.name
     where = {"model": report.case.model.name, "device": cluster.device.name, "num_devices": cluster.num_devices}
-    return {**where, **asdict(report.plan), **asdict(report.job), "stack": runs}
+    settings = asdict(report.case.stack.settings) if isinstance(report, TrainReport) else {}
+    return {**where, **asdict(report.plan), **asdict(report.job), **settings, "stack": runs}
 
 
 def compare_tree(a: Report, b: Report) -> dict[str, Any]:
@@ -83,7 +93,7 @@ def compare_tree(a: Report, b: Report) -> dict[str, Any]:
 
 
 def _headlines(report: Report, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Row]:
-    names = _TRAIN if isinstance(report, TrainReport) else _INFER
+    names = _TRAIN if isinstance(report, TrainReport) else _INFER if report.job.output_tokens else _PASS
     found = ((label, _at(left, path), _at(right, path), kind) for label, path, kind in names)
     return [(label, x, y, kind) for label, x, y, kind in found if x is not None and y is not None]
 
@@ -141,7 +151,9 @@ def _verdict(a: Report, b: Report) -> str:
 def _rate(report: Report) -> float:
     if isinstance(report, TrainReport):
         return report.tokens_per_second_per_gpu
-    return report.output_tokens_per_second / report.plan.num_devices
+    one_pass = not report.job.output_tokens
+    tokens = report.prefill_tokens_per_second if one_pass else report.output_tokens_per_second
+    return tokens / report.plan.num_devices
 
 
 def _row(row: Row) -> list[str]:
