@@ -22,6 +22,7 @@ from shardwise.plans._placement import dense_spans, with_groups
 from shardwise.plans._values import divisors
 from shardwise.search._places import COLUMNS
 from shardwise.search._search import part_of
+from shardwise.search._serve_layouts import DEGREES, Layouts, law_key, law_keys
 from shardwise.search._serve_space import LIMITS, ServingSpace, ServingWish
 from shardwise.search._space import Order
 from shardwise.serving._case import Case
@@ -30,7 +31,6 @@ from shardwise.serving._resolve import Question, complete, complete_plan
 from shardwise.serving._sizes import Sizes, sizes_of_columns
 
 CELLS = 16_384
-DEGREES = ("tp", "pp", "dp", "ep", "etp")
 MEMORY = "memory"
 FORMATS = "formats"
 Word = tuple[Any, ...]
@@ -71,52 +71,6 @@ def stacked(tables: Sequence[Table]) -> Table:
     return Table(**{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(Table)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layouts:
-    """The layouts of a space as columns, and what the laws say of each; `order` is an index of the space's orders."""
-
-    columns: dict[str, Any]
-    orders: tuple[Order, ...]
-    law: Any
-    laws: tuple[str, ...]
-    complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]]
-
-    @property
-    def count(self) -> int:
-        """Layouts in all."""
-        return len(self.law)
-
-    @cached_property
-    def legal(self) -> Any:
-        """Rows of the layouts that obey the laws."""
-        return np.flatnonzero(self.law < 0)
-
-    @cached_property
-    def fallen(self) -> dict[str, Any]:
-        """Rows of the layouts that fell, by law."""
-        every = {name: np.flatnonzero(self.law == i) for i, name in enumerate(self.laws)}
-        return {name: rows for name, rows in every.items() if len(rows)}
-
-    def bare(self, row: int) -> Plan:
-        """Return the plan of a row as it was tried."""
-        values: dict[str, Any] = {name: int(self.columns[name][row]) for name in DEGREES}
-        return Plan(**values, order=self.orders[int(self.columns["order"][row])])  # type: ignore[arg-type]
-
-    def plan(self, row: int) -> Plan:
-        """Return the complete plan of a legal row."""
-        bare = self.bare(row)
-        return replace(self.complete[law_key(bare)][0], dp=bare.dp, order=bare.order)
-
-    def problem(self, row: int) -> Problem:
-        """Return the first problem of a row that fell."""
-        return self.complete[law_key(self.bare(row))][1][0]
-
-
-def law_key(plan: Plan) -> tuple[Any, ...]:
-    """Return what the laws read of a layout: replicas matter where experts divide over them."""
-    return plan.tp, plan.pp, plan.ep, plan.etp, plan.tp * plan.dp % (plan.ep * plan.etp) == 0
-
-
 _LAW_OF = {"tp": "tensor", "ep": "experts", "etp": "experts", "pp": "pipeline", "stage_layers": "pipeline"}
 TITLES = {
     "tensor": "tensor parallelism divides heads and widths",
@@ -149,7 +103,7 @@ class ServingRows:
         complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]] = {}
         names: dict[str, int] = {}
         law = np.full(len(columns["order"]), -1)
-        keys = _law_keys(columns)
+        keys = law_keys(columns)
         _, first, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         found = Layouts(columns=columns, orders=self.space.orders, law=law, laws=(), complete=complete)
         said = []
@@ -291,13 +245,6 @@ class ServingRows:
         """The numbers of one layout of each kind, as columns."""
         plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
         return sizes_of_columns(self.model, plans, [1] * len(plans), self.domains)
-
-
-def _law_keys(columns: dict[str, Any]) -> Any:
-    """Return what the laws read of every row, one row each."""
-    c = columns
-    whole = c["tp"] * c["dp"] % (c["ep"] * c["etp"]) == 0
-    return np.stack([c["tp"], c["pp"], c["ep"], c["etp"], whole.astype(np.int64)], axis=1)
 
 
 def counted_tokens(job: Serving) -> int:

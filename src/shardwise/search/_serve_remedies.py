@@ -10,7 +10,8 @@ import numpy as np
 
 from shardwise.plans import Plan
 from shardwise.search._remedy import Remedy, changed_field, loss_of
-from shardwise.search._serve import FORMATS, MEMORY, Layouts, ServingRows, Table
+from shardwise.search._serve import FORMATS, MEMORY, ServingRows, Table
+from shardwise.search._serve_layouts import Layouts
 from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, WORDS
 from shardwise.serving import Engine
 
