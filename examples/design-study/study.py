@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import sections
-from cases import JOBS, LAYOUTS, NETWORK, SYSTEMS, TITLES
+from cases import GENERATIONS, JOBS, LAYOUTS, NETWORK, SYSTEMS, TITLES
 from searches import Answer, Best, answers, days
 from sections import QUICK, Field, Landscape, Scaling, Size, Sweep
 
@@ -127,13 +127,16 @@ def _sweep_line(row: Sweep, place: int, best: Best) -> list[str]:
     return [row.names[place].replace("\n", ", "), number(best.seconds), f"{best.held_bytes / 1e9:.0f}", fits, least]
 
 
-def print_map(title: str, drawn: Field) -> None:
-    """Print the corners and the middle of a map."""
+def print_map(title: str, drawn: Field, wanted: tuple[Sequence[float], Sequence[float]]) -> None:
+    """Print the cells of a map that are nearest to wanted columns and rows."""
     say(f"MAP  {title}: {drawn.title}, {sections.MAP_COUNT:,} devices in domains of {sections.MAP_DOMAIN}: days")
-    columns = sorted({0, 1, 2, 4, len(drawn.xs) // 2, len(drawn.xs) - 1} & set(range(len(drawn.xs))))
-    rows = sorted({0, len(drawn.ys) // 8, len(drawn.ys) // 4, len(drawn.ys) // 2, len(drawn.ys) - 1})
+    columns, rows = (_nearest(values, marks) for values, marks in zip((drawn.xs, drawn.ys), wanted, strict=True))
     heads = ["", *(f"{drawn.xs[x]:.0f} GB" for x in columns)]
-    table(heads, ([f"{drawn.ys[y]:.4g}", *(number(drawn.values[y][x]) for x in columns)] for y in rows))
+    table(heads, ([f"{drawn.ys[y]:.3g}", *(number(drawn.values[y][x]) for x in columns)] for y in rows))
+
+
+def _nearest(values: Sequence[float], marks: Sequence[float]) -> list[int]:
+    return sorted({min(range(len(values)), key=lambda i: abs(values[i] - mark)) for mark in marks})
 
 
 def print_published() -> None:
@@ -259,10 +262,13 @@ def main() -> None:
     print_layouts(got.scaling, got.size)
     print_sweeps(got.sweeps)
     print_landscapes(got.landscapes)
+    memory, rates = [80, 141, 192, 288, 384, 512, 1000], [0.5, 1, 2, 4, 8, 16]
     for field in got.capacity:
-        print_map("capacity and bandwidth (TB/s)", field)
+        print_map("capacity and bandwidth (TB/s)", field, (memory, rates))
+    devices = list(GENERATIONS.values())
     for field in got.generation:
-        print_map("memory of a generation and TFLOP/s", field)
+        nodes = [row[0] / 1e9 for row in devices], [row[2] / 1e12 for row in devices]
+        print_map("memory of a generation and TFLOP/s", field, nodes)
     print_published()
     if got.beyond:
         print_wider(got.beyond)
