@@ -11,6 +11,7 @@ import shardwise as sw
 
 EXPORTED = [
     "Cluster",
+    "CommReport",
     "CountReport",
     "Counting",
     "Device",
@@ -38,6 +39,7 @@ EXPORTED = [
     "Wholes",
     "Wish",
     "__version__",
+    "comm",
     "count",
     "device_names",
     "find_device",

@@ -39,10 +39,11 @@ if TYPE_CHECKING:
         strong_scaling,
     )
     from shardwise.serving import InferReport, infer
-    from shardwise.training import Options, TrainReport, train
+    from shardwise.training import CommReport, Options, TrainReport, comm, train
 
 _HOMES = {
     "Cluster": "hardware",
+    "CommReport": "training",
     "CountReport": "report",
     "Counting": "report",
     "Device": "hardware",
@@ -69,6 +70,7 @@ _HOMES = {
     "Training": "plans",
     "Wholes": "search",
     "Wish": "search",
+    "comm": "training",
     "count": "report",
     "device_names": "hardware",
     "find_device": "hardware",
@@ -93,6 +95,7 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "CommReport",
     "CountReport",
     "Counting",
     "Device",
@@ -120,6 +123,7 @@ __all__ = [
     "Wholes",
     "Wish",
     "__version__",
+    "comm",
     "count",
     "device_names",
     "find_device",

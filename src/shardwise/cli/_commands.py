@@ -13,6 +13,7 @@ SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
     "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
     "count": "parameters, FLOPs by every published convention, operators with their shapes",
+    "comm": "who talks to whom under a plan: groups, messages, bytes, links, seconds; layers whole and on a rank",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
     "plan": "the best plans of all, what none beats, and why the others fell out",
     "compare": "two plans side by side, with what differs",
@@ -47,6 +48,12 @@ def _count() -> Command:
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
     flags = {**_MODEL, **_flags.FROM, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}
     return Command("count", SUMMARIES["count"], ("model",), flags, COMMON, ("model",))
+
+
+def _comm() -> Command:
+    whole = Flag("all", _kinds.SWITCH, "list every group with every rank, and every stage", "output")
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.PLOT, "all": whole, **OUTPUT}
+    return Command("comm", SUMMARIES["comm"], ("model",), flags, COMMON, ("model", "on"))
 
 
 def _explain() -> Command:
@@ -115,6 +122,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "train": _train,
     "infer": _infer,
     "count": _count,
+    "comm": _comm,
     "explain": _explain,
     "plan": _plan,
     "compare": _compare,

@@ -179,8 +179,10 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
                     yield Timed(message=one, count=c.count, exposed=exposed, hidden=hidden)
 
 
-def _as_composed(timed: list[Timed], folded: Folded[float]) -> list[Timed]:
-    """Return the messages of a part with the seconds that composition exposes: pairing hides more of them."""
+def _as_composed(t: Traffic, timed: list[Timed], folded: Folded[float]) -> list[Timed]:
+    """Return the messages of a part with the seconds that composition exposes: DualPipe's pairs hide more of them."""
+    if t.case.plan.schedule != "dualpipe":
+        return timed
     found = []
     for one in timed:
         axis = one.message.group
@@ -334,6 +336,6 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
         often = runs_a_micro_batch(t.case, s)[i]
         if often or own[i]:
             units = of_units(t, lines.label, folded) if i < layers else []
-            add([*_as_composed(list(of_operators(t, lines)), folded), *units], often, own[i])
+            add([*_as_composed(t, list(of_operators(t, lines)), folded), *units], often, own[i])
     add(of_root(t, s), 1.0, 1.0)
     return (*found, *_once(t, index), *_between(t, index))

@@ -1,0 +1,126 @@
+"""The communication of a plan as a picture: the grid of ranks coloured by group, and bytes between nodes."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from shardwise.report._plots import GREY, INK, PALE, WIDTH, header, ink_on, plan_words, title_of
+from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from shardwise.training._comm import CommReport
+
+# Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
+COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")
+LABELLED_NODES, GRIDS_A_ROW = 16, 3
+
+
+def comm_figure(found: CommReport) -> Figure:
+    """Return the picture of a communication report: a grid of ranks for each axis, and the matrix of nodes."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    cluster, names = found.report.case.cluster, list(found.axes)
+    title = f"Who talks to whom: {title_of(found.report.case.model.name, cluster.num_devices, cluster.device.name)}"
+    text = [piece for line in _lines(found) for piece in textwrap.wrap(line, 118)]
+    head, rows = 0.3 + 0.16 * len(text), -(-len(names) // GRIDS_A_ROW)
+    each = min(2.6, max(1.0, 0.45 + 0.16 * cluster.num_nodes))
+    below = 3.6 if cluster.num_nodes > 1 else 0.0
+    heights = [head, *[each] * rows, *([below] if below else [])]
+    engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout=engine)
+    figure.set_label(title)
+    grid = figure.add_gridspec(len(heights), GRIDS_A_ROW, height_ratios=heights)
+    header(figure.add_subplot(grid[0, :]), title, text)
+    for i, name in enumerate(names):
+        _ranks(figure.add_subplot(grid[1 + i // GRIDS_A_ROW, i % GRIDS_A_ROW]), found, name)
+    if below:
+        _nodes(figure, figure.add_subplot(grid[-1, :]), found)
+    return figure
+
+
+def _lines(found: CommReport) -> list[str]:
+    busiest = found.wires.busiest
+    said = [f"{plan_words(found.plan)}; order {' '.join(a for a in found.plan.order if a != 'tp2')}"]
+    if busiest is not None:
+        share = busiest.seconds / found.report.step_seconds
+        said.append(f"busiest link: {busiest.tier}, {show_seconds(busiest.seconds)}, {share:.0%} of the step")
+    return said
+
+
+def _ranks(axes: Axes, found: CommReport, name: str) -> None:
+    """Draw the ranks, one row a node, coloured by their group of an axis."""
+    import numpy
+    from matplotlib.colors import ListedColormap
+
+    cluster, axis = found.report.case.cluster, found.axes[name]
+    node = cluster.devices_per_node
+    cells: Any = numpy.full(cluster.num_nodes * node, numpy.nan)
+    groups = [g for g in found.groups(name) if len(g) > 1]
+    for i, group in enumerate(groups):
+        cells[list(group)] = i % len(COLOURS)
+    cells = cells.reshape(cluster.num_nodes, node)
+    axes.imshow(cells, cmap=ListedColormap(COLOURS), vmin=0, vmax=len(COLOURS) - 1, aspect="auto")
+    axes.set_title(f"{name}: {axis.num_groups:,} of {axis.size}")
+    axes.set_xlabel("device")
+    axes.set_ylabel("node")
+    few = cluster.num_nodes <= LABELLED_NODES and node <= LABELLED_NODES
+    axes.set_xticks(range(node) if node <= LABELLED_NODES else [0, node - 1])
+    axes.set_yticks(range(cluster.num_nodes) if few else [0, cluster.num_nodes - 1])
+    axes.tick_params(length=0)
+    axes.set_xticks([x - 0.5 for x in range(1, node)], minor=True)
+    if few:
+        axes.set_yticks([y - 0.5 for y in range(1, cluster.num_nodes)], minor=True)
+        for i, group in enumerate(groups):
+            for rank in group:
+                place = {"ha": "center", "va": "center", "fontsize": 5.5}
+                axes.text(rank % node, rank // node, str(rank), color=ink_on(COLOURS[i % len(COLOURS)]), **place)
+    axes.grid(which="minor", color="white", linewidth=0.8)
+    axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
+    """Draw the bytes that travel from each node to each other in a step; what stays in a node is left out."""
+    import numpy
+    from matplotlib.colors import LogNorm
+
+    matrix: Any = numpy.array(found.wires.between_nodes)
+    numpy.fill_diagonal(matrix, 0.0)
+    shown: Any = numpy.ma.masked_less_equal(matrix, 0.0)
+    axes.set_title("bytes from node to node in a step")
+    axes.set_xlabel("to node")
+    axes.set_ylabel("from node")
+    axes.set_facecolor("#f4f4f4")
+    n = len(matrix)
+    few = n <= LABELLED_NODES
+    ticks = range(n) if few else [0, n // 4, n // 2, 3 * n // 4, n - 1]
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
+    axes.tick_params(length=0)
+    if not matrix.any():
+        axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1)
+        axes.text(0.5, 0.5, "nothing leaves a node", transform=axes.transAxes, ha="center", va="center", color=GREY)
+        return
+    low, high = float(shown.min()), float(shown.max())
+    drawn = axes.imshow(shown, cmap="viridis", norm=LogNorm(low, high) if high > low else None)
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.9, pad=0.02)
+    bar.outline.set_edgecolor(PALE)  # type: ignore[operator]
+    if high > low:
+        ticks_at = [low, (low * high) ** 0.5, high]
+        bar.set_ticks(ticks_at, labels=[show_bytes(value) for value in ticks_at])
+    else:
+        bar.set_ticks([low], labels=[show_bytes(low)])
+    bar.ax.minorticks_off()
+    if n <= LABELLED_NODES // 2:
+        for a in range(n):
+            for b in range(n):
+                if matrix[a, b]:
+                    dark = matrix[a, b] < (low * high) ** 0.5
+                    ink = "white" if dark else INK
+                    axes.text(b, a, show_bytes(matrix[a, b]), ha="center", va="center", fontsize=6.2, color=ink)
