@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwise.report._infer_view import infer_changes
 from shardwise.report._page import Page, command_lines
 from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train_view import assumptions, describe
@@ -56,12 +57,24 @@ def _verdict(page: Page, found: ServingFound) -> None:
         page.note(describe_deployment(best), "bold")
     else:
         page.label("NONE", f"{title}: no plan of the space will do", "bold red", "bold")
+        _beyond(page, found.nearest)
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
     page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
     page.note(
         f"{found.num_plans:,} plans, {found.evaluated:,} legal and evaluated, {found.num_fitting:,} will do, "
         f"in {show_seconds(found.seconds)}"
     )
+
+
+def _beyond(page: Page, nearest: InferReport | None) -> None:
+    """Append the single change beyond the space that makes the nearest plan fit, where one does."""
+    if nearest is not None and not nearest.fits:
+        fitting = [change for change in infer_changes(nearest) if change.fits]
+        for change in fitting[:1]:
+            flag = f"{change.field.replace('_', ' ')} {change.value}"
+            page.note(
+                f"beyond the space, the nearest fits with {flag}: a token every {show_seconds(change.tpot_seconds)}"
+            )
 
 
 def _limits(found: ServingFound) -> str:
