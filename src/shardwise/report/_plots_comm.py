@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
 COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")
-LABELLED_NODES, GRIDS_A_ROW = 16, 3
+LABELLED_NODES, SHOWN_NODES, GRIDS_A_ROW = 16, 32, 3
 
 
 def comm_figure(found: CommReport) -> Figure:
@@ -49,6 +49,8 @@ def _lines(found: CommReport) -> list[str]:
     if busiest is not None:
         share = busiest.seconds / found.report.step_seconds
         said.append(f"busiest link: {busiest.tier}, {show_seconds(busiest.seconds)}, {share:.0%} of the step")
+    if found.report.case.cluster.num_nodes > SHOWN_NODES:
+        said.append(f"the grids show the first {SHOWN_NODES} of {found.report.case.cluster.num_nodes:,} nodes")
     return said
 
 
@@ -63,14 +65,16 @@ def _ranks(axes: Axes, found: CommReport, name: str) -> None:
     groups = [g for g in found.groups(name) if len(g) > 1]
     for i, group in enumerate(groups):
         cells[list(group)] = i % len(COLOURS)
-    cells = cells.reshape(cluster.num_nodes, node)
-    axes.imshow(cells, cmap=ListedColormap(COLOURS), vmin=0, vmax=len(COLOURS) - 1, aspect="auto")
+    nodes = min(cluster.num_nodes, SHOWN_NODES)
+    cells = cells.reshape(cluster.num_nodes, node)[:nodes]
+    look: Any = {"cmap": ListedColormap(COLOURS), "vmin": 0, "vmax": len(COLOURS) - 1, "interpolation": "nearest"}
+    axes.imshow(cells, aspect="auto", **look)
     axes.set_title(f"{name}: {axis.num_groups:,} of {axis.size}")
     axes.set_xlabel("device")
     axes.set_ylabel("node")
     few = cluster.num_nodes <= LABELLED_NODES and node <= LABELLED_NODES
     axes.set_xticks(range(node) if node <= LABELLED_NODES else [0, node - 1])
-    axes.set_yticks(range(cluster.num_nodes) if few else [0, cluster.num_nodes - 1])
+    axes.set_yticks(range(nodes) if few else [0, nodes - 1])
     axes.tick_params(length=0)
     axes.set_xticks([x - 0.5 for x in range(1, node)], minor=True)
     if few:
@@ -108,19 +112,24 @@ def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
         axes.text(0.5, 0.5, "nothing leaves a node", transform=axes.transAxes, ha="center", va="center", color=GREY)
         return
     low, high = float(shown.min()), float(shown.max())
-    drawn = axes.imshow(shown, cmap="viridis", norm=LogNorm(low, high) if high > low else None)
-    bar = figure.colorbar(drawn, ax=axes, shrink=0.9, pad=0.02)
-    bar.outline.set_edgecolor(PALE)  # type: ignore[operator]
-    if high > low:
-        ticks_at = [low, (low * high) ** 0.5, high]
-        bar.set_ticks(ticks_at, labels=[show_bytes(value) for value in ticks_at])
-    else:
-        bar.set_ticks([low], labels=[show_bytes(low)])
-    bar.ax.minorticks_off()
+    drawn = axes.imshow(
+        shown, cmap="viridis", interpolation="nearest", norm=LogNorm(low, high if high > low else 2 * low)
+    )
+    axes.set_anchor("W")
     if n <= LABELLED_NODES // 2:
-        for a in range(n):
-            for b in range(n):
-                if matrix[a, b]:
-                    dark = matrix[a, b] < (low * high) ** 0.5
-                    ink = "white" if dark else INK
-                    axes.text(b, a, show_bytes(matrix[a, b]), ha="center", va="center", fontsize=6.2, color=ink)
+        _write_bytes(axes, matrix, (low * high) ** 0.5)
+        return
+    bar = figure.colorbar(drawn, cax=axes.inset_axes((1.04, 0.0, 0.04, 1.0)))
+    bar.outline.set_edgecolor(PALE)  # type: ignore[operator]
+    at = [low, (low * high) ** 0.5, high] if high > low else [low]
+    bar.set_ticks(at, labels=[show_bytes(value) for value in at])
+    bar.ax.minorticks_off()
+
+
+def _write_bytes(axes: Axes, matrix: Any, middle: float) -> None:
+    """Write the bytes into the cells of a matrix, in white on the dark ones: those up to the middle of the scale."""
+    for source, row in enumerate(matrix):
+        for target, amount in enumerate(row):
+            if amount:
+                ink = "white" if amount <= middle else INK
+                axes.text(target, source, show_bytes(amount), ha="center", va="center", fontsize=6.2, color=ink)
