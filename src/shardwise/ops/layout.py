@@ -273,7 +273,8 @@ class OneD(Layout[X]):
         else:
             forward = ()
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).
-            back = (replace(gather, verb="all_reduce", hides="late", tensor="input gradient", count=shape.kernels),)
+            times = shape.kernels if self.stack.reduces_apart else 1
+            back = (replace(gather, verb="all_reduce", hides="late", tensor="input gradient", count=times),)
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
     def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:

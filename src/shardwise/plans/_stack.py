@@ -29,7 +29,8 @@ class Stack:
     `gradients` "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by
     `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
     `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a
-    boundary message over the tensor-parallel ranks. `dispatch` "deduplicated" sends a token once to each node with one
+    boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input gradients of q, k, v, gate and
+    up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token once to each node with one
     of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
     a row of 16-bit input. `attention_kernel` is the fused kernel whose rate applies ("" the best of the device);
     `gather_copy_bytes` and `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device
@@ -56,6 +57,7 @@ class Stack:
     overlap_parameters: bool
     overlap_sends: tuple[str, ...]
     scattered_sends: bool
+    reduces_apart: bool
     overlap_tensor: bool
     eager_launch_seconds: float
     step_overhead_seconds: float
