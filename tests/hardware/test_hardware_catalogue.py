@@ -249,6 +249,7 @@ def test_public_names() -> None:
         "device_names",
         "device_to_toml",
         "find_device",
+        "find_link",
         "load_device",
     ]
 

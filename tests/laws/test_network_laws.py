@@ -165,7 +165,8 @@ def test_every_fitted_constant_is_a_possible_one() -> None:
             assert row["source"] and row["date"], family
             for key, value in row.items():
                 if key in ("compute", "memory", "efficiency", "forward", "backward", "sustained"):
-                    assert 0 < value <= 1, (family, key)
+                    # The products of a prompt's attention are charged with more dimensions than they have.
+                    assert 0 < value <= (1.3 if "extra_dims" in row else 1), (family, key)
                 elif isinstance(value, float):
                     assert value >= 0, (family, key)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.cost import op_seconds
+from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.number import X, largest, maximum, minimum, total
-from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ledger.traced import named
 from shardwise.ops.flops import RECOMPUTED
-from shardwise.ops.fold import Machine, Messages, merge, messages
+from shardwise.ops.fold import Machine, merge, messages
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
@@ -124,12 +124,16 @@ class Folded(Generic[X]):
         return self.backward_input + self.backward_weight + self.replay
 
 
-def _waits(m: Machine[X], sent: tuple[Collective[X], ...], said: Messages[X], zero: X) -> X:
-    """Return seconds that one pass of an operator waits for messages, and loses to those that run beside it."""
-    waits = total((named(s, f"{a} messages") for a, s in said.exposed.items()), zero)
-    if all(c.hides == "exposed" for c in sent) or not m.rates.contention:
-        return waits
-    return waits + named(m.slowed(total(said.hidden.values(), zero)), "compute slowed by messages")
+def _slowed(m: Machine[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], back: dict[str, X]) -> PassSeconds[X]:
+    """Return the seconds of an operator's passes, slowed by the messages that are hidden beside them, by axis."""
+    if not m.rates.contention or all(c.hides == "exposed" for c in (*op.forward, *op.backward)):
+        return t
+    lost, lost_back = (m.slowed(total(said.values(), 0 * t.forward)) for said in (ahead, back))
+    return replace(
+        t,
+        forward=t.forward + named(lost, "compute slowed by messages"),
+        backward_input=t.backward_input + named(lost_back, "compute slowed by messages"),
+    )
 
 
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
@@ -144,10 +148,11 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
-        waits = _waits(m, op.forward, ahead, zero)
+        t = _slowed(m, op, t, ahead.hidden, back.hidden)
+        waits = total((named(s, f"{a} messages") for a, s in ahead.exposed.items()), zero)
         one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
         forward = forward + one
-        back_waits = _waits(m, op.backward, back, zero)
+        back_waits = total((named(s, f"{a} messages") for a, s in back.exposed.items()), zero)
         backward = backward + (
             named(t.backward_input + back_waits, f"{op.name} backward") if back.exposed else t.backward_input
         )

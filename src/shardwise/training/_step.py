@@ -89,8 +89,10 @@ def weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], dic
     return found
 
 
-def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X]:
+def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X, X, X]:
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
+
+    After them seconds that its compute loses (forward, backward): to the cores that messages hold, and to copies.
 
     Weights are gathered a unit ahead, forward and backward, and gradients reduce-scattered behind the next unit's
     backward, for every micro-batch (torch.distributed.fsdp; arXiv:2304.11277). ZeRO-2 scatters gradients every
@@ -98,7 +100,7 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     """
     zero = 0 * k.forward
     if not r.shards_gradients:
-        return zero, zero, zero
+        return zero, zero, zero, zero, zero
     dense, expert = k.elements.dense, k.elements.expert
     scatter = state_seconds(m, scatters(z, r, (dense, expert)), zero)
     gather = state_seconds(m, gathers(r, dense, expert), zero) if r.shards_weights else zero
@@ -108,9 +110,11 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     hidden = 2 * gather + scatter - ahead - behind
     copied, returned = copy_seconds(m, r, dense + expert)
     return (
-        named(ahead + m.slowed(gather - ahead) + copied, "waiting for weights"),
-        named(behind + m.slowed(gather + scatter - behind) + copied + returned, "waiting for weights and gradients"),
+        named(ahead, "waiting for weights"),
+        named(behind, "waiting for weights and gradients"),
         hidden,
+        named(m.slowed(gather - ahead) + copied, "slowed by gathers and their copies"),
+        named(m.slowed(gather + scatter - behind) + copied + returned, "slowed by messages and their copies"),
     )
 
 
@@ -159,24 +163,36 @@ def paired(k: Folded[X]) -> Folded[X]:
     )
 
 
-def sharding_waits(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X, X]:
-    """Return seconds a stage waits in (forward, backward) of a micro-batch for sharded weights, and hidden ones."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingSeconds(Generic[X]):
+    """What sharded weights cost a stage and micro-batch: waits ahead and behind, hidden seconds, compute lost."""
+
+    ahead: X
+    behind: X
+    hidden: X
+    lost_ahead: X
+    lost_behind: X
+
+
+def sharding_waits(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> ShardingSeconds[X]:
+    """Return seconds a stage waits in a micro-batch for sharded weights, and what their messages take of compute."""
     waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
     zero = 0 * s.count
-    ahead = total((n * w[0] for n, w in zip(s.layers, waits, strict=True)), zero)
-    behind = total((n * w[1] for n, w in zip(s.layers, waits, strict=True)), zero)
-    covered = total((n * w[2] for n, w in zip(s.layers, waits, strict=True)), zero)
-    root_gather, root_scatter = root_exposure(m, z, r, parts, s)
-    return ahead + root_gather, behind + root_scatter, covered
+    sums = [total((n * w[i] for n, w in zip(s.layers, waits, strict=True)), zero) for i in range(5)]
+    gather, scatter = root_exposure(m, z, r, parts, s)
+    return ShardingSeconds(
+        ahead=sums[0] + gather, behind=sums[1] + scatter, hidden=sums[2], lost_ahead=sums[3], lost_behind=sums[4]
+    )
 
 
 def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
-    ahead, behind, covered = sharding_waits(m, z, r, parts, s)
+    w = sharding_waits(m, z, r, parts, s)
+    ahead, behind = w.ahead + w.lost_ahead, w.behind + w.lost_behind
     replay = weighted(parts, s, lambda k: k.replay)
     exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
-        exposed["dp"], hidden["dp"] = ahead + behind, covered
+        exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
     return StageSeconds(
         forward=named(weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
         backward_input=named(
@@ -185,7 +201,7 @@ def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
         ),
         backward_weight=named(weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
         recompute=replay,
-        compute=weighted(parts, s, lambda k: k.compute),
+        compute=weighted(parts, s, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
         exposed=exposed,
         hidden=hidden,
     )

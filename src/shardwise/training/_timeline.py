@@ -107,7 +107,7 @@ class StepTimeline:
 
 def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], s: Stages[float]) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
-    ahead, behind, _ = sharding_waits(m, z, r, parts, s)
+    waits = sharding_waits(m, z, r, parts, s)
     first = weighted_axes(parts, s, lambda k: k.forward_exposed)
     again = weighted_axes(parts, s, lambda k: k.replay_exposed)
     every = weighted_axes(parts, s, lambda k: k.exposed)
@@ -116,8 +116,8 @@ def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], 
     forward = weighted(parts, s, lambda k: k.forward) - sum(first.values())
     inputs = weighted(parts, s, lambda k: k.backward_input + k.replay) - sum(back.values()) - replay
     return _Cut(
-        forward=(("dp", ahead), ("compute", forward), *first.items()),
-        backward=(("recompute", replay), ("compute", inputs), *back.items(), ("dp", behind)),
+        forward=(("dp", waits.ahead), ("compute", forward + waits.lost_ahead), *first.items()),
+        backward=(("recompute", replay), ("compute", inputs + waits.lost_behind), *back.items(), ("dp", waits.behind)),
         weight=(("weight gradients", weighted(parts, s, lambda k: k.backward_weight)),),
     )
 

@@ -230,7 +230,7 @@ def of_units(t: Traffic, part: str, folded: Folded[float]) -> list[Timed]:
     z, r = t.evaluation.sizes, t.case.recipe
     if not r.shards_gradients:
         return []
-    ahead, behind, _ = unit_exposure(t.machine, z, r, folded)
+    ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
     elements = folded.elements.dense, folded.elements.expert
     gather = gathers(r, *elements) if r.shards_weights else ()
     first = _state(t, gather, part, "forward")
