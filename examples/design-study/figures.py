@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +53,11 @@ def _styled() -> Iterator[None]:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """Write a figure as SVG and as PNG."""
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    """Write a figure as SVG, its coordinates to a tenth of a point, and as PNG."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), drawn.getvalue())
+    (folder / f"{name}.svg").write_text(re.sub(r"[ \t]+\n", "\n", text), encoding="utf-8")
     figure.savefig(folder / f"{name}.png", dpi=160)
 
 
@@ -203,12 +208,13 @@ def sweeps(rows: Sequence[Sweep], limit_bytes: float, folder: Path) -> None:
             _bars(axes, row.names, parts, {name: colour for name, (_, colour) in PARTS.items()}, [{} for _ in parts])
             top = max(b.seconds for b in row.found)
             for x, best in enumerate(row.found):
-                label = f"{best.seconds:.3g}" + ("\ntoo large" if best.held_bytes > limit_bytes else "")
+                if best.held_bytes > limit_bytes:
+                    axes.bar(x, best.seconds, 0.72, fill=False, hatch="//////", edgecolor="white", linewidth=0)
                 weight = "bold" if x in row.minima() else "normal"
-                axes.text(x, best.seconds + 0.02 * top, label, ha="center", fontsize=6.5, fontweight=weight)
-            above = [0.2 if row.found[i].held_bytes > limit_bytes else 0.12 for i in row.minima()]
-            heights = [row.found[i].seconds + more * top for i, more in zip(row.minima(), above, strict=True)]
-            axes.plot(row.minima(), heights, "v", color=INK, ms=5)
+                axes.text(
+                    x, best.seconds + 0.02 * top, f"{best.seconds:.3g}", ha="center", fontsize=6.5, fontweight=weight
+                )
+            axes.plot(row.minima(), [row.found[i].seconds + 0.12 * top for i in row.minima()], "v", color=INK, ms=5)
             axes.set_ylim(0, 1.3 * top)
             axes.tick_params(axis="x", labelsize=6)
             axes.set(
@@ -218,6 +224,8 @@ def sweeps(rows: Sequence[Sweep], limit_bytes: float, folder: Path) -> None:
         for axes in panels[len(rows) :]:
             axes.axis("off")
         handles = [*_part_patches(), Line2D([], [], color=INK, marker="v", ls="", label="local minimum")]
+        large = f"does not fit {limit_bytes / 1e9:.0f} GB"
+        handles.append(Patch(facecolor="#888888", edgecolor="white", hatch="//////", linewidth=0, label=large))
         figure.legend(handles=handles, loc="outside lower center", ncols=4)
         save(figure, folder, "sweeps")
 
@@ -231,7 +239,12 @@ def landscapes(drawn: Sequence[Landscape], limit_bytes: float, folder: Path) -> 
             _landscape(axes, one, limit_bytes)
         figure.legend(
             handles=[
-                Patch(facecolor="white", edgecolor="#777777", hatch="//////", label="does not fit 192 GB"),
+                Patch(
+                    facecolor="white",
+                    edgecolor="#777777",
+                    hatch="//////",
+                    label=f"does not fit {limit_bytes / 1e9:.0f} GB",
+                ),
                 Patch(facecolor="white", edgecolor="#D55E00", linewidth=2, label="best that fits"),
             ],
             loc="outside lower center",

@@ -132,7 +132,7 @@ def print_map(title: str, drawn: Field, wanted: tuple[Sequence[float], Sequence[
     say(f"MAP  {title}: {drawn.title}, {sections.MAP_COUNT:,} devices in domains of {sections.MAP_DOMAIN}: days")
     columns, rows = (_nearest(values, marks) for values, marks in zip((drawn.xs, drawn.ys), wanted, strict=True))
     heads = ["", *(f"{drawn.xs[x]:.0f} GB" for x in columns)]
-    table(heads, ([f"{drawn.ys[y]:.3g}", *(number(drawn.values[y][x]) for x in columns)] for y in rows))
+    table(heads, ([number(drawn.ys[y]), *(number(drawn.values[y][x]) for x in columns)] for y in rows))
 
 
 def _nearest(values: Sequence[float], marks: Sequence[float]) -> list[int]:
