@@ -72,7 +72,8 @@ def _experts(m: Server[X], op: Op[X]) -> X:
     narrow = op.dtype == m.narrow_dtype and m.narrow is not m.rates
     c, peak = (m.kernels.experts_narrow, m.narrow_peak) if narrow else (m.kernels.experts_wide, m.peak)
     chip = Chip(flops=peak, bytes_per_second=m.bandwidth, cores=m.cores)
-    return experts_seconds(c, chip, op.forward_bytes, (op.rows * op.batch, op.batch, op.columns, op.inner))
+    hit = op.batch + 0 * op.rows
+    return experts_seconds(c, chip, op.forward_bytes, (op.rows * hit, hit, op.columns, op.inner))
 
 
 def _product(m: Server[X], op: Op[X]) -> X:
