@@ -81,6 +81,13 @@ def test_best_plans_are_named_at_every_count(printed: str, count: str) -> None:
         assert f"{product:,}" == count
 
 
+def test_shares_of_a_step_add_up(printed: str) -> None:
+    """What a step is made of adds up to the step, but for rounding to whole percents."""
+    for rows in blocks(printed, "BEST PLANS"):
+        for row in rows[1:]:
+            assert abs(sum(numbers(row[4:])) - 100) <= 3
+
+
 def test_days_fall_with_devices(printed: str) -> None:
     """More devices end the same run sooner, on every system."""
     tables = blocks(printed, "STRONG SCALING")

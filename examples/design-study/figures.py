@@ -31,11 +31,10 @@ PARTS = {
     "data": ("exposed: data parallel", "#CC79A7"),
     "between": ("exposed: between stages", "#E69F00"),
     "bubble": ("pipeline bubble", "#BBBBBB"),
-    "beside": ("compute slowed beside messages", "#56B4E9"),
     "update": ("optimizer step", "#332288"),
 }
 AXES = {"tp": "#D55E00", "tp2": "#56B4E9", "cp": "#E69F00", "pp": "#BBBBBB", "dp": "#CC79A7"}
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
     "axes.linewidth": 0.6, "axes.edgecolor": GREY, "grid.color": "#e3e3e3", "grid.linewidth": 0.5,
@@ -160,7 +159,9 @@ def degrees(found: Scaling, size: Size, folder: Path) -> None:
             _bars(below, names, shares, {name: colour for name, (_, colour) in PARTS.items()}, said)
             below.set(ylabel="share of the step, %", xlabel="devices", ylim=(0, 100))
             below.tick_params(axis="x", rotation=45)
-        handles = [Patch(color=c, label=a) for a, c in AXES.items()]
+        bests = [found.any(model, size.systems[-1], 8, n) for model in TITLES for n in size.counts]
+        used = {axis: colour for axis, colour in AXES.items() if any(b and getattr(b[1].plan, axis) > 1 for b in bests)}
+        handles = [Patch(color=colour, label=axis) for axis, colour in used.items()]
         upper[0].legend(handles=handles, ncols=5, loc="upper left", handlelength=1, columnspacing=1)
         upper[0].set_ylim(0, 17)
         upper[1].set_ylim(0, 17)
@@ -268,9 +269,9 @@ def _landscape(axes: Axes, one: Landscape, limit_bytes: float) -> None:
             axes.add_patch(Rectangle((x, y), 1, 1, fill=False, hatch="//////", edgecolor="#777777", linewidth=0))
     if fits.any():
         y, x = np.unravel_index(np.argmin(np.where(fits, cells, np.inf)), cells.shape)
-        axes.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2, zorder=4))
-    axes.set_xticks(np.arange(cells.shape[1]) + 0.5, one.across[1])
-    axes.set_yticks(np.arange(cells.shape[0]) + 0.5, one.up[1])
+        axes.add_patch(Rectangle((float(x), float(y)), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2, zorder=4))
+    axes.set_xticks(np.arange(cells.shape[1]) + 0.5, list(map(str, one.across[1])))
+    axes.set_yticks(np.arange(cells.shape[0]) + 0.5, list(map(str, one.up[1])))
     stands = ", ".join(f"{name.replace('_', '-')} {n}" for name, n in one.stands)
     axes.set(
         xlabel=one.across[0], ylabel=one.up[0], title=f"{TITLES[one.model].split(',')[0]}, {stands}: seconds of a step"

@@ -113,8 +113,6 @@ def shares_of(report: sw.TrainReport) -> dict[str, float]:
         "bubble": step["bubble_seconds"],
         "update": step["optimizer_seconds"] + step["overhead_seconds"],
     }
-    # Messages that are hidden hold some of the cores: what compute loses to them is the rest of the step.
-    parts["beside"] = max(report.step_seconds - sum(parts.values()), 0.0)
     return {name: seconds / report.step_seconds for name, seconds in parts.items()}
 
 

@@ -69,12 +69,12 @@ def _print_degrees(found: Scaling, size: Size, case: tuple[str, str, int]) -> No
     for count in size.counts:
         best = found.any(*case, count)
         if best is None:
-            rows.append([f"{count:,}", "-", "", "nothing fits", *[""] * 7])
+            rows.append([f"{count:,}", "-", "", "nothing fits", *[""] * 6])
             continue
         b = best[1]
         shares = [f"{100 * share:.0f}" for share in b.shares.values()]
         rows.append([f"{count:,}", number(b.seconds), f"{b.held_bytes / 1e9:.0f}", b.words(), *shares])
-    parts = ["compute %", "tensor %", "data %", "between %", "bubble %", "update %", "beside %"]
+    parts = ["compute %", "tensor %", "data %", "between %", "bubble %", "update %"]
     table(["devices", "step s", "GB", "plan", *parts], rows)
 
 
