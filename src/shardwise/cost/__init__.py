@@ -2,7 +2,7 @@
 
 from shardwise.cost._bands import Band, band_of
 from shardwise.cost._kernels import Chip, DecodeFit, ExpertsFit, decode_seconds, experts_seconds, fit_from
-from shardwise.cost._network import Network, collective_seconds, leaving_share, network_of, sent_bytes
+from shardwise.cost._network import Network, collective_seconds, exchanged_bytes, leaving_share, network_of, sent_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
 from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
 from shardwise.cost._tables import constants
@@ -22,6 +22,7 @@ __all__ = [
     "collective_seconds",
     "constants",
     "decode_seconds",
+    "exchanged_bytes",
     "experts_seconds",
     "fit_from",
     "kernel_seconds",

@@ -171,6 +171,19 @@ def _tier_volume(net: Network[X], link: Link[X], verb: Verb, size: X, ranks: tup
     return volume + own * (size / n) if own else volume
 
 
+def exchanged_bytes(group: tuple[X, ...], size: X, fanout: int) -> X:
+    """Return the bytes that each rank of a group sends in an all-to-all of `size` bytes a rank.
+
+    Copies for one domain of the fastest tier that travel once are handed on inside it; without such a domain they are
+    not made.
+
+    >>> exchanged_bytes((8, 64), 64.0, 8), exchanged_bytes((1, 2), 2.0, 2)
+    (63.0, 0.75)
+    """
+    n = group[-1]
+    return above(group[0], 1, sent_bytes("all_to_all", n, size), leaving_share(n, 0 * n + 1, fanout) * size)
+
+
 def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...], fanout: int = 0) -> X:
     """Return seconds of one collective of `size` bytes (the gathered tensor; for `send` one message).
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from shardwise.cost import collective_seconds, op_seconds, sent_bytes
+from shardwise.cost import collective_seconds, exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
 from shardwise.ops.fold import Machine, waits_of
 from shardwise.training._blocks import Folded
@@ -154,7 +154,9 @@ def _message(t: Traffic, lines: Lines[float], op: Op[float], phase: Phase, c: Co
         tensor=c.tensor,
         shape=_shape(t, c),
         size_bytes=c.size_bytes,
-        sent_bytes=sent_bytes(c.verb, group[-1], c.size_bytes),
+        sent_bytes=exchanged_bytes(group, c.size_bytes, c.fanout)
+        if c.verb == "all_to_all"
+        else sent_bytes(c.verb, group[-1], c.size_bytes),
         seconds=t.machine.message(c),
         fanout=c.fanout,
     )

@@ -126,7 +126,8 @@ def _deduplicated(source: Any, target: Any, cluster: Cluster, fanout: int) -> An
     plain = [*(leaving_share(float(n), float(b), 0) for b in below), 0.0]
     once = [plain[0], *(leaving_share(float(n), float(b), fanout) for b in below[1:]), 0.0]
     pairs = zip(pairwise(plain), pairwise(once), strict=True)
-    factors = [(b[0] - b[1]) / (a[0] - a[1]) if a[0] > a[1] else 0.0 for a, b in pairs]
+    whole = plain[0] if len(below) == 1 or below[1] > 1 else once[1]
+    factors = [(b[0] - b[1]) / (a[0] - a[1]) / (whole / plain[0]) if a[0] > a[1] else 0.0 for a, b in pairs]
     return numpy.array(factors)[tier_of(source, target, cluster)]
 
 
