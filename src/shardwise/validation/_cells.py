@@ -1,0 +1,88 @@
+"""The cells of one row as numbers and words; blank means that the source does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from shardwise.errors import InputError, Problem
+from shardwise.validation._rules import rule
+
+_MOST = 1e24
+
+
+class Cells:
+    """One row of a file, read cell by cell, with a list of what was assumed for blank ones.
+
+    >>> cells = Cells({"tp": "8", "pp": ""})
+    >>> cells.whole("tp"), cells.whole("pp", 1), cells.text("dtype")
+    (8, 1, '')
+    """
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self.row = row
+        self.assumed: list[str] = []
+        self._notes: dict[str, str] | None = None
+
+    def text(self, name: str) -> str:
+        """Return a cell without spaces around it, empty where it is blank."""
+        return (self.row.get(name) or "").strip()
+
+    def says(self, name: str) -> bool:
+        """Return whether the source states a field."""
+        return self.text(name) not in ("", "unknown")
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """Return a cell as a finite number of at least 0; raises `InputError` where it is something else."""
+        text = self.text(name)
+        if not text:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < _MOST:
+            raise InputError([Problem(name, text[:40], "is not a finite number of at least 0", "correct the cell")])
+        return value
+
+    def whole(self, name: str, default: int = 0) -> int:
+        """Return a cell as a whole number of at least 0."""
+        value = self.number(name, default)
+        if value != int(value):
+            raise InputError([Problem(name, value, "is not a whole number", "correct the cell")])
+        return int(value)
+
+    def positive(self, name: str) -> float:
+        """Return a number above 0 that the row must state."""
+        value = self.number(name)
+        if not value:
+            raise InputError([Problem(name, self.text(name), "is not stated", "give it in the file")])
+        return value
+
+    def assume(self, text: str) -> None:
+        """Record an assumption."""
+        if text not in self.assumed:
+            self.assumed.append(text)
+
+    def taken(self, field: str) -> str:
+        """Return what the published rule takes for a blank field, and record it."""
+        found = rule(field)
+        self.assume(f"{field}: {found.says}")
+        return found.taken
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The parts key=value of the notes."""
+        if self._notes is None:
+            pairs = (piece.partition("=") for piece in self.text("notes").replace(",", ";").split(";") if "=" in piece)
+            self._notes = {key.strip(): value.strip() for key, _, value in pairs}
+        return self._notes
+
+    def noted(self, key: str) -> float:
+        """Return a number from the notes, 0 where they do not say it."""
+        words = self.notes.get(key, "").split()
+        try:
+            value = float(words[0]) if words else 0.0
+        except ValueError:
+            return 0.0
+        return value if 0 <= value < _MOST else 0.0

@@ -1,0 +1,53 @@
+"""One measured number and its prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Status: TypeAlias = Literal["predicted", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of a file of measurements: what was measured, what is predicted, and what had to be assumed.
+
+    `family` is "dense" or "experts" for a model and the data type for a kernel, `year` that of the device (0: not
+    known). A refused row has a `reason` and no prediction; a row with an unreadable value has no `measured` either.
+
+    >>> Row(case_id="a", metric="step_time", measured=2.0, predicted=1.5, status="predicted").relative_error
+    -0.25
+    """
+
+    case_id: str
+    metric: str
+    status: Status
+    kind: str = ""
+    source: str = ""
+    citation: str = ""
+    model: str = ""
+    device: str = ""
+    family: str = ""
+    quality: str = ""
+    stage: str = ""
+    year: int = 0
+    measured: float | None = None
+    predicted: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def relative_error(self) -> float | None:
+        """Predicted over measured less one; None where either is missing or nothing was measured."""
+        if self.predicted is None or not self.measured:
+            return None
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measurement lies in the interval; None without one."""
+        if self.measured is None or self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high

@@ -1,0 +1,76 @@
+"""What is assumed for fields that a source leaves blank: one published rule a field, the same for all rows."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """The rule for one blank field: what is taken, in words, and why."""
+
+    field: str
+    taken: str
+    says: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Framework:
+    """What a framework does where a row is silent: its stack, sharding, and sequence parallelism with tp."""
+
+    pattern: str
+    stack: str
+    sharding: str
+    sequence_parallel: bool
+    source: str
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    text = resources.files("shardwise.validation").joinpath("rules.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Return the rules for blank fields, in the order of the table.
+
+    >>> rules()[0].field
+    'recompute'
+    """
+    return tuple(Rule(**row) for row in _tables()["rule"])
+
+
+@cache
+def rule(field: str) -> Rule:
+    """Return the rule of one field."""
+    return next(one for one in rules() if one.field == field)
+
+
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """Return what frameworks do, the first pattern that matches first."""
+    return tuple(Framework(**row) for row in _tables()["framework"])
+
+
+@cache
+def framework_of(name: str) -> Framework:
+    """Return the entry of a framework by its name in a file.
+
+    >>> framework_of("torchtitan 2025-06").stack
+    'fsdp2'
+    """
+    return next(one for one in frameworks() if re.search(one.pattern, name.lower()))
+
+
+@cache
+def words(table: str) -> dict[str, str]:
+    """Return a table that maps words of files to words of the package."""
+    found: dict[str, str] = _tables()[table]
+    return found

@@ -1,0 +1,129 @@
+"""Files of measurements to rows with predictions: nothing is dropped, and no row stops the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from shardwise.errors import InputError
+from shardwise.validation._cells import Cells
+from shardwise.validation._files import Table, read_table
+from shardwise.validation._places import Places
+from shardwise.validation._row import Row
+
+Answer: TypeAlias = tuple[float, tuple[float, float] | None, tuple[str, ...]]
+Predictor: TypeAlias = Callable[[Cells, Places], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Every row of some files with its prediction or the reason why it has none."""
+
+    rows: tuple[Row, ...]
+    files: tuple[str, ...]
+
+    @property
+    def predicted(self) -> tuple[Row, ...]:
+        """The rows that have a prediction."""
+        return tuple(row for row in self.rows if row.status == "predicted")
+
+    @property
+    def coverage(self) -> float:
+        """Share of the rows that have a prediction; 1 where there are none."""
+        return len(self.predicted) / len(self.rows) if self.rows else 1.0
+
+
+def validate(files: Iterable[str]) -> Validation:
+    """Return every row of some CSV files with its prediction; the kind of each file is told by its columns.
+
+    Models and devices are looked up beside each file (models*.json, devices*.csv), then in the catalogue. Raises
+    `InputError` for a file that cannot be read; a row that cannot be predicted is refused with the reason.
+    """
+    paths = tuple(files)
+    rows = tuple(row for path in paths for row in rows_of(read_table(path), Path(path).parent))
+    return Validation(rows, paths)
+
+
+def rows_of(table: Table, folder: Path) -> Iterator[Row]:
+    """Yield the rows of one file with their predictions."""
+    places = Places(folder)
+    predictor = predictor_of(table.kind)
+    for number, raw in enumerate(table.rows, 2):
+        yield _row(Cells(raw), table.kind, places, predictor, number)
+
+
+def predictor_of(kind: str) -> Predictor:
+    """Return what predicts the rows of a kind of file."""
+    if kind == "training":
+        return TrainingRows()
+    raise NotImplementedError(kind)
+
+
+def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: int) -> Row:
+    row = Row(
+        case_id=cells.text("case_id") or f"line {number}",
+        metric=cells.text("metric") or kind,
+        status="refused",
+        kind=kind,
+        source=cells.text("source"),
+        citation=cells.text("citation"),
+        model=cells.text("model"),
+        device=cells.text("device"),
+        quality=cells.text("quality"),
+    )
+    try:
+        row = replace(row, measured=_measured(cells, kind))
+        value, interval, assumed = predictor(cells, places)
+        row = replace(row, family=_family(cells, places), year=_year(cells, places))
+    except InputError as error:
+        return replace(row, reason="; ".join(f"{p.field}: {p.rule}" for p in error.problems))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return replace(row, reason=f"{type(error).__name__}: {error}")
+    low, high = interval or (None, None)
+    return replace(row, status="predicted", predicted=value, low=low, high=high, assumed=assumed)
+
+
+def _measured(cells: Cells, kind: str) -> float:
+    metric = cells.text("metric")
+    return cells.number("value") if metric == "fits" else cells.positive("value")
+
+
+def _family(cells: Cells, places: Places) -> str:
+    from shardwise.models import MoE
+
+    model = places.model(cells.text("model"))
+    return "experts" if any(isinstance(b.feed_forward, MoE) for b in model.kinds) else "dense"
+
+
+def _year(cells: Cells, places: Places) -> int:
+    device, _ = places.device(cells.text("device"))
+    return device.year if device.knows("year") else 0
+
+
+class TrainingRows:
+    """Predicts rows of training files; rows of one configuration share a prediction."""
+
+    def __init__(self) -> None:
+        from shardwise.validation._training import Predicted
+
+        self._known: dict[tuple[str, ...], Predicted | InputError] = {}
+
+    def __call__(self, cells: Cells, places: Places) -> Answer:
+        """Return the predicted value of a row, its interval and what was assumed."""
+        from shardwise.validation import _training, _training_metrics
+
+        key = tuple(cells.text(name) for name in ("case_id", *_training.SETTINGS))
+        if key not in self._known:
+            try:
+                self._known[key] = _training.predict(cells, places)
+            except InputError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, InputError):
+            raise found
+        own = Cells(cells.row)
+        value = _training_metrics.value_of(own, found.report)
+        interval = _training_metrics.interval_of(own, found.report, value)
+        return value, interval, tuple(dict.fromkeys((*found.assumed, *own.assumed)))

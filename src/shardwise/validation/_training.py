@@ -1,0 +1,285 @@
+"""From a row of a training file to a prediction: the plan, the job and the stack that the row states."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import cast
+
+from shardwise.errors import InputError, Problem
+from shardwise.models import Model, MoE
+from shardwise.plans import PRECISIONS, Plan, Recompute, Training
+from shardwise.plans._plan import ContextKind, Sharding
+from shardwise.training import Options, TrainReport, train
+from shardwise.validation._cells import Cells
+from shardwise.validation._network import cluster_of
+from shardwise.validation._places import Places
+from shardwise.validation._rules import Framework, framework_of, words
+
+# Cells that decide a prediction; rows that agree in them share it.
+SETTINGS = (
+    *("model", "device", "num_gpus", "gpus_per_node", "inter_node", "seq_len", "micro_batch", "global_batch", "tp"),
+    *("sp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "sharding", "recompute", "recompute_detail"),
+    *("compute_dtype", "param_dtype", "grad_dtype", "attention_kernel", "optimizer", "master_weights", "finetune"),
+    *("offload", "framework", "notes"),
+)
+_TUNED = "fine-tuning of adapters or on unpacked samples is not modelled"
+_FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The report of one configuration and what had to be assumed for it."""
+
+    report: TrainReport
+    assumed: tuple[str, ...]
+
+
+def refuse(field: str, value: object, rule: str) -> InputError:
+    """Return the error that refuses a row."""
+    return InputError([Problem(field, value, rule, "the row is not predicted")])
+
+
+def predict(cells: Cells, places: Places) -> Predicted:
+    """Return the prediction of a row's configuration; raises `InputError` with the reason where there is none."""
+    if cells.text("case_id") in places.arguments:
+        from shardwise.validation._arguments import predict_arguments
+
+        return predict_arguments(cells, places)
+    _check(cells)
+    model = places.model(cells.text("model"))
+    device, notes = places.device(cells.text("device"))
+    framework = framework_of(cells.text("framework"))
+    cluster = cluster_of(cells, device, notes)
+    plan = _plan(cells, model, framework, cluster.devices_per_node)
+    stack = _stack(cells, framework, plan.sharding)
+    precision = _precision(cells, stack, set(device.matrix_flops))
+    job = Training(
+        seq_len=int(cells.positive("seq_len")),
+        global_batch=_global_batch(cells, plan, cluster.num_devices),
+        precision=precision,
+        optimizer=_optimizer(cells),
+    )
+    options = Options(stack=stack)
+    found: InputError | None = None
+    report: TrainReport | None = None
+    for one in _recomputes(cells, plan):
+        try:
+            report = train(model, cluster, one, job, options)
+        except InputError as error:
+            found = found or error
+            continue
+        if report.fits:
+            break
+    if report is None:
+        raise found or refuse("recompute", cells.text("recompute"), "leads to no plan")
+    return Predicted(report, (*notes, *cells.assumed))
+
+
+def _check(cells: Cells) -> None:
+    """Raise where a row describes what the package does not model."""
+    tuned = cells.text("finetune") or "pretrain"
+    if tuned not in ("pretrain", "full"):
+        raise refuse("finetune", tuned, _TUNED)
+    if cells.text("offload") not in ("", "none"):
+        raise refuse("offload", cells.text("offload"), "offloading to the host is not modelled")
+    if tuned == "full" and ("mean_tokens_per_sample" in cells.text("notes") or "longest_sample" in cells.text("notes")):
+        raise refuse("finetune", tuned, _TUNED)
+    if not cells.whole("num_gpus"):
+        raise refuse("num_gpus", None, "is not stated")
+
+
+def _degree(cells: Cells, name: str) -> int:
+    if not cells.says(name):
+        cells.taken("degrees")
+        return 1
+    return max(cells.whole(name), 1)
+
+
+def _plan(cells: Cells, model: Model, framework: Framework, node: int) -> Plan:
+    tp, cp, pp = (_degree(cells, name) for name in ("tp", "cp", "pp"))
+    product = int(cells.noted("model_parallel_size"))
+    if product > 1 and tp * pp == 1:
+        cells.taken("model_parallel_size")
+        tp = max(d for d in range(1, min(product, node) + 1) if product % d == 0 and not model_heads(model) % d)
+        pp = product // tp
+    experts = any(isinstance(b.feed_forward, MoE) for b in model.kinds)
+    vpp = _vpp(cells, model, pp)
+    plan = Plan(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        vpp=vpp,
+        dp=0,
+        ep=_degree(cells, "ep") if experts else 1,
+        etp=_etp(cells, tp) if experts else 1,
+        micro_batch=_micro_batch(cells),
+        sequence_parallel=_sequence_parallel(cells, framework, tp),
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        cp_kind=_cp_kind(cells, cp),
+        sharding=_sharding(cells, framework),
+    )
+    plan = _shard(cells, plan)
+    if model.num_layers % (pp * vpp):
+        cells.taken("stage_layers")
+        each, more = divmod(model.num_layers, pp * vpp)
+        plan = replace(plan, stage_layers=tuple(each + (i < more) for i in range(pp * vpp)))
+    return plan
+
+
+def model_heads(model: Model) -> int:
+    """Return the query heads of a model, by which tensor parallelism must divide; 1 where it has none."""
+    mixers = [m for block in model.kinds for m in block.mixers]
+    return next((int(m.heads) for m in mixers if hasattr(m, "heads")), 1)
+
+
+def _vpp(cells: Cells, model: Model, pp: int) -> int:
+    if pp > 1 and not cells.says("vpp"):
+        cells.taken("vpp")
+    vpp = max(cells.whole("vpp", 1), 1) if pp > 1 else 1
+    return vpp if pp * vpp <= model.num_layers else 1
+
+
+def _etp(cells: Cells, tp: int) -> int:
+    if not cells.says("etp") and tp > 1:
+        cells.taken("etp")
+    return max(cells.whole("etp", 1), 1)
+
+
+def _micro_batch(cells: Cells) -> int:
+    if not cells.whole("micro_batch"):
+        return int(cells.taken("micro_batch"))
+    return cells.whole("micro_batch")
+
+
+def _sequence_parallel(cells: Cells, framework: Framework, tp: int) -> bool:
+    if cells.says("sp"):
+        return cells.whole("sp") > 0
+    if tp > 1:
+        cells.taken("sp")
+    return framework.sequence_parallel
+
+
+def _cp_kind(cells: Cells, cp: int) -> ContextKind:
+    word = cells.text("cp_kind")
+    if cp > 1 and not word:
+        cells.taken("cp_kind")
+    kind = words("cp_kind").get(word or "ring")
+    if kind is None:
+        raise refuse("cp_kind", word, "is not a known kind")
+    return cast(ContextKind, kind)
+
+
+def _sharding(cells: Cells, framework: Framework) -> Sharding:
+    word = cells.text("sharding")
+    if not word:
+        cells.taken("sharding")
+        return cast(Sharding, framework.sharding)
+    found = words("sharding").get(word)
+    if found is None:
+        raise refuse("sharding", word, "is not a known kind of sharding")
+    return cast(Sharding, found)
+
+
+def _shard(cells: Cells, plan: Plan) -> Plan:
+    """Return the plan with the sharding group where it is smaller than the replicas: sharding within, copies across."""
+    size, replicas = int(cells.noted("shard_size")), cells.whole("dp") or 0
+    if plan.sharding == "hsdp":
+        return replace(plan, shard=size or cells.whole("gpus_per_node") or 8)
+    if size and replicas and size < replicas and plan.sharding == "fsdp":
+        return replace(plan, sharding="hsdp", shard=size)
+    return plan
+
+
+def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
+    from shardwise.plans import default_stack
+
+    kernel, stack = cells.text("attention_kernel"), framework.stack or default_stack(sharding)
+    if not kernel:
+        cells.taken("attention_kernel")
+        return stack
+    if kernel == "unfused" and stack.startswith("megatron"):
+        return "megatron-scores"
+    if kernel in _FUSED and stack == "megatron-scores":
+        return "megatron"
+    return stack
+
+
+def _precision(cells: Cells, stack: str, rates: set[str]) -> str:
+    """Return the recipe of a row: the widths it states, or the stack's for its type of products."""
+    dtype = cells.text("compute_dtype").lower()
+    if not dtype:
+        cells.taken("compute_dtype")
+        dtype = "bf16" if "bf16" in rates or not rates else "fp16"
+    if dtype in ("fp8", "mxfp8", "nvfp4"):
+        if dtype == "nvfp4":
+            cells.taken("nvfp4")
+        return "fp8"
+    if dtype in ("fp32", "tf32"):
+        return dtype
+    if dtype not in ("bf16", "fp16"):
+        raise refuse("compute_dtype", dtype, "is not a known data type")
+    weights, gradients = cells.text("param_dtype"), cells.text("grad_dtype")
+    if weights == "fp32" and dtype == "bf16":
+        return "amp-bf16"
+    if not weights and not gradients:
+        cells.taken("param_dtype")
+        return "" if dtype == "bf16" else "fp16"
+    if weights == gradients == "bf16" and cells.text("master_weights") == "0":
+        return "bf16-pure"
+    name = f"{dtype}-grads16" if gradients in ("bf16", "fp16") else dtype
+    return name if name in PRECISIONS else dtype
+
+
+def _optimizer(cells: Cells) -> str:
+    word = cells.text("optimizer")
+    if not word:
+        return cells.taken("optimizer")
+    found = words("optimizer").get(word)
+    if found is None:
+        raise refuse("optimizer", word, "is not modelled")
+    return found
+
+
+def _global_batch(cells: Cells, plan: Plan, devices: int) -> int:
+    batch = cells.whole("global_batch")
+    if batch:
+        return batch
+    replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
+    cells.taken("global_batch")
+    return plan.micro_batch * replicas * plan.pp
+
+
+def _recomputes(cells: Cells, plan: Plan) -> tuple[Plan, ...]:
+    """Return the plans to try: the one that is stated, or from the least recompute to the most."""
+    word = cells.text("recompute")
+    if word in ("", "unknown"):
+        cells.taken("recompute")
+        modes: tuple[Recompute, ...] = ("none", "selective", "full")
+        return tuple(replace(plan, recompute=mode) for mode in modes)
+    if word == "selective":
+        return (_selective(cells, plan),)
+    if word == "partial":
+        cells.assume("recompute of a part of the layers: half of them")
+        layers = max(1, -(-_layers(plan) // 2)) if plan.stage_layers else 0
+        return (replace(plan, recompute="full", recompute_layers=layers),)
+    if word not in ("none", "full"):
+        raise refuse("recompute", word, "is not a known kind of recompute")
+    return (replace(plan, recompute=cast(Recompute, word)),)
+
+
+def _layers(plan: Plan) -> int:
+    return max(plan.stage_layers) if plan.stage_layers else 1
+
+
+def _selective(cells: Cells, plan: Plan) -> Plan:
+    """Return the plan that runs the named modules again, attention's core where none is named."""
+    detail = cells.text("recompute_detail").lower()
+    table = words("modules")
+    pieces = [p for p in re.split(r"[,;]\s*|\s{2,}", detail) if p]
+    if any(p not in table for p in pieces):
+        pieces = detail.replace(",", " ").split()
+    named = tuple(dict.fromkeys(table[p] for p in pieces if p in table))
+    if named in ((), ("core_attn",)):
+        return replace(plan, recompute="selective")
+    return replace(plan, modules=named)

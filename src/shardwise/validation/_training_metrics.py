@@ -1,0 +1,118 @@
+"""The quantity of a prediction that a row of a training file measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.training import TrainReport
+from shardwise.training._memory import StageMemory
+from shardwise.validation._cells import Cells
+from shardwise.validation._training import refuse
+
+_NAMES = {
+    "step_time": "step_seconds",
+    "micro_step_time": "step_seconds",
+    "gpu_hours": "step_seconds",
+    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
+    "flops_per_second_per_gpu": "tokens_per_second_per_gpu",
+    "mfu": "tokens_per_second_per_gpu",
+    "hfu": "tokens_per_second_per_gpu",
+    "peak_memory": "memory.peak_bytes",
+    "memory_after_step": "memory.peak_bytes",
+}
+
+
+def flops_per_token(cells: Cells, report: TrainReport) -> float:
+    """Return FLOPs a token by the convention that the row's source counts with."""
+    word = cells.text("flops_convention")
+    if word == "hardware_full_attn":
+        return report.hardware_flops_per_token
+    if word == "model_causal_attn":
+        return report.causal_flops_per_token
+    if word in ("", "unknown"):
+        cells.taken("flops_convention")
+    elif word != "model_full_attn":
+        raise refuse("flops_convention", word, "is not a convention of pre-training")
+    return report.model_flops_per_token
+
+
+def stage_of(cells: Cells, report: TrainReport) -> StageMemory[float]:
+    """Return the memory of the stage whose rank was measured."""
+    scope, stages = cells.text("rank_scope"), report.evaluation.stages
+    if scope in ("", "unknown"):
+        cells.taken("rank_scope")
+    places = [float(s.position) for s in stages]
+    if scope == "last_rank":
+        return report.evaluation.memory[places.index(max(places))]
+    if scope == "rank0":
+        return report.evaluation.memory[places.index(min(places))]
+    return report.memory
+
+
+def peak_memory(cells: Cells, report: TrainReport) -> float:
+    """Return the peak in the kind of bytes that were measured: tensors, the allocator's reserve or the device's."""
+    kind, stack = cells.text("memory_kind"), report.case.stack
+    allocated = float(stage_of(cells, report).peak) + stack.workspace_bytes
+    if kind in ("allocated", "active"):
+        return allocated
+    if kind == "nvidia_smi":
+        return report.device_bytes - report.allocated_bytes + allocated
+    if kind != "reserved":
+        cells.taken("memory_kind")
+    return allocated * stack.reserved_over_allocated
+
+
+def memory_after_step(cells: Cells, report: TrainReport) -> float:
+    """Return what stays allocated between steps: weights, optimizer state and gradients that are kept."""
+    m, stack = stage_of(cells, report), report.case.stack
+    kept = m.gradients if stack.gradients == "persistent" else 0.0
+    return float(m.weights + m.optimizer + kept) + stack.workspace_bytes
+
+
+def gpu_hours(cells: Cells, report: TrainReport) -> float:
+    """Return device-hours for the tokens that the notes state."""
+    tokens = cells.noted("tokens")
+    if not tokens:
+        raise refuse("notes", "tokens", "the tokens of the run are not stated")
+    return tokens / report.tokens_per_second_per_gpu / 3600
+
+
+def micro_step(cells: Cells, report: TrainReport) -> float:
+    """Return seconds of one micro-batch: those of a step over its micro-batches."""
+    return report.step_seconds * report.plan.micro_batch * report.plan.dp / report.job.global_batch
+
+
+_OF: dict[str, Callable[[Cells, TrainReport], float]] = {
+    "step_time": lambda c, r: r.step_seconds,
+    "micro_step_time": micro_step,
+    "gpu_hours": gpu_hours,
+    "tokens_per_second_per_gpu": lambda c, r: r.tokens_per_second_per_gpu,
+    "flops_per_second_per_gpu": lambda c, r: flops_per_token(c, r) * r.tokens_per_second_per_gpu,
+    "mfu": lambda c, r: r.mfu * flops_per_token(c, r) / r.model_flops_per_token,
+    "hfu": lambda c, r: r.mfu * flops_per_token(c, r) / r.model_flops_per_token,
+    "peak_memory": peak_memory,
+    "memory_after_step": memory_after_step,
+    "fits": lambda c, r: float(r.fits),
+}
+
+
+def value_of(cells: Cells, report: TrainReport) -> float:
+    """Return the predicted value of a row's metric; raises `InputError` where the metric is not predicted."""
+    metric = cells.text("metric")
+    if metric not in _OF:
+        raise refuse("metric", metric, "is not a quantity that is predicted")
+    return _OF[metric](cells, report)
+
+
+def interval_of(cells: Cells, report: TrainReport, value: float) -> tuple[float, float] | None:
+    """Return the 10 to 90 % interval of a predicted value, None where its metric has none."""
+    name = _NAMES.get(cells.text("metric"))
+    if name is None:
+        return None
+    low, high = report.interval[name]
+    centre = {
+        "step_seconds": report.step_seconds,
+        "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
+        "memory.peak_bytes": report.allocated_bytes,
+    }[name]
+    return value * low / centre, value * high / centre
