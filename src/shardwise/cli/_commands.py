@@ -20,6 +20,7 @@ SUMMARIES = {
     "roofline": "every operator of a plan against what its device can do, and what bounds it",
     "import": "another system's launch script or configuration as a case, and what became of every word of it",
     "export": "a plan as another system's launch script or configuration",
+    "validate": "predicted against measured: runs of a file, or the published ones that the package ships",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
     "dtypes": "precisions of training, formats of serving and presets of bits, by name",
@@ -107,6 +108,13 @@ def _export() -> Command:
     return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
 
 
+def _validate() -> Command:
+    files = {"files": Flag("files", _kinds.WORDS, "CSV files of measurements; none: those of the package", "positional")}
+    output = {**_flags.VALIDATE, **_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
+    exits = "exit status: 0 done, 1 no row could be predicted, 2 bad input"
+    return Command("validate", SUMMARIES["validate"], ("files",), {**files, **output}, exits, many=True)
+
+
 def _listing(name: str) -> Command:
     search = {
         "search": Flag("search", _kinds.TEXT, "words that the name holds", "positional"),
@@ -129,6 +137,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "roofline": _roofline,
     "import": _import,
     "export": _export,
+    "validate": _validate,
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
     "dtypes": lambda: _listing("dtypes"),

@@ -31,7 +31,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: what it does, what it takes by position, and its flags by key."""
+    """One command: what it does, what it takes by position (`many`: the last as often as wanted), its flags by key."""
 
     name: str
     help: str
@@ -39,6 +39,7 @@ class Command:
     flags: dict[str, Flag]
     exits: str = ""
     required: tuple[str, ...] = ()
+    many: bool = False
 
 
 # Flags that are planned and refused by name until they do something.
@@ -91,6 +92,12 @@ OUTPUT = _flags(
 PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
 _TIMELINE = "write one step: .json for Perfetto and chrome://tracing, .svg, .png, .pdf or .html as a drawing"
 TIMELINE = _flags("output", ("timeline", k.file_of(".json", *k.FIGURES), _TIMELINE))
+VALIDATE = _flags(
+    "output",
+    ("by", k.WORDS, "fields to group errors by, such as source,metric,device"),
+    ("rows", k.FILE, "write every row with its prediction to a CSV file"),
+    ("html", k.FILE, "write a report with tables and plots to an HTML file"),
+)
 WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
 
 FROM = _flags(

@@ -105,7 +105,7 @@ def _inputs(found: Scan, command: Command) -> Inputs:
         except InputError as error:
             inputs.merge(error)
             inputs.bad.add("config")
-    raw |= dict(zip(command.positionals, found.words, strict=False))
+    raw |= _placed(found.words, command)
     raw |= found.given
     _use_catalogue(raw.get("catalogue"), inputs)
     read_values(raw, command, inputs)
@@ -114,6 +114,14 @@ def _inputs(found: Scan, command: Command) -> Inputs:
 
         take(inputs)
     return inputs
+
+
+def _placed(words: Sequence[str], command: Command) -> dict[str, Any]:
+    """Return the words by the names of their places; where a command takes many, the last place holds the rest."""
+    if command.many and words:
+        last = len(command.positionals) - 1
+        words = [*words[:last], words[last:]]  # type: ignore[list-item]
+    return dict(zip(command.positionals, words, strict=False))
 
 
 def _use_catalogue(folder: object, inputs: Inputs) -> None:

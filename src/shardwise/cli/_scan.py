@@ -104,5 +104,5 @@ def _report_unknown(found: Scan, unknown: list[tuple[str, str | None]], command:
             f"is not a flag of {command.name}",
             f"did you mean {near}? `shardwise {command.name} --help` lists them",
         )
-    for word in found.words[len(command.positionals) :]:
+    for word in () if command.many else found.words[len(command.positionals) :]:
         found.problems.add("arguments", word, f"is one word too many for {command.name}", "write flags as --flag value")

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from shardwise.validation._row import Row
-from shardwise.validation._run import Validation, validate
-from shardwise.validation._summary import Errors, Fits, errors_of, reasons, summary
+from shardwise.validation._run import Validation, shipped, validate
+from shardwise.validation._summary import BY, Errors, Fits, errors_of, fits_of, reasons, summary
 
-__all__ = ["Errors", "Fits", "Row", "Validation", "errors_of", "reasons", "summary", "validate"]
+__all__ = [
+    "BY",
+    "Errors",
+    "Fits",
+    "Row",
+    "Validation",
+    "errors_of",
+    "fits_of",
+    "reasons",
+    "shipped",
+    "summary",
+    "validate",
+]

@@ -13,7 +13,8 @@ class Row:
     """One row of a file of measurements: what was measured, what is predicted, and what had to be assumed.
 
     `family` is "dense" or "experts" for a model and the data type for a kernel, `year` that of the device (0: not
-    known). A refused row has a `reason` and no prediction; a row with an unreadable value has no `measured` either.
+    known), `fits` whether the configuration is predicted to fit. A refused row has a `reason` and no prediction; a
+    row with an unreadable value has no `measured` either.
 
     >>> Row(case_id="a", metric="step_time", measured=2.0, predicted=1.5, status="predicted").relative_error
     -0.25
@@ -35,6 +36,7 @@ class Row:
     predicted: float | None = None
     low: float | None = None
     high: float | None = None
+    fits: bool | None = None
     reason: str = ""
     assumed: tuple[str, ...] = ()
 
@@ -51,3 +53,14 @@ class Row:
         if self.measured is None or self.low is None or self.high is None:
             return None
         return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a predictor says about a row: the value of its metric, the interval, what was assumed, whether it fits."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+    assumed: tuple[str, ...] = ()
+    fits: bool | None = None
+    family: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,8 @@ from shardwise.errors import InputError
 from shardwise.validation._cells import Cells
 from shardwise.validation._files import Table, read_table
 from shardwise.validation._places import Places
-from shardwise.validation._row import Row
+from shardwise.validation._row import Answer, Row
 
-Answer: TypeAlias = tuple[float, tuple[float, float] | None, tuple[str, ...]]
 Predictor: TypeAlias = Callable[[Cells, Places], Answer]
 
 
@@ -33,6 +33,16 @@ class Validation:
     def coverage(self) -> float:
         """Share of the rows that have a prediction; 1 where there are none."""
         return len(self.predicted) / len(self.rows) if self.rows else 1.0
+
+
+def shipped() -> tuple[str, ...]:
+    """Return the files of published measurements that the package ships.
+
+    >>> all(path.endswith(".csv") for path in shipped())
+    True
+    """
+    folder = Path(__file__).with_name("data")
+    return tuple(str(path) for path in sorted(folder.glob("*.csv")) if not path.name.startswith("devices"))
 
 
 def validate(files: Iterable[str]) -> Validation:
@@ -75,14 +85,17 @@ def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: 
     )
     try:
         row = replace(row, measured=_measured(cells, kind))
-        value, interval, assumed = predictor(cells, places)
-        row = replace(row, family=_family(cells, places), year=_year(cells, places))
+        found = predictor(cells, places)
+        row = replace(row, family=found.family or _family(cells, places), year=_year(cells, places))
     except InputError as error:
         return replace(row, reason="; ".join(f"{p.field}: {p.rule}" for p in error.problems))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return replace(row, reason=f"{type(error).__name__}: {error}")
-    low, high = interval or (None, None)
-    return replace(row, status="predicted", predicted=value, low=low, high=high, assumed=assumed)
+    if not math.isfinite(found.value):
+        return replace(row, reason="the prediction is beyond what numbers can hold")
+    low, high = found.interval or (None, None)
+    said = {"predicted": found.value, "low": low, "high": high, "assumed": found.assumed, "fits": found.fits}
+    return replace(row, status="predicted", **said)  # type: ignore[arg-type]
 
 
 def _measured(cells: Cells, kind: str) -> float:
@@ -126,4 +139,5 @@ class TrainingRows:
         own = Cells(cells.row)
         value = _training_metrics.value_of(own, found.report)
         interval = _training_metrics.interval_of(own, found.report, value)
-        return value, interval, tuple(dict.fromkeys((*found.assumed, *own.assumed)))
+        assumed = tuple(dict.fromkeys((*found.assumed, *own.assumed)))
+        return Answer(value=value, interval=interval, assumed=assumed, fits=found.report.fits)

@@ -94,3 +94,20 @@ class Fits:
     def misses(self) -> float:
         """Share of what ran out of memory that is said to fit; 0 where nothing did."""
         return self.failed_called_fit / self.failed if self.failed else 0.0
+
+
+def fits_of(rows: Iterable[Row]) -> Fits:
+    """Return how well predictions tell runs that fit from those that ran out of memory."""
+    ran: dict[str, bool] = {}
+    failed: dict[str, bool] = {}
+    for row in rows:
+        if row.status != "predicted" or row.fits is None:
+            continue
+        out_of_memory = row.metric == "fits" and row.measured == 0
+        (failed if out_of_memory else ran)[row.case_id] = row.fits
+    return Fits(
+        ran=len(ran),
+        ran_called_unfit=sum(not fits for fits in ran.values()),
+        failed=len(failed),
+        failed_called_fit=sum(failed.values()),
+    )

@@ -1,0 +1,68 @@
+"""`shardwise validate`: predicted against measured, row by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli import _figures
+from shardwise.cli._answer import Answer
+from shardwise.cli._case import Inputs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardwise.report._page import Page
+    from shardwise.validation import Validation
+
+
+def ask(inputs: Inputs) -> Validation:
+    """Return the validation of the files that were named, or of the measurements that the package ships."""
+    from shardwise.validation import BY, shipped, validate
+
+    by = inputs.get("by", ())
+    for name in by:
+        if name not in BY:
+            inputs.fail("by", name, "is not a field of rows", "use some of " + ", ".join(BY))
+    inputs.problems.raise_if_any()
+    files = inputs.get("files", ())
+    return validate(files) if files else validate(shipped())
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise validate`."""
+    _figures.check(inputs)
+    found = ask(inputs)
+    by = tuple(inputs.get("by", ()))
+    _write(inputs, found)
+
+    def tree() -> dict[str, Any]:
+        from shardwise.report._validate import validate_tree
+
+        return validate_tree(found, by or ("source", "metric", "device"))
+
+    def page() -> Page:
+        from shardwise.report._validate_view import validate_page
+
+        return validate_page(found, by, width)
+
+    def draw() -> Figure:
+        from shardwise.report._plots_validate import validate_figure
+
+        return validate_figure(found)
+
+    status = 0 if found.predicted or not found.rows else 1
+    return _figures.plotted(inputs, Answer(status, tree, page), draw)
+
+
+def _write(inputs: Inputs, found: Validation) -> None:
+    """Write the rows and the report where files are named for them."""
+    from shardwise.cli._files import write_text
+
+    if "rows" in inputs.values:
+        from shardwise.report._validate import rows_csv
+
+        write_text(inputs.values["rows"], rows_csv(found.rows))
+    if "html" in inputs.values:
+        from shardwise.report._validate_html import validate_html
+
+        write_text(inputs.values["html"], validate_html(found))
