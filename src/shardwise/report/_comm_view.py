@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -53,6 +54,20 @@ def comm_page(found: CommReport, command: Sequence[str], width: int = 80, everyt
     return page
 
 
+def _head(page: Page, word: str, text: str) -> None:
+    """Append a heading with what it is about, wrapped."""
+    first, *more = textwrap.wrap(text, page.width - len(word) - 2)
+    page.add((word, "bold"), ("  " + first, "dim"))
+    for piece in more:
+        page.add(("  " + piece, "dim"))
+
+
+def _lines(page: Page, text: str, style: str = "") -> None:
+    """Append a text of a section, wrapped."""
+    for piece in textwrap.wrap(text, page.width - 2, break_on_hyphens=False):
+        page.add(("  " + piece, style))
+
+
 def _where(found: CommReport, index: int) -> str:
     run, pp = found.report.evaluation.stages[index], found.plan.pp
     first, last = int(run.position), int(run.position + run.count - 1)
@@ -62,7 +77,7 @@ def _where(found: CommReport, index: int) -> str:
 
 
 def _count(value: float) -> str:
-    return f"{value:,.0f}" if value < 1e7 else show_count(value)
+    return f"{value:,.0f}" if value < 1e6 else show_count(value)
 
 
 def _number(value: float) -> str:
@@ -74,7 +89,7 @@ def _or_dash(value: float, show: Callable[[float], str]) -> str:
 
 
 def _summary(page: Page, found: CommReport) -> None:
-    page.add(("A STEP", "bold"), ("  messages, and bytes sent on the wire", "dim"))
+    _head(page, "A STEP", "messages, and bytes sent on the wire")
     rows = [["", "", "one device", "", "cluster", "", "seconds", ""]]
     rows.append(["axis", "groups", "messages", "sent", "messages", "sent", "exposed", "hidden"])
     for axis in found.axes.values():
@@ -90,7 +105,7 @@ def _summary(page: Page, found: CommReport) -> None:
          _count(cluster["messages_per_step"]), show_bytes(cluster["sent_bytes_per_step"]),
          *_waits(total["exposed_seconds"], total["hidden_seconds"])]
     )  # fmt: skip
-    page.table(rows, right=(2, 3, 4, 5, 6, 7), header=True, indent=0)
+    _table(page, rows, (2, 3, 4, 5, 6, 7), (1, 4, 7, 2), 0)
     if not found.axes:
         page.add(("nothing is sent: nothing is split", "dim"))
     _busiest(page, found)
@@ -119,11 +134,12 @@ def _busiest(page: Page, found: CommReport) -> None:
 
 
 def _axis(page: Page, found: CommReport, axis: Axis, everything: bool) -> None:
-    tiers = [f"{show_bytes(amount)} over {tier}" for tier, amount in axis.tiers.items() if amount]
     title = f"{axis.num_groups:,} groups of {axis.size}" if axis.num_groups > 1 else f"one group of {axis.size}"
-    page.add((axis.name.upper(), "bold"), (f"  {axis.title}: {title}; {', '.join(tiers)} in all", ""))
+    _head(page, axis.name.upper(), f"{axis.title}: {title}")
+    tiers = [f"{show_bytes(amount)} over {tier}" for tier, amount in axis.tiers.items() if amount]
+    _lines(page, f"the cluster sends {', '.join(tiers)} in a step")
     for line in group_lines(found, axis.name, everything):
-        page.add(("  " + line, "cyan"))
+        _lines(page, line, "cyan")
     # The device of reference first; of other stages only what it does not send, unless everything is wanted.
     order = [found.reference, *(i for i in range(len(found.flows)) if i != found.reference)]
     seen: set[tuple[object, ...]] = set()
@@ -145,14 +161,13 @@ def _messages(page: Page, found: CommReport, index: int, flows: Sequence[Flow]) 
     rows = [["what", "in", "tensor", "shape", "bytes", "a step", "exposed", "hidden"]]
     for flow in flows:
         m = flow.message
-        where = m.where if m.part.startswith("layer") else m.part
+        where = m.where if m.part.startswith("layer") or m.part == m.where else f"{m.part} {m.where}"
         shape = "x".join(_number(n).replace(",", "") for n in m.shape)
         rows.append(
             [f"{SHORT[m.verb]} {where}", m.phase, m.tensor, shape, show_bytes(m.size_bytes), _count(flow.per_step),
              *_waits(flow.exposed_seconds, flow.hidden_seconds)]
         )  # fmt: skip
-    rows = _narrowed(rows, page.width - 2)
-    page.table(rows, right=range(len(rows[0]) - 4, len(rows[0])), header=True, indent=2)
+    _table(page, rows, (4, 5, 6, 7), (2, 3, 7, 4), 2)
 
 
 def merged(flows: Sequence[Flow]) -> list[Flow]:
@@ -177,12 +192,15 @@ def merged(flows: Sequence[Flow]) -> list[Flow]:
     return list(found.values())
 
 
-def _narrowed(rows: list[list[str]], width: int) -> list[list[str]]:
-    """Return a table with as few words as a narrow page has room for: without the tensors, then their shapes."""
-    for _ in range(2):
-        if sum(max(map(len, column)) for column in zip(*rows, strict=True)) + len(rows[0]) - 1 > width:
-            rows = [[*row[:2], *row[3:]] for row in rows]
-    return rows
+def _table(page: Page, rows: Sequence[Sequence[str]], right: Sequence[int], spare: Sequence[int], indent: int) -> None:
+    """Append a table with a head; on a narrow page without as many of the spare columns as it takes."""
+    kept = list(range(len(rows[0])))
+    for column in spare:
+        widths = [max(len(row[i]) for row in rows) for i in kept]
+        if indent + sum(widths) + len(widths) - 1 > page.width:
+            kept.remove(column)
+    flush = [kept.index(i) for i in right if i in kept]
+    page.table([[row[i] for i in kept] for row in rows], right=flush, header=True, indent=indent)
 
 
 def group_lines(found: CommReport, axis: str, everything: bool = False) -> list[str]:
@@ -208,11 +226,11 @@ def _layers(page: Page, found: CommReport) -> None:
     index = found.report.peak_stage
     where = "on one device" if found.plan.pp == 1 else f"on {_where(found, index)}, the fullest"
     _tables(page, "ONE RANK", where, found.parameters(index), found.layers(index))
-    page.add(("  " + ", ".join(f"{short} {verb.replace('_', '-')}" for verb, short in SHORT.items()), "dim"))
+    _lines(page, ", ".join(f"{short} {verb.replace('_', '-')}" for verb, short in SHORT.items()), "dim")
 
 
 def _tables(page: Page, title: str, where: str, parameters: float, tables: Sequence[LayerTable]) -> None:
-    page.add((title, "bold"), (f"  {where}: {parameters:,.0f} parameters; bytes of weights and saved in MiB", ""))
+    _head(page, title, f"{where}: {parameters:,.0f} parameters; sizes in MiB")
     rows = [["", "weights", "params", "saved", "forward", "backward"]]
     for table in tables:
         times = "" if table.times == 1 else f" x {table.times:g}"
@@ -220,7 +238,7 @@ def _tables(page: Page, title: str, where: str, parameters: float, tables: Seque
         rows.append([f"{table.name}{times}", "", f"{sum(r.parameter_bytes for r in table.rows) / MIB:,.1f}",
                      f"{saved:,.1f}", "", ""])  # fmt: skip
         rows += [_layer_row(row) for row in table.rows]
-    page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
+    _table(page, rows, (2, 3, 4, 5), (1, 2), 0)
 
 
 def _layer_row(row: LayerRow) -> list[str]:
@@ -238,7 +256,7 @@ def _layer_row(row: LayerRow) -> list[str]:
 
 
 def _memory(page: Page, found: CommReport) -> None:
-    page.add(("MEMORY", "bold"), ("  of one device of each stage", "dim"))
+    _head(page, "MEMORY", "of one device of each stage")
     rows = [["", "parameters", *CATEGORIES, "peak"]]
     whole = found.whole.evaluation.memory[0]
     entries = [("whole", found.whole_parameters, whole)]
@@ -254,7 +272,7 @@ def _memory(page: Page, found: CommReport) -> None:
 
 
 def _products(page: Page, found: CommReport) -> None:
-    page.add(("PRODUCTS", "bold"), ("  rows x inner x columns and share of the peak, whole and on one rank", "dim"))
+    _head(page, "PRODUCTS", "rows x inner x columns and share of the peak, whole and on one rank")
     rows = [["", "whole", "reaches", "one rank", "reaches"]]
     seen: set[tuple[object, ...]] = set()
     for p in found.products:
@@ -263,7 +281,7 @@ def _products(page: Page, found: CommReport) -> None:
             seen.add(key)
             rows.append([p.name, _sides(p.before), f"{p.efficiency_before:.1%}", _sides(p.after),
                          f"{p.efficiency_after:.1%}"])  # fmt: skip
-    page.table(rows, right=(2, 4), header=True, indent=0)
+    _table(page, rows, (2, 4), (1, 2), 0)
 
 
 def _sides(shape: Sequence[float]) -> str:
