@@ -238,7 +238,7 @@ def _tables(page: Page, title: str, where: str, parameters: float, tables: Seque
         rows.append([f"{table.name}{times}", "", f"{sum(r.parameter_bytes for r in table.rows) / MIB:,.1f}",
                      f"{saved:,.1f}", "", ""])  # fmt: skip
         rows += [_layer_row(row) for row in table.rows]
-    _table(page, rows, (2, 3, 4, 5), (1, 2), 0)
+    _table(page, rows, (2, 3, 4, 5), (1, 2, 3), 0)
 
 
 def _layer_row(row: LayerRow) -> list[str]:
