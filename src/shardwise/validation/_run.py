@@ -66,22 +66,39 @@ def rows_of(table: Table, folder: Path) -> Iterator[Row]:
 
 def predictor_of(kind: str) -> Predictor:
     """Return what predicts the rows of a kind of file."""
+    from shardwise.validation import _collectives, _kernels, _operators
+
     if kind == "training":
         return TrainingRows()
-    raise NotImplementedError(kind)
+    if kind == "inference":
+        from shardwise.validation._inference import InferenceRows
+
+        return InferenceRows()
+    kernels = {
+        "gemm": _kernels.product,
+        "attention": _kernels.attention,
+        "mla": _kernels.latent,
+        "moe": _kernels.experts,
+        "memory": _kernels.streaming,
+    }
+    if kind in kernels:
+        return _kernels.kernel_answer(kernels[kind])
+    others = {"collective": _collectives.in_node, "collectives": _collectives.across}
+    return others.get(kind, _operators.efficiency)
 
 
 def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: int) -> Row:
     row = Row(
         case_id=cells.text("case_id") or f"line {number}",
-        metric=cells.text("metric") or kind,
+        metric=_metric(cells, kind),
         status="refused",
         kind=kind,
-        source=cells.text("source"),
+        source=cells.text("source") or cells.text("engine") or cells.text("system"),
         citation=cells.text("citation"),
         model=cells.text("model"),
-        device=cells.text("device"),
+        device=cells.text("device") or cells.text("system"),
         quality=cells.text("quality"),
+        engine=cells.text("engine") or cells.text("framework"),
     )
     try:
         row = replace(row, measured=_measured(cells, kind))
@@ -98,9 +115,23 @@ def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: 
     return replace(row, status="predicted", **said)  # type: ignore[arg-type]
 
 
+def _metric(cells: Cells, kind: str) -> str:
+    """Return the metric of a row; rows of tables of kernels are named by their kind and operation."""
+    if kind in ("training", "inference"):
+        return cells.text("metric")
+    if kind == "attention":
+        decoding = cells.text("query_tokens") == "1" and cells.text("prefix_tokens") not in ("", "0")
+        return "attention_decode" if decoding else "attention_prefill"
+    word = cells.text("op") or cells.text("collective")
+    if kind == "collectives":
+        return f"{'in node' if cells.text('num_nodes') == '1' else 'across nodes'} {word}"
+    return f"{kind} {word}".strip() if kind in ("collective", "mla", "op_efficiency") else kind
+
+
 def _measured(cells: Cells, kind: str) -> float:
-    metric = cells.text("metric")
-    return cells.number("value") if metric == "fits" else cells.positive("value")
+    if kind not in ("training", "inference"):
+        return cells.positive("achieved_fraction" if kind == "op_efficiency" else "time_seconds")
+    return cells.number("value") if cells.text("metric") == "fits" else cells.positive("value")
 
 
 def _family(cells: Cells, places: Places) -> str:
@@ -111,6 +142,8 @@ def _family(cells: Cells, places: Places) -> str:
 
 
 def _year(cells: Cells, places: Places) -> int:
+    if not cells.text("device") or cells.text("device") == "any":
+        return 0
     device, _ = places.device(cells.text("device"))
     return device.year if device.knows("year") else 0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.validation._row import Row
 
-BY = ("metric", "source", "device", "family", "quality", "year", "kind", "model", "stage")
+BY = ("metric", "source", "device", "family", "quality", "year", "kind", "model", "engine")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,77 @@
+"""Rows of collectives: inside one node and across nodes, by NCCL or an engine's own kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.cost import Efficiencies, collective_seconds, network_of
+from shardwise.cost._tables import family_of
+from shardwise.hardware import Cluster, Lookup
+from shardwise.hardware._build import build_cluster
+from shardwise.ledger.op import Verb
+from shardwise.serving import find_engine
+from shardwise.serving._engine import kernels_of
+from shardwise.serving._price import one_shot_seconds
+from shardwise.validation._cells import Cells
+from shardwise.validation._kernels import ENGINES, refuse
+from shardwise.validation._places import Places
+from shardwise.validation._row import Answer
+
+VERBS: dict[str, Verb] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "broadcast": "broadcast",
+}
+# Systems of tables that name no device: device, devices and adapters of a node, bytes a second of one adapter.
+SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, 25e9)}
+_NONE = Efficiencies()
+
+
+def _verb(name: str) -> Verb:
+    if name not in VERBS:
+        raise refuse("op", name, "is not a collective that is modelled")
+    return VERBS[name]
+
+
+def in_node(cells: Cells, places: Places) -> Answer:
+    """Return seconds of a collective of a table by device: NCCL's, or an engine's all-reduce."""
+    device, notes = places.device(cells.text("device"))
+    verb, n, size = _verb(cells.text("op")), cells.whole("num_gpus"), cells.positive("message_bytes")
+    node = cells.whole("gpus_per_node") or n
+    if n < 2:
+        raise refuse("num_gpus", n, "is no group")
+    found = Lookup(device=device, assumptions=notes)
+    cluster = build_cluster(device.name, found, {"num_devices": n, "devices_per_node": node})
+    seconds = _seconds(cluster, verb, size, n)
+    engine = ENGINES.get(cells.text("engine"))
+    if engine and verb == "all_reduce" and n <= node:
+        direct: Any = kernels_of(device, family_of(device), "bf16", find_engine(engine), _NONE).all_reduce
+        if direct and n <= direct[-1][0]:
+            seconds = min(seconds, float(one_shot_seconds(direct, size, n)))
+    return Answer(value=seconds, assumed=(*notes, *cluster.assumptions), family=cells.text("dtype") or "-")
+
+
+def _seconds(cluster: Cluster, verb: Verb, size: float, n: int) -> float:
+    group = tuple(float(min(tier.size, n)) for tier in cluster.tiers)
+    return float(collective_seconds(network_of(cluster, _NONE), verb, size, group))
+
+
+def across(cells: Cells, places: Places) -> Answer:
+    """Return seconds of a collective of a table by system: so many nodes, and so many devices used of each."""
+    system = cells.text("system")
+    if system not in SYSTEMS:
+        raise refuse("system", system, "names a machine whose nodes are not known")
+    name, node, adapters, rate = SYSTEMS[system]
+    device, notes = places.device(name)
+    nodes, used = cells.whole("num_nodes", 1), cells.whole("gpus_per_node", 1)
+    if not 1 <= used <= node or nodes * used < 2:
+        raise refuse("gpus_per_node", used, f"must be 1 to {node}, and a group of at least 2")
+    given = {"num_devices": nodes * node, "devices_per_node": node, "nic_bandwidth": rate, "nics_per_node": adapters}
+    cluster = build_cluster(system, Lookup(device=device, assumptions=notes), given)
+    group = (float(used), float(nodes * used))[: len(cluster.tiers)]
+    verb, size = _verb(cells.text("collective")), cells.positive("message_bytes")
+    value = float(collective_seconds(network_of(cluster, _NONE), verb, size, group))
+    return Answer(value=value, assumed=notes, family="across nodes" if nodes > 1 else "in a node")

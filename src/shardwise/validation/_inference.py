@@ -1,0 +1,183 @@
+"""From a row of an inference file to a prediction: the deployment, the batch and the engine that the row states."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster, Lookup
+from shardwise.hardware._build import build_cluster
+from shardwise.models import Model, MoE
+from shardwise.plans import Plan, Serving
+from shardwise.serving import InferReport, Options, infer
+from shardwise.validation._cells import Cells
+from shardwise.validation._inference_metrics import interval_of, value_of
+from shardwise.validation._kernels import refuse
+from shardwise.validation._places import Places
+from shardwise.validation._row import Answer
+from shardwise.validation._rules import words
+
+SETTINGS = (
+    *("model", "device", "num_gpus", "tp", "pp", "ep", "dp", "attention_dp", "engine", "engine_version"),
+    *("serving_mode", "weight_dtype", "activation_dtype", "kv_dtype", "batch", "input_tokens", "output_tokens"),
+    *("prefix_tokens", "memory_utilization", "max_model_len", "max_num_batched_tokens", "notes"),
+)
+_REFUSED = {
+    "online": "requests that arrive over time queue: only fixed batches and full queues are predicted row by row",
+    "disaggregated": "prefill and decode on workers of their own queue: only fixed batches are predicted row by row",
+}
+_MODES = ("static", "single_stream", "offline_throughput", "memory_log")
+_ANY_DEVICE = "h100-sxm-80gb"
+# Sequences that an engine runs at once unless it is told otherwise.
+_MOST = {"vllm": 256, "vllm-v0": 256, "tensorrt-llm": 2048, "sglang": 4096}
+_PROFILED = {"vllm": 1024}
+
+
+class InferenceRows:
+    """Predicts rows of inference files; rows of one deployment share a prediction."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], tuple[InferReport, tuple[str, ...]] | InputError] = {}
+
+    def __call__(self, cells: Cells, places: Places) -> Answer:
+        """Return the predicted value of a row, its interval and what was assumed."""
+        mode = cells.text("serving_mode")
+        if mode not in _MODES:
+            raise refuse("serving_mode", mode, _REFUSED.get(mode, "is not a known mode"))
+        key = tuple(cells.text(name) for name in SETTINGS)
+        if key not in self._known:
+            try:
+                self._known[key] = predict(cells, places)
+            except InputError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, InputError):
+            raise found
+        report, assumed = found
+        own = Cells(cells.row)
+        value = value_of(own, report)
+        said = tuple(dict.fromkeys((*assumed, *own.assumed)))
+        return Answer(value=value, interval=interval_of(own, report, value), assumed=said, fits=report.fits)
+
+
+def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]:
+    """Return the report of a deployment and what had to be assumed for it."""
+    model = places.model(cells.text("model"))
+    device, notes = places.device(_ANY_DEVICE if cells.text("device") == "any" else cells.text("device"))
+    if cells.number("attention_dp") > 1 or "attention_dp_enabled" in cells.notes:
+        raise refuse("attention_dp", cells.text("attention_dp"), "attention groups that share experts are not modelled")
+    engine = _engine(cells)
+    plan = _plan(cells, model)
+    cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
+    job = _job(cells, model, engine, plan)
+    report = infer(model, cluster, plan, job, Options(engine=engine))
+    if cells.text("serving_mode") == "offline_throughput":
+        report = _full(cells, report, engine)
+    return report, (*notes, *cells.assumed)
+
+
+def _cluster(cells: Cells, found: Lookup, plan: Plan) -> Cluster:
+    count = cells.whole("num_gpus") or plan.tp * plan.pp * plan.dp
+    given: dict[str, float] = {"num_devices": count}
+    if not found.device.knows("devices_per_node"):
+        given["devices_per_node"] = count
+    return build_cluster(f"{count}x{found.device.name}", found, given)
+
+
+def _engine(cells: Cells) -> str:
+    word, version = cells.text("engine").lower(), cells.text("engine_version")
+    if not word:
+        return cells.taken("engine")
+    found = words("engine").get(word)
+    if found is None:
+        raise refuse("engine", word, "is not an engine that is modelled")
+    if found != word and found not in (word, "tensorrt-llm"):
+        cells.assume(f"engine {word}: overheads of {found}")
+    early = re.match(r"v?0\.([0-7])(\D|$)", version)
+    fixed = cells.text("serving_mode") in ("static", "single_stream")
+    if found == "vllm" and (early or (not version and fixed)):
+        cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
+        return "vllm-v0"
+    return found
+
+
+def _plan(cells: Cells, model: Model) -> Plan:
+    count, pp, dp = cells.whole("num_gpus") or 1, max(cells.whole("pp"), 1), max(cells.whole("dp"), 1)
+    if cells.notes.get("layer_split") or cells.notes.get("layer_split_assumed"):
+        return Plan(tp=1, pp=count, dp=1)
+    tp = cells.whole("tp")
+    if not tp:
+        if count > 1:
+            cells.taken("tp")
+        tp = max(count // (pp * dp), 1)
+    plan = Plan(tp=tp, pp=pp, dp=dp)
+    if any(isinstance(block.feed_forward, MoE) for block in model.kinds):
+        ep = cells.whole("ep")
+        if not ep:
+            cells.taken("ep")
+            ep = 1
+        plan = replace(plan, ep=ep, etp=max(tp // ep, 1))
+    return plan
+
+
+def _job(cells: Cells, model: Model, engine: str, plan: Plan) -> Serving:
+    mode = cells.text("serving_mode")
+    weights, cache = _weights(cells), _cache(cells, engine)
+    fraction = cells.number("memory_utilization")
+    noted = cells.noted("max_num_seqs")
+    if mode == "memory_log":
+        length = cells.whole("max_model_len") or 0
+        if not length:
+            cells.taken("max_model_len")
+            length = model.max_context or 2048
+        chunk = cells.whole("max_num_batched_tokens") or (8192 if engine.startswith("vllm") else 0)
+        return Serving(
+            batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
+            memory_fraction=fraction, max_batched_tokens=min(chunk, length) if chunk else 0,
+            max_sequences=int(noted) or _PROFILED.get(engine, 256),
+        )  # fmt: skip
+    replicas = plan.dp
+    batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
+    if mode == "offline_throughput":
+        batch = 1
+    return Serving(
+        batch=max(-(-batch // replicas), 1),
+        input_tokens=max(round(cells.number("input_tokens")), 1),
+        output_tokens=round(cells.number("output_tokens")),
+        weights=weights,
+        kv_cache=cache,
+        memory_fraction=fraction,
+        prefix_tokens=cells.whole("prefix_tokens"),
+    )
+
+
+def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
+    """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
+    stated = cells.whole("batch")
+    most = stated or _MOST.get(engine, 256)
+    batch = max(1, min(report.max_concurrency, most))
+    cells.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
+    case = report.case
+    chunk = 0 if batch * case.job.input_tokens < 8192 else 8192
+    job = replace(case.job, batch=batch, max_batched_tokens=chunk)
+    return infer(case.model, case.cluster, case.plan, job, Options(engine=case.engine))
+
+
+def _weights(cells: Cells) -> str:
+    word = cells.text("weight_dtype").lower()
+    if not word:
+        cells.taken("weight_dtype")
+        return ""
+    found = words("weights").get(word)
+    if found is None:
+        raise refuse("weight_dtype", word, "is not a format that is modelled")
+    return found
+
+
+def _cache(cells: Cells, engine: str) -> str:
+    word = cells.text("kv_dtype").lower()
+    if word:
+        return "" if word in ("fp16", "bf16") else word
+    cells.taken("kv_dtype")
+    return "fp8" if engine == "tensorrt-llm" and cells.text("weight_dtype").startswith(("fp8", "nvfp4")) else ""

@@ -1,0 +1,102 @@
+"""The quantity of a prediction that a row of an inference file measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.serving import InferReport
+from shardwise.validation._cells import Cells
+from shardwise.validation._kernels import refuse
+
+# Metric -> the headline whose interval it takes.
+_NAMES = {
+    "batch_latency": "request_seconds",
+    "ttft": "ttft_seconds",
+    "ttft_p50": "ttft_seconds",
+    "ttft_min": "ttft_seconds",
+    "prefill_tokens_per_second": "ttft_seconds",
+    "tpot": "tpot_seconds",
+    "tpot_p50": "tpot_seconds",
+    "decode_tokens_per_second": "tpot_seconds",
+    "output_tokens_per_second": "output_tokens_per_second",
+    "output_tokens_per_second_per_gpu": "output_tokens_per_second",
+    "total_tokens_per_second": "output_tokens_per_second",
+}
+_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
+
+
+def checkpoint(cells: Cells, report: InferReport) -> float:
+    """Return bytes of all weights, a tied table counted once."""
+    if report.plan.num_devices != 1:
+        raise refuse("num_gpus", report.plan.num_devices, "a checkpoint is counted whole")
+    return float(report.weights_bytes_per_gpu)
+
+
+def peak(cells: Cells, report: InferReport) -> float:
+    """Return the bytes that a device shows: weights, cache of the batch, working memory and the context."""
+    return float(report.memory.needed)
+
+
+def beside(cells: Cells, report: InferReport) -> float:
+    """Return bytes that are not tensors: the context and the buffers of communicators."""
+    return float(report.memory.context + report.memory.communicators)
+
+
+def total_rate(cells: Cells, report: InferReport) -> float:
+    """Return prompt and generated tokens a second of the whole deployment."""
+    return report.output_tokens_per_second * report.job.total_tokens / report.job.output_tokens
+
+
+def one_stream(cells: Cells, report: InferReport) -> float:
+    """Return generated tokens a second of one stream."""
+    return 1 / report.tpot_seconds
+
+
+_OF: dict[str, Callable[[Cells, InferReport], float]] = {
+    "batch_latency": lambda c, r: r.request_seconds,
+    "ttft": lambda c, r: r.ttft_seconds,
+    "ttft_p50": lambda c, r: r.ttft_seconds,
+    "ttft_min": lambda c, r: r.ttft_seconds,
+    "tpot": lambda c, r: r.tpot_seconds,
+    "tpot_p50": lambda c, r: r.tpot_seconds,
+    "output_tokens_per_second": lambda c, r: r.output_tokens_per_second,
+    "output_tokens_per_second_per_gpu": lambda c, r: r.output_tokens_per_second / r.plan.num_devices,
+    "total_tokens_per_second": total_rate,
+    "decode_tokens_per_second": one_stream,
+    "prefill_tokens_per_second": lambda c, r: r.prefill_tokens_per_second,
+    "weights_bytes_per_gpu": lambda c, r: r.weights_bytes_per_gpu,
+    "kv_cache_bytes_per_gpu": lambda c, r: r.kv_cache_budget_bytes_per_gpu,
+    "kv_cache_tokens": lambda c, r: float(r.kv_cache_tokens),
+    "peak_activation_bytes": lambda c, r: float(r.memory.working),
+    "non_torch_bytes": beside,
+    "peak_memory_bytes": peak,
+    "checkpoint_bytes": checkpoint,
+    "fits": lambda c, r: float(r.fits),
+}
+_WHY = {
+    "cuda_graph_bytes": "memory of captured graphs is not modelled",
+    "memory_budget_bytes": "is an input of the engine, not a result",
+    "ttft_p99": "tails of queues are not predicted row by row",
+    "tpot_p99": "tails of queues are not predicted row by row",
+}
+
+
+def value_of(cells: Cells, report: InferReport) -> float:
+    """Return the predicted value of a row's metric; raises `InputError` where the metric is not predicted."""
+    metric = cells.text("metric")
+    if metric not in _OF:
+        raise refuse("metric", metric, _WHY.get(metric, "is not a quantity that is predicted"))
+    return float(_OF[metric](cells, report))
+
+
+def interval_of(cells: Cells, report: InferReport, value: float) -> tuple[float, float] | None:
+    """Return the 10 to 90 % interval of a predicted value, None where its metric has none."""
+    metric = cells.text("metric")
+    name = _NAMES.get(metric)
+    if name is None:
+        return None
+    low, high = report.interval[name]
+    centre = float(getattr(report, name))
+    if metric in _RATES:
+        return value * centre / high, value * centre / low
+    return value * low / centre, value * high / centre

@@ -1,0 +1,234 @@
+"""Rows of kernel tables: products, attention, latent attention, experts, memory-bound kernels.
+
+The same forms and constants that price training and serving, for the shape of one row (docs/calibration.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from shardwise.cost import (
+    Chip,
+    DecodeFit,
+    Efficiencies,
+    ExpertsFit,
+    constants,
+    decode_seconds,
+    experts_seconds,
+    fit_from,
+)
+from shardwise.cost._kernels import TILE_ROWS, PrefillFit, prefill_seconds
+from shardwise.cost._operators import product_seconds
+from shardwise.cost._rates import product_rates
+from shardwise.cost._tables import family_of, matmul_row
+from shardwise.errors import InputError, Problem
+from shardwise.hardware import Device
+from shardwise.validation._cells import Cells
+from shardwise.validation._places import Places
+from shardwise.validation._row import Answer
+
+# Type of a table -> (row of the constants, type of the device's peak, bytes of an input element, of a weight element).
+PRODUCTS = {
+    "bf16": ("bf16", "bf16", 2.0, 2.0),
+    "fp16": ("bf16", "fp16", 2.0, 2.0),
+    "fp8": ("fp8", "fp8", 1.0, 1.0),
+    "fp8_block": ("fp8", "fp8", 1.0, 1.0),
+    "nvfp4": ("fp4", "fp4", 0.5625, 0.5625),
+    "int8_sq": ("int8", "int8", 1.0, 1.0),
+    "int8_wo": ("bf16", "bf16", 2.0, 1.0),
+    "int4_wo": ("bf16", "bf16", 2.0, 0.53),
+}
+# Type of fused experts -> (type of the device's peak, bytes of a weight element).
+EXPERTS = {
+    "bf16": ("bf16", 2.0),
+    "fp8": ("fp8", 1.0),
+    "fp8_block": ("fp8", 1.0),
+    "nvfp4": ("fp4", 0.5625),
+    "int4_wo": ("bf16", 0.53),
+    "w4a16_mxfp4": ("bf16", 0.53),
+    "w4a8_mxfp4_mxfp8": ("fp8", 0.53),
+}
+ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
+_LATENT, _ROPE, _KEY, _VALUE = 512, 64, 192, 128  # DeepSeek-V3
+_NONE = Efficiencies()
+Seconds = Callable[[Cells, Device], float]
+
+
+def refuse(field: str, value: object, rule: str) -> InputError:
+    """Return the error that refuses a row."""
+    return InputError([Problem(field, value, rule, "the row is not predicted")])
+
+
+def kernel_answer(seconds: Seconds) -> Callable[[Cells, Places], Answer]:
+    """Return the predictor of a table of kernels."""
+
+    def predict(cells: Cells, places: Places) -> Answer:
+        device, notes = places.device(cells.text("device"))
+        return Answer(value=seconds(cells, device), assumed=(*notes, *cells.assumed), family=_type(cells))
+
+    return predict
+
+
+def _type(cells: Cells) -> str:
+    return cells.text("dtype") or cells.text("kv_dtype") or cells.text("mla_dtype") or "-"
+
+
+def chip_of(device: Device, dtype: str) -> Chip[float]:
+    """Return what constants of kernels are shares of; a device whose cores are not known counts as one of 100."""
+    cores = float(device.num_cores) if device.knows("num_cores") else 100.0
+    return Chip(flops=device.peak_flops(dtype), bytes_per_second=device.memory_bytes_per_second, cores=cores)
+
+
+def _family(cells: Cells, device: Device, kind: str) -> dict[str, Any]:
+    """Return the constants of an engine's kernels of a kind on a device; the nearest ones are said."""
+    family = family_of(device)
+    if kind not in constants()[family]:
+        cells.assume(f"kernels of {family}: those of ada")
+        family = "ada"
+    table: dict[str, Any] = constants()[family][kind]
+    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
+    if engine not in table:
+        near = "vllm" if "vllm" in table else next(iter(table))
+        cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
+        engine = near
+    found: dict[str, Any] = table[engine]
+    return found
+
+
+def product(cells: Cells, device: Device) -> float:
+    """Return seconds of one matrix product, its input quantised where the table's type does so."""
+    dtype = cells.text("dtype")
+    if dtype not in PRODUCTS:
+        raise refuse("dtype", dtype, "is not a type of products that is modelled")
+    name, peak, width, weight = PRODUCTS[dtype]
+    m, n, k = (cells.positive(word) for word in "mnk")
+    family = family_of(device)
+    row, note = matmul_row(constants(), family, name)
+    if note:
+        cells.assume(note)
+    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
+    rates = product_rates(device, peak, {**row, "sustained": 1.0, "sustained_by_device": {}}, _NONE, engine)
+    seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + 2 * m * n)
+    quantise = row.get("quantise", {})
+    if quantise and name != "bf16":
+        q = quantise.get(engine) or next(iter(quantise.values()))
+        seconds += q["start_seconds"] + 3 * m * k / (q["efficiency"] * device.memory_bytes_per_second)
+    return float(seconds)
+
+
+def _row_of(cells: Cells, table: dict[str, Any], label: str) -> Any:
+    """Return the constants of a type of values, or of the nearest one, which is said."""
+    if label in table:
+        return table[label]
+    near = next((k for k in (label.split("-")[0], "bf16") if k in table), next(iter(table)))
+    cells.assume(f"{label}: constants of {near}")
+    return table[near]
+
+
+def decode(cells: Cells, device: Device) -> float:
+    """Return seconds of attention of new tokens over a cache."""
+    B, N, K, H = (cells.positive(name) for name in ("batch", "num_heads", "num_kv_heads", "head_dim"))
+    window = cells.number("sliding_window")
+    tokens = cells.number("prefix_tokens") + cells.number("query_tokens")
+    tokens = max(1.0, min(tokens, window) if window else tokens)
+    row = _row_of(cells, _family(cells, device, "decode"), cells.text("kv_dtype") or "bf16")
+    width = 1 if cells.text("kv_dtype") == "fp8" else 2
+    moved = (2 * width * B * K * H * tokens, 4 * B * N * H)
+    return float(
+        decode_seconds(fit_from(DecodeFit, row), chip_of(device, "bf16"), moved, 4 * B * N * H * tokens, B * K, tokens)
+    )
+
+
+def _seen(n: float, window: float) -> float:
+    grown = min(n, window) if window else n
+    return grown * (grown + 1) / 2 + (n - grown) * window
+
+
+def prefill(cells: Cells, device: Device) -> float:
+    """Return seconds of causal attention of new tokens behind a cached prefix."""
+    names = ("batch", "query_tokens", "num_heads", "num_kv_heads", "head_dim")
+    B, S, N, K, H = (cells.positive(name) for name in names)
+    past, window = cells.number("prefix_tokens"), cells.number("sliding_window")
+    dtype, cache = cells.text("attention_dtype") or "bf16", cells.text("kv_dtype") or "bf16"
+    label = dtype if dtype == cache else f"{dtype}-{cache}"
+    row = _row_of(cells, _family(cells, device, "prefill"), label)
+    keys = min(S + past, S + window - 1) if window else S + past
+    padded = math.ceil(S / TILE_ROWS) * TILE_ROWS
+    flops = 4 * N * H * B * (_seen(S + past, window) - _seen(past, window)) * (padded / S)
+    moved = 4 * B * S * N * H + 2 * (1 if cache == "fp8" else 2) * B * K * H * keys
+    chip = chip_of(device, dtype if dtype in device.matrix_flops else "bf16")
+    return float(prefill_seconds(fit_from(PrefillFit, row), chip, moved, flops, (B * padded, N, 2 * H, keys)))
+
+
+def attention(cells: Cells, device: Device) -> float:
+    """Return seconds of attention: one new token is decoded, more are a prompt."""
+    return (
+        decode(cells, device)
+        if cells.whole("query_tokens") == 1 and cells.number("prefix_tokens")
+        else prefill(cells, device)
+    )
+
+
+def latent(cells: Cells, device: Device) -> float:
+    """Return seconds of latent attention with the sizes of DeepSeek-V3: over a cache, or of a prompt."""
+    op = cells.text("op")
+    B, N = cells.positive("batch"), cells.positive("num_heads")
+    S, past = cells.positive("query_tokens"), cells.number("prefix_tokens")
+    width = 1 if cells.text("kv_dtype") == "fp8" else 2
+    label = cells.text("kv_dtype") or "bf16"
+    if op == "generation_mla":
+        row, tokens = _row_of(cells, _family(cells, device, "latent_decode"), label), past + S
+        edges, wide = 2 * B * N * (2 * _LATENT + _ROPE), 2 * _LATENT + _ROPE
+        moved = (width * B * (_LATENT + _ROPE) * tokens, edges)
+        return float(
+            decode_seconds(
+                fit_from(DecodeFit, row), chip_of(device, "bf16"), moved, 2 * B * N * wide * tokens, B, tokens
+            )
+        )
+    if op != "context_mla":
+        raise refuse("op", op, "is a module with its projections: the kernels are priced one by one")
+    row = _row_of(cells, _family(cells, device, "latent_prefill"), label)
+    padded, dims = math.ceil(S / TILE_ROWS) * TILE_ROWS, _KEY + _VALUE
+    pairs = _seen(S + past, 0) - _seen(past, 0)
+    moved_bytes = 2 * N * B * (S + past) * dims * 2
+    shape = (B * padded, N, dims, S + past)
+    flops = 2 * N * dims * B * pairs * (padded / S)
+    return float(prefill_seconds(fit_from(PrefillFit, row), chip_of(device, "bf16"), moved_bytes, flops, shape))
+
+
+def experts(cells: Cells, device: Device) -> float:
+    """Return seconds of a fused layer of experts on one rank: two products over the experts that got a token."""
+    dtype, kernel = cells.text("dtype"), cells.text("kernel")
+    if dtype not in EXPERTS:
+        raise refuse("dtype", dtype, "is not a type of experts that is modelled")
+    names = ("num_tokens", "hidden_size", "intermediate_size", "top_k", "num_experts")
+    T, D, inner, k, E = (cells.positive(name) for name in names)
+    tp, ep = max(cells.number("moe_tp", 1), 1), max(cells.number("moe_ep", 1), 1)
+    peak, width = EXPERTS[dtype]
+    by_kernel = _row_of(cells, _family(cells, device, "experts"), dtype)
+    row = by_kernel.get(kernel)
+    if row is None:
+        same = {
+            n: r for n, r in by_kernel.items() if n.endswith("nongated") == kernel.endswith("nongated")
+        } or by_kernel
+        name = max(same, key=lambda n: same[n]["rows"])
+        cells.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
+        row = same[name]
+    local, F = E / ep, inner / tp
+    hit, routed = local * (1 - (1 - min(k / E, 1.0)) ** T), T * k / ep
+    up = (1 if "nongated" in kernel else 2) * F
+    chip, c = chip_of(device, peak), fit_from(ExpertsFit, row)
+
+    def one(n: float, m: float) -> float:
+        return float(experts_seconds(c, chip, width * hit * n * m + 2 * routed * (n + m), (routed, hit, n, m)))
+
+    return one(up, D) + one(D, F)
+
+
+def streaming(cells: Cells, device: Device) -> float:
+    """Return seconds of a kernel that only moves bytes, started from a captured graph."""
+    row = constants()[family_of(device)]["memory"]
+    start = 2.2e-6  # shortest element-wise kernels replayed in a graph (engines.toml, small_kernel_seconds)
+    return float(cells.positive("bytes_total") / (row["efficiency"] * device.memory_bytes_per_second) + start)
