@@ -1,0 +1,26 @@
+"""The worked example of docs/comm.md: the communication report of the Megatron-LM analysis tool's own case."""
+
+from __future__ import annotations
+
+import shardwise as sw
+from shardwise.models import MLP, Attention, Block
+from shardwise.report._comm_view import comm_page
+
+
+def example() -> sw.CommReport:
+    """Return the report: 32 layers on 2 nodes of 8, tp 2, pp 2 (github.com/NVIDIA/Megatron-LM pull request 482)."""
+    attention = Attention(heads=32, kv_heads=32, head_dim=128, qkv_bias=True, out_bias=True, rotary=False)
+    block = Block(mixers=(attention,), feed_forward=MLP(ffn=10880, gated=True, bias=True), norm="layernorm")
+    model = sw.Model(name="gpt", family="gpt", hidden=4096, vocab=50432, layers=(block,) * 32, tied=True,
+                     norm="layernorm", positions=2048, dropout=True)  # fmt: skip
+    plan = sw.Plan(tp=2, pp=2, dp=4, micro_batch=4, sharding="distributed-optimizer", sequence_parallel=False)
+    cluster = sw.Cluster.parse("2x8xa100-sxm-80gb")
+    job = sw.Training(seq_len=2048, global_batch=512)
+    return sw.comm(model, cluster, plan, job, sw.Options(stack="megatron-2023"))
+
+
+if __name__ == "__main__":
+    command = ["shardwise comm --from pretrain.sh", "--on 2x8xa100-sxm-80gb", "--stack megatron-2023"]
+    print("```text")
+    print(comm_page(example(), command, 100).plain())
+    print("```")
