@@ -35,10 +35,9 @@ def comm_page(found: CommReport, command: Sequence[str], width: int = 80, everyt
     cluster = report.case.cluster
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(found.plan)}"
     page.label("COMM", title, "bold", "bold")
-    page.note(
-        f"step {show_seconds(report.step_seconds)}, {report.evaluation.sizes.num_micro:g} micro-batches of "
-        f"{found.plan.micro_batch}; numbers of one device are of {_where(found, found.reference)}"
-    )
+    of = f"; numbers of one device are of {_where(found, found.reference)}" if found.plan.pp > 1 else ""
+    times = f"{report.evaluation.sizes.num_micro:g} micro-batches of {found.plan.micro_batch}"
+    page.note(f"step {show_seconds(report.step_seconds)}, {times}{of}")
     if not report.fits:
         page.note(f"does not fit: {show_bytes(report.verdict.short_by_bytes)} too much", "bold red")
     for section in (_summary, _layers, _memory, _products):
@@ -71,8 +70,6 @@ def _lines(page: Page, text: str, style: str = "") -> None:
 def _where(found: CommReport, index: int) -> str:
     run, pp = found.report.evaluation.stages[index], found.plan.pp
     first, last = int(run.position), int(run.position + run.count - 1)
-    if pp == 1:
-        return "any"
     return f"stage {first} of {pp}" if first == last else f"stages {first} to {last} of {pp}"
 
 

@@ -81,7 +81,7 @@ def _ranks(axes: Axes, found: CommReport, name: str) -> None:
         axes.set_yticks([y - 0.5 for y in range(1, cluster.num_nodes)], minor=True)
         for i, group in enumerate(groups):
             for rank in group:
-                place = {"ha": "center", "va": "center", "fontsize": 5.5}
+                place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 5.5}
                 axes.text(rank % node, rank // node, str(rank), color=ink_on(COLOURS[i % len(COLOURS)]), **place)
     axes.grid(which="minor", color="white", linewidth=0.8)
     axes.tick_params(which="minor", length=0)
@@ -120,7 +120,7 @@ def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
         _write_bytes(axes, matrix, (low * high) ** 0.5)
         return
     bar = figure.colorbar(drawn, cax=axes.inset_axes((1.04, 0.0, 0.04, 1.0)))
-    bar.outline.set_edgecolor(PALE)  # type: ignore[operator]
+    bar.outline.set_edgecolor(PALE)
     at = [low, (low * high) ** 0.5, high] if high > low else [low]
     bar.set_ticks(at, labels=[show_bytes(value) for value in at])
     bar.ax.minorticks_off()
