@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster, Lookup
+from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Serving
@@ -31,7 +31,7 @@ _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
 _MOST = {"vllm": 256, "vllm-v0": 256, "tensorrt-llm": 2048, "sglang": 4096}
-_PROFILED = {"vllm": 1024}
+_LARGE_BYTES = 70 * 2**30
 
 
 class InferenceRows:
@@ -70,7 +70,7 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
     engine = _engine(cells)
     plan = _plan(cells, model)
     cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
-    job = _job(cells, model, engine, plan)
+    job = _job(cells, model, engine, plan, device)
     report = infer(model, cluster, plan, job, Options(engine=engine))
     if cells.text("serving_mode") == "offline_throughput":
         report = _full(cells, report, engine)
@@ -121,7 +121,18 @@ def _plan(cells: Cells, model: Model) -> Plan:
     return plan
 
 
-def _job(cells: Cells, model: Model, engine: str, plan: Plan) -> Serving:
+def profiled(engine: str, device: Device) -> tuple[int, int]:
+    """Return the tokens and the sequences of the batch that an engine sets memory aside for unless it is told otherwise.
+
+    github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB but on A100, else 2048 and 256.
+    """
+    if not engine.startswith("vllm"):
+        return 0, 256
+    large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("a100")
+    return (8192, 1024) if large else (2048, 256)
+
+
+def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) -> Serving:
     mode = cells.text("serving_mode")
     weights, cache = _weights(cells), _cache(cells, engine)
     fraction = cells.number("memory_utilization")
@@ -131,11 +142,12 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan) -> Serving:
         if not length:
             cells.taken("max_model_len")
             length = model.max_context or 2048
-        chunk = cells.whole("max_num_batched_tokens") or (8192 if engine.startswith("vllm") else 0)
+        usual, sequences = profiled(engine, device)
+        chunk = cells.whole("max_num_batched_tokens") or usual
         return Serving(
             batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
             memory_fraction=fraction, max_batched_tokens=min(chunk, length) if chunk else 0,
-            max_sequences=int(noted) or _PROFILED.get(engine, 256),
+            max_sequences=int(noted) or sequences,
         )  # fmt: skip
     replicas = plan.dp
     batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
