@@ -109,7 +109,8 @@ def _export() -> Command:
 
 
 def _validate() -> Command:
-    files = {"files": Flag("files", _kinds.WORDS, "CSV files of measurements; none: those of the package", "positional")}
+    help_of_files = "CSV files of measurements; without any, the published ones of the package"
+    files = {"files": Flag("files", _kinds.WORDS, help_of_files, "positional")}
     output = {**_flags.VALIDATE, **_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
     exits = "exit status: 0 done, 1 no row could be predicted, 2 bad input"
     return Command("validate", SUMMARIES["validate"], ("files",), {**files, **output}, exits, many=True)

@@ -54,8 +54,8 @@ def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Pa
     fits = fits_of(found.rows)
     if fits.ran or fits.failed:
         page.blank()
-        said = f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit ({fits.false_alarms:.1%})"
-        page.label("FITS", said)
+        said = f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"
+        page.label("FITS", f"{said} ({fits.false_alarms:.1%})")
         if fits.failed:
             page.note(
                 f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit ({fits.misses:.1%})"

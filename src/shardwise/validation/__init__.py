@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwise.validation._row import Row
+from shardwise.validation._rules import Framework, Rule, frameworks, rules
 from shardwise.validation._run import Validation, shipped, validate
 from shardwise.validation._summary import BY, Errors, Fits, errors_of, fits_of, reasons, summary
 
@@ -10,11 +11,15 @@ __all__ = [
     "BY",
     "Errors",
     "Fits",
+    "Framework",
     "Row",
+    "Rule",
     "Validation",
     "errors_of",
     "fits_of",
+    "frameworks",
     "reasons",
+    "rules",
     "shipped",
     "summary",
     "validate",
