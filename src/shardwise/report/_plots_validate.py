@@ -63,10 +63,9 @@ def _scatter(axes: Axes, rows: Sequence[Row]) -> None:
     for name, (label, colour) in GROUPS.items():
         own = [row for row in rows if group_of(row.metric) == name and row.predicted]
         if own:
-            place: Any = ([row.measured for row in own], [row.predicted for row in own])
-            axes.scatter(
-                *place, s=7, alpha=0.45, color=colour, linewidths=0, label=f"{label} ({len(own):,})", rasterized=True
-            )
+            place: list[Any] = [[row.measured for row in own], [row.predicted for row in own]]
+            look: dict[str, Any] = {"s": 7, "alpha": 0.45, "color": colour, "linewidths": 0, "rasterized": True}
+            axes.scatter(*place, label=f"{label} ({len(own):,})", **look)
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_xlim()

@@ -122,7 +122,7 @@ def _plan(cells: Cells, model: Model) -> Plan:
 
 
 def profiled(engine: str, device: Device) -> tuple[int, int]:
-    """Return the tokens and the sequences of the batch that an engine sets memory aside for unless it is told otherwise.
+    """Return tokens and sequences of the batch that an engine sets memory aside for unless it is told otherwise.
 
     github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB but on A100, else 2048 and 256.
     """

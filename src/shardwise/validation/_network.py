@@ -29,6 +29,20 @@ def network_bytes_per_second(word: str, devices_per_node: int) -> float:
     return rate if found[3] else rate / devices_per_node
 
 
+def used_domain(size: int, node: int, count: int) -> int:
+    """Return the devices of a fast domain that a job takes: whole nodes, and as many in each domain.
+
+    Schedulers place jobs in equal segments, so that 256 devices take 64 of each rack of 72 (Slurm, --segment).
+
+    >>> used_domain(72, 4, 256), used_domain(72, 4, 64), used_domain(72, 4, 144)
+    (64, 72, 72)
+    """
+    if count <= size:
+        return size - size % node
+    even = [d for d in range(node, size + 1, node) if count % d == 0]
+    return max(even, default=node)
+
+
 def cluster_of(cells: Cells, device: Device, notes: tuple[str, ...]) -> Cluster:
     """Return the cluster that a training row describes."""
     count = cells.whole("num_gpus")
@@ -38,8 +52,8 @@ def cluster_of(cells: Cells, device: Device, notes: tuple[str, ...]) -> Cluster:
     if node:
         given["devices_per_node"] = node
     domain = re.fullmatch(r"nvlink_domain_(\d+)", word)
-    if domain and node and int(domain[1]) % node == 0:
-        given["fast_domain"] = int(domain[1])
+    if domain and node:
+        given["fast_domain"] = used_domain(int(domain[1]), node, count)
     elif word:
         rate = network_bytes_per_second(
             word, node or (device.devices_per_node if device.knows("devices_per_node") else 8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from shardwise.errors import InputError, Problem
+from shardwise.hardware import Cluster
 from shardwise.models import Model, MoE
 from shardwise.plans import PRECISIONS, Plan, Recompute, Training
 from shardwise.plans._plan import ContextKind, Sharding
@@ -24,6 +25,8 @@ SETTINGS = (
     *("offload", "framework", "notes"),
 )
 _TUNED = "fine-tuning of adapters or on unpacked samples is not modelled"
+# torchtitan's policy by operator keeps every second product: half of the work runs again.
+_HALF = r"\bsac\b"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
 
 
@@ -60,20 +63,53 @@ def predict(cells: Cells, places: Places) -> Predicted:
         precision=precision,
         optimizer=_optimizer(cells),
     )
-    options = Options(stack=stack)
-    found: InputError | None = None
-    report: TrainReport | None = None
-    for one in _recomputes(cells, plan):
-        try:
-            report = train(model, cluster, one, job, options)
-        except InputError as error:
-            found = found or error
-            continue
-        if report.fits:
-            break
-    if report is None:
-        raise found or refuse("recompute", cells.text("recompute"), "leads to no plan")
+    question = Asked(model, cluster, job, Options(stack=stack))
+    if not plan.micro_batch:
+        plan = question.filled(plan if not _searched(cells) else replace(plan, recompute="full"))
+    if _searched(cells):
+        cells.taken("recompute")
+        report = question.least(plan)
+    else:
+        report = question.train(_recomputed(cells, plan, model))
     return Predicted(report, (*notes, *cells.assumed))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What stays the same while recompute is searched."""
+
+    model: Model
+    cluster: Cluster
+    job: Training
+    options: Options
+
+    def train(self, plan: Plan) -> TrainReport:
+        """Return the report of a plan."""
+        return train(self.model, self.cluster, plan, self.job, self.options)
+
+    def filled(self, plan: Plan) -> Plan:
+        """Return the plan with the largest micro-batch that fits."""
+        return replace(plan, micro_batch=self.train(plan).plan.micro_batch)
+
+    def least(self, plan: Plan) -> TrainReport:
+        """Return the report with the least recompute that fits: none, attention's core, then the fewest whole layers.
+
+        Full recompute of every layer where nothing fits.
+        """
+        for mode in ("none", "selective"):
+            report = self.train(replace(plan, recompute=mode))
+            if report.fits:
+                return report
+        every = self.train(replace(plan, recompute="full"))
+        low, high = 0, -(-self.model.num_layers // plan.pp)
+        if not every.fits:
+            return every
+        while high - low > 1:
+            middle = (low + high) // 2
+            report = self.train(replace(plan, recompute="full", recompute_layers=middle))
+            low, high = (low, middle) if report.fits else (middle, high)
+            every = report if report.fits else every
+        return every
 
 
 def _check(cells: Cells) -> None:
@@ -113,7 +149,7 @@ def _plan(cells: Cells, model: Model, framework: Framework, node: int) -> Plan:
         dp=0,
         ep=_degree(cells, "ep") if experts else 1,
         etp=_etp(cells, tp) if experts else 1,
-        micro_batch=_micro_batch(cells),
+        micro_batch=_micro_batch(cells, pp, max(cells.whole("num_gpus") // (tp * cp * pp), 1)),
         sequence_parallel=_sequence_parallel(cells, framework, tp),
         schedule="interleaved" if vpp > 1 else "1f1b",
         cp_kind=_cp_kind(cells, cp),
@@ -146,10 +182,26 @@ def _etp(cells: Cells, tp: int) -> int:
     return max(cells.whole("etp", 1), 1)
 
 
-def _micro_batch(cells: Cells) -> int:
-    if not cells.whole("micro_batch"):
-        return int(cells.taken("micro_batch"))
-    return cells.whole("micro_batch")
+def _micro_batch(cells: Cells, pp: int, replicas: int) -> int:
+    """Return the micro-batch: the stated one, 1 in a pipeline, 0 for the largest that fits.
+
+    A pipeline whose whole batch is stated as one micro-batch a replica cuts it into sequences.
+    """
+    stated, batch = cells.whole("micro_batch"), cells.whole("global_batch")
+    if not stated:
+        cells.taken("micro_batch")
+        return 1 if pp > 1 or not batch else 0
+    if pp > 1 and stated >= pp and batch == stated * replicas:
+        cells.assume("micro_batch: the batch of a replica, cut into sequences for the pipeline")
+        return 1
+    return stated
+
+
+def _searched(cells: Cells) -> bool:
+    """Return whether the amount of recompute is not told: not stated, or by a policy of its own."""
+    if not cells.says("recompute"):
+        return True
+    return cells.text("recompute") == "selective" and "=custom" in cells.text("recompute_detail")
 
 
 def _sequence_parallel(cells: Cells, framework: Framework, tp: int) -> bool:
@@ -225,7 +277,10 @@ def _precision(cells: Cells, stack: str, rates: set[str]) -> str:
     if not weights and not gradients:
         cells.taken("param_dtype")
         return "" if dtype == "bf16" else "fp16"
-    if weights == gradients == "bf16" and cells.text("master_weights") == "0":
+    mixed = cells.text("master_weights") == "1" or (
+        stack.startswith("megatron") and cells.text("master_weights") != "0"
+    )
+    if weights == "bf16" and gradients in ("", "bf16") and not mixed:
         return "bf16-pure"
     name = f"{dtype}-grads16" if gradients in ("bf16", "fp16") else dtype
     return name if name in PRECISIONS else dtype
@@ -247,29 +302,22 @@ def _global_batch(cells: Cells, plan: Plan, devices: int) -> int:
         return batch
     replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
     cells.taken("global_batch")
-    return plan.micro_batch * replicas * plan.pp
+    return max(plan.micro_batch, 1) * replicas * plan.pp
 
 
-def _recomputes(cells: Cells, plan: Plan) -> tuple[Plan, ...]:
-    """Return the plans to try: the one that is stated, or from the least recompute to the most."""
-    word = cells.text("recompute")
-    if word in ("", "unknown"):
-        cells.taken("recompute")
-        modes: tuple[Recompute, ...] = ("none", "selective", "full")
-        return tuple(replace(plan, recompute=mode) for mode in modes)
+def _recomputed(cells: Cells, plan: Plan, model: Model) -> Plan:
+    """Return the plan with the recompute that a row states."""
+    word, each = cells.text("recompute"), -(-model.num_layers // plan.pp)
+    if word == "selective" and re.search(_HALF, cells.text("recompute_detail").lower()):
+        return replace(plan, recompute="full", recompute_layers=max(1, each // 2))
     if word == "selective":
-        return (_selective(cells, plan),)
+        return _selective(cells, plan)
     if word == "partial":
         cells.assume("recompute of a part of the layers: half of them")
-        layers = max(1, -(-_layers(plan) // 2)) if plan.stage_layers else 0
-        return (replace(plan, recompute="full", recompute_layers=layers),)
+        return replace(plan, recompute="full", recompute_layers=max(1, each // 2))
     if word not in ("none", "full"):
         raise refuse("recompute", word, "is not a known kind of recompute")
-    return (replace(plan, recompute=cast(Recompute, word)),)
-
-
-def _layers(plan: Plan) -> int:
-    return max(plan.stage_layers) if plan.stage_layers else 1
+    return replace(plan, recompute=cast(Recompute, word))
 
 
 def _selective(cells: Cells, plan: Plan) -> Plan:
