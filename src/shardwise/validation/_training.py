@@ -62,6 +62,7 @@ def predict(cells: Cells, places: Places) -> Predicted:
         global_batch=_global_batch(cells, plan, cluster.num_devices),
         precision=precision,
         optimizer=_optimizer(cells),
+        dropout=_dropout(cells, model, stack),
     )
     question = Asked(model, cluster, job, Options(stack=stack))
     if not plan.micro_batch:
@@ -284,6 +285,14 @@ def _precision(cells: Cells, stack: str, rates: set[str]) -> str:
         return "bf16-pure"
     name = f"{dtype}-grads16" if gradients in ("bf16", "fp16") else dtype
     return name if name in PRECISIONS else dtype
+
+
+def _dropout(cells: Cells, model: Model, stack: str) -> bool | None:
+    """Return whether dropout is on: as the model says, and by default in Megatron-LM before 2023."""
+    if model.dropout or stack != "megatron-scores":
+        return None
+    cells.taken("dropout")
+    return True
 
 
 def _optimizer(cells: Cells) -> str:
