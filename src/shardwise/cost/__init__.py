@@ -1,6 +1,6 @@
 """Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
 
-from shardwise.cost._bands import Band, band_of
+from shardwise.cost._bands import Band, band_names, band_of
 from shardwise.cost._kernels import Chip, DecodeFit, ExpertsFit, decode_seconds, experts_seconds, fit_from
 from shardwise.cost._network import Network, collective_seconds, exchanged_bytes, leaving_share, network_of, sent_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
@@ -17,6 +17,7 @@ __all__ = [
     "Network",
     "PassSeconds",
     "Rates",
+    "band_names",
     "band_of",
     "blend",
     "collective_seconds",

@@ -1,8 +1,7 @@
-"""How far to trust a number: the spread of published measurements over predictions, by device and framework.
+"""How far to trust a number: the spread of published measurements over predictions, by what rows have in common.
 
-Bands come from the development part of published runs, one prediction a row, with what the source leaves blank
-assumed by one rule for all rows. They widen for devices without kernel measurements. See bands.toml for rows, sources
-and dates.
+Bands come from residuals of published runs (benchmarks/accuracy.py), one a configuration. They are wide where the
+device's kernels were not measured and where fields of the runs had to be assumed. See bands.toml for rows and sources.
 """
 
 from __future__ import annotations
@@ -33,11 +32,23 @@ class Band:
 
 @cache
 def bands() -> dict[str, dict[str, Band]]:
-    """Return every band: by quantity, then by family of constants or framework, "other" for the rest."""
+    """Return every band: by quantity, then by the names of `band_names`, "other" for the rest."""
     text = resources.files("shardwise.cost").joinpath("bands.toml").read_text(encoding="utf-8")
     return {
         quantity: {name: Band(**row) for name, row in rows.items()} for quantity, rows in tomllib.loads(text).items()
     }
+
+
+def band_names(family: str, experts: bool, assumed: bool) -> tuple[str, ...]:
+    """Return the names of bands of a training run, the nearest first: device family, kind of model, what was assumed.
+
+    >>> band_names("hopper", experts=True, assumed=False)
+    ('hopper.experts', 'other.experts', 'other.experts.assumed')
+    """
+    kind = ".experts" if experts else ""
+    whole = (f"{family}{kind}", f"other{kind}")
+    wide = tuple(f"{name}.assumed" for name in whole)
+    return wide if assumed else (*whole, f"other{kind}.assumed")
 
 
 def band_of(quantity: str, *names: str) -> Band:

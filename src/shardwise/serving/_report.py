@@ -191,6 +191,9 @@ class InferReport:
             found[name] = band_of(name, family, self.case.engine.name).around(getattr(self, name))
         slow, fast = band_of("request_seconds", family, self.case.engine.name).around(1.0)
         rate = self.output_tokens_per_second
+        if self.kv_cache_tokens:
+            low, high = band_of("kv_cache_tokens", family, self.case.engine.name).around(self.kv_cache_tokens)
+            found["kv_cache_tokens"] = (low, high)
         return {**found, "output_tokens_per_second": (rate / fast, rate / slow)}
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import Efficiencies, band_of
+from shardwise.cost import Efficiencies, band_names, band_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
-from shardwise.models import Model
+from shardwise.models import Model, MoE
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
@@ -202,12 +202,17 @@ class TrainReport:
 
     @cached_property
     def interval(self) -> dict[str, tuple[float, float]]:
-        """10 to 90 % intervals of the headlines, from published runs of comparable devices and frameworks.
+        """10 to 90 % intervals of the headlines, from published runs of comparable devices and models."""
+        return self.interval_for(assumed=False)
+
+    def interval_for(self, assumed: bool) -> dict[str, tuple[float, float]]:
+        """Return 10 to 90 % intervals; wider ones where fields of the plan that matter were assumed.
 
         No run is quicker than the same plan with every efficiency at one: that bounds the fast end.
         """
         family, stack = self.evaluation.rates.family, self.case.stack.name
-        time = band_of("step_seconds", f"{family}.{stack}", family)
+        experts = any(isinstance(block.feed_forward, MoE) for block in self.case.model.kinds)
+        time = band_of("step_seconds", *band_names(family, experts, assumed))
         low, high = time.around(self.step_seconds)
         floor = report_of(replace(self.case, efficiencies=Efficiencies(ideal=True)), ()).step_seconds
         low = max(low, min(floor, self.step_seconds))
@@ -215,7 +220,7 @@ class TrainReport:
         rates = {"tokens_per_second_per_gpu": self.tokens_per_second_per_gpu, "mfu": self.mfu, "hfu": self.hfu}
         rates["model_flops_per_second_per_gpu"] = self.model_flops_per_second_per_gpu
         found = {name: (value * slow, value * fast) for name, value in rates.items()}
-        memory = band_of("memory.peak_bytes", stack)
+        memory = band_of("memory.peak_bytes", stack.removesuffix("-scores"))
         return {"step_seconds": (low, high), "memory.peak_bytes": memory.around(self.allocated_bytes), **found}
 
     def explain(self, what: str = "step") -> Traced:

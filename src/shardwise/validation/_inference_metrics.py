@@ -21,6 +21,8 @@ _NAMES = {
     "output_tokens_per_second": "output_tokens_per_second",
     "output_tokens_per_second_per_gpu": "output_tokens_per_second",
     "total_tokens_per_second": "output_tokens_per_second",
+    "kv_cache_tokens": "kv_cache_tokens",
+    "kv_cache_bytes_per_gpu": "kv_cache_tokens",
 }
 _RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
 
@@ -94,6 +96,8 @@ def interval_of(cells: Cells, report: InferReport, value: float) -> tuple[float,
     metric = cells.text("metric")
     name = _NAMES.get(metric)
     if name is None:
+        return None
+    if name not in report.interval:
         return None
     low, high = report.interval[name]
     centre = float(getattr(report, name))

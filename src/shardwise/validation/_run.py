@@ -106,8 +106,8 @@ def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: 
         row = replace(row, family=found.family or _family(cells, places), year=_year(cells, places))
     except InputError as error:
         return replace(row, reason="; ".join(f"{p.field}: {p.rule}" for p in error.problems))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return replace(row, reason=f"{type(error).__name__}: {error}")
+    except Exception as error:  # a fault of ours with one row is said beside it and stops no other
+        return replace(row, reason=f"fault in the prediction: {type(error).__name__}: {error}")
     if not math.isfinite(found.value):
         return replace(row, reason="the prediction is beyond what numbers can hold")
     low, high = found.interval or (None, None)
@@ -171,6 +171,6 @@ class TrainingRows:
             raise found
         own = Cells(cells.row)
         value = _training_metrics.value_of(own, found.report)
-        interval = _training_metrics.interval_of(own, found.report, value)
+        interval = _training_metrics.interval_of(own, found.report, value, found.assumed)
         assumed = tuple(dict.fromkeys((*found.assumed, *own.assumed)))
         return Answer(value=value, interval=interval, assumed=assumed, fits=found.report.fits)

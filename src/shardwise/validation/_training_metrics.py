@@ -104,12 +104,18 @@ def value_of(cells: Cells, report: TrainReport) -> float:
     return _OF[metric](cells, report)
 
 
-def interval_of(cells: Cells, report: TrainReport, value: float) -> tuple[float, float] | None:
+# Assumptions that move a prediction by more than a few per cent.
+WEIGHTY = ("recompute:", "micro_batch:", "sharding:", "degrees:", "model_parallel_size:")
+
+
+def interval_of(
+    cells: Cells, report: TrainReport, value: float, assumed: tuple[str, ...]
+) -> tuple[float, float] | None:
     """Return the 10 to 90 % interval of a predicted value, None where its metric has none."""
     name = _NAMES.get(cells.text("metric"))
     if name is None:
         return None
-    low, high = report.interval[name]
+    low, high = report.interval_for(any(one.startswith(WEIGHTY) for one in assumed))[name]
     centre = {
         "step_seconds": report.step_seconds,
         "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,

@@ -1,0 +1,65 @@
+"""Print how predictions of the frozen cases moved, or freeze them anew: `python benchmarks/frozen.py --update`.
+
+About fifty shipped measurements, one a source, metric and kind of model; a commit that moves one shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardwise.validation import Row, shipped, validate
+
+FROZEN = Path(__file__).parent.parent / "tests" / "validation" / "frozen_cases.json"
+TOLERANCE = 1e-9
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """Return the present predictions of the cases by their names."""
+    chosen: dict[tuple[str, ...], Row] = {}
+    for row in validate(shipped()).predicted:
+        if row.kind in ("training", "inference"):
+            chosen.setdefault((row.source, row.metric, row.family), row)
+    return {
+        f"{row.case_id} {row.metric}": {
+            "model": row.model,
+            "device": row.device,
+            "predicted": row.predicted,
+            "low": row.low,
+            "high": row.high,
+        }
+        for row in chosen.values()
+    }
+
+
+def moved(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each figure that moved, appeared or went away."""
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new or name not in old:
+            yield f"{name}: {'new' if name in new else 'gone'}"
+            continue
+        for key in ("predicted", "low", "high"):
+            before, after = old[name][key], new[name][key]
+            if None in (before, after):
+                if before != after:
+                    yield f"{name}: {key} {before} -> {after}"
+            elif abs(after - before) > TOLERANCE * abs(before):
+                yield f"{name}: {key} {before:.6g} -> {after:.6g} ({after / before - 1:+.2%})"
+
+
+def stored() -> dict[str, Any]:
+    """Return the frozen predictions."""
+    if not FROZEN.exists():
+        return {}
+    found: dict[str, Any] = json.loads(FROZEN.read_text(encoding="ascii"))
+    return found
+
+
+if __name__ == "__main__":
+    present = cases()
+    print(*moved(stored(), present), sep="\n")
+    if "--update" in sys.argv[1:]:
+        FROZEN.write_text(json.dumps(present, indent=1) + "\n", encoding="ascii")
