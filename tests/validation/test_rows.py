@@ -1,0 +1,222 @@
+"""What validation says about rows: predictions, refusals, and what was assumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.errors import InputError
+from shardwise.validation import Row, Validation, fits_of, rules, shipped, summary, validate
+from shardwise.validation._files import KINDS, kind_of
+from shardwise.validation._network import network_bytes_per_second, used_domain
+from shardwise.validation._places import Places
+
+TRAINING = {
+    "case_id": "mine-1", "metric": "step_time", "value": "2.5", "model": "llama-3.1-8b", "device": "h100-sxm-80gb",
+    "num_gpus": "8", "gpus_per_node": "8", "seq_len": "4096", "micro_batch": "1", "global_batch": "64", "tp": "1",
+    "cp": "1", "pp": "1", "dp": "8", "sharding": "fsdp", "recompute": "none", "compute_dtype": "bf16",
+    "framework": "torchtitan", "finetune": "pretrain", "notes": "",
+}  # fmt: skip
+INFERENCE = {
+    "case_id": "mine-2", "metric": "tpot", "value": "0.01", "model": "llama-3.1-8b", "device": "h100-sxm-80gb",
+    "num_gpus": "1", "tp": "1", "engine": "vllm", "engine_version": "0.10.0", "serving_mode": "static",
+    "weight_dtype": "bf16", "kv_dtype": "bf16", "batch": "8", "input_tokens": "512", "output_tokens": "128",
+    "notes": "",
+}  # fmt: skip
+DEVICE = {
+    "device": "x900-sxm-64gb", "full_name": "NVIDIA X900", "memory_bytes": "68719476736",
+    "hbm_bandwidth_bytes_per_second": "2e12", "peak_flops_bf16": "5e14", "devices_per_node": "8",
+    "intra_node_bandwidth_bytes_per_second": "3e11", "inter_node_bandwidth_bytes_per_second": "2.5e10",
+}  # fmt: skip
+
+
+def write(folder: Path, rows: list[dict[str, str]], name: str = "runs.csv") -> str:
+    """Write rows as a CSV file and return its path."""
+    path = folder / name
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def only(folder: Path, row: dict[str, str]) -> Row:
+    """Return the one row of a file with its prediction."""
+    (found,) = validate([write(folder, [row])]).rows
+    return found
+
+
+@pytest.mark.parametrize("row", [TRAINING, INFERENCE], ids=["training", "inference"])
+def test_a_complete_row_is_predicted_with_an_interval(tmp_path: Path, row: dict[str, str]) -> None:
+    """A row that states everything has a prediction, and an interval around it."""
+    found = only(tmp_path, row)
+    assert found.status == "predicted", found.reason
+    assert found.low <= found.predicted <= found.high
+    assert found.relative_error == pytest.approx(found.predicted / found.measured - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_recognised_by_its_columns(kind: str) -> None:
+    """The columns of a kind tell that kind, whatever else the file has."""
+    assert kind_of(set(KINDS[kind]) | {"anything"}) == kind
+
+
+def test_a_file_of_something_else_is_refused_with_the_columns_that_it_lacks() -> None:
+    """Columns of no kind name what the nearest kind has beside them."""
+    with pytest.raises(InputError, match=r"also have the columns"):
+        kind_of({"device", "colour"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"num_gpus": ""}, "num_gpus"),
+        ({"num_gpus": "eight"}, "num_gpus"),
+        ({"value": "fast"}, "value"),
+        ({"value": "nan"}, "value"),
+        ({"value": "-1"}, "value"),
+        ({"model": "no-such-model"}, "model"),
+        ({"model": ""}, "model"),
+        ({"device": "no-such-device"}, "device"),
+        ({"sharding": "sideways"}, "sharding"),
+        ({"recompute": "sometimes"}, "recompute"),
+        ({"compute_dtype": "fp2"}, "compute_dtype"),
+        ({"metric": "happiness"}, "metric"),
+        ({"finetune": "lora"}, "finetune"),
+        ({"offload": "params"}, "offload"),
+        ({"tp": "7"}, "tp"),
+        ({"global_batch": "63"}, "global_batch"),
+        ({"seq_len": "1e400"}, "seq_len"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+    """A refused row names the field, and the rows beside it are predicted."""
+    rows = validate([write(tmp_path, [{**TRAINING, **changed}, TRAINING])]).rows
+    assert rows[0].status == "refused"
+    assert reason in rows[0].reason
+    assert rows[1].status == "predicted"
+
+
+@pytest.mark.parametrize("mode", ["online", "disaggregated", "by carrier pigeon"])
+def test_serving_modes_of_their_own_are_refused(tmp_path: Path, mode: str) -> None:
+    """Open and closed loops queue, so their rows are refused with that reason."""
+    found = only(tmp_path, {**INFERENCE, "serving_mode": mode})
+    assert (found.status, "serving_mode" in found.reason) == ("refused", True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*TRAINING, *INFERENCE})),
+        st.one_of(st.text(max_size=12), st.sampled_from(["0", "-1", "1e30", "nan", "", "8"])),
+        max_size=6,
+    ),
+    st.sampled_from([TRAINING, INFERENCE]),
+)
+def test_no_row_raises(tmp_path_factory: pytest.TempPathFactory, changed: dict[str, str], base: dict[str, str]) -> None:
+    """Whatever stands in a row, it is predicted or refused with a reason, and never lost."""
+    row = {**base, **{key: value for key, value in changed.items() if key in base}}
+    folder = tmp_path_factory.mktemp("rows")
+    (found,) = validate([write(folder, [row])]).rows
+    assert found.status == "predicted" or found.reason
+    assert "fault in the prediction" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("blank", "field"),
+    [("micro_batch", "micro_batch"), ("recompute", "recompute"), ("sharding", "sharding"), ("tp", "degrees"),
+     ("compute_dtype", "compute_dtype"), ("global_batch", "global_batch")],
+)  # fmt: skip
+def test_a_blank_field_follows_its_published_rule(tmp_path: Path, blank: str, field: str) -> None:
+    """What a source leaves blank is assumed by the rule of that field, and said."""
+    found = only(tmp_path, {**TRAINING, blank: ""})
+    (rule,) = (one for one in rules() if one.field == field)
+    assert found.status == "predicted", found.reason
+    assert f"{field}: {rule.says}" in found.assumed
+
+
+def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
+    """Recompute that is not stated is none where that fits, and more where it does not."""
+    small = only(tmp_path, {**TRAINING, "recompute": "unknown"})
+    none = only(tmp_path, TRAINING)
+    assert small.predicted == none.predicted
+    tight = {**TRAINING, "micro_batch": "4", "seq_len": "8192", "metric": "fits", "value": "1"}
+    assert only(tmp_path, {**tight, "recompute": "none"}).predicted == 0
+    assert only(tmp_path, {**tight, "recompute": "unknown"}).predicted == 1
+
+
+def test_models_and_devices_stand_beside_the_file(tmp_path: Path) -> None:
+    """A model and a device that nobody knows come from models*.json and devices*.csv beside the file."""
+    config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16,
+              "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000, "hidden_act": "silu",
+              "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}  # fmt: skip
+    (tmp_path / "models_mine.json").write_text(json.dumps({"ours-1b": {"config": config}}), encoding="utf-8")
+    write(tmp_path, [DEVICE], "devices_mine.csv")
+    found = only(tmp_path, {**TRAINING, "model": "ours-1b", "device": "x900-sxm-64gb"})
+    assert found.status == "predicted", found.reason
+    assert any("x900-sxm-64gb" in one for one in found.assumed)
+
+
+def test_a_device_of_a_file_has_its_own_figures_and_those_of_its_relative(tmp_path: Path) -> None:
+    """Datasheet figures come from the row, cores and year from the nearest device of the catalogue."""
+    write(tmp_path, [DEVICE, {**DEVICE, "device": "y-variant", "stand_in": "h100-sxm-80gb"}], "devices.csv")
+    places = Places(tmp_path)
+    device, notes = places.device("x900-sxm-64gb")
+    assert (device.memory_bytes, device.peak_flops("bf16"), device.slow_bytes_per_second) == (68719476736, 5e14, 2.5e10)
+    assert device.knows("num_cores") and device.knows("year") and notes
+    variant, _ = places.device("y-variant")
+    assert (variant.name, variant.memory_bytes) == ("h100-sxm-80gb", 68719476736)
+
+
+@pytest.mark.parametrize(
+    ("word", "node", "rate"),
+    [("ib_hdr_8x200gbps", 8, 25e9), ("rdma_400gbps_per_gpu", 8, 50e9), ("roce_1600gbps_per_node", 8, 25e9),
+     ("ib_edr_100gbps", 4, 3.125e9), ("omnipath", 8, 6.25e9), ("carrier_pigeon", 8, 0.0)],
+)  # fmt: skip
+def test_names_of_networks_give_rates(word: str, node: int, rate: float) -> None:
+    """A network's name states adapters and gigabits a second, shared by the devices of a node."""
+    assert network_bytes_per_second(word, node) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("count", "domain"), [(8, 72), (72, 72), (144, 72), (256, 64), (128, 64), (96, 48)])
+def test_jobs_take_equal_segments_of_a_domain(count: int, domain: int) -> None:
+    """A job that spans racks takes as many devices in each."""
+    assert used_domain(72, 4, count) == domain
+
+
+def test_runs_out_of_memory_are_told_from_runs_that_fit() -> None:
+    """Rows of runs that failed and configurations that ran count the wrong verdicts of each."""
+    ran = [
+        Row(case_id=str(i), metric="step_time", status="predicted", measured=1.0, predicted=1.0, fits=i > 0)
+        for i in range(4)
+    ]
+    failed = [Row(case_id="x", metric="fits", status="predicted", measured=0.0, predicted=1.0, fits=True)]
+    found = fits_of([*ran, *failed])
+    assert (found.ran, found.ran_called_unfit, found.failed, found.failed_called_fit) == (4, 1, 1, 1)
+    assert (found.false_alarms, found.misses) == (0.25, 1.0)
+
+
+def test_errors_are_signed_and_absolute() -> None:
+    """The bias is the median of signed errors, the others are of absolute ones."""
+    rows = [Row(case_id=str(p), metric="m", status="predicted", measured=1.0, predicted=p) for p in (0.5, 1.1, 1.2)]
+    (found,) = summary(rows, ("metric",))
+    assert found.bias == pytest.approx(0.1)
+    assert (found.median_abs_error, found.largest_abs_error) == (pytest.approx(0.2), pytest.approx(0.5))
+
+
+@pytest.fixture(scope="module")
+def release() -> Validation:
+    """Return the validation of the shipped measurements."""
+    return validate(shipped())
+
+
+def test_every_shipped_row_is_predicted_and_cited(release: Validation) -> None:
+    """The package ships no row that it cannot predict, and none without a citation."""
+    assert [row.reason for row in release.rows if row.status != "predicted"] == []
+    assert all(row.citation for row in release.rows)
+    assert len(release.rows) > 300
