@@ -66,17 +66,25 @@ class Composition:
         return one if one is other else above(book.given("sequence_parallel", ROW), 0.5, one, other)
 
     @cached_property
-    def outputs(self) -> Mapping[str, Any]:
-        """Bytes and seconds of every sharding."""
-        book, z, parts = self._start(flat=False)
+    def seconds(self) -> Mapping[str, Any]:
+        """Seconds of a step under every sharding, as symbols."""
+        return self._seconds(*self._start(flat=False))
+
+    def _seconds(self, book: Book, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
         send, machine, stages = self._send(book, z), machine_of(self.case, z.spans), stages_of(self.case)
         found: dict[str, Any] = {}
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            peak = peak_of(stages, memory_of(case, z, parts, stages))
-            found[f"held {sharding}"] = device_bytes(case.stack, z, peak)
             job = step_job(case, parts, send)
             found[f"step {sharding}"] = step_seconds(machine, z, case.recipe, parts, stages, job).total
+        return found
+
+    def _bytes(self, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
+        stages, found = stages_of(self.case), dict[str, Any]()
+        for sharding in self.shardings:
+            case = case_for(self.case, sharding=sharding)
+            peak = peak_of(stages, memory_of(case, z, parts, stages))
+            found[f"held {sharding}"] = device_bytes(case.stack, z, peak)
         return found
 
     @cached_property
@@ -94,12 +102,14 @@ class Composition:
     @cached_property
     def held(self) -> Program:
         """Bytes on a device, by sharding."""
-        return Program({name: value for name, value in self.outputs.items() if name.startswith("held")})
+        _, z, parts = self._start(flat=True)
+        return Program(self._bytes(z, parts))
 
     @cached_property
     def whole(self) -> Program:
-        """Bytes and seconds."""
-        return Program(self.outputs)
+        """Bytes and seconds, by sharding."""
+        book, z, parts = self._start(flat=False)
+        return Program({**self._bytes(z, parts), **self._seconds(book, z, parts)})
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -113,7 +123,7 @@ class Composition:
     @cached_property
     def steps(self) -> Mapping[tuple[str, ...], Program]:
         """Seconds of the shardings of each group."""
-        return {group: Program({f"step {s}": self.outputs[f"step {s}"] for s in group}) for group in self.groups}
+        return {group: Program({f"step {s}": self.seconds[f"step {s}"] for s in group}) for group in self.groups}
 
 
 @dataclass

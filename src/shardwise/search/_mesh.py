@@ -20,7 +20,7 @@ from shardwise.search._program import PLACE, Program, Shape
 from shardwise.search._rows import Rows
 from shardwise.search._tables import Table, blocks_of, tabulate
 
-CELLS = 16_384
+CELLS = 32_768
 
 
 @dataclass(slots=True)
