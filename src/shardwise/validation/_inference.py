@@ -20,14 +20,24 @@ from shardwise.validation._rules import words
 
 SETTINGS = (
     *("model", "device", "num_gpus", "tp", "pp", "ep", "dp", "attention_dp", "engine", "engine_version"),
-    *("serving_mode", "weight_dtype", "activation_dtype", "kv_dtype", "batch", "input_tokens", "output_tokens"),
+    *(
+        "serving_mode",
+        "weight_dtype",
+        "activation_dtype",
+        "kv_dtype",
+        "batch",
+        "concurrency",
+        "input_tokens",
+        "output_tokens",
+    ),
     *("prefix_tokens", "memory_utilization", "max_model_len", "max_num_batched_tokens", "notes"),
 )
 _REFUSED = {
-    "online": "requests that arrive over time queue: only fixed batches and full queues are predicted row by row",
+    "online": "requests that arrive over time queue: of them the time per token of closed loops alone is predicted",
     "disaggregated": "prefill and decode on workers of their own queue: only fixed batches are predicted row by row",
 }
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
+_STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
 _MOST = {"vllm": 256, "vllm-v0": 256, "tensorrt-llm": 2048, "sglang": 4096}
@@ -43,7 +53,8 @@ class InferenceRows:
     def __call__(self, cells: Cells, places: Places) -> Answer:
         """Return the predicted value of a row, its interval and what was assumed."""
         mode = cells.text("serving_mode")
-        if mode not in _MODES:
+        closed = mode == "online" and cells.whole("concurrency") and cells.text("metric") in _STEADY
+        if mode not in _MODES and not closed:
             raise refuse("serving_mode", mode, _REFUSED.get(mode, "is not a known mode"))
         key = tuple(cells.text(name) for name in SETTINGS)
         if key not in self._known:
@@ -151,6 +162,9 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         )  # fmt: skip
     replicas = plan.dp
     batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
+    if mode == "online":
+        batch = cells.whole("concurrency")
+        cells.assume("closed loop: a decode step of all requests in flight, and the prompts of the others in between")
     if mode == "offline_throughput":
         batch = 1
     return Serving(
