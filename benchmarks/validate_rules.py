@@ -16,7 +16,7 @@ def page() -> Iterator[str]:
     yield "| framework, by its name in the file | stack | sharding | sequence parallel with tp | source |"
     yield "|---|---|---|---|---|"
     for one in frameworks():
-        name = f"`{one.pattern}`".replace("|", "\\|") if one.pattern else "any other"
+        name = ", ".join(f"`{word}`" for word in one.pattern.split("|")) if one.pattern else "any other"
         yes = "yes" if one.sequence_parallel else "no"
         yield f"| {name} | {one.stack or 'of the sharding'} | {one.sharding} | {yes} | {one.source} |"
 
