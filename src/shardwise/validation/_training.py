@@ -150,7 +150,7 @@ def _plan(cells: Cells, model: Model, framework: Framework, node: int) -> Plan:
         dp=0,
         ep=_degree(cells, "ep") if experts else 1,
         etp=_etp(cells, tp) if experts else 1,
-        micro_batch=_micro_batch(cells, pp, max(cells.whole("num_gpus") // (tp * cp * pp), 1)),
+        micro_batch=_micro_batch(cells, framework.stack, pp, max(cells.whole("num_gpus") // (tp * cp * pp), 1)),
         sequence_parallel=_sequence_parallel(cells, framework, tp),
         schedule="interleaved" if vpp > 1 else "1f1b",
         cp_kind=_cp_kind(cells, cp),
@@ -183,18 +183,20 @@ def _etp(cells: Cells, tp: int) -> int:
     return max(cells.whole("etp", 1), 1)
 
 
-def _micro_batch(cells: Cells, pp: int, replicas: int) -> int:
+def _micro_batch(cells: Cells, stack: str, pp: int, replicas: int) -> int:
     """Return the micro-batch: the stated one, 1 in a pipeline, 0 for the largest that fits.
 
-    A pipeline whose whole batch is stated as one micro-batch a replica cuts it into sequences.
+    torchtitan states the batch of a replica and cuts it into as many micro-batches as stages (its
+    parallelisms/pipelining_utils.py, 2024-12), as does any source whose pipeline would have one micro-batch.
     """
     stated, batch = cells.whole("micro_batch"), cells.whole("global_batch")
     if not stated:
         cells.taken("micro_batch")
         return 1 if pp > 1 or not batch else 0
-    if pp > 1 and stated >= pp and batch == stated * replicas:
-        cells.assume("micro_batch: the batch of a replica, cut into sequences for the pipeline")
-        return 1
+    whole = batch == stated * replicas or stack == "fsdp2"
+    if pp > 1 and stated >= pp and stated % pp == 0 and whole:
+        cells.assume("micro_batch: the batch of a replica, cut into as many micro-batches as stages")
+        return stated // pp
     return stated
 
 
