@@ -1,0 +1,76 @@
+"""The examples run, quickly, and say where they are off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "published"
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "tables")
+LIMIT_SECONDS = 10
+# Furthest that a figure of a table may be from its report, by script; what is known to be off has a table of its own.
+NEAR = [
+    ("megatron_lm", 0, 0.10),
+    ("mt_nlg", 0, 0.10),
+    ("fastertransformer", 0, 0.15),
+    ("llama", 0, 0.35),
+]
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """The scripts as modules, by name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = (*SCRIPTS, "tables")
+    yield {name: import_module(name) for name in names}
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_runs_quickly_and_its_readme_shows_what_it_prints(name: str) -> None:
+    """Each script exits with 0 within ten seconds, and the README has its output as `update_docs.py` puts it there."""
+    start = time.perf_counter()
+    command = [sys.executable, str(FOLDER / f"{name}.py")]
+    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60, check=False, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert time.perf_counter() - start < LIMIT_SECONDS
+    shown = README.split(f"<!-- output of examples/published/{name}.py -->\n")[1].split("<!-- end -->")[0]
+    assert shown == run.stdout, "run python benchmarks/update_docs.py"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_figure_that_is_far_off_says_why(name: str, examples: dict[str, ModuleType]) -> None:
+    """A row with a figure off by over a tenth names a cause that the page states; sources have addresses."""
+    page = examples[name].page()
+    assert all("http" in source or "examples/" in source for source in page.sources)
+    for row in examples["tables"].far_rows(page):
+        assert row.why, row.case
+        assert set(row.why) <= set(page.why), row.case
+
+
+@pytest.mark.parametrize(("name", "table", "furthest"), NEAR)
+def test_predictions_are_near_the_reports(
+    name: str, table: int, furthest: float, examples: dict[str, ModuleType]
+) -> None:
+    """Runs whose plan the source states are predicted within a tenth, and what rests on assumptions within a third."""
+    for row in examples[name].page().tables[table].rows:
+        for pair in row.pairs:
+            assert abs(pair.off) <= furthest, row.case
+
+
+def test_no_example_is_given_what_the_run_achieved() -> None:
+    """No script imposes an efficiency or an achieved rate, save the ideal that a lower bound is compared with."""
+    for path in FOLDER.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for word in ("matmul_flops", "mfu", "(compute=", "memory_bytes_per_second", "fast_link", "slow_link"):
+            assert word not in text, (path.name, word)
