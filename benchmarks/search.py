@@ -1,11 +1,12 @@
-"""How fast the search is: GPT-3 175B on 4,096 A100-80GB at a global batch of 3,072, or another case.
+"""How fast the search is: GPT-3 175B on 4,096 A100-80GB at a global batch of 3,072, beside two published searches.
 
-    python benchmarks/search.py                     the whole space, pruned, ranked
-    python benchmarks/search.py --no-prune --seconds 60     sustained rate: memory and time of every legal plan
-    python benchmarks/search.py --space classic     tp, sp, pp, vpp, dp, micro-batch, recompute, sharding; one placement
+    python benchmarks/search.py
+    python benchmarks/search.py --calculon CHECKOUT --estimates CHECKOUT --python INTERPRETER
 
-Prints plans by what became of them, seconds from parsed input to ranked answer, the rate, peak memory, and the
-physical limit: bytes that a plan must move over the measured bandwidth of this machine's memory.
+First the whole space, pruned by proven bounds and ranked; then, with pruning off, memory and time of every plan of
+random parts of it, `--share` in all; then the peers, given checkouts of their repositories and an interpreter that has
+what they need (`search_peers`). Rates are of all cores, and of one core's time, which other work on the machine does
+not change. The physical limit is the bytes that a plan must move over the measured bandwidth of memory.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ import argparse
 import os
 import resource
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import numpy as np
+import search_peers as peers
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training
-from shardwise.search import Here, Processes, Space, Wholes, Wish, searched, work_of
-from shardwise.search._rows import case_for
-from shardwise.search._tables import mapped, spans_of, tabulate
+from shardwise.search import Found, Here, Processes, Space, Wholes, Wish, searched, work_of
 
 CLASSIC = Space(layout=("1d",), cp=Wholes(((1, 1),)), orders=(("tp", "tp2", "cp", "dp", "pp"),))
 
@@ -41,69 +41,110 @@ def memory_bandwidth() -> float:
     return 2 * source.nbytes / min(times)
 
 
-def bytes_a_plan(work: Any) -> float:
-    """Return bytes that a plan must move: its blocks read once for all compositions that share them, two results."""
-    rows = work.rows
-    start, end = rows.chunks(20_000)[-1]
-    base = {c: v[start:end] for c, v in rows.base.items()}
-    columns = rows.expand(base, rows.court())
-    case = case_for(rows.case, pp=int(base["pp"][0]), vpp=1)
-    tables = tabulate(case, rows.space, columns, spans_of(columns, rows.space, case.domains))
-    sizes: list[int] = []
-    mapped(tables.rows(np.arange(len(columns["tp"]))).parts, lambda v: sizes.append(getattr(v, "nbytes", 0)))
-    cells = len(columns["tp"]) * len(rows.space.recompute)
-    sharing = len(rows.compositions(int(base["pp"][0]))) * len(rows.space.sharding)
-    return sum(sizes) / cells / sharing + 16
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One search: its answer, seconds on the clock and seconds of cores."""
+
+    found: Found
+    seconds: float
+    busy: float
+
+    @property
+    def tried_per_core_second(self) -> float:
+        """Plans a second of one core, those that laws refuse included."""
+        return self.num_plans / self.busy
+
+    @property
+    def num_plans(self) -> int:
+        """Plans of the parts that were searched: those that fell to laws, and the legal ones."""
+        return self.found.counts.legal + sum(self.found.tally.fallen.values())
+
+
+def _busy() -> float:
+    usage = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usage)
+
+
+def run(case: tuple[Any, ...], space: Space, wish: Wish, workers: int, share: float = 1.0) -> Run:
+    """Return one search from parsed input to ranked answer, of a share of the parts drawn at random."""
+    start, before = time.perf_counter(), _busy()
+    work = work_of(*case, space, wish)
+    if share < 1:
+        parts = work.rows.chunks(wish.rows)
+        Random(0).shuffle(parts)
+        some = parts[: max(1, round(share * len(parts)))]
+        object.__setattr__(work.rows, "chunks", lambda most: some)
+    found = searched(work, Here() if workers == 1 else Processes(workers))
+    _ = found.best
+    return Run(found, time.perf_counter() - start, _busy() - before)
+
+
+def show(title: str, done: Run, workers: int) -> None:
+    """Print the figures of one search."""
+    found, counts = done.found, done.found.counts
+    kib = [resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(f"\n{title}, {workers} workers")
+    print(f"plans of the space   {found.num_plans:>15,}   {done.num_plans:,} of them searched")
+    print(f"legal                {counts.legal:>15,}   {counts.legal / done.seconds:>13,.0f} a second")
+    print(f"fitting              {counts.fitting:>15,}")
+    print(f"left out by bounds   {max(counts.fitting - counts.evaluated, 0):>15,}")
+    print(f"memory and time      {counts.evaluated:>15,}   {counts.evaluated / done.seconds:>13,.0f} a second")
+    print(f"seconds              {done.seconds:>15.2f}   {done.busy:.2f} s of cores, load {os.getloadavg()[0]:.1f}")
+    print(f"of one core's time   {counts.legal / done.busy:>15,.0f}   legal plans a second")
+    print(f"peak memory          {kib[0] / 2**20:>11.2f} GiB   largest worker {kib[1] / 2**20:.2f} GiB")
+    if found.best:
+        print(f"best                 {found.best[0].step_seconds:>13.3f} s   {found.best[0].plan}")
+
+
+def compare(whole: Run, each: Run, rates: list[peers.Rate]) -> None:
+    """Print the rates of the peers, and how many times as fast the search is; all of one core."""
+    ran = each.found.counts.evaluated / each.busy
+    print("\nplans a second of one core: tried (what laws refuse included), and ran (memory and time computed)")
+    print(f"{'':38}{'tried':>14}{'ran':>14}{'tried here':>14}{'ran here':>12}{'with bounds':>14}")
+    print(f"{'shardwise, every plan':38}{each.tried_per_core_second:>14,.0f}{ran:>14,.0f}")
+    print(f"{'shardwise, bounds':38}{whole.tried_per_core_second:>14,.0f}")
+    for rate in rates:
+        good = rate.good / rate.seconds
+        times = (each.tried_per_core_second, ran, whole.tried_per_core_second)
+        ratios = [a / b for a, b in zip(times, (rate.tried_per_second, good, rate.tried_per_second), strict=True)]
+        print(
+            f"{rate.name:38}{rate.tried_per_second:>14,.0f}{good:>14,.0f}"
+            f"{ratios[0]:>13,.0f}x{ratios[1]:>11,.0f}x{ratios[2]:>13,.0f}x"
+        )
 
 
 def main() -> None:
-    """Run one search and print its figures."""
+    """Run the searches and print their figures."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--model", default="gpt3-175b")
     ask.add_argument("--on", default="4096xa100-sxm-80gb")
     ask.add_argument("--seq-len", type=int, default=2048)
     ask.add_argument("--global-batch", type=int, default=3072)
     ask.add_argument("--space", choices=("whole", "classic"), default="whole")
-    ask.add_argument("--no-prune", action="store_true")
-    ask.add_argument("--seconds", type=float, default=0.0, help="stop after so long, in a shuffled order of parts")
+    ask.add_argument("--share", type=float, default=0.25, help="of the space to evaluate with pruning off")
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    ask.add_argument("--calculon", help="checkout of calculon-ai/calculon")
+    ask.add_argument("--estimates", help="checkout of ShashankSubramanian/transformer-perf-estimates")
+    ask.add_argument("--python", default="python3", help="interpreter with psutil, pandas before 3 and matplotlib")
     given = ask.parse_args()
-    model, cluster = load_model(given.model), Cluster.parse(given.on)
-    job = Training(seq_len=given.seq_len, global_batch=given.global_batch)
-    space = CLASSIC if given.space == "classic" else Space()
-    start = time.perf_counter()
-    work = work_of(model, cluster, job, space, replace(Wish(), prune=not given.no_prune))
-
-    def stop(tally: Any, share: float) -> None:
-        if given.seconds and time.perf_counter() - start > given.seconds:
-            raise KeyboardInterrupt
-
-    if given.seconds:
-        parts = work.rows.chunks(work.wish.rows)
-        Random(0).shuffle(parts)
-        object.__setattr__(work.rows, "chunks", lambda most: parts)
-    engine = Here() if given.workers == 1 else Processes(given.workers)
-    found = searched(work, engine, stop)
-    seconds, counts = time.perf_counter() - start, found.counts
-    usage = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    busy = sum(u.ru_utime + u.ru_stime for u in usage)
-    peak = [resource.getrusage(w).ru_maxrss / 2**20 for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    rate = memory_bandwidth()
-    moved = bytes_a_plan(work_of(model, cluster, job, space, None))
-    print(f"{given.model} on {given.on}, {given.workers} workers, pruning {'off' if given.no_prune else 'on'}")
-    print(f"plans of the space   {found.num_plans:>15,}   covered {found.covered:.1%}")
-    print(f"legal                {counts.legal:>15,}")
-    print(f"fitting              {counts.fitting:>15,}")
-    print(f"memory and time      {counts.evaluated:>15,}")
-    print(f"seconds              {seconds:>15.2f}   load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print(f"legal plans a second {counts.legal / seconds:>15,.0f}   timed {counts.evaluated / seconds:,.0f}")
-    print(f"of one core's time   {counts.legal / busy:>15,.0f}   timed {counts.evaluated / busy:,.0f}, {busy:.1f} s")
-    print(f"peak memory          {peak[0]:>11.2f} GiB   largest worker {peak[1]:.2f} GiB")
-    print(
-        f"physical limit       {rate / moved:>15,.0f}   a second and core: {moved:.0f} bytes at {rate / 1e9:.1f} GB/s"
+    case = (
+        load_model(given.model),
+        Cluster.parse(given.on),
+        Training(seq_len=given.seq_len, global_batch=given.global_batch),
     )
-    if found.best:
-        print(f"best                 {found.best[0].step_seconds:>13.3f} s   {found.best[0].plan}")
+    space = CLASSIC if given.space == "classic" else Space()
+    print(f"{given.model} on {given.on}, {given.global_batch} sequences of {given.seq_len}, {given.space} space")
+    whole = run(case, space, Wish(), given.workers)
+    show("pruning on", whole, given.workers)
+    each = run(case, space, replace(Wish(), prune=False, rows=6000), given.workers, given.share)
+    show("pruning off", each, given.workers)
+    rate = memory_bandwidth()
+    # Two results of 8 bytes are written and read once to be ranked; blocks that plans share stay in the cache.
+    print(f"\nphysical limit       {rate / 32:>15,.0f}   plans a second and core: 32 bytes at {rate / 1e9:.1f} GB/s")
+    rates = peers.calculon(given.calculon, given.python, 10) if given.calculon else []
+    rates += peers.estimates(given.estimates, given.python, 10) if given.estimates else []
+    if rates:
+        compare(whole, each, rates)
 
 
 if __name__ == "__main__":
