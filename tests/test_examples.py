@@ -23,6 +23,12 @@ NEAR = [
     ("mt_nlg", 0, 0.10),
     ("fastertransformer", 0, 0.15),
     ("llama", 0, 0.35),
+    ("megatron_tool", 0, 0.001),
+    ("megatron_tool", 1, 0.02),
+    ("megatron_tool", 2, 0.02),
+    ("megatron_tool", 3, 0.0),
+    ("cookbook", 2, 0.01),
+    ("cookbook", 3, 0.01),
 ]
 
 
@@ -66,6 +72,17 @@ def test_predictions_are_near_the_reports(
     for row in examples[name].page().tables[table].rows:
         for pair in row.pairs:
             assert abs(pair.off) <= furthest, row.case
+
+
+def test_the_search_ranks_the_stored_plans_as_they_were_stored(examples: dict[str, ModuleType]) -> None:
+    """A hundred plans come back, in order, within ten seconds; the two best are the two that are stored first."""
+    script = examples["perf_estimates"]
+    best = script.search().best
+    assert len(best) == script.TOP
+    seconds = [report.step_seconds for report in best]
+    assert seconds == sorted(seconds)
+    degrees = [(report.plan.tp, report.plan.pp, report.plan.dp) for report in best[:2]]
+    assert degrees == [(stored.tp, stored.pp, stored.dp) for stored in script.STORED[:2]]
 
 
 def test_no_example_is_given_what_the_run_achieved() -> None:
