@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from beside.answers import TOLERANCE, Row, Tool, name_of
+from beside.answers import TOLERANCE, Row, Tool, amounts, name_of
 
 HERE = Path(__file__).parent
 STORED = HERE / "data" / "seeds.json"
@@ -80,7 +80,7 @@ def beside(key: str, theirs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         answers = tool.answers(setting)
         settings[name] = {
             figure: [answers[figure].unit, rounded(value), rounded(answers[figure].value),
-                     {law: rounded(amount) for law, amount in answers[figure].apart.items() if amount}]
+                     {law: rounded(amount) for law, amount in amounts(figure, theirs[name], answers).items()}]
             for figure, value in theirs[name].items()
         }  # fmt: skip
     return {"name": tool.name, "version": tool.version, "settings": settings}
@@ -134,8 +134,8 @@ def page() -> Iterator[str]:
         rest = max(abs(row.rest) for row in rows if abs(row.difference) > TOLERANCE)
         yield f"## {entry['name']}\n"
         yield (
-            f"{entry['version']}. {len(entry['settings'])} settings, {len(rows)} figures: {len(rows) - far} within 1 %, "
-            f"{far} apart by named laws that leave at most {rest:.2%} of a figure.\n"
+            f"{entry['version']}. {len(rows)} figures of {len(entry['settings'])} settings: {len(rows) - far} within "
+            f"1 %, {far} apart by named laws that leave at most {rest:.2%} of a figure.\n"
         )
         yield from table(entry)
         errors = [(name, found["error"]) for name, found in entry["settings"].items() if "error" in found]

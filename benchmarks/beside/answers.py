@@ -12,11 +12,28 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A figure of ours; `apart` are the amounts, by law, that lead from it to the other tool's."""
+    """A figure of ours; `apart` are the amounts, by law, that lead from it to the other tool's.
+
+    A law `by` another figure of the setting moves this one by as much as that one differs, and a `whole` law takes all
+    that no amount was computed for.
+    """
 
     value: float
     unit: str
     apart: dict[str, float] = field(default_factory=dict)
+    by: dict[str, str] = field(default_factory=dict)
+    whole: str = ""
+
+
+def amounts(figure: str, theirs: dict[str, float], answers: dict[str, Answer]) -> dict[str, float]:
+    """Return what each law moves a figure by."""
+    one = answers[figure]
+    found = {**one.apart}
+    for law, other in one.by.items():
+        found[law] = found.get(law, 0.0) + theirs[other] - answers[other].value
+    if one.whole:
+        found[one.whole] = theirs[figure] - one.value - sum(found.values())
+    return {law: amount for law, amount in found.items() if amount}
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Ask llm-analysis the settings on standard input; runs in the Python that it is installed in, beside nothing of ours."""
+"""Ask llm-analysis the settings on standard input, in the Python that it is installed in, beside nothing of ours."""
 
 from __future__ import annotations
 

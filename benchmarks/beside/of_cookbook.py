@@ -1,4 +1,4 @@
-"""Our answers to what the calculators of EleutherAI's cookbook are asked, and the amounts that laws put between them."""
+"""Our answers to what the calculators of EleutherAI's cookbook are asked, and the amounts that laws put between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _PARAMETERS = (
 _FLOPS = (
     *(f"{_SIZES[n]} -v 50304 -s 2048 --tokens 3e11 -ei 1" for n in ("410m", "6.9b", "20b", "175b")),
     *(f"{_SIZES[n]} -v 50304 -s 2048 --tokens 3e11 -ei 1 -ca" for n in ("410m", "6.9b", "20b", "175b")),
-    "-l 32 -hs 4096 -v 50304 -s 2048 --tokens 4096 -ei 1 --infer", "-l 16 -hs 1024 -v 256000 -s 2048 --tokens 1e10 -ei 1 -ca",
+    "-l 32 -hs 4096 -v 50304 -s 2048 --tokens 4096 -ei 1 --infer",
+    "-l 16 -hs 1024 -v 256000 -s 2048 --tokens 1e10 -ei 1 -ca",
     "-l 80 -hs 8192 -v 128256 -s 4096 -kv 0.125 -nl 3 --tokens 1e12 -ei 1 -ca",
     "-l 32 -hs 4096 -v 32000 -s 4096 --moe -e 8 -t 2 -ei 1 -nl 3 --tokens 1e12 -ca",
     "-l 32 -hs 4096 -v 32000 -s 4096 --moe -e 8 -t 2 -ei 2 --tokens 1e12 -ca",
@@ -34,7 +35,8 @@ _FLOPS = (
 )  # fmt: skip
 _MEMORY = (
     ("410m", "--num-gpus 1 -z 0 -b 4"), ("410m", "--num-gpus 8 -z 1 -b 4"), ("1b", "--num-gpus 8 -z 2 -b 2 -ca"),
-    ("1b", "--num-gpus 8 -z 3 -b 2"), ("2.8b", "--num-gpus 8 -z 1 -tp 2 -b 2"), ("2.8b", "--num-gpus 8 -z 0 -tp 4 -b 2"),
+    ("1b", "--num-gpus 8 -z 3 -b 2"), ("2.8b", "--num-gpus 8 -z 1 -tp 2 -b 2"),
+    ("2.8b", "--num-gpus 8 -z 0 -tp 4 -b 2"),
     ("6.9b", "--num-gpus 64 -z 1 -tp 2 -b 8 -ca"), ("6.9b", "--num-gpus 16 -z 0 -tp 4 -pp 2 -b 2"),
     ("12b", "--num-gpus 64 -z 1 -tp 4 -b 8 -ca"), ("12b", "--num-gpus 16 -z 0 -tp 4 -pp 4 -b 2 -ca"),
     ("20b", "--num-gpus 64 -z 1 -tp 4 -pp 4 -b 2"), ("20b", "--num-gpus 64 -z 3 -b 1 -ca"),
@@ -90,7 +92,8 @@ def model_of(a: Namespace) -> sw.Model:
         for i in range(a.layers)
     )
     return sw.Model(name="gpt", family="gpt", hidden=a.hidden, vocab=a.vocab, layers=layers,
-                    tied=a.tied_embeddings, norm=norm, positions=0 if gated else a.seq + a.output * a.infer, dropout=True)  # fmt: skip
+                    tied=a.tied_embeddings, norm=norm, dropout=True,
+                    positions=0 if gated else a.seq + a.output * a.infer)  # fmt: skip
 
 
 def beyond(a: Namespace) -> dict[str, float]:

@@ -129,7 +129,7 @@ def answers() -> dict[str, Answer]:
     found = {}
     for p in figures():
         value = float(p.ours(report))
-        found[p.figure] = Answer(value=value, unit=p.unit, apart={p.law: p.theirs - value} if p.law else {})
+        found[p.figure] = Answer(value=value, unit=p.unit, whole=p.law)
     return found
 
 
