@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 from collections.abc import Callable
-from functools import reduce
 from typing import Any, NamedTuple
 
 from tables import FAR, Page, Pair, Row, Table, show
@@ -28,12 +27,19 @@ class Line(NamedTuple):
     figures: tuple[tuple[str, float, Callable[[dict[str, Any]], float], str], ...]
 
 
+def number_at(tree: dict[str, Any], path: str) -> float:
+    """Return the number at a path of keys; 0 where the answer has no such part."""
+    *above, last = path.split(".")
+    for key in above:
+        tree = tree[key]
+    return float(tree.get(last, 0.0))
+
+
 def at(*paths: str, over: float = 1.0) -> Callable[[dict[str, Any]], float]:
     """Return a reader of the sum of some keys of an answer, over a unit."""
 
     def read(tree: dict[str, Any]) -> float:
-        found = (reduce(lambda node, key: node.get(key, {}), path.split("."), tree) for path in paths)
-        return sum(value for value in found if value != {}) / over
+        return sum(number_at(tree, path) for path in paths) / over
 
     return read
 
@@ -44,7 +50,7 @@ def forward(times: int, *parts: str) -> Callable[[dict[str, Any]], float]:
 
     def read(tree: dict[str, Any]) -> float:
         one = tree["flops"]
-        return scale * sum(one["forward_by_component"].get(part, 0) for part in parts) / one["tokens"]
+        return scale * sum(number_at(one["forward_by_component"], part) for part in parts) / float(one["tokens"])
 
     return read
 

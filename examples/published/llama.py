@@ -112,8 +112,8 @@ def page() -> Page:
 
 
 WHY = {
-    "a": "not known: one sequence for each device and step is all the work there is, and what the network, restarts and"
-    " evaluation took is in the paper's hours and not in ours",
+    "a": "not known: one sequence for each device and step is all the work there is, and the paper does not say what"
+    " besides steps is in its hours",
     "b": "all-reduces of tp 8 without a pipeline, four for each layer, are exposed in ours; the paper says that it"
     " overlaps them with compute as much as possible, and not how",
     "c": "64 micro-batches of one sequence in 8 stages and layers cut into eighths: small models pay for bubbles and"
