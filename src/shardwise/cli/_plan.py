@@ -108,11 +108,11 @@ def ask(inputs: Inputs, work: Work) -> Found:
 
 
 def _engine(inputs: Inputs, num_plans: int) -> Any:
-    from shardwise.search import Here, QuietProcesses
+    from shardwise.search import Here, Processes
 
     workers = inputs.get("workers", min(os.cpu_count() or 1, 64))
-    small = num_plans < 2_000_000
-    return Here() if workers == 1 or (small and "workers" not in inputs.values) else QuietProcesses(workers)
+    small = num_plans < 20_000_000
+    return Here() if workers == 1 or (small and "workers" not in inputs.values) else Processes(workers)
 
 
 def _progress(num_plans: int) -> Callable[[Any, float], None] | None:

@@ -2,7 +2,6 @@
 
 from shardwise.search._engine import Engine, Here, Processes
 from shardwise.search._limits import TRAIN_LIMITS, Wish, plan_training, work_of
-from shardwise.search._quiet import QuietProcesses
 from shardwise.search._rank import OBJECTIVES
 from shardwise.search._remedies import Remedies
 from shardwise.search._remedy import Remedy
@@ -21,7 +20,6 @@ __all__ = [
     "Found",
     "Here",
     "Processes",
-    "QuietProcesses",
     "Rejection",
     "Remedies",
     "Remedy",

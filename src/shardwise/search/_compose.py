@@ -17,7 +17,14 @@ from shardwise.training import Case, Sizes, stages_of
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import machine_of, memory_of, peak_of, send_of, step_job
 from shardwise.training._memory import Parts, Shared, device_bytes
-from shardwise.training._step import least_step_seconds, step_seconds
+from shardwise.training._step import (
+    least_piped_seconds,
+    micro_batch_seconds,
+    piped_seconds,
+    runs_of_seconds,
+    update_seconds,
+    with_update,
+)
 
 
 def _filled(tree: Any, book: Book, flat: bool) -> Any:
@@ -73,10 +80,14 @@ class Composition:
     def _seconds(self, book: Book, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
         send, machine, stages = self._send(book, z), machine_of(self.case, z.spans), stages_of(self.case)
         found: dict[str, Any] = {}
-        for sharding in self.shardings:
-            case = case_for(self.case, sharding=sharding)
-            job = step_job(case, parts, send)
-            found[f"step {sharding}"] = step_seconds(machine, z, case.recipe, parts, stages, job).total
+        for group in self.groups:
+            recipe = case_for(self.case, sharding=group[0]).recipe
+            job = step_job(self.case, parts, send)
+            timed = micro_batch_seconds(machine, z, recipe, parts, stages, job)
+            piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
+            for sharding in group:
+                recipe = case_for(self.case, sharding=sharding).recipe
+                found[f"step {sharding}"] = with_update(machine, z, recipe, parts, stages, piped).total
         return found
 
     def _bytes(self, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
@@ -92,11 +103,12 @@ class Composition:
         """Seconds that no step is shorter than, by sharding; it reads the least times of each row."""
         _, z, parts = self._start(flat=True)
         machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
+        piped = least_piped_seconds(machine, z, self.case.recipe, parts, stages, self.case.plan.schedule)
         found: dict[str, Any] = {}
         for sharding in self.shardings:
-            case = case_for(self.case, sharding=sharding)
-            schedule = case.plan.schedule
-            found[f"least {sharding}"] = least_step_seconds(machine, z, case.recipe, parts, stages, schedule)
+            recipe = case_for(self.case, sharding=sharding).recipe
+            update = update_seconds(machine, z, recipe, parts, stages) + recipe.stack.step_overhead_seconds
+            found[f"least {sharding}"] = piped + update
         return Program(found)
 
     @cached_property

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Part = tuple[int, int]
 
 
-class Engine(Protocol):
-    """Runs one function over the parts of a space and yields what it returns, in any order."""
+class Task(Protocol):
+    """A function over parts of a space that can take in what others of its kind found, to leave out more by it."""
 
-    def run(self, work: Callable[[Sequence[Part]], Any], parts: Sequence[Part]) -> Iterator[Any]:
+    @property
+    def known(self) -> Any:
+        """What was found so far, to be told to others."""
+        ...
+
+    def learn(self, known: Any) -> None:
+        """Take in what others found."""
+        ...
+
+    def __call__(self, parts: Sequence[Part]) -> Any:
+        """Return what became of the parts; it has a `known` of its own."""
+        ...
+
+
+class Engine(Protocol):
+    """Runs a task over the parts of a space and yields what it returns, in any order."""
+
+    def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the result of each portion of the parts."""
         ...
 
@@ -23,36 +41,45 @@ class Engine(Protocol):
 class Here:
     """Evaluates in this process, a few parts at a time so that progress can be shown."""
 
-    def run(self, work: Callable[[Sequence[Part]], Any], parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the result of each part."""
         for part in parts:
             yield work([part])
 
 
-_WORK: list[Callable[[Sequence[Part]], Any]] = []
+_WORK: list[Task] = []
 
 
-def _begin(work: Callable[[Sequence[Part]], Any]) -> None:
+def _begin(work: Task) -> None:
+    # A terminal interrupts all of its processes; the one that asked answers with what was found by then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _WORK[:] = [work]
 
 
-def _one(part: Part) -> Any:
+def _one(part: Part, known: Any) -> Any:
+    _WORK[0].learn(known)
     return _WORK[0]([part])
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Evaluates in several processes, each with the space of its own."""
+    """Evaluates in several processes; each part is told what was found before it."""
 
     count: int
 
-    def run(self, work: Callable[[Sequence[Part]], Any], parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("fork" if "fork" in methods else None)
+        left, waiting = list(reversed(parts)), set[Future[Any]]()
         with ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=(work,)) as pool:
             try:
-                for future in as_completed([pool.submit(_one, part) for part in parts]):
-                    yield future.result()
+                while left or waiting:
+                    while left and len(waiting) < 2 * self.count:
+                        waiting.add(pool.submit(_one, left.pop(), work.known))
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        work.learn(future.result().known)
+                        yield future.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -87,8 +87,6 @@ def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
         apt = _is_full(way, degrees, domains[0]) if way else np.ones(degrees.shape[1], bool)
         # Where one domain holds all devices there is nothing to choose.
         chosen = np.flatnonzero(apt & ((columns["devices"] > domains[0]) | (not way)))
-        if not len(chosen):
-            continue
         placed = _spans(columns, chosen, way, space.placed_orders[i], domains)
         code = np.zeros(len(chosen), np.int64)
         for axis, tier in product(AXES, range(len(domains) - 1)):

@@ -25,7 +25,7 @@ from shardwise.search._space import Space
 from shardwise.training import Case, TrainReport
 from shardwise.training._report import report_of
 
-ROWS = 40_000
+ROWS = 12_000
 TOO_LARGE = "memory"
 
 
@@ -53,6 +53,11 @@ class Tally:
     examples: dict[str, Problem] = field(default_factory=dict)
     nearest: Entry | None = None
     parts: int = 0
+
+    @property
+    def known(self) -> tuple[Top, Front]:
+        """The best plans and the front of the parts."""
+        return self.top, self.front
 
     def merge(self, other: Tally) -> None:
         """Take in what became of the plans of other parts."""
@@ -87,6 +92,16 @@ class Work:
 
     def _may(self, least_seconds: Any, held: Any, devices: Any) -> Any:
         return self.top.may(least_seconds, held, devices) | self.front.may(least_seconds, held, devices)
+
+    @property
+    def known(self) -> tuple[Top, Front]:
+        """The best plans and the front so far."""
+        return self.top, self.front
+
+    def learn(self, known: tuple[Top, Front]) -> None:
+        """Take in the best plans and the front of other parts."""
+        self.top.merge(known[0].entries)
+        self.front.merge(known[1])
 
     def __call__(self, parts: Sequence[Part]) -> Tally:
         """Return what became of the plans of the parts."""

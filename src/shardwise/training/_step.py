@@ -295,10 +295,10 @@ def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds
     )
 
 
-def least_step_seconds(
+def least_piped_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], schedule: ScheduleName
 ) -> X:
-    """Return seconds that a step is never shorter than, whatever its messages between stages and between copies.
+    """Return seconds that all micro-batches never take less than, whatever is sent between stages and between copies.
 
     They never fall when a time of a block grows. Expert messages may hide under DualPipe: there compute alone counts.
     """
@@ -306,13 +306,11 @@ def least_step_seconds(
     if schedule == "dualpipe" and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
         zero = 0 * z.num_micro
         timed = [replace(t, forward=t.compute, backward_input=zero, backward_weight=zero) for t in timed]
-        piped = z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=True)
-    else:
-        shape = PipelineShape(
-            num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.num_micro, overlap_send=True
-        )
-        piped = least_pipeline_seconds(schedule, runs_of_seconds(stages, tuple(timed)), shape)
-    return piped + update_seconds(m, z, r, parts, stages) + r.stack.step_overhead_seconds
+        return z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=True)
+    shape = PipelineShape(
+        num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.num_micro, overlap_send=True
+    )
+    return least_pipeline_seconds(schedule, runs_of_seconds(stages, tuple(timed)), shape)
 
 
 def update_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...]) -> X:
