@@ -92,11 +92,12 @@ def page() -> Page:
                   [row(r, sharded(r, nics_per_node=1), "n") for r in SHARDED]),
         ),
         why={
-            "z": "ours shares the gathering of weights over the 8 links of a node, and hides it behind compute. What"
-            " the reported times leave beside compute hardly changes with the number of devices, and is what one link"
-            " of a node would take: see the next table. The paper does not say how its DeepSpeed of 2021 gathered",
+            "z": "ours shares the gathering of weights over the 8 links of a node and hides it behind compute. A step has"
+            " one micro-batch in every row, so the same bytes are gathered however many devices there are, and the"
+            " reported days stop falling at 768: gathering decides them. At the rate of one link of a node it would:"
+            " see the next table. The paper does not say how its DeepSpeed of 2021 gathered",
             "p": "not known",
-            "n": "with one link for each node all six are near, so this is where the difference lies",
+            "n": "with one link for each node all six are near: this is probably where the difference lies",
             "m": "does not fit 80 GB in ours, by a few GB; the paper ran it, and does not say what it split or moved"
             " off the device",
         },
