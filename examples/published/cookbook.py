@@ -136,7 +136,9 @@ def answered(command: str) -> dict[str, Any]:
     """Return the JSON that a command of ours prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        shardwise([*shlex.split(command)[1:], "--json"])
+        status = shardwise([*shlex.split(command)[1:], "--json"])
+    if status > 1:
+        raise SystemExit(f"{command}\n{printed.getvalue()}")
     tree: dict[str, Any] = json.loads(printed.getvalue())
     return tree
 

@@ -92,8 +92,8 @@ def page() -> Page:
                   [row(r, sharded(r, nics_per_node=1), "n") for r in SHARDED]),
         ),
         why={
-            "z": "ours shares the gathering of weights over the 8 links of a node and hides it behind compute. A step has"
-            " one micro-batch in every row, so the same bytes are gathered however many devices there are, and the"
+            "z": "ours shares the gathering of weights over the 8 links of a node and hides it behind compute. A step"
+            " has one micro-batch in every row, so the same bytes are gathered however many devices there are, and the"
             " reported days stop falling at 768: gathering decides them. At the rate of one link of a node it would:"
             " see the next table. The paper does not say how its DeepSpeed of 2021 gathered",
             "p": "not known",
