@@ -338,6 +338,17 @@ def test_comparison_names_the_faster_plan_and_what_differs() -> None:
     assert "faster per device" in page.splitlines()[0]
 
 
+def test_what_rounding_leaves_is_nothing() -> None:
+    """A plan without a pipeline has no bubble at all: one of the other plan is new, and no ratio to a residue."""
+    case = ["compare", "llama-3.1-8b", "--on", "16xh100", "--seq-len", "4096", "--global-batch", "32"]
+    sides = ["--a", "--tp 8 --micro-batch 16", "--b", "--tp 4 --pp 2 --micro-batch 16"]
+    row = next(line.split() for line in run(*case, *sides).out.splitlines() if "bubble" in line)
+    assert (row[1], row[-1]) == ("-", "new")
+    tree = run(*case, *sides, "--json").tree
+    assert tree["a"]["step"]["bubble_seconds"] == 0
+    assert tree["a"]["step"]["pipeline"]["bubble"] == 0
+
+
 def test_two_case_files_compare_like_their_flags(tmp_path: Path) -> None:
     """Two saved cases give the comparison that their flags give."""
     files = [str(tmp_path / name) for name in ("a.toml", "b.json")]

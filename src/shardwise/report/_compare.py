@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.report._infer_view import infer_tree
 from shardwise.report._page import Page
-from shardwise.report._train import train_tree
+from shardwise.report._train import train_tree, without_residue
 from shardwise.report._train_view import describe
 from shardwise.serving import InferReport
 from shardwise.training import TrainReport
@@ -115,12 +115,12 @@ def compare_page(a: Report, b: Report, width: int = 80) -> Page:
     page.blank()
     table = [["", "A", "B", "B over A"]]
     table += [["fits", _yes(a), _yes(b), ""]]
-    table += [_row(row) for row in _headlines(a, left, right)]
+    table += [compared(row, 0.0) for row in _headlines(a, left, right)]
     page.table(table, right=(1, 2, 3), header=True)
-    for title, rows in _details(left, right):
+    for title, rows, whole in _details(left, right):
         page.blank()
         page.add((title, "bold"))
-        page.table([_row(row) for row in rows], right=(1, 2, 3))
+        page.table([compared(row, whole) for row in rows], right=(1, 2, 3))
     changed = differences(a, b)
     if changed:
         page.blank()
@@ -156,15 +156,21 @@ def _rate(report: Report) -> float:
     return tokens / report.plan.num_devices
 
 
-def _row(row: Row) -> list[str]:
-    label, x, y, kind = row
+def compared(row: Row, whole: float) -> list[str]:
+    """Return the words of a row: both amounts, and B over A; what rounding leaves of the whole is nothing.
+
+    >>> compared(("bubble", 2e-16, 0.5, "seconds"), 1.0)
+    ['bubble', '-', '500.00 ms', 'new']
+    """
+    label, a, b, kind = row
+    x, y = without_residue(a, whole), without_residue(b, whole)
     show = _SHOW[kind]
-    change = "" if x == y else f"{y / x - 1:+.1%}" if x else "new"
+    change = (f"{y / x - 1:+.1%}" if x else "new") if without_residue(y - x, max(whole, abs(x))) else ""
     return [label, show(x) if x else "-", show(y) if y else "-", change]
 
 
-def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Sequence[Row]]]:
-    """Return tables of memory and time by what they are made of, for training."""
+def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Sequence[Row], float]]:
+    """Return tables of memory and time by what they are made of, for training, and the whole that each is of."""
     if "step" not in left:
         return []
     memory = [(k, v, right["memory"]["at_peak"][k], "bytes") for k, v in left["memory"]["at_peak"].items()]
@@ -175,7 +181,9 @@ def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[st
     for word in ("exposed", "hidden"):
         x, y = (side["step"][f"{word}_seconds"] for side in (left, right))
         time += [(f"{word} {axis}", x.get(axis, 0.0), y.get(axis, 0.0), "seconds") for axis in {**x, **y}]
-    return [
-        ("MEMORY", [row for row in memory if row[1] or row[2]]),
-        ("TIME", [row for row in time if row[1] or row[2]]),
-    ]
+    found = []
+    for title, rows, path in (("MEMORY", memory, "memory.device_bytes"), ("TIME", time, "step_seconds")):
+        whole = max(_at(left, path), _at(right, path))
+        shown = [row for row in rows if without_residue(row[1], whole) or without_residue(row[2], whole)]
+        found.append((title, shown, whole))
+    return found

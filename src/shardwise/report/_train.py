@@ -12,6 +12,8 @@ from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
 from shardwise.training._waits import axis_seconds, slowest_stage
 
+# A difference of two sums keeps some 1e-16 of them; a part that counts is far above this.
+RESIDUE = 1e-9
 CONVENTION = (
     "model FLOPs with attention over the full square (PaLM, arXiv:2204.02311, appendix B) "
     "over the dense peak of the compute type"
@@ -167,25 +169,35 @@ def step_tree(report: TrainReport) -> dict[str, Any]:
     slowest = step.stages[index]
     times = step.pipeline.busy / slowest.busy
     exposed, hidden = axis_seconds(report.evaluation)
+    bubble = without_residue(step.pipeline.bubble, step.total)
     return {
         "compute_seconds": times * slowest.compute,
         "recompute_seconds": times * slowest.recompute,
-        "exposed_seconds": _shown(exposed),
-        "hidden_seconds": _shown(hidden),
-        "bubble_seconds": step.pipeline.bubble,
+        "exposed_seconds": _shown(exposed, step.total),
+        "hidden_seconds": _shown(hidden, step.total),
+        "bubble_seconds": bubble,
         "optimizer_seconds": step.optimizer,
         "overhead_seconds": step.overhead,
         "micro_batches": report.evaluation.sizes.num_micro,
         "slowest_stage": index,
-        "pipeline": asdict(step.pipeline),
+        "pipeline": {**asdict(step.pipeline), "bubble": bubble},
         "gradients": {"exposed_seconds": step.gradients_exposed, "hidden_seconds": step.gradients_hidden},
         "parameters": {"exposed_seconds": step.parameters_exposed, "hidden_seconds": step.parameters_hidden},
         "stages": [_stage_seconds(s) for s in step.stages],
     }
 
 
-def _shown(seconds: dict[str, float]) -> dict[str, float]:
-    return {axis: value for axis, value in seconds.items() if value}
+def without_residue(part: float, whole: float) -> float:
+    """Return a part of a whole, or 0 where it is no more than what rounding leaves of a difference.
+
+    >>> without_residue(2e-16, 1.0), without_residue(0.1, 1.0)
+    (0.0, 0.1)
+    """
+    return part if abs(part) > RESIDUE * abs(whole) else 0.0
+
+
+def _shown(seconds: dict[str, float], whole: float) -> dict[str, float]:
+    return {axis: value for axis, value in seconds.items() if without_residue(value, whole)}
 
 
 def _stage_seconds(stage: StageSeconds[float]) -> dict[str, Any]:
@@ -197,6 +209,6 @@ def _stage_seconds(stage: StageSeconds[float]) -> dict[str, Any]:
             "recompute_seconds": stage.recompute,
             "compute_seconds": stage.compute,
         },
-        "exposed_seconds": _shown(stage.exposed),
-        "hidden_seconds": _shown(stage.hidden),
+        "exposed_seconds": _shown(stage.exposed, stage.busy),
+        "hidden_seconds": _shown(stage.hidden, stage.busy),
     }
