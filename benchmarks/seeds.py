@@ -30,7 +30,7 @@ STORED = HERE / "data" / "seeds.json"
 LAWS = HERE / "beside" / "laws.toml"
 TOOLS = {"llm-analysis": "of_llm_analysis", "cookbook": "of_cookbook", "estimates": "of_estimates",
          "megatron": "of_megatron"}  # fmt: skip
-DIGITS = 9
+DIGITS = 12
 
 
 def tool_of(key: str) -> Tool:
@@ -65,7 +65,7 @@ def asked(key: str, python: str, at: str) -> list[dict[str, Any]]:
 
 
 def rounded(value: float) -> float:
-    """Return a figure to nine digits."""
+    """Return a figure to twelve digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -77,11 +77,11 @@ def beside(key: str, theirs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if "error" in theirs[name]:
             settings[name] = theirs[name]
             continue
-        answers = tool.answers(setting)
+        answers, figures = tool.answers(setting), {figure: rounded(value) for figure, value in theirs[name].items()}
         settings[name] = {
-            figure: [answers[figure].unit, rounded(value), rounded(answers[figure].value),
-                     {law: rounded(amount) for law, amount in amounts(figure, theirs[name], answers).items()}]
-            for figure, value in theirs[name].items()
+            figure: [answers[figure].unit, value, rounded(answers[figure].value),
+                     {law: rounded(amount) for law, amount in amounts(figure, figures, answers).items()}]
+            for figure, value in figures.items()
         }  # fmt: skip
     return {"name": tool.name, "version": tool.version, "settings": settings}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Setting = dict[str, Any]
-TOLERANCE = 0.01
+TOLERANCE, NOISE = 0.01, 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ def amounts(figure: str, theirs: dict[str, float], answers: dict[str, Answer]) -
         found[law] = found.get(law, 0.0) + theirs[other] - answers[other].value
     if one.whole:
         found[one.whole] = theirs[figure] - one.value - sum(found.values())
-    return {law: amount for law, amount in found.items() if amount}
+    return {law: amount for law, amount in found.items() if abs(amount) > NOISE * abs(one.value)}
 
 
 class Row(NamedTuple):
