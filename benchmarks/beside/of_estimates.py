@@ -56,7 +56,7 @@ def model_of(s: Setting) -> sw.Model:
     """Return its model: GPT without vocabulary, without biases of q, k and v."""
     mixer = Attention(heads=s["h"], kv_heads=s["h"], head_dim=s["e"] // s["h"], out_bias=True, rotary=False)
     block = Block(mixers=(mixer,), feed_forward=MLP(ffn=4 * s["e"], gated=False, bias=True), norm="layernorm")
-    return sw.Model(name="gpt", family="gpt", hidden=s["e"], vocab=128, layers=(block,) * s["depth"], tied=True,
+    return sw.Model(name="gpt", family="gpt", hidden=s["e"], vocab=128, layers=(block,) * s["depth"], tied=False,
                     norm="layernorm", dropout=True)  # fmt: skip
 
 
