@@ -6,18 +6,12 @@ it varies, so that a program made of it computes each sub-expression once and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from shardwise.ledger.number import evaluate
 
 Key = tuple[Any, ...]
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "true_divide": lambda a, b: a / b,
-}
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
 
 
@@ -69,28 +63,35 @@ class Symbol:
         return _made(op, args)
 
     def __add__(self, other: Any) -> Any:
-        return _made("add", (self, other))
+        if other.__class__ is Symbol:
+            return _paired("add", self, other)
+        return self if other == 0 else _paired("add", self, other)
 
-    def __radd__(self, other: Any) -> Any:
-        return _made("add", (other, self))
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return _made("subtract", (self, other))
+        if other is self:
+            return 0.0
+        return self if other.__class__ is not Symbol and other == 0 else _paired("subtract", self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _made("subtract", (other, self))
+        return _paired("subtract", other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return _made("multiply", (self, other))
+        if other.__class__ is not Symbol:
+            if other == 0:
+                return 0.0
+            if other == 1:
+                return self
+        return _paired("multiply", self, other)
 
-    def __rmul__(self, other: Any) -> Any:
-        return _made("multiply", (other, self))
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        return _made("true_divide", (self, other))
+        return self if other.__class__ is not Symbol and other == 1 else _paired("true_divide", self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _made("true_divide", (other, self))
+        return 0.0 if other == 0 else _paired("true_divide", other, self)
 
     def __repr__(self) -> str:
         return f"Symbol({self.place}: {self.op})"
@@ -100,22 +101,18 @@ def _is(value: Any, number: float) -> bool:
     return not isinstance(value, Symbol) and bool(value == number)
 
 
-def _short(op: str, args: tuple[Any, ...]) -> Any:
-    """Return what an operation is known to give without being done; None where it is to be done."""
-    a, b = args[0], args[1]
-    if op == "add":
-        return b if _is(a, 0) else a if _is(b, 0) else None
-    if op == "multiply":
-        if _is(a, 0) or _is(b, 0):
-            return 0.0
-        return b if _is(a, 1) else a if _is(b, 1) else None
-    if op == "subtract":
-        return 0.0 if a is b else a if _is(b, 0) else None
-    if op == "true_divide":
-        return 0.0 if _is(a, 0) else a if _is(b, 1) else None
-    if op in ("max", "min"):
-        return a if a is b else None
-    return None
+def _paired(op: str, a: Any, b: Any) -> Symbol:
+    """Return the symbol of an operation on two numbers, one at least a symbol; both ways to write it are one."""
+    if a.__class__ is not Symbol:
+        book, level = b.book, b.level
+        key = (op, b, a) if op in _COMMUTING else (op, a, b)
+    elif b.__class__ is not Symbol:
+        book, level, key = a.book, a.level, (op, a, b)
+    else:
+        book, level = a.book, a.level | b.level
+        key = (op, b, a) if op in _COMMUTING and a.place > b.place else (op, a, b)
+    found: Symbol | None = book.known.get(key)
+    return book.enter(key, level) if found is None else found
 
 
 def _above(args: tuple[Any, ...]) -> Any:
@@ -127,19 +124,19 @@ def _above(args: tuple[Any, ...]) -> Any:
 
 
 def _made(op: str, args: tuple[Any, ...]) -> Any:
-    symbols = [a for a in args if isinstance(a, Symbol)]
+    symbols = [a for a in args if a.__class__ is Symbol]
     if not symbols:
-        return _ARITHMETIC[op](*args) if op in _ARITHMETIC else evaluate(op, *args)
-    op = "true_divide" if op == "divide" else op
-    short = _above(args) if op == "above" else _short(op, args) if len(args) == 2 else None
-    if short is not None:
-        return short
-    if op == "power" and _is(args[1], 0.5):
+        return evaluate(op, *args)
+    if op == "above":
+        short = _above(args)
+        if short is not None:
+            return short
+    elif op == "divide":
+        return args[0] / args[1]
+    elif op in ("max", "min"):
+        return args[0] if args[0] is args[1] else _paired(op, args[0], args[1])
+    elif op == "power" and args[1] == 0.5:
         op, args = "sqrt", args[:1]
-    if op in _COMMUTING and isinstance(args[1], Symbol):
-        a, b = args
-        # One order for both ways to write it.
-        args = (b, a) if not isinstance(a, Symbol) or a.place > b.place else (a, b)
     level = 0
     for symbol in symbols:
         level |= symbol.level
