@@ -136,3 +136,13 @@ def show_count(value: float, unit: str = "") -> str:
             return f"{value / (1e3 if prefix == 'k' else scale):.2f} {prefix}{unit}"
     text = f"{value:.0f}" if value == int(value) else f"{value:.3g}"
     return f"{text} {unit}".rstrip()
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with a noun, in the plural where it is not one.
+
+    >>> counted(1, "micro-batch"), counted(4, "micro-batch"), counted(2, "request")
+    ('1 micro-batch', '4 micro-batches', '2 requests')
+    """
+    many = f"{noun}es" if noun.endswith(("ch", "sh", "s", "x")) else f"{noun}s"
+    return f"{number:.15g} {noun if number == 1 else many}"

@@ -61,12 +61,34 @@ def test_replicas_fill_the_cluster() -> None:
     assert "dp 4: fills 8 devices" in found.assumptions
 
 
-def test_a_micro_batch_left_open_is_the_largest_that_fits() -> None:
-    """The micro-batch found fits, and the next size does not."""
-    found = ask(replace(FSDP, micro_batch=0), Training(seq_len=8192, global_batch=1024))
+@pytest.mark.parametrize(
+    ("plan", "devices"),
+    [
+        (Plan(dp=0, tp=4, pp=2), 16),
+        (Plan(dp=0, tp=4, pp=2, sharding="zero1"), 32),
+        (Plan(dp=0, tp=8), 16),
+        (replace(FSDP, recompute="full"), 8),
+    ],
+    ids=["pipeline", "pipeline of four replicas", "no pipeline", "sharded"],
+)
+def test_a_micro_batch_left_open_is_the_fastest_that_fits(plan: Plan, devices: int) -> None:
+    """No other micro-batch of the same global batch fits and has a faster step: a pipeline is kept filled."""
+    job = Training(seq_len=4096, global_batch=32)
+    cluster = Cluster.parse(f"{devices}xh100-sxm-80gb")
+    found = ask(replace(plan, micro_batch=0), job, cluster=cluster)
+    assert found.fits
+    assert f"micro_batch {found.plan.micro_batch}: the fastest that fits" in found.assumptions
+    sizes = [b for b in (1, 2, 4, 8, 16, 32) if 32 // found.plan.dp % b == 0]
+    every = [ask(replace(plan, micro_batch=b), job, cluster=cluster) for b in sizes]
+    assert found.step_seconds == min(one.step_seconds for one in every if one.fits)
+
+
+def test_a_micro_batch_that_the_batch_follows_is_the_largest_that_fits() -> None:
+    """With neither given the micro-batch found fits, and the next size does not."""
+    found = ask(replace(FSDP, micro_batch=0), Training(seq_len=8192, global_batch=0))
     assert found.fits
     assert any(note.startswith(f"micro_batch {found.plan.micro_batch}: the largest") for note in found.assumptions)
-    larger = ask(replace(FSDP, micro_batch=2 * found.plan.micro_batch), Training(seq_len=8192, global_batch=1024))
+    larger = ask(replace(FSDP, micro_batch=2 * found.plan.micro_batch), Training(seq_len=8192, global_batch=0))
     assert not larger.fits
 
 

@@ -358,13 +358,14 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
             overlap=options.overlap,
         )
 
-    def fits(p: Plan, j: Training) -> bool:
-        return report_of(case(p, j), ()).fits
+    def seconds(p: Plan, j: Training) -> float | None:
+        found = report_of(case(p, j), ())
+        return found.step_seconds if found.fits else None
 
     question = Question(
         model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation
     )
-    plan, job, notes = complete(question, fits)
+    plan, job, notes = complete(question, seconds)
     whole = case(plan, job)
     report = report_of(whole, ())
     said = (

@@ -21,6 +21,10 @@ from shardwise.plans._legality import (
     one_of,
     plan_problems,
 )
+from shardwise.units import counted
+
+# Seconds of a step of a plan and a job, None where it does not fit.
+Timed = Callable[[Plan, Training], float | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,11 +133,11 @@ def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
     return plan
 
 
-def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan, Training, tuple[str, ...]]:
+def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ...]]:
     """Return the plan, the job and the deductions made; raises `InputError` with everything that is wrong.
 
-    Any two of global batch, micro-batch and accumulation give the third. With the batch alone, or with none, the
-    micro-batch is the largest that fits (`fits` decides), at least 1.
+    Any two of global batch, micro-batch and accumulation give the third. With the batch alone the micro-batch is the
+    one whose step is the fastest of those that fit; with none it is the largest that fits, at least 1.
     """
     found, notes = job_problems(q.job, q.model), list[str]()
     found.items += q.stack.settings.problems().items
@@ -156,15 +160,13 @@ def complete(q: Question, fits: Callable[[Plan, Training], bool]) -> tuple[Plan,
     found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     found.items += domain_problems(plan, q.cluster.tiers[0].size)
     found.raise_if_any()
-    plan, job = _batch(q, plan, found, notes, fits)
+    plan, job = _batch(q, plan, found, notes, seconds)
     found.items += batch_problems(plan, job.global_batch)
     found.raise_if_any()
     return plan, job, tuple(notes)
 
 
-def _batch(
-    q: Question, plan: Plan, found: Problems, notes: list[str], fits: Callable[[Plan, Training], bool]
-) -> tuple[Plan, Training]:
+def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
     job, micro, steps = q.job, plan.micro_batch, q.accumulation
     if job.global_batch and micro and steps:
         if job.global_batch != micro * steps * plan.dp:
@@ -185,12 +187,12 @@ def _batch(
         if not job.global_batch:
             steps = steps or _fewest(plan)
             notes.append(
-                f"global_batch {micro * steps * plan.dp}: {steps} micro-batches of {micro} on each of "
-                f"{plan.dp} replicas"
+                f"global_batch {micro * steps * plan.dp}: {counted(steps, 'micro-batch')} of {micro} on each of "
+                f"{counted(plan.dp, 'replica')}"
             )
             job = replace(job, global_batch=micro * steps * plan.dp)
         return plan, job
-    return _largest(plan, job, steps, notes, fits)
+    return _best(plan, job, steps, notes, seconds)
 
 
 def _fewest(plan: Plan) -> int:
@@ -198,10 +200,8 @@ def _fewest(plan: Plan) -> int:
     return plan.pp if plan.pp > 1 else 1
 
 
-def _largest(
-    plan: Plan, job: Training, steps: int, notes: list[str], fits: Callable[[Plan, Training], bool]
-) -> tuple[Plan, Training]:
-    """Return the plan with the largest micro-batch that fits."""
+def _best(plan: Plan, job: Training, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
+    """Return the plan with the micro-batch of the fastest step that fits, the largest where the batch follows it."""
     if job.global_batch:
         if job.global_batch % plan.dp:
             return replace(plan, micro_batch=1), job
@@ -212,16 +212,21 @@ def _largest(
         pairs = ((replace(plan, micro_batch=2**i), 2**i * steps * plan.dp) for i in range(11))
         candidates = [(p, replace(job, global_batch=g)) for p, g in pairs]
     legal = [(p, j) for p, j in candidates if not batch_problems(p, j.global_batch)] or candidates[:1]
-    best = legal[0]
+    fitting: list[tuple[float, tuple[Plan, Training]]] = []
+    # Memory never falls with a larger micro-batch: the first that does not fit is the last that is asked for.
     for one in legal:
-        if not fits(*one):
+        taken = seconds(*one)
+        if taken is None:
             break
-        best = one
-    notes.append(
-        f"micro_batch {best[0].micro_batch}: the largest that fits"
-        if fits(*best)
-        else f"micro_batch {best[0].micro_batch}: the smallest"
-    )
+        fitting.append((taken, one))
+    if not fitting:
+        best, why = legal[0], "the smallest"
+    elif job.global_batch:
+        best, why = min(fitting, key=lambda found: found[0])[1], "the fastest that fits"
+    else:
+        best, why = fitting[-1][1], "the largest that fits"
+    notes.append(f"micro_batch {best[0].micro_batch}: {why}")
     if not job.global_batch:
-        notes.append(f"global_batch {best[1].global_batch}: {steps} micro-batches on each of {plan.dp} replicas")
+        made = f"{counted(steps, 'micro-batch')} on each of {counted(plan.dp, 'replica')}"
+        notes.append(f"global_batch {best[1].global_batch}: {made}")
     return best

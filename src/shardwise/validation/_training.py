@@ -9,7 +9,7 @@ from typing import cast
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.models import Model, MoE
-from shardwise.plans import PRECISIONS, Plan, Recompute, Training
+from shardwise.plans import PRECISIONS, Plan, Recompute, Stack, Training, find_stack
 from shardwise.plans._plan import ContextKind, Sharding
 from shardwise.training import Options, TrainReport, train
 from shardwise.validation._cells import Cells
@@ -64,7 +64,7 @@ def predict(cells: Cells, places: Places) -> Predicted:
         optimizer=_optimizer(cells),
         dropout=_dropout(cells, model, stack),
     )
-    question = Asked(model, cluster, job, Options(stack=stack))
+    question = Asked(model, cluster, job, Options(stack=_settled(cells, stack)))
     if not plan.micro_batch:
         plan = question.filled(plan if not _searched(cells) else replace(plan, recompute="full"))
     if _searched(cells):
@@ -184,7 +184,7 @@ def _etp(cells: Cells, tp: int) -> int:
 
 
 def _micro_batch(cells: Cells, stack: str, pp: int, replicas: int) -> int:
-    """Return the micro-batch: the stated one, 1 in a pipeline, 0 for the largest that fits.
+    """Return the micro-batch: the stated one, 1 in a pipeline, 0 for the fastest that fits.
 
     torchtitan states the batch of a replica and cuts it into as many micro-batches as stages (its
     parallelisms/pipelining_utils.py, 2024-12), as does any source whose pipeline would have one micro-batch.
@@ -257,6 +257,13 @@ def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
         return "megatron-scores"
     if kernel in _FUSED and stack == "megatron-scores":
         return "megatron"
+    return stack
+
+
+def _settled(cells: Cells, stack: str) -> str | Stack:
+    """Return the stack of a row with the kernel of the loss that its notes name."""
+    if "fused cross entropy" in cells.text("notes") and stack.startswith("megatron"):
+        return replace(find_stack(stack), loss="vocab-parallel-compiled")
     return stack
 
 
