@@ -7,6 +7,7 @@ whose own spread is narrower swaps no more than what is listed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,9 @@ from shardwise.training import TrainReport
 from shardwise.training._report import report_of
 
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
-_STEPS = 24
+_STEPS = 40
+# Of the logarithm of a factor.
+_CLOSE = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,13 +184,22 @@ def _swaps(found: Found | ServingFound, rival: Any) -> tuple[Swap, ...]:
 
 
 def crossing(gap: Callable[[float], float], end: float) -> float:
-    """Return the factor between 1 and `end` beyond which a gap is below zero, by bisection.
+    """Return the factor between 1 and `end` beyond which a gap is below zero, by regula falsi and halving.
 
     >>> round(crossing(lambda f: f - 0.8, 0.5), 6)
     0.8
     """
-    near, far = 1.0, end
-    for _ in range(_STEPS):
-        middle = (near * far) ** 0.5
-        near, far = (near, middle) if gap(middle) < 0 else (middle, far)
-    return far
+    near, far = 0.0, math.log(end)
+    above, below = gap(1.0), gap(end)
+    for i in range(_STEPS):
+        if abs(near - far) < _CLOSE or above <= 0:
+            break
+        # A gap may jump where another operator binds: every third step halves what is left.
+        middle = (near + far) / 2 if i % 3 == 2 else far - (far - near) * below / (below - above)
+        value = gap(math.exp(middle))
+        # The end that stays counts half, so that it does not stay for long (Illinois form of regula falsi).
+        if value < 0:
+            far, below, above = middle, value, above / 2
+        else:
+            near, above, below = middle, value, below / 2
+    return math.exp(far)
