@@ -179,6 +179,12 @@ def test_unknown_arguments_are_listed_unless_they_speak_of_sizes() -> None:
     assert [r.argument for r in skipped.unknown] == ["--extra-vocab-size"]
 
 
+def test_fusion_of_the_loss_is_read() -> None:
+    """The loss is the unfused one unless its fusion is asked for."""
+    assert (read().stack.loss, read(cross_entropy_loss_fusion=True).stack.loss) == (
+        "vocab-parallel", "vocab-parallel-compiled")  # fmt: skip
+
+
 def test_what_changes_bytes_or_seconds_and_is_left_out_says_why() -> None:
     """Offloading, capacity factors and the like are listed with the reason; defaults and logging are not."""
     case = read(optimizer_cpu_offload=True, moe_z_loss_coeff=0.1, log_interval=10, fp8_recipe="delayed")

@@ -190,13 +190,31 @@ def _capped(y: Layout[X], op: Op[X]) -> Op[X]:
     )
 
 
+# Bytes a logit that the steps of the loss read and write. eager: cast, log-softmax; backward a filled gradient,
+# log-softmax, cast. vocab-parallel: cast, maximum, subtract, exp, sum, divide; backward scale, cast. Compiled ones make
+# fewer passes, which no published profile shows apart: taken as the others, an upper end.
+_TRAFFIC = {
+    "eager": (18, 22),
+    "vocab-parallel": (38, 14),
+    "vocab-parallel-copied": (38, 14),
+    "vocab-parallel-compiled": (38, 14),
+    "fused": (8, 4),
+}
+# Bytes a logit of a second fp32 copy.
+_COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
+
+
 def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """Return the cross entropy over logits of T tokens and V / tp entries.
 
     "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with
     8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker. "vocab-parallel" (Megatron-LM
-    core/tensor_parallel/cross_entropy.py): 16-bit logits, their fp32 copy turned softmax in place, then the 16-bit
-    gradient beside an fp32 one. "fused" keeps one fp32 copy.
+    core/tensor_parallel/cross_entropy.py, until 2022-09 and since commit 9634c0e, 2024-06-13): 16-bit logits beside
+    their fp32 copy, which turns in place into softmax and gradient, then that beside the 16-bit gradient: 6 T V.
+    "vocab-parallel-copied" (between the two): subtracting the maximum makes a second fp32 copy while the caller holds
+    the first: 10 T V. "vocab-parallel-compiled" (--cross-entropy-loss-fusion, core/fusions/fused_cross_entropy.py):
+    torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "fused" keeps one fp32
+    copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -208,10 +226,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         return ()
     scores = y.tokens * local_vocab(y, m)
     kept = Tensor(name="loss.softmax", size_bytes=4 * scores, born="loss")
-    extra = {"eager": 8, "vocab-parallel": y.a + 4, "fused": 0}[y.stack.loss] * scores
-    # Bytes a logit that the steps read and write. vocab-parallel: cast, maximum, subtract, exp, sum, divide; backward
-    # scale, cast. eager: cast, log-softmax; backward a filled gradient, log-softmax, cast.
-    ahead, back = {"eager": (18, 22), "vocab-parallel": (38, 14), "fused": (8, 4)}[y.stack.loss]
+    extra = (8 if y.stack.loss == "eager" else y.a * (y.stack.loss != "fused") + _COPIES.get(y.stack.loss, 0)) * scores
+    ahead, back = _TRAFFIC[y.stack.loss]
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip
     sums = (small,) if y.stack.vocab_parallel else ()

@@ -18,14 +18,15 @@ from shardwise.plans._settings import Settings
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
-LossKernel: TypeAlias = Literal["eager", "vocab-parallel", "fused"]
+LossKernel: TypeAlias = Literal["eager", "vocab-parallel", "vocab-parallel-copied", "vocab-parallel-compiled", "fused"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
     """One framework in one version.
 
-    `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path.
+    `loss` is a cross entropy of `ops.head.loss`. `attention` "scores" keeps the score matrix as unfused Megatron does,
+    "eager" as transformers' eager path.
     `gradients` "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by
     `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
     `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a

@@ -115,6 +115,7 @@ def stack(r: Reader) -> Stack:
         overlap_parameters=r.flag("overlap_param_gather") or fsdp,
         overlap_tensor=r.flag("tp_comm_overlap"),
         overlap_sends=sends,
+        loss="vocab-parallel-compiled" if r.flag("cross_entropy_loss_fusion") else base.loss,
         vocab_multiple=_vocab_multiple(r),
         dispatch=_dispatch(r, base),
     )

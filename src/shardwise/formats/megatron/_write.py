@@ -305,6 +305,7 @@ def _stack(case: Case) -> Words:
         "--no-overlap-p2p-communication": "interleaved" not in s.overlap_sends,
         "--make-vocab-size-divisible-by": s.vocab_multiple,
         fusion: s.activation == "eager",
+        "--cross-entropy-loss-fusion": s.loss == "vocab-parallel-compiled",
     }
     if s.dispatch == "deduplicated" and _first(case.model, MoE) is not None:
         words["--moe-token-dispatcher-type"] = "flex"
