@@ -64,7 +64,8 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     """Return the device and links that a phase runs on."""
     device, wanted = case.cluster.device, case.efficiencies
     fitted = rates_of(device, case.dtype, 0.0, wanted)
-    kernels = kernels_of(device, fitted.family, case.compute, case.engine, wanted)
+    blocks = case.format.name == "fp8-block" and case.compute == "fp8"
+    kernels = kernels_of(device, fitted.family, "fp8-block" if blocks else case.compute, case.engine, wanted)
     wide = captured(fitted, case.engine, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:

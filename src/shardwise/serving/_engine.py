@@ -98,7 +98,12 @@ def _all_reduce(family: str, engine: str) -> tuple[tuple[int, float, float], ...
     return tuple(zip(table["ranks"], row["start_seconds"], row["bytes_per_second"], strict=True))
 
 
-_NARROW = {"fp8": ("fp8", "fp8_block"), "int8": ("fp8", "fp8_block"), "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8")}
+_NARROW = {
+    "fp8": ("fp8", "fp8_block"),
+    "fp8-block": ("fp8_block", "fp8"),
+    "int8": ("fp8", "fp8_block"),
+    "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
+}
 
 
 def _own(table: dict[str, Any], engine: str) -> dict[str, Any]:
@@ -124,14 +129,14 @@ def _imposed(row: dict[str, Any], imposed: Efficiencies) -> dict[str, Any]:
     return found | free | {"compute": 1.0, "memory": 1.0}
 
 
-def kernels_of(device: Device, family: str, compute: str, engine: Engine, imposed: Efficiencies) -> Kernels:
-    """Return the kernel constants of a family under an engine for products of a type.
+def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> Kernels:
+    """Return the kernel constants of a family under an engine for products of a type, or of the format "fp8-block".
 
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """
     table = constants()[family if "decode" in constants()[family] else "ada"]
     decode, experts = _own(table["decode"], engine.name)["bf16"], _own(table["experts"], engine.name)
-    wide, narrow = _expert_row(experts, ("bf16",)), _expert_row(experts, _NARROW.get(compute, ("bf16",)))
+    wide, narrow = _expert_row(experts, ("bf16",)), _expert_row(experts, _NARROW.get(products, ("bf16",)))
     direct = (
         engine.one_shot
         and device.fast_link.startswith("nvlink")
