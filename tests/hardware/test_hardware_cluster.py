@@ -47,6 +47,9 @@ def _tier(size: object, rate: object = 1e9, latency: object = 1e-6, in_network: 
         ("72xgb200-nvl72", 72, 4, [("nvlink-5", 72, 900e9)]),
         ("18x4xgb200-nvl72", 72, 4, [("nvlink-5", 72, 900e9)]),
         ("144xgb200", 144, 4, [("nvlink-5", 72, 900e9), ("network", 144, 50e9)]),
+        ("256xgb200", 256, 4, [("nvlink-5", 64, 900e9), ("network", 256, 50e9)]),
+        ("96xgb200", 96, 4, [("nvlink-5", 48, 900e9), ("network", 96, 50e9)]),
+        ("100xgb200", 100, 4, [("nvlink-5", 72, 900e9), ("network", 100, 50e9)]),
         ("2x72xgb300", 144, 72, [("nvlink-5", 72, 900e9), ("network", 144, 100e9)]),
         ("8xh100-nvl-94gb", 8, 8, [("nvlink-4", 2, 300e9), ("pcie", 8, 64e9)]),
         ("16xh100-nvl-94gb", 16, 8, [("nvlink-4", 2, 300e9), ("pcie", 8, 64e9), ("network", 16, 50e9)]),
@@ -64,6 +67,16 @@ def test_text_means_devices_and_tiers(text: str, devices: int, node: int, tiers:
     cluster = Cluster.parse(text)
     assert (cluster.num_devices, cluster.devices_per_node) == (devices, node)
     assert _tiers(cluster) == tiers
+
+
+def test_segments_of_racks_are_an_assumption() -> None:
+    """Equal segments of racks are listed as assumed; whole racks and a stated domain assume nothing of them."""
+    said = "fast_domain = 64: the job takes equal segments of 64 from domains of 72"
+    assert said in Cluster.parse("256xgb200").assumptions
+    stated = Cluster.parse("256xgb200", {"fast_domain": 72})
+    assert stated.tiers[0].size == 72
+    for cluster in (stated, Cluster.parse("144xgb200")):
+        assert not [one for one in cluster.assumptions if one.startswith("fast_domain")]
 
 
 @pytest.mark.parametrize(

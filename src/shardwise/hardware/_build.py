@@ -124,12 +124,27 @@ def _usual_domain(draft: _Draft, node: int) -> int:
         return node
     usual, domain = device.devices_per_node if device.knows("devices_per_node") else node, device.fast_domain
     if domain > usual:
-        return domain
+        return _segment(draft, domain, node)
     if domain < usual:
         return math.gcd(domain, node)
     if node > domain:
         draft.assume(f"the {node} devices of a node form one fast domain; {domain} is usual for {device.name}")
     return node
+
+
+def _segment(draft: _Draft, domain: int, node: int) -> int:
+    """Return the devices that a job takes of each rack-wide domain: all, or the most whole nodes that divide its count.
+
+    Schedulers place jobs in equal segments (Slurm topology/block, --segment), so 256 devices take 64 of racks of 72.
+    """
+    total = int(draft.given["num_devices"])
+    if total <= domain or total % domain == 0 or not draft.device.fast_link.startswith("nvlink"):
+        return domain
+    even = max((d for d in range(node, domain, node) if total % d == 0), default=domain)
+    if 2 * even <= domain:
+        return domain
+    draft.assume(f"fast_domain = {even}: the job takes equal segments of {even} from domains of {domain}")
+    return even
 
 
 def _tiers(draft: _Draft, sizes: _Sizes) -> tuple[Tier, ...]:
