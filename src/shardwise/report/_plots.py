@@ -87,12 +87,16 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One stacked bar: its name, its parts by key, and where 8 of 10 measurements of its length lie, if known."""
+    """One stacked bar: its name, its parts by key, and where 8 of 10 measurements of its length lie, if known.
+
+    At `limit` a line crosses it, which no text may stand on; 0 is without one.
+    """
 
     name: str
     parts: Mapping[str, float]
     low: float = 0.0
     high: float = 0.0
+    limit: float = 0.0
 
     @property
     def length(self) -> float:
@@ -227,7 +231,7 @@ def stack(
         for key, look in looks.items():
             amount = bar.parts.get(key, 0.0)
             if amount > 0:
-                _part(axes, (row, at, amount), look, unit, most / wide)
+                _part(axes, (row, at, amount, bar.limit), look, unit, most / wide)
                 at += amount
         if bar.high > bar.low:
             _whisker(axes, row, bar, unit)
@@ -239,17 +243,45 @@ def stack(
     axes.spines["left"].set_visible(False)
 
 
-def _part(axes: Axes, place: tuple[int, float, float], look: Look, unit: Unit, most: float) -> None:
+def _part(axes: Axes, place: tuple[int, float, float, float], look: Look, unit: Unit, most: float) -> None:
     """Draw one part; `most` is what an axis as wide as the page would show."""
-    row, at, amount = place
+    row, at, amount, crossed = place
     edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
     face: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "alpha": 0.55 if look.hatch else 1.0}
     axes.barh(row, amount / unit.size, left=at / unit.size, height=0.62, **face, **edge)
     text = unit.show(amount)
-    if amount / most > 0.0112 * len(text):
-        middle = (at + amount / 2) / unit.size
+    middle = middle_of(at, at + amount, crossed, 0.0112 * len(text) * most)
+    if middle is not None:
         ink = INK if look.hatch else ink_on(look.colour)
-        axes.text(middle, row, text, ha="center", va="center", fontsize=6.8, color=ink)
+        axes.text(middle / unit.size, row, text, ha="center", va="center", fontsize=6.8, color=ink)
+
+
+def middle_of(start: float, end: float, crossed: float, width: float) -> float | None:
+    """Return the middle of a text so wide between two ends and off the line that crosses, None where it has no room.
+
+    >>> middle_of(0, 10, 0, 4), middle_of(0, 10, 6, 4), middle_of(0, 10, 5, 6)
+    (5.0, 3.0, None)
+    """
+    middle = (start + end) / 2
+    if start < crossed < end and abs(crossed - middle) < width / 2:
+        start, end = max((start, crossed), (crossed, end), key=lambda part: part[1] - part[0])
+        middle = (start + end) / 2
+    return middle if end - start > width else None
+
+
+def totals(axes: Axes, bars: Sequence[Bar], unit: Unit, most: float, fontsize: float = 8.0) -> None:
+    """Write the length of every bar beside it, or beyond the line of its limit where it would stand on that.
+
+    An axis goes to `most`; its width in points is that of a page's panel, or in small print of half of one.
+    """
+    across = most / (460 if fontsize >= 8 else 150)
+    for row, bar in enumerate(bars):
+        text = unit.show(bar.length)
+        # Bold digits are 0.7 of the size wide, and a line needs two points of air.
+        end = bar.length + (6 + 0.68 * fontsize * len(text)) * across
+        at = bar.limit if bar.length - 2 * across < bar.limit < end else bar.length
+        bold: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontweight": "bold", "color": INK}
+        axes.annotate(text, (at / unit.size, row), (4, 0), fontsize=fontsize, zorder=8, **bold)
 
 
 def _whisker(axes: Axes, row: int, bar: Bar, unit: Unit) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.report._plots import (
     AXES,
-    INK,
     PALE,
     RED,
     Bar,
@@ -23,6 +22,7 @@ from shardwise.report._plots import (
     stack,
     time_unit,
     title_of,
+    totals,
 )
 from shardwise.report._train import stage_parts, step_tree
 from shardwise.report._train_view import describe
@@ -88,6 +88,7 @@ def memory_bars(report: TrainReport, name: str = "") -> list[Bar]:
     for i in [report.peak_stage] if name else range(len(runs)):
         fullest = i == report.peak_stage
         ends = {"low": low, "high": high} if fullest else {}
+        ends["limit"] = report.verdict.limit_bytes
         found.append(Bar(name=name or _stage_name(report, i), parts=stage_parts(report, i), **ends))
     return found
 
@@ -130,18 +131,7 @@ def _panel(axes: Axes, title: str, bars: Sequence[Bar], looks: Mapping[str, Look
     """Draw bars with their totals."""
     unit, most = scale.unit, scale.most
     stack(axes, bars, looks, unit, most)
-    for row, bar in enumerate(bars):
-        at = bar.length / unit.size
-        axes.annotate(
-            unit.show(bar.length),
-            (at, row),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            fontweight="bold",
-            color=INK,
-        )
+    totals(axes, bars, unit, most)
     axes.set_title(title, pad=15 if unit.name == "GiB" else 4)
     axes.set_xlabel(unit.name, labelpad=1, loc="right")
 
@@ -162,10 +152,11 @@ def _memory_panel(axes: Axes, bars: Sequence[Bar], limits: Sequence[_Limit], loo
     if len(set(limits)) == 1:
         limit(axes, limits[0].bytes / unit.size, limits[0].text, furthest / unit.size)
     else:
+        text = ";  ".join(f"{bar.name}: {own.text}" for bar, own in zip(bars, limits, strict=True))
+        axes.text(1, 1.02, text, color=RED, fontsize=7.2, ha="right", va="bottom", transform=axes.transAxes)
         for row, own in enumerate(limits):
             at = own.bytes / unit.size
             axes.plot([at, at], [row - 0.45, row + 0.45], color=RED, linewidth=1.2, linestyle=(0, (4, 2)))
-            axes.text(at, row - 0.36, own.text + " ", color=RED, fontsize=6.8, ha="right", va="center")
     legend(axes, bars, looks, unit)
 
 
@@ -235,7 +226,8 @@ def _phase_parts(time: Mapping[str, Any]) -> dict[str, float]:
 
 def served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
     """Return the memory of the fullest device, the prefill and the decode step of a serving plan."""
-    memory = Bar(name=name or "device", parts={key: float(getattr(report.memory, key)) for key in SERVED})
+    held = {key: float(getattr(report.memory, key)) for key in SERVED}
+    memory = Bar(name=name or "device", parts=held, limit=report.memory.limit)
     phases = []
     for word, phase, key in (("TTFT", "prefill", "ttft_seconds"), ("TPOT", "decode", "tpot_seconds")):
         low, high = report.interval[key]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
 COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")
 LABELLED_NODES, SHOWN_NODES, GRIDS_A_ROW = 16, 32, 3
+MOST_CELLS = 64  # a row of the matrix: more are hairlines
 
 
 def comm_figure(found: CommReport) -> Figure:
@@ -27,7 +28,7 @@ def comm_figure(found: CommReport) -> Figure:
     cluster, names = found.report.case.cluster, list(found.axes)
     title = f"Who talks to whom: {title_of(found.report.case.model.name, cluster.num_devices, cluster.device.name)}"
     text = [piece for line in _lines(found) for piece in textwrap.wrap(line, 118)]
-    head, rows = 0.3 + 0.16 * len(text), -(-len(names) // GRIDS_A_ROW)
+    head, rows = 0.3 + 0.16 * len(text), max(1, -(-len(names) // GRIDS_A_ROW))
     each = min(2.6, max(1.0, 0.45 + 0.16 * cluster.num_nodes))
     below = 3.6 if cluster.num_nodes > 1 else 0.0
     heights = [head, *[each] * rows, *([below] if below else [])]
@@ -38,9 +39,30 @@ def comm_figure(found: CommReport) -> Figure:
     header(figure.add_subplot(grid[0, :]), title, text)
     for i, name in enumerate(names):
         _ranks(figure.add_subplot(grid[1 + i // GRIDS_A_ROW, i % GRIDS_A_ROW]), found, name)
+    if not names:
+        _nothing(figure.add_subplot(grid[1, :]), found)
     if below:
         _nodes(figure, figure.add_subplot(grid[-1, :]), found)
     return figure
+
+
+def _nothing(axes: Axes, found: CommReport) -> None:
+    """Say why there is no grid of ranks: one device, or copies of a plan that sends nothing."""
+    devices = found.report.case.cluster.num_devices
+    text = "one device: nothing is sent" if devices == 1 else f"{devices:,} devices, nothing split: nothing is sent"
+    axes.axis("off")
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY, fontsize=9)
+
+
+def _binned(matrix: Any) -> tuple[Any, int]:
+    """Return the bytes between groups of neighbouring nodes, as few as can be seen, and the nodes of a group."""
+    import numpy
+
+    n, size = len(matrix), 1
+    while -(-n // size) > MOST_CELLS:
+        size *= 2
+    starts = numpy.arange(0, n, size)
+    return numpy.add.reduceat(numpy.add.reduceat(matrix, starts, axis=0), starts, axis=1), size
 
 
 def _lines(found: CommReport) -> list[str]:
@@ -96,16 +118,19 @@ def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
 
     matrix: Any = numpy.array(found.wires.between_nodes)
     numpy.fill_diagonal(matrix, 0.0)
+    n = len(matrix)
+    matrix, size = _binned(matrix)
     shown: Any = numpy.ma.masked_less_equal(matrix, 0.0)
-    axes.set_title("bytes from node to node in a step")
+    among = "from node to node" if size == 1 else f"from {size} nodes to {size} nodes, what stays in a node left out,"
+    axes.set_title(f"bytes {among} in a step")
     axes.set_xlabel("to node")
     axes.set_ylabel("from node")
     axes.set_facecolor("#f4f4f4")
-    n = len(matrix)
     few = n <= LABELLED_NODES
-    ticks = range(n) if few else [0, n // 4, n // 2, 3 * n // 4, n - 1]
-    axes.set_xticks(ticks)
-    axes.set_yticks(ticks)
+    ticks = list(range(n)) if few else [0, n // 4, n // 2, 3 * n // 4, n - 1]
+    # A tick names the first node of its cell.
+    axes.set_xticks([tick // size for tick in ticks], [str(tick - tick % size) for tick in ticks])
+    axes.set_yticks([tick // size for tick in ticks], [str(tick - tick % size) for tick in ticks])
     axes.tick_params(length=0)
     if not matrix.any():
         axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1)

@@ -21,6 +21,7 @@ from shardwise.report._plots import (
     stack,
     time_unit,
     title_of,
+    totals,
 )
 from shardwise.report._plots_bars import MEMORY, TIME, memory_bars, time_bar
 from shardwise.search import Found
@@ -190,13 +191,14 @@ def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
     unit = time_unit(max(bar.length for bar in times))
     memory = [memory_bars(r, f"#{i}")[0] for i, r in enumerate(best, 1)]
     ceiling = best[0].verdict.limit_bytes
-    far = max(1.17 * max(bar.length for bar in memory), 1.05 * ceiling)
+    # Totals that would stand on the line of the capacity stand beyond it.
+    far = 1.33 * max(max(bar.length for bar in memory), ceiling)
     gib = bytes_unit()
-    plain = [Bar(name=bar.name, parts=bar.parts) for bar in memory]
+    plain = [Bar(name=bar.name, parts=bar.parts, limit=bar.limit) for bar in memory]
     bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
     for axes, bars, looks, scale in ((left, bare, TIME, (unit, most)), (right, plain, MEMORY, (gib, far))):
         stack(axes, bars, looks, *scale, wide=0.45)
-        totals(axes, bars, scale[0])
+        totals(axes, bars, *scale, fontsize=7)
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
         key_below(axes, bars, looks)
     left.set_title(f"Time of a step, the {len(best)} best" if len(best) > 1 else "Time of a step", pad=14)
@@ -209,14 +211,6 @@ def _row_name(place: int, report: TrainReport) -> str:
     return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 34)[:3])
 
 
-def totals(axes: Axes, bars: Sequence[Bar], unit: Unit) -> None:
-    """Write the length of every bar beside it."""
-    for row, bar in enumerate(bars):
-        bold: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7, "fontweight": "bold"}
-        bold |= {"zorder": 8, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
-        axes.annotate(unit.show(bar.length), (bar.length / unit.size, row), (3, 0), **bold)
-
-
 def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: int = 2) -> None:
     """Put the names of the parts that occur below a panel of half the page's width."""
     from matplotlib.patches import Patch
@@ -226,6 +220,5 @@ def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: 
     handles = [Patch(label=look.label, facecolor=look.colour) for look in shown]
     below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-    axes.legend(
-        handles=handles, ncols=columns, handlelength=1.2, columnspacing=1.2, borderaxespad=0, borderpad=0, **place
-    )
+    tight: dict[str, Any] = {"borderaxespad": 0, "borderpad": 0, "fontsize": 6.6, "handletextpad": 0.5}
+    axes.legend(handles=handles, ncols=columns, handlelength=1.2, columnspacing=1.0, **tight, **place)

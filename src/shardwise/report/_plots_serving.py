@@ -6,9 +6,22 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.report._plots import GREY, INK, RED, WIDTH, Bar, bytes_unit, header, limit, stack, time_unit, title_of
+from shardwise.report._plots import (
+    GREY,
+    INK,
+    RED,
+    WIDTH,
+    Bar,
+    bytes_unit,
+    header,
+    limit,
+    stack,
+    time_unit,
+    title_of,
+    totals,
+)
 from shardwise.report._plots_bars import PHASE, SERVED, served_bars
-from shardwise.report._plots_search import SERIES, key_below, totals
+from shardwise.report._plots_search import SERIES, key_below
 from shardwise.report._train_view import describe
 from shardwise.search import ServingFound
 from shardwise.serving import InferReport
@@ -114,14 +127,15 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
     generates = any(decode.length for _, _, decode in rows)
     times = [decode if generates else prefill for _, prefill, decode in rows]
     bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
-    memory = [Bar(name=f"#{i}", parts=bar.parts) for i, (bar, _, _) in enumerate(rows, 1)]
+    memory = [Bar(name=f"#{i}", parts=bar.parts, limit=bar.limit) for i, (bar, _, _) in enumerate(rows, 1)]
     gib, unit = bytes_unit(), time_unit(max(bar.length for bar in bare))
     ceilings = [r.memory.limit for r in best]
-    far = max(1.17 * max(bar.length for bar in memory), 1.05 * max(ceilings))
+    # Totals that would stand on the line of what may be used stand beyond it.
+    far = 1.33 * max(*(bar.length for bar in memory), *ceilings)
     most = 1.2 * max(bar.length for bar in bare)
     for axes, bars, looks, scale in ((left, bare, PHASE, (unit, most)), (right, memory, SERVED, (gib, far))):
         stack(axes, bars, looks, *scale, wide=0.45)
-        totals(axes, bars, scale[0])
+        totals(axes, bars, *scale, fontsize=7)
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
         key_below(axes, bars, looks, 1)
     left.set_title("Time of a decode step" if generates else "Time of the pass", pad=14)
