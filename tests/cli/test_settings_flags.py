@@ -81,3 +81,14 @@ def test_two_passes_compare_by_their_tokens() -> None:
         "--json",
     )
     assert run(*other).tree["differences"]["norm_bytes"] == {"a": 0, "b": 4}
+
+
+def test_sequence_parallelism_that_nobody_asked_for_never_refuses_a_plan() -> None:
+    """The 197 tokens of an image do not divide by 2: left open it is off and said so, asked for it is refused."""
+    words = ("train", "vit-base", "--on", "8xh100", "--global-batch", "64", "--tp", "2", "--json")
+    done = run(*words)
+    assert done.status == 0
+    assert not done.tree["plan"]["sequence_parallel"]
+    assert any(text.startswith("sequence_parallel off: 197 tokens") for text in done.tree["assumptions"])
+    assert run(*words, "--sequence-parallel").fields == ["tp"]
+    assert "--no-sequence-parallel" in run(*words[:-1]).out

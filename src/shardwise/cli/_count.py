@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.cli import _case
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
+from shardwise.cli._settled import settled
 from shardwise.cli._words import command_words
 from shardwise.errors import InputError
 
@@ -38,9 +39,11 @@ def ask(inputs: Inputs) -> CountReport:
         precision = inputs.get("precision", stack.precision)
         if cluster is not None:
             _case.check_precision(inputs, cluster, precision)
+        seq_len = _case.seq_len_of(inputs, model)
+        plan = settled(inputs, model, plan, seq_len)
         counting = Counting(
             batch=inputs.get("batch", 1),
-            seq_len=_case.seq_len_of(inputs, model),
+            seq_len=seq_len,
             token_budget=budget_of(inputs, model),
             recompute=inputs.get("recompute", "none"),
             precision=precision,

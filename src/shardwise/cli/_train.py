@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer, check_finite
 from shardwise.cli._case import Inputs
+from shardwise.cli._settled import settled
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def ask(inputs: Inputs) -> TrainReport:
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     stack = _case.make_stack(inputs)
     plan, job = _case.make_plan(inputs), _case.make_job(inputs, model)
+    if model is not None:
+        plan = settled(inputs, model, plan, job.seq_len)
     if cluster is not None and stack is not None and "precision" not in inputs.bad:
         _case.check_precision(inputs, cluster, job.precision or stack.precision)
     if model is not None and cluster is not None and stack is not None:
@@ -72,6 +75,8 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     }
     if plan.vpp > 1:
         fixed["schedule"] = plan.schedule
+    if plan.tp > 1 and plan.layout == "1d" and not plan.sequence_parallel:
+        fixed["sequence_parallel"] = False
     dropped = {"accumulation"}
     return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
 

@@ -184,6 +184,16 @@ def module_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Proble
             found.add("modules", name, f"is not a module of {model.name}", one_of(known))
 
 
+def splits_sequence(plan: Plan, seq_len: int) -> bool:
+    """Return whether sequence parallelism, where a plan has it, divides the tokens of a rank.
+
+    >>> splits_sequence(Plan(tp=2), 197), splits_sequence(Plan(tp=2, sequence_parallel=False), 197)
+    (False, True)
+    """
+    parted = plan.sequence_parallel and plan.tp > 1 and plan.layout == "1d"
+    return not parted or (seq_len // plan.cp) % plan.tp == 0
+
+
 def context_laws(blocks: Sequence[Block], plan: Plan, seq_len: int, found: Problems) -> None:
     """Record a sequence or heads that context and sequence parallelism do not divide."""
     around = plan.cp_kind != "all-to-all"
@@ -193,9 +203,11 @@ def context_laws(blocks: Sequence[Block], plan: Plan, seq_len: int, found: Probl
         rule = f"the {seq_len} tokens of a sequence must divide into {zigzag} chunks ({cause})"
         good = [c for c in divisors(seq_len, 4096) if c == 1 or not around or seq_len % (2 * c) == 0]
         found.add("cp", plan.cp, rule, one_of(good))
-    elif plan.sequence_parallel and plan.tp > 1 and plan.layout == "1d" and (seq_len // plan.cp) % plan.tp:
+    elif not splits_sequence(plan, seq_len):
         rule = f"sequence parallelism divides the {seq_len // plan.cp} tokens of a rank"
-        found.add("tp", plan.tp, rule, one_of(divisors(seq_len // plan.cp, 1024)))
+        # Experts under tensor parallelism cannot do without it.
+        without = "" if any(isinstance(b.feed_forward, MoE) for b in blocks) else ", or sequence_parallel false"
+        found.add("tp", plan.tp, rule, one_of(divisors(seq_len // plan.cp, 1024)) + without)
     if plan.cp == 1 or around:
         return
     heads = {m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}

@@ -15,6 +15,7 @@ from shardwise.plans._laws import (
     module_laws,
     pipeline_laws,
     sharding_laws,
+    splits_sequence,
     summa_laws,
     tensor_laws,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "is_count",
     "one_of",
     "plan_problems",
+    "splits_sequence",
 ]
 
 _COUNTS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels", "shard")
