@@ -146,3 +146,25 @@ def test_an_export_says_which_version_it_was_checked_against() -> None:
     assert run("export", "deepspeed", *words, "--sharding", "zero2").tree["version"] == "0.19.8"
     assert run("export", "fsdp", *words, "--sharding", "fsdp").tree["version"] == "1.15.0"
     assert run("export", "megatron", *words).tree["version"].startswith("core_v0.19.0")
+
+
+def test_an_export_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    """The files are written all the same; the status is 1, and the reader is warned beside them."""
+    words = ("llama-3.1-8b", "--on", "8xh100", "--write", str(tmp_path))
+    done = run("export", "megatron", *words)
+    assert done.status == 1
+    assert "does not fit" in done.err
+    text = (tmp_path / "llama-3.1-8b.sh").read_text()
+    assert "# this plan does not fit, " in text
+    assert "# assumed: dp 8: fills 8 devices\n" in text
+    assert "# assumed: seq_len 4096: not given\n" in text
+    done = run("export", "deepspeed", *words, "--sharding", "zero3")
+    assert json.loads((tmp_path / "ds_config.json").read_text())["train_batch_size"] == 8
+    assert "assumed: dp 8: fills 8 devices\n" in done.err
+
+
+def test_an_export_names_parts_of_a_model_in_words() -> None:
+    """What a target has no word for is named as a reader would."""
+    done = run("export", "megatron", "bert-base", "--on", "8xh100")
+    assert "error: extras = 'pooler': cannot be said to Megatron-LM; leave it out" in done.err
+    assert "Projection(" not in done.err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +13,21 @@ from shardwise.cli import _train
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
 from shardwise.cli._kinds import fail
+from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
     from shardwise.formats import Exported
     from shardwise.report._page import Page
+    from shardwise.training import TrainReport
 
 _STACKS = {"megatron": "megatron", "deepspeed": "deepspeed", "fsdp": "fsdp2"}
 
 
-def ask(inputs: Inputs) -> Exported:
-    """Return the files of a case; raises `InputError` with every problem, and every field that cannot be told."""
+def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
+    """Return the files of a case, what was assumed as comments, and its report.
+
+    Raises `InputError` with every problem, and every field that cannot be told.
+    """
     from shardwise.formats import Case
 
     target = inputs.get("target", "megatron")
@@ -35,7 +43,35 @@ def ask(inputs: Inputs) -> Exported:
     )
     module = import_module(f"shardwise.formats.{target}")
     found: Exported = module.export(stated)
-    return found
+    said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
+    files = {name: commented(name, text, said) for name, text in found.files.items()}
+    return replace(found, files=files), report
+
+
+def commented(name: str, text: str, notes: Sequence[str]) -> str:
+    r"""Return the text of a file with notes as comments, behind those that it begins with; JSON has none.
+
+    >>> commented("run.sh", "#!/bin/bash\n# gpt2\nset -e\n", ["assumed: dp 8"])
+    '#!/bin/bash\n# gpt2\n# assumed: dp 8\nset -e\n'
+    """
+    if name.endswith(".json"):
+        return text
+    lines = text.splitlines(keepends=True)
+    at = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    said = [f"# {' '.join(note.split())}\n" for note in notes]
+    return "".join([*lines[:at], *said, *lines[at:]])
+
+
+def _unfit(report: TrainReport) -> list[str]:
+    more = show_bytes(max(report.verdict.short_by_bytes, 0.0))
+    return [] if report.fits else [f"this plan does not fit, {more} too much on the fullest device"]
+
+
+def _warn(report: TrainReport, files: Iterable[str]) -> None:
+    """Say beside the files that the plan does not fit, and what no comment of theirs can say."""
+    sys.stderr.writelines(f"warning: {text}\n" for text in _unfit(report))
+    if all(name.endswith(".json") for name in files):
+        sys.stderr.writelines(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions)
 
 
 def write(folder: str, files: dict[str, str]) -> None:
@@ -51,13 +87,14 @@ def write(folder: str, files: dict[str, str]) -> None:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise export`."""
-    found = ask(inputs)
+    found, report = ask(inputs)
     if "write" in inputs.values:
         write(inputs.values["write"], dict(found.files))
 
     def tree() -> dict[str, Any]:
-        said = {"system": found.system, "version": found.version}
-        return {**said, "files": dict(found.files), "notes": list(found.notes)}
+        said = {"system": found.system, "version": found.version, "fits": report.fits}
+        notes = {"notes": list(found.notes), "assumptions": list(report.assumptions)}
+        return {**said, "files": dict(found.files), **notes}
 
     def page() -> Page:
         from shardwise.report._page import Page
@@ -74,4 +111,5 @@ def answer(inputs: Inputs, width: int) -> Answer:
             made.items(found.notes)
         return made
 
-    return Answer(0, tree, page)
+    _warn(report, found.files)
+    return Answer(0 if report.fits else 1, tree, page)

@@ -75,10 +75,17 @@ def untold(plan: Plan, told: frozenset[str]) -> tuple[Plan, Found]:
 
 
 def _short(value: object) -> object:
+    """Return a value as plain words: parts of a model by their names.
+
+    >>> _short((1, 2)), _short(Plan()), _short(())
+    ('1, 2', 'Plan', 'none')
+    """
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
-    return type(value).__name__ if is_dataclass(value) else str(value)
+    if isinstance(value, (tuple, list)):
+        return ", ".join(str(_short(one)) for one in value) or "none"
+    return getattr(value, "name", "") or type(value).__name__
 
 
 def _remedy(value: object) -> str:
-    return "leave it out" if is_dataclass(value) or value is None else f"use {_short(value)}"
+    return "leave it out" if is_dataclass(value) or value is None or value == () else f"use {_short(value)}"
