@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.report._plots import AXES, GREY, WIDTH, ink_on, plan_words, sheet, time_unit, title_of
+from shardwise.report._train import without_residue
 from shardwise.training import TrainReport
 from shardwise.training._timeline import Span, StepTimeline
 from shardwise.units import show_seconds
@@ -30,8 +31,10 @@ _ONCE = {
 }
 _AGAIN = ("recompute, within backward", "#DDCC77")
 _BUBBLE = ("bubble", "#F4F4F4")
+# A number, its points, its colour, and the middle of its chunk.
+_Number = tuple[str, float, str, tuple[float, float]]
 _WIDEST = 20.0  # inches
-_READABLE, _SMALLEST = 4.5, 3.0  # points; an SVG can be read closer
+_SMALLEST, _LARGEST = 6.0, 7.0  # points of a number that can be read
 
 
 def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
@@ -39,9 +42,8 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     cluster, job = report.case.cluster, report.job
     title = title_of(report.case.model.name, cluster.num_devices, cluster.device.name)
     micro = round(report.evaluation.sizes.num_micro)
-    idle = _idle(timeline)
     words = f"one step of {show_seconds(timeline.seconds)}: {micro:,} micro-batches of {report.plan.micro_batch} x "
-    lines = [plan_words(report.plan), words + f"{job.seq_len:,} tokens; bubbles take {idle:.1%} of the stages' time"]
+    lines = [plan_words(report.plan), words + f"{job.seq_len:,} tokens", _bubbles(report, timeline)]
     width = _width(timeline)
     figure, (axes,) = sheet(title, lines, [1.25 + 0.26 * timeline.plan.pp], width)
     unit = time_unit(timeline.seconds)
@@ -59,14 +61,19 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
 def _width(timeline: StepTimeline) -> float:
     """Return inches: those of a page, or what the numbers of three of four chunks need to be read, within reason."""
     chunks = _chunks([s for s in timeline.spans if s.lane == "stage"])
-    needed = sorted(_READABLE / _fits(span, 1.0) for span, _, _ in chunks if span.micro_batch is not None)
+    needed = sorted(_SMALLEST / _fits(span, 1.0) for span, _, _ in chunks if span.micro_batch is not None)
     across = needed[len(needed) * 3 // 4] * timeline.seconds
     return min(max(WIDTH, across / 72 + 0.9), _WIDEST)
 
 
-def _idle(timeline: StepTimeline) -> float:
-    bubbles = sum(s.seconds for s in timeline.spans if s.kind == "bubble")
-    return bubbles / (timeline.plan.pp * timeline.seconds)
+def _bubbles(report: TrainReport, timeline: StepTimeline) -> str:
+    """Return both meanings of a bubble in words: what stages wait in the mean, and what the slowest one does."""
+    waited = sum(s.seconds for s in timeline.spans if s.kind == "bubble")
+    mean, step = waited / (timeline.plan.pp * timeline.seconds), report.evaluation.step
+    slowest = without_residue(step.pipeline.bubble, step.total) / step.total
+    if timeline.plan.pp == 1:
+        return "one stage: no bubble"
+    return f"bubbles: {mean:.1%} of the step, the mean of all stages; {slowest:.1%} on the slowest, as in the report"
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[tuple[Span, float, float]]:
@@ -98,9 +105,9 @@ def _colour(span: Span) -> str:
 def _rows(axes: Axes, timeline: StepTimeline, size: float, across: float) -> None:
     """Draw the spans of every stage, all of a colour in one piece; `across` are points of the page a second."""
     boxes: dict[str, list[tuple[float, float, float, float]]] = {}
+    numbers: list[_Number] = []
     on_stages = [s for s in timeline.spans if s.lane == "stage"]
-    chunks = list(_chunks(on_stages))
-    for span, up, height in chunks:
+    for span, up, height in _chunks(on_stages):
         colour = _colour(span)
         bottom = span.stage - 0.41 + 0.82 * up
         boxes.setdefault(colour, []).append((span.start / size, bottom, span.seconds / size, 0.82 * height))
@@ -109,10 +116,42 @@ def _rows(axes: Axes, timeline: StepTimeline, size: float, across: float) -> Non
             if part.kind == "recompute":
                 box = (part.start / size, bottom, part.seconds / size, 0.82 * height)
                 boxes.setdefault(_AGAIN[1], []).append(box)
-        if span.micro_batch is not None and (points := min(7.0, _fits(span, across))) >= _SMALLEST:
+        if span.micro_batch is not None and (points := min(_LARGEST, _fits(span, across))) >= _SMALLEST:
             place = ((span.start + span.seconds / 2) / size, bottom + 0.41 * height)
-            axes.text(*place, str(span.micro_batch), fontsize=points, ha="center", va="center", color=ink_on(colour))
+            numbers.append((str(span.micro_batch), round(points, 1), ink_on(colour), place))
     _fill(axes, boxes, 0.35 if len(on_stages) < 3000 else 0.0)
+    _write(axes, numbers)
+
+
+def _write(axes: Axes, numbers: Sequence[_Number]) -> None:
+    """Write numbers into their chunks as outlines, all of a colour in one piece: thousands of texts take seconds."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    figure = axes.get_figure(root=True)
+    if figure is None:
+        return
+    glyphs: dict[tuple[str, float], Path] = {}
+    for text, points, *_ in numbers:
+        if (text, points) not in glyphs:
+            path = TextPath((0, 0), text, size=points)
+            box = path.get_extents()
+            middle = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2)
+            glyphs[text, points] = path.transformed(middle)
+    for ink in sorted({number[2] for number in numbers}):
+        own = [number for number in numbers if number[2] == ink]
+        drawn = PathCollection(
+            [glyphs[text, points] for text, points, *_ in own],
+            offsets=[place for *_, place in own],
+            offset_transform=axes.transData,
+            facecolors=ink,
+            linewidths=0,
+        )
+        drawn.set_transform(Affine2D().scale(1 / 72) + figure.dpi_scale_trans)
+        drawn.set_in_layout(False)
+        axes.add_collection(drawn, autolim=False)
 
 
 def _fits(span: Span, across: float) -> float:
