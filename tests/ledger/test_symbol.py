@@ -1,0 +1,79 @@
+"""Recorded formulas: what a program computes is what the formula computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laws.helpers import tried
+from shardwise.ledger.number import above, ceil, divide, maximum, minimum, power
+from shardwise.ledger.symbol import Book, needed
+from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
+
+LEVELS = (0, ROW, ROW | MODE, ROW | PLACE, ROW | MODE | PLACE)
+BINARY = (
+    lambda a, b: a + b,
+    lambda a, b: a - b,
+    lambda a, b: a * b,
+    lambda a, b: a / (b * b + 1),
+    maximum,
+    minimum,
+    lambda a, b: above(a, b, a, 2 * b),
+    lambda a, b: divide(a, b * b + 0.5),
+    lambda a, b: ceil(a) + power(b * b, 0.5),
+)
+SHAPE = Shape(rows=4, modes=3, row=np.array([0, 0, 1, 2, 2, 2, 3]))
+
+
+def _values(level: int, seed: int) -> Any:
+    """Return an input of a level."""
+    drawn = np.random.default_rng(seed)
+    return drawn.normal(size=SHAPE.of(level)) if level else float(drawn.normal())
+
+
+def _wide(value: Any, level: int) -> Any:
+    """Return an input as it is on every place of every mode."""
+    if not level:
+        return value
+    value = value if level & PLACE else value[..., SHAPE.row]
+    return np.broadcast_to(value, (SHAPE.modes, len(SHAPE.row)))
+
+
+@given(
+    st.lists(st.sampled_from(LEVELS), min_size=2, max_size=5),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=30),
+    st.sampled_from((0.0, 1.0, 2.5)),
+)
+@tried(300)
+def test_a_program_computes_its_formula(levels: list[int], steps: list[tuple[int, int, int]], constant: float) -> None:
+    """Whatever its inputs vary with, every result of a program is that of the formula on arrays as wide as can be."""
+    book = Book()
+    given_values = {f"x{i}": _values(level, i) for i, level in enumerate(levels)}
+    symbols: list[Any] = [constant, *(book.given(f"x{i}", level) for i, level in enumerate(levels))]
+    plain: list[Any] = [constant, *(_wide(given_values[f"x{i}"], level) for i, level in enumerate(levels))]
+    with np.errstate(all="ignore"):
+        for which, a, b in steps:
+            symbols.append(BINARY[which](symbols[a % len(symbols)], symbols[b % len(symbols)]))
+            plain.append(BINARY[which](plain[a % len(plain)], plain[b % len(plain)]))
+    wanted = range(max(0, len(symbols) - 4), len(symbols))
+    found = Program({str(i): symbols[i] for i in wanted}).run(given_values, SHAPE)
+    for i in wanted:
+        level = getattr(symbols[i], "level", 0)
+        np.testing.assert_allclose(_wide(found[str(i)], level), np.broadcast_to(plain[i], (3, 7)), rtol=1e-12)
+
+
+def test_equal_expressions_are_one_symbol() -> None:
+    """The same operation on the same arguments is recorded once, in either order where the order does not matter."""
+    book = Book()
+    x, y = book.given("x", ROW), book.given("y", PLACE)
+    assert x + y is y + x
+    assert maximum(x, y) is maximum(y, x)
+    assert x - y is not y - x
+    assert 0 * x == 0
+    assert 1 * x is x
+    assert x + 0 is x
+    assert (x + y).level == ROW | PLACE
+    assert [s.op for s in needed([(x + y) * (y + x)])] == ["given", "given", "add", "multiply"]
