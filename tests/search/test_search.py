@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,6 +128,25 @@ def test_the_answer_does_not_depend_on_the_way(kind: str) -> None:
         assert [e.key for e in other.tally.top.entries] == [e.key for e in first.tally.top.entries]
         assert [e.key for e in other.tally.front.plans()] == [e.key for e in first.tally.front.plans()]
         assert other.rejected == first.rejected
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_domains_within_domains_are_brute_force(kind: str) -> None:
+    """With a tier between the fastest domain and the cluster, places and the winner are those of brute force."""
+    cluster = Cluster.parse("16xa100-sxm-80gb")
+    inner, outer = cluster.tiers
+    rack = replace(inner, size=8, name="rack", bytes_per_second=inner.bytes_per_second / 3)
+    cluster = replace(cluster, tiers=(replace(inner, size=2), rack, outer))
+    narrow: dict[str, Any] = {"recompute": ("none",), "sharding": ("zero1",), "layout": ("1d",), "cp_kind": ("ring",)}
+    space = Space(**narrow, schedule=("1f1b",), micro_batch=upto(1), cp=upto(2), ep=upto(4), etp=upto(1))
+    work = work_of(_model(kind, 6), cluster, Training(seq_len=1024, global_batch=16), space, Wish(top=3))
+    every = list(brute.plans(work.rows.case, space))
+    reports = [brute.report(work.rows.case, p) for p in every if brute.is_legal(work.rows.case, p)]
+    found = searched(work, _here())
+    assert len(set(every)) == len(every) == found.num_plans
+    assert len(reports) == found.counts.legal
+    times = sorted(r.step_seconds for r in reports if r.fits)
+    assert [r.step_seconds for r in found.best] == pytest.approx(times[:3], rel=1e-9)
 
 
 def _best(space: Space, cluster: Cluster, objective: str = "step") -> float:
