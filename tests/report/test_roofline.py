@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import shardwise as sw
 from cli.command_line import run
 from shardwise import Cluster, Efficiencies, InferReport, Options, Plan, Roofline, Serving, Training, TrainReport
+from shardwise.report._roofline import whole_shares
 from shardwise.report._train import step_tree
 
 TRAINED = {
@@ -54,6 +56,24 @@ def test_operators_add_up_to_the_compute_of_the_step(name: str) -> None:
     # What messages beside them cost operators is part of the step, and of no operator.
     real = trained(name)
     assert 0.9 < sw.roofline(real).seconds["step"] / step_tree(real)["compute_seconds"] < 1 + 1e-9
+    lost = sw.roofline(real).lost_seconds
+    assert lost + sw.roofline(real).seconds["step"] == pytest.approx(step_tree(real)["compute_seconds"])
+    assert lost >= 0 and found.lost_seconds == 0
+
+
+def test_what_messages_slow_is_said_with_its_seconds() -> None:
+    """A page and its JSON say which seconds of the compute of `train` no operator has."""
+    found = sw.roofline(trained("dense"))
+    assert found.lost_seconds > 0
+    done = run(*TRAIN, "--json")
+    assert json.loads(done.out)["lost_seconds"] > 0
+    assert "not here:" in run(*TRAIN).out
+
+
+def test_rounded_shares_add_up() -> None:
+    """Shares that each round up still add up to the whole."""
+    assert whole_shares({"a": 0.505, "b": 0.495, "c": 0.0}, 0) == {"a": "51%", "b": "49%", "c": "0%"}
+    assert whole_shares({"a": 0.3335, "b": 0.3335, "c": 0.333}, 1) == {"a": "33.4%", "b": "33.3%", "c": "33.3%"}
 
 
 @pytest.mark.parametrize("name", SERVED)

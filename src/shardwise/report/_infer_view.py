@@ -132,10 +132,11 @@ def _nearest(report: InferReport) -> str:
 def _pass(page: Page, report: InferReport) -> None:
     """Append latency and rates of a pass after which nothing is generated."""
     page.label("LATENCY", f"a pass over the batch takes {show_seconds(report.ttft_seconds)}")
-    each = report.samples_per_second
+    rate = report.samples_per_second
+    each = f"{rate / 1e3:,.1f}k" if rate >= 1e4 else f"{rate:,.4g}"
     tokens = report.prefill_tokens_per_second
     per_device = tokens / report.plan.num_devices
-    page.label("RATE", f"{each:,.4g} samples/s, {tokens:,.0f} tokens/s in all, {per_device:,.0f} per device")
+    page.label("RATE", f"{each} samples/s, {tokens:,.0f} tokens/s in all, {per_device:,.0f} per device")
     page.label("ROOM", f"a batch of {report.capacity.largest_batch:,} such samples on each replica")
     price = report.usd_per_million_input_tokens
     if price is not None:

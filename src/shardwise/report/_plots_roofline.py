@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.report._plots import GREY, INK, RED, plan_words, sheet, title_of
-from shardwise.report._roofline import Point, Roofline
+from shardwise.report._roofline import Point, Roofline, whole_shares
 from shardwise.report._train_view import describe
 from shardwise.training import TrainReport
 from shardwise.units import show_count, show_seconds
@@ -59,9 +59,13 @@ def _words(found: Roofline) -> list[str]:
     for group, shares in found.bounds().items():
         silent = sum(found.share(p) for p in found.points if not p.flops and found.group(p) == group)
         words = {"compute": "arithmetic", "memory": "memory", "start": "kernel starts"}
-        bound = ", ".join(f"{share:.0%} by {words[name]}" for name, share in shares.items() if share >= 0.005)
+        rounded = whole_shares(shares, 1)
+        bound = ", ".join(f"{rounded[name]} by {word}" for name, word in words.items() if rounded[name] != "0.0%")
         more = f"; operators without FLOPs, not drawn: {silent:.1%}" if silent >= 5e-4 else ""
         lines.append(f"{found.what[group]}: {show_seconds(found.seconds[group])} of compute, bound {bound}{more}")
+    if found.lost_seconds:
+        lost, whole = show_seconds(found.lost_seconds), show_seconds(found.lost_seconds + found.seconds["step"])
+        lines.append(f"not here: {lost} by which messages beside compute, and their copies, slow it; train has {whole}")
     return lines
 
 

@@ -6,7 +6,8 @@ priced twice. Roofline: Williams, Waterman, Patterson 2009.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from shardwise.cost import op_seconds as trained_seconds
 from shardwise.cost._rates import attention_dtype
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
+from shardwise.report._train import step_tree, without_residue
 from shardwise.report._train_view import describe
 from shardwise.serving import InferReport
 from shardwise.serving._case import Step, server_of, views_of
@@ -103,6 +105,17 @@ class Roofline:
     what: dict[str, str]
 
     @cached_property
+    def lost_seconds(self) -> float:
+        """Seconds that the compute of a training step loses to messages beside it and to their copies; no operator's.
+
+        The operators of serving are all of its compute: 0.
+        """
+        if not isinstance(self.report, TrainReport):
+            return 0.0
+        whole = step_tree(self.report)["compute_seconds"]
+        return without_residue(whole - self.seconds["step"], whole)
+
+    @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds of all operators: of a step in training, of each phase in serving."""
         found: dict[str, float] = {}
@@ -126,6 +139,21 @@ class Roofline:
         for point in self.points:
             found[self.group(point)][point.bound] += self.share(point)
         return found
+
+
+def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
+    """Return shares in percent with so many digits, rounded by largest remainder: they add up as the exact ones do.
+
+    >>> whole_shares({"a": 0.505, "b": 0.495}, 0)
+    {'a': '51%', 'b': '49%'}
+    """
+    scale = 10**digits
+    exact = {name: 100 * scale * share for name, share in shares.items()}
+    found = {name: math.floor(value) for name, value in exact.items()}
+    left = round(sum(exact.values())) - sum(found.values())
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[:left]:
+        found[name] += 1
+    return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
 
 
 _STARTS = ("launch", "warm_share", "item_seconds", "ramp_seconds", "expert_seconds", "row_seconds")
@@ -311,6 +339,7 @@ def roofline_tree(found: Roofline) -> dict[str, Any]:
         "plan": describe(found.report.plan),
         "memory_bytes_per_second": device.memory_bytes_per_second,
         "seconds": found.seconds,
+        "lost_seconds": found.lost_seconds,
         "bound": found.bounds(),
         "operators": [
             {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": found.share(point)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from shardwise.report._page import Page, command_lines
-from shardwise.report._roofline import Point, Roofline
+from shardwise.report._roofline import Point, Roofline, whole_shares
 from shardwise.report._train_view import assumptions, describe
 from shardwise.units import show_bytes, show_count, show_seconds
 
@@ -66,9 +66,13 @@ def _summary(page: Page, found: Roofline) -> None:
     for group, shares in found.bounds().items():
         own = [p for p in found.points if found.group(p) == group]
         work = sum(p.flops * p.times for p in own) / found.seconds[group]
-        bound = ", ".join(f"{share:.1%} {_BOUNDS[name]}" for name, share in shares.items() if share >= 5e-4)
+        rounded = whole_shares(shares, 1)
+        bound = ", ".join(f"{rounded[name]} {words}" for name, words in _BOUNDS.items() if rounded[name] != "0.0%")
         seconds = show_seconds(found.seconds[group])
         page.note(f"{found.what[group]}: {seconds} of compute at {show_count(work, 'FLOP/s')}; bound {bound}")
+    if found.lost_seconds:
+        lost, whole = show_seconds(found.lost_seconds), show_seconds(found.lost_seconds + found.seconds["step"])
+        page.note(f"not here: {lost} by which messages beside compute, and their copies, slow it; `train` has {whole}")
 
 
 def _table(page: Page, found: Roofline, key: tuple[str, str], points: Sequence[Point]) -> None:
