@@ -168,3 +168,47 @@ def test_an_export_names_parts_of_a_model_in_words() -> None:
     done = run("export", "megatron", "bert-base", "--on", "8xh100")
     assert "error: extras = 'pooler': cannot be said to Megatron-LM; leave it out" in done.err
     assert "Projection(" not in done.err
+
+
+SCRIPT = (
+    "NNODES=2\nTP=${TP:-2}\ntorchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py --num-layers 8"
+    " --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+    " --micro-batch-size 2 --global-batch-size 32 --vocab-size 50257 --bf16 --tensor-model-parallel-size $TP\n"
+)
+OPEN = SCRIPT.replace("NNODES=2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "more", "said"),
+    [
+        ("empty.yaml", "", "", "empty.yaml: is empty"),
+        ("comment.yaml", "# nothing\n", "", "comment.yaml: holds no keys"),
+        ("empty.json", " \n", "", "empty.json: is empty"),
+        ("empty.sh", "", "", "empty.sh: is empty"),
+        ("list.json", "[]", "", "list.json: must hold an object of keys and values, and holds a list"),
+        ("null.json", "null", "", "null.json: must hold an object of keys and values, and holds null"),
+        ("ds.json", '{"train_batch_size": 64}', "A=1", "set = 'A=1': has no effect: ds.json is no script"),
+        ("run.sh", SCRIPT, "NOSUCH=3", "set = 'NOSUCH=3': sets a variable that run.sh does not use"),
+        ("run.sh", SCRIPT, "NNODES=4", "set = 'NNODES=4': has no effect: run.sh sets NNODES itself, to 2"),
+        ("run.sh", OPEN, "NNODES=x", "set = 'NNODES=x': NNODES must be a whole number"),
+        ("run.sh", OPEN, "TP=x", "tensor-model-parallel-size = 'x'"),
+    ],
+)
+def test_files_and_variables_that_say_nothing_are_refused(
+    name: str, text: str, more: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the file or the variable, its value and the rule."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    done = run("import", name, *(("--set", more) if more else ()))
+    assert done.status == 2
+    assert said in done.err.replace(f"'{name}'", name).replace("file = ", "").replace("from = ", "")
+
+
+@pytest.mark.parametrize(("more", "plan"), [("NNODES=4,TP=4", (32, 4, 8)), ("NNODES=1", (8, 2, 4))])
+def test_variables_of_a_caller_are_used(more: str, plan: tuple[int, ...], tmp_path: Path) -> None:
+    """What the script leaves open or gives a default, its caller may set."""
+    path = tmp_path / "run.sh"
+    path.write_text(OPEN)
+    tree = run("import", str(path), "--set", more, "--json").tree
+    assert (tree["num_devices"], tree["plan"]["tp"], tree["plan"]["dp"]) == plan

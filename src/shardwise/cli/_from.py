@@ -16,7 +16,7 @@ _SHOWN = 6
 
 def take(inputs: Inputs) -> None:
     """Read the file or the arguments of a case, and complete where it runs from its launch."""
-    if "set" in inputs.values and "from" not in inputs.values:
+    if "set" in inputs.values and not {"from", "file"} & inputs.values.keys():
         inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
     if not {"from", "from_args"} & inputs.values.keys():
         return

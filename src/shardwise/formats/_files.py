@@ -21,6 +21,9 @@ def import_file(
     if name.endswith((".json", ".yaml", ".yml")):
         if around.more:
             raise InputError([Problem("from_args", " ".join(around.more), f"cannot follow {name}", "leave it out")])
+        if variables:
+            said = ",".join(f"{key}={value}" for key, value in variables.items())
+            raise InputError([Problem("set", said, f"has no effect: {name} is no script", "leave it out")])
         return _settings(name)(text, name, around.num_devices)
     from shardwise.formats.megatron import read_script
 
@@ -38,7 +41,10 @@ def read_text(path: str) -> str:
     """Return the text of a file; raises `InputError` where it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read()
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise InputError([Problem("from", path, f"cannot be read ({reason})", "give a file that exists")]) from None
+    if not text.strip():
+        raise InputError([Problem("from", path, "is empty", "give a file that holds settings or a script")])
+    return text

@@ -19,6 +19,10 @@ def table(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("shardwise.formats").joinpath(name).read_text(encoding="utf-8"))
 
 
+_KINDS: dict[type, str] = {list: "a list", type(None): "null", str: "a text", bool: "true or false"}
+_KINDS |= {int: "a number", float: "a number"}
+
+
 class Keys:
     """The settings of one file, by dotted path, with a record of what was read.
 
@@ -27,9 +31,11 @@ class Keys:
     (2, ['sharding'])
     """
 
-    def __init__(self, tree: Mapping[str, Any], name: str) -> None:
+    def __init__(self, tree: Mapping[str, Any], name: str, source: str = "settings") -> None:
         if not isinstance(tree, Mapping):
-            raise InputError([Problem("file", type(tree).__name__, "must hold keys and values", "give an object")])
+            held = _KINDS.get(type(tree), "a single value")
+            rule = f"must hold an object of keys and values, and holds {held}"
+            raise InputError([Problem("file", source, rule, 'write for example {"train_batch_size": 64}')])
         self.table = table(name)
         self.values = dict(_flat(tree))
         self.problems = Problems()

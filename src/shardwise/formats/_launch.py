@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, Problems
 from shardwise.formats._shell import Shell, commands_of, flat
 
 # Spellings of how many processes run on a node, how many nodes there are, and how many processes in all.
@@ -24,6 +24,10 @@ LAUNCHER = frozenset(f"--{name.replace('_', mark)}" for name in _TAKES for mark 
 """Options of torchrun and DeepSpeed's launcher that take a value."""
 _SAYS = ("echo", "printf")
 _ENDS = (";", "&&", "||", "|", "&")
+# Variables that say the same where no option does.
+_EACH_VARIABLES = ("GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "NPROC_PER_NODE", "SLURM_GPUS_PER_NODE")
+_NODES_VARIABLES = ("NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODES")
+_SRUN_VARIABLE = "SLURM_NTASKS_PER_NODE"
 _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 
 
@@ -54,6 +58,7 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     (('--lr', '1'), 8, 'a.py')
     """
     shell = commands_of(text, variables)
+    _check_variables(text, shell, source, variables)
     found = _found(shell, known)
     if not found:
         rule = "starts no program with arguments that are known"
@@ -61,6 +66,25 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     if len({tuple(words) for words in found}) > 1:
         shell.note(f"the first of {len(found)} programs that the script starts")
     return _started(found[0], shell, known, source)
+
+
+def _check_variables(text: str, shell: Shell, source: str, variables: Mapping[str, str]) -> None:
+    """Raise `InputError` for what a caller sets in vain, and for numbers of devices that are none."""
+    problems = Problems()
+    launch = {*_EACH_VARIABLES, *_NODES_VARIABLES, _SRUN_VARIABLE}
+    code = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    for name, value in variables.items():
+        said = f"{name}={value}"
+        first = re.search(rf"\b{re.escape(name)}\b(.*)", code)
+        if first is None and name not in launch and not name.isdigit():
+            # Numbers are the words behind a script, which a caller gives together.
+            problems.add("set", said, f"sets a variable that {source} does not use", "leave it out")
+        elif first and first[1].startswith("=") and name not in first[1] and shell.value(name) != value:
+            rule = f"has no effect: {source} sets {name} itself, to {shell.value(name)}"
+            problems.add("set", said, rule, f"change {source}")
+        elif name in launch and not value.isdigit():
+            problems.add("set", said, f"{name} must be a whole number", f"for example --set {name}=4")
+    problems.raise_if_any()
 
 
 def started_by(words: Sequence[str], known: Callable[[str], bool]) -> Started:
@@ -138,12 +162,12 @@ def _program(words: Sequence[str], known: Callable[[str], bool]) -> int:
 def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> Launch:
     """Return the devices that the words before the program ask for, or else the script's own variables."""
     each, nodes, everything = (_asked(words, names) for names in (_EACH, _NODES, _ALL))
-    each = each or _variable(shell, "GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "NPROC_PER_NODE", "SLURM_GPUS_PER_NODE")
-    nodes = nodes or _variable(shell, "NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODES")
+    each = each or _variable(shell, *_EACH_VARIABLES)
+    nodes = nodes or _variable(shell, *_NODES_VARIABLES)
     if any("torchrun" in w or "torch.distributed" in w or _name(w) in LAUNCHER for w in words) and each and not nodes:
         nodes = 0 if _asked_at_all(words, _NODES) else 1
     if not each and any(word == "srun" for word in words):
-        each = _variable(shell, "SLURM_NTASKS_PER_NODE")
+        each = _variable(shell, _SRUN_VARIABLE)
     total = each * nodes or everything or (each if _starts_on_one(words) else 0)
     return Launch(num_devices=total, devices_per_node=each, program=program, source=source)
 

@@ -26,8 +26,10 @@ def parse(text: str, source: str = "file") -> dict[str, Any]:
         content = _uncommented(line)
         if content.strip() and content.strip() != "---":
             lines.append((number, len(content) - len(content.lstrip(" ")), content.strip()))
+    if not lines:
+        raise InputError([Problem("file", source, "holds no keys", "write for example distributed_type: FSDP")])
     reader = _Reader(lines, source)
-    found = reader.block(lines[0][1]) if lines else {}
+    found = reader.block(lines[0][1])
     if not isinstance(found, dict) or reader.at < len(lines):
         raise reader.error("is not a map of keys at this depth")
     return found

@@ -49,7 +49,7 @@ def read(text: str, source: str = "ds_config.json", num_devices: int = 0) -> Imp
 
 def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -> Imported:
     """Return the case of a configuration that was parsed already; raises `InputError` with everything wrong."""
-    keys = Keys(tree, _TABLE)
+    keys = Keys(tree, _TABLE, source or "settings")
     plan, job = _plan(keys, num_devices), _job(keys)
     keys.problems.raise_if_any()
     stage = _STAGES.index(plan.sharding) if plan.sharding in _STAGES else 3

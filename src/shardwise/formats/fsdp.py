@@ -44,7 +44,7 @@ def read(text: str, source: str = "accelerate.yaml", num_devices: int = 0) -> Im
     ('fsdp', 8, 'amp-bf16')
     """
     tree = _yaml.parse(text, source)
-    keys = Keys(tree, _TABLE)
+    keys = Keys(tree, _TABLE, source or "settings")
     kind = keys.word("distributed_type") or "no"
     devices = num_devices or keys.whole("num_processes") or 1
     if kind == "deepspeed":
