@@ -150,3 +150,94 @@ def test_each_kind_of_search_has_its_own_help() -> None:
     assert "--max-tpot" not in train
     assert "--scaling" in train
     assert "--batch-step" in _commands.command("plan", "infer").flags["batch_step"].option
+
+
+def test_ranks_in_the_fastest_domain_can_be_restricted() -> None:
+    """`--fast-tp` and its like keep the plans whose axes have so many ranks in the fastest domain."""
+    words = shlex.split("plan train llama-3.2-1b --on 16xa100-sxm-80gb --seq-len 2048 --global-batch 64 --layout 1d")
+    tree = run(*words, *SMALL, "--tp", "2", "--fast-tp", "1", "--cp", "1", "--json").tree
+    assert tree["best"]
+    assert all("tp" not in best["placement"] for best in tree["best"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-step", "0"], "write for example 2s"),
+        (["--min-free", "900GiB"], "min_free = '900.00 GiB'"),
+        (["--order", "tp,cp"], "order = 'tp-tp2-cp': is not"),
+    ],
+)
+def test_problems_are_said_as_they_were_written(words: list[str], said: str) -> None:
+    """A problem repeats what was written in its unit, and its example is of the same kind."""
+    done = run(*TRAIN, *words)
+    assert done.status == 2
+    assert said in done.err
+    assert "('" not in done.err
+
+
+_EMPTY = [
+    ("infer llama-3.1-8b --on 8xh100 --tp 3", "tp = 3: must divide the 8 devices; use one of 1, 2, 4, 8"),
+    ("infer mixtral-8x7b --on 8xh100 --ep 3", "ep = 3: must divide the 8 devices"),
+    ("infer llama-3.1-8b --on 8xh100 --tp 8 --dp 2", "with tp, dp as given no product is the 8 devices"),
+    ("train mixtral-8x7b --on 8xh100 --global-batch 64 --ep 3", "ep = 3: must divide the 8 devices"),
+    ("train llama-3.1-8b --on 64xh100 --global-batch 64 --tp 3", "tp = 3: must divide the 64 devices; use one of 1, 2"),
+    ("train llama-3.1-8b --on 8xh100 --global-batch 64 --vpp 3 --pp 2", "vpp = 3: must cut the 32 layers evenly"),
+    (
+        "train llama-3.1-8b --on 8xh100 --global-batch 64 --micro-batch 3",
+        "micro_batch = 3: must divide the global batch",
+    ),
+    ("train llama-3.1-8b --on 8xh100 --global-batch 64 --tp 8 --pp 2", "no product is the 8 devices"),
+    ("train llama-3.1-8b --on 16xh100 --global-batch 64 --fast-tp 3", "fast_tp = 3: no placement"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), _EMPTY)
+def test_an_empty_space_says_what_it_must_hold(words: str, said: str) -> None:
+    """Where a range leaves no plan before any law, the status is 1 and the range is named with what it must hold."""
+    done = run("plan", *shlex.split(words), "--json")
+    assert (done.status, done.tree["search"]["plans"]) == (1, 0)
+    assert any(said in row["remedy"] for row in done.tree["rejected"])
+    page = run("plan", *shlex.split(words), "--width", "200")
+    assert said in page.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["llama-3.1-8b --on 8xh100 --max-tpot 0.001ms", "llama-3.1-70b --on 8xh100 --max-ttft 1ms --batch 1..8"],
+)
+def test_the_nearest_under_limits_fits(words: str) -> None:
+    """The nearest deployment fits in memory and misses the limit by the least, and memory has no remedy."""
+    tree = run("plan", "infer", *shlex.split(words), "--json").tree
+    assert tree["nearest"]["fits"]
+    assert (tree["nearest"]["plan"]["tp"], tree["nearest"]["job"]["batch"]) == (8, 1)
+    remedies = {row["name"]: row["remedy"] for row in tree["rejected"]}
+    assert remedies["memory"] == ""
+    assert "times over" in " ".join(remedies.values())
+    page = run("plan", "infer", *shlex.split(words)).out
+    assert "beyond the space" not in page
+    assert "NEAREST" in page
+
+
+def test_memory_says_nothing_where_a_limit_is_not_kept() -> None:
+    """Where nothing that fits keeps a limit, plans that do not fit get no remedy, and the miss is told in times."""
+    tree = run(*TRAIN, *SMALL[:4], "--max-step", "1ns", "--json").tree
+    remedies = {row["name"]: row["remedy"] for row in tree["rejected"]}
+    assert "times over" in remedies["max_step_seconds"]
+    assert not remedies.get("memory")
+
+
+def test_defaults_of_tokens_are_those_of_infer() -> None:
+    """A model with few positions is planned with the tokens that `infer` takes for it."""
+    tree = run("plan", "infer", "bert-base", "--on", "3xh100", "--batch", "1..8", "--json").tree
+    assert tree["best"][0]["job"]["input_tokens"] == 512
+    again = run(*_rest(tree["best"][0]["command"]), "--json").tree
+    assert again["ttft_seconds"] == tree["best"][0]["ttft_seconds"]
+
+
+def test_the_remedy_of_a_device_without_a_rate_is_a_flag() -> None:
+    """On a device without rates in 16 bits the remedy names a flag that does."""
+    tree = run("plan", "infer", "llama-3.1-8b", "--on", "cpu", "--json").tree
+    assert "--weights fp32" in tree["rejected"][0]["remedy"]
+    words = shlex.split("infer llama-3.1-8b --on cpu --weights fp32")
+    assert run(*words).status == run("plan", *words, "--batch", "1..4").status == 0

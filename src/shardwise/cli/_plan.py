@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
-from shardwise.cli._space_flags import LIMITS, WHOLES, WORDS
+from shardwise.cli._space_flags import FAST, LIMITS, WHOLES, WORDS
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def space_of(inputs: Inputs, num_devices: int) -> Space:
     """Return the space that the flags restrict."""
     from shardwise.search import Space, Wholes, upto
 
-    given: dict[str, Any] = {key: Wholes.parse(inputs.values[key]) for key in WHOLES if key in inputs.values}
+    ranges = [key for key in (*WHOLES, *FAST) if key in inputs.values]
+    given: dict[str, Any] = {key: Wholes.parse(inputs.values[key]) for key in ranges}
     given |= {key: inputs.values[key] for key in WORDS if key in inputs.values}
     if "sequence_parallel" in inputs.values:
         given["sequence_parallel"] = (inputs.values["sequence_parallel"],)

@@ -56,7 +56,8 @@ def ask(inputs: Inputs) -> ServingFound:
         raise InputError(dict.fromkeys(inputs.problems.items))
     # Batch and formats are searched, so the job is silent about them.
     searched = Inputs(values={key: v for key, v in inputs.values.items() if key not in (*WORDS, "batch")})
-    job: Serving = _case.make_serving(searched)
+    job: Serving = _case.make_serving(searched, model)
+    inputs.notes += searched.notes
     try:
         found = plan_serving(model, cluster, job, space_of(inputs, cluster.num_devices), wish_of(inputs))
     except InputError as error:
@@ -78,6 +79,8 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
     fixed |= {"order": plan.order} if plan.order != type(plan)().order else {}
     fixed |= {key: getattr(job, key) for key in ("batch", "input_tokens", "output_tokens")}
+    if not report.case.model.generates:
+        del fixed["output_tokens"]
     fixed |= {"weights": job.weights or report.case.format.name, "engine": report.case.engine.name}
     fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute") if getattr(job, key)}
     return {**kept, **fixed}

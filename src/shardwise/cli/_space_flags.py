@@ -12,6 +12,7 @@ from shardwise.units import parse_count, parse_seconds
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 WHOLES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
+FAST = ("fast_tp", "fast_tp2", "fast_cp", "fast_dp", "fast_pp")
 WORDS = ("layout", "cp_kind", "schedule", "sharding", "recompute")
 # What a wish calls a limit -> its flag.
 LIMITS = {
@@ -50,7 +51,10 @@ def _read_doubling(value: object, field: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-_TIME = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"30d"'))
+def _time(example: str) -> Kind:
+    return k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example=example))
+
+
 RANGE = Kind(_read_range, "N|A..B|N,N")
 
 
@@ -60,6 +64,10 @@ def plan_search_flags() -> dict[str, Flag]:
     plan = plan_flags()
     kept = {key: flag for key, flag in train_flags().items() if key not in _GONE}
     ranges = {key: Flag(key, RANGE, f"{plan[key].help}: the values to try", "space") for key in WHOLES}
+    fast = {
+        key: Flag(key, RANGE, f"ranks of {key[5:]} that share the fastest domain: the values to try", "space")
+        for key in FAST
+    }
     words = {key: Flag(key, k.WORDS, f"{plan[key].help}: the choices to try", "space") for key in WORDS}
     wanted = _flags(
         "search",
@@ -74,9 +82,9 @@ def plan_search_flags() -> dict[str, Flag]:
     above = k.Range(above=True, example="1e6")
     limits = _flags(
         "limits",
-        ("max_step", _TIME, "longest step"),
-        ("max_time", _TIME, "longest run of the tokens, such as 30d"),
+        ("max_step", _time("2s"), "longest step"),
+        ("max_time", _time("30d"), "longest run of the tokens, such as 30d"),
         ("max_cost", k.number(parse_count, "USD", above), "dearest run of the tokens"),
         ("min_free", k.BYTES, "memory that stays free on the fullest device, such as 5GiB"),
     )
-    return {**kept, **ranges, **words, **limits, **wanted}
+    return {**kept, **ranges, **fast, **words, **limits, **wanted}

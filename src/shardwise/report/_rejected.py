@@ -48,6 +48,6 @@ def rejected(page: Page, rows: Sequence[Rejection]) -> None:
         return
     page.add(("REJECTED", "bold"))
     for row in rows:
-        page.add((f"{row.count:>15,}", ""), (f"  {row.title}", ""))
+        page.add((f"{row.count:>15,}" if row.count else " " * 15, ""), (f"  {row.title}", ""))
         for line in textwrap.wrap(row.remedy, page.width - _INDENT, break_long_words=False, break_on_hyphens=False):
             page.add((" " * _INDENT, ""), (line, "dim"))

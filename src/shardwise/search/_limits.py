@@ -25,6 +25,7 @@ from shardwise.search._rows import Rows
 from shardwise.search._search import Found, Tally, Work, searched
 from shardwise.search._space import Space
 from shardwise.training import Case, TrainReport
+from shardwise.units import show_bytes
 
 TRAIN_LIMITS = {
     "max_step_seconds": "steps longer than asked",
@@ -62,7 +63,9 @@ class Wish(_search.Wish):
             found.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
         limit = cluster.device.usable_memory_bytes
         if self.min_free_bytes >= limit:
-            found.add("min_free_bytes", self.min_free_bytes, "is all that a device has", f"use less than {limit}")
+            rule = f"is all that a device has, {show_bytes(limit)} to use"
+            remedy = f"use less than {show_bytes(limit)}"
+            found.add("min_free_bytes", show_bytes(self.min_free_bytes), rule, remedy)
         return tuple(found.items)
 
 

@@ -12,12 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from shardwise.errors import Problem
+from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._engine import Here
 from shardwise.search._laws import laws_of
 from shardwise.search._limits import TRAIN_LIMITS, Wish, bounds_of
 from shardwise.search._near import broken_law, neighbours, report_on
 from shardwise.search._rank import OBJECTIVES
-from shardwise.search._remedy import Remedy, loss_of
+from shardwise.search._remedy import Remedy, loss_of, missed
 from shardwise.search._search import TOO_LARGE, Found, Rejection, Work, searched
 from shardwise.training import TrainReport
 
@@ -120,14 +121,14 @@ class Remedies:
     def _alone(self, name: str) -> Remedy | None:
         """Return by how much the nearest plan misses a limit that none keeps."""
         miss = self._ratios(self.nearest).get(name, 0.0) - 1 if self.nearest is not None else 0.0
-        return Remedy(why=f"the nearest misses it by {miss:.1%}") if miss > 0 and not self.found.best else None
+        return Remedy(why=f"the nearest {missed(miss)}") if miss > 0 and not self.found.best else None
 
     def _why(self, one: Fallen) -> str:
         if one.problem is not None:
             return str(one.problem)
         said = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"
         if one.name != TOO_LARGE or one.report is None:
-            return f"{said} misses it by {one.miss:.1%}"
+            return f"{said} {missed(one.miss)}"
         gain = one.base.step_seconds / one.report.step_seconds - 1
         pace = (
             f"{gain:.1%} quicker" if gain >= 0 else f"{one.report.step_seconds / one.base.step_seconds - 1:.1%} slower"
@@ -141,4 +142,9 @@ class Remedies:
         for name, title in TRAIN_LIMITS.items():
             count = self.found.tally.fallen[name]
             found += [Rejection(name=name, title=title, count=count, remedy=_FAR)] if count else []
+        if not self.found.num_plans:
+            return empty_rejections(why_empty(self.found.rows))
+        if not self.found.best and any(self.found.tally.fallen[name] for name in TRAIN_LIMITS):
+            # What fits does not keep the limits: more memory alone would not help.
+            found = [replace(row, remedy="") if row.name == TOO_LARGE else row for row in found]
         return tuple(replace(row, remedy=str(self.of(row.name) or row.remedy)) for row in found)

@@ -61,6 +61,15 @@ class Remedy:
         return f"{self.why}: {self.field.replace('_', ' ')} {value} will do, {self.cost}"
 
 
+def missed(by: float) -> str:
+    """Return in words by how much a limit is missed, `by` a share of it: percent, and times where that is far.
+
+    >>> missed(0.014), missed(2931.7)
+    ('misses it by 1.4%', 'misses it 2,933 times over')
+    """
+    return f"misses it by {by:.1%}" if by < 10 else f"misses it {by + 1:,.0f} times over"
+
+
 def changed_field(differences: Sequence[tuple[str, object]]) -> tuple[str, object] | None:
     """Return the one field that was changed, of all in which two plans differ; None where there are more or none.
 

@@ -225,7 +225,7 @@ class ServingRows:
                 others = [p for p in error.problems if p.field not in ("compute", "dtype")]
                 if others:
                     raise InputError(others) from None
-                found[word] = word, error.problems[0]
+                found[word] = word, _unusable(error.problems[0])
                 continue
             key = case.engine, case.format, case.dtype, case.compute, case.cache_element_bytes
             found.setdefault(key, (word, case))
@@ -245,6 +245,13 @@ class ServingRows:
         """The numbers of one layout of each kind, as columns."""
         plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
         return sizes_of_columns(self.model, plans, [1] * len(plans), self.domains)
+
+
+def _unusable(problem: Problem) -> Problem:
+    """Return why a device cannot multiply in a format, said of the weights: their format is what can be chosen."""
+    if problem.field != "dtype":
+        return problem
+    return replace(problem, field="weights", remedy=problem.remedy.replace("use ", "use --weights ", 1))
 
 
 def counted_tokens(job: Serving) -> int:

@@ -13,6 +13,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
+from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._remedy import Remedy
 from shardwise.search._search import Rejection, part_of
 from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table, counted_tokens, stacked, table_of
@@ -119,11 +120,31 @@ class ServingFound:
 
     @cached_property
     def nearest(self) -> InferReport | None:
-        """The plan that is short of the least memory, or breaks the first limit by the least, where none will do."""
-        for name, fell in self._verdicts[0].items():
-            if fell.any() and not len(self._ranked):
-                return self.report(int(np.argmin(np.where(fell, self.ranking.miss(name), np.inf))))
-        return None
+        """The plan that fits and misses the limits by the least, or is short of the least memory, where none will do.
+
+        Of several limits the one that is missed by the most counts.
+        """
+        return self.report(self._nearest_row) if self._nearest_row >= 0 else None
+
+    @cached_property
+    def _nearest_row(self) -> int:
+        if self.table is None or len(self._ranked) or not self.evaluated:
+            return -1
+        asked = [limit.field for limit in LIMITS if getattr(self.wish, limit.field)]
+        if asked and self.table.fits.any():
+            worst = np.max([self.ranking.miss(name) for name in asked], axis=0)
+            return int(np.argmin(np.where(self.table.fits, worst, np.inf)))
+        return int(np.argmin(self.ranking.miss(MEMORY)))
+
+    @property
+    def limits_missed(self) -> dict[str, float]:
+        """Ratio of the nearest plan's value to each limit that it breaks; empty where nothing fits in memory."""
+        row = self._nearest_row
+        if self.table is None or row < 0 or not self.table.fits[row]:
+            return {}
+        asked = [limit for limit in LIMITS if getattr(self.wish, limit.field)]
+        ratios = {limit.field: float(limit.ratio(self.table, self.wish)[row]) for limit in asked}
+        return {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
 
     def report(self, row: int) -> InferReport:
         """Return the report of a row of the table, by `infer`."""
@@ -171,6 +192,8 @@ class ServingFound:
         """The laws and limits in the order in which they are asked, with how many plans fell to each."""
         titles = TITLES | {limit.field: limit.title for limit in LIMITS}
         fell = {name: int(np.count_nonzero(rows)) for name, rows in self._verdicts[0].items()}
+        if not self.num_plans and not self.rows.layouts.count:
+            return empty_rejections(why_empty_serving(self.rows))
         counted = [*self._lawless, *((name, titles[name], count) for name, count in fell.items() if count)]
         return tuple(Rejection(name=n, title=t, count=c, remedy=str(self.remedy(n) or "")) for n, t, c in counted)
 
@@ -201,14 +224,15 @@ def plan_serving(
     """
     start = time.perf_counter()
     space, wish = space or ServingSpace(), wish or ServingWish()
+    one = job if model.generates else replace(job, output_tokens=0)
     found = Problems()
     with found.collect():
         space.check()
     with found.collect():
         wish.efficiencies.check()
-    found.items += [*wish.problems(cluster.usd_per_device_hour), *job_problems(replace(job, batch=1), model).items]
+    found.items += [*wish.problems(cluster.usd_per_device_hour), *job_problems(replace(one, batch=1), model).items]
     found.raise_if_any()
-    rows = ServingRows(model=model, cluster=cluster, job=job, space=space, wish=wish)
+    rows = ServingRows(model=model, cluster=cluster, job=one, space=space, wish=wish)
     tables = [part for setup in range(len(rows.setups)) for part in table_of(rows, setup)]
     table = stacked(tables) if tables else None
     return ServingFound(rows=rows, table=table, seconds=time.perf_counter() - start)

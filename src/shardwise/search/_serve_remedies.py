@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.plans import Plan
-from shardwise.search._remedy import Remedy, changed_field, loss_of
+from shardwise.search._remedy import Remedy, changed_field, loss_of, missed
 from shardwise.search._serve import FORMATS, MEMORY, ServingRows, Table
 from shardwise.search._serve_layouts import Layouts
 from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, WORDS
@@ -62,6 +62,9 @@ def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
                 was = f"{change[0].replace('_', ' ')} {_text(ranking.word(other, change[0]))}"
                 why = f"{was} {_missed(name, float(miss[other]))}"
                 return _remedy(ranking, row, why, change)
+    if name == MEMORY and any(fallen.any() for limit, fallen in ranking.fallen.items() if limit != MEMORY):
+        # What fits does not keep the limits: more memory alone would not help.
+        return None
     closest = int(np.argmin(np.where(fell, miss, np.inf)))
     return Remedy(why=f"the nearest {_missed(name, float(miss[closest]))}")
 
@@ -82,7 +85,7 @@ def _text(value: object) -> str:
 
 
 def _missed(name: str, by: float) -> str:
-    return f"is short of {by:.1%} of the memory" if name == MEMORY else f"misses it by {by:.1%}"
+    return f"is short of {by:.1%} of the memory" if name == MEMORY else missed(by)
 
 
 def _near(ranking: Ranking, row: int) -> Any:

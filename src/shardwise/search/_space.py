@@ -119,12 +119,21 @@ class Space:
 
 
 def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
-    remedy = "use one or more of " + ", ".join(map(str, known[:8]))
+    remedy = "use one or more of " + ", ".join(map(_text, known[:8]))
     if not values or len(set(values)) < len(values):
-        found.add(name, str(values), "must name each of its choices once", remedy)
+        found.add(name, ",".join(map(_text, values)), "must name each of its choices once", remedy)
     for value in values:
         if value not in known:
-            found.add(name, str(value), "is not a choice that can be searched", remedy)
+            found.add(name, _text(value), "is not a choice that can be searched", remedy)
+
+
+def _text(value: object) -> str:
+    """Return a choice as a flag takes it, an order with dashes.
+
+    >>> _text(("tp", "cp")), _text(False)
+    ('tp-cp', 'false')
+    """
+    return "-".join(value) if isinstance(value, tuple) else str(value).lower()
 
 
 def names() -> tuple[str, ...]:
