@@ -259,3 +259,19 @@ def test_a_misspelt_name_is_met_with_the_right_one() -> None:
 def test_the_table_is_wide() -> None:
     """At least seventy kinds of bad input are held against the command line."""
     assert len(CASES) >= 140
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "unsaid"),
+    [
+        ("infer llama-3.1-8b --on 8xh100 --weights int3", "bf16, fp8", ""),
+        ("plan train gpt2 --on 8xh100 --global-batch 1e30", "global_batch = '1e30'", "global_batch = 0"),
+        ("plan", "name what to plan behind the command: train or infer", "--what"),
+        ("export", "name the target behind the command: megatron", "--target"),
+    ],
+)
+def test_a_remedy_is_the_word_to_write(words: str, said: str, unsaid: str) -> None:
+    """A remedy names what is usual, says a place where there is no flag, and nothing is said twice."""
+    done = run(*words.split())
+    assert said in done.err
+    assert not unsaid or unsaid not in done.err

@@ -112,7 +112,9 @@ class Inputs:
             if follows == {"seq_len"} and "tokens" not in p.rule:
                 # Of the laws of an axis only those that divide the sequence follow from its length.
                 follows = set()
-            if not named and not follows and p not in self.problems.items:
+            # A value that could not be read is not asked for a second time.
+            told = key in self.bad and any(known.field == key for known in self.problems.items)
+            if not named and not follows and not told and p not in self.problems.items:
                 self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
 
 
@@ -135,6 +137,8 @@ def _example(key: str) -> str:
     return {
         "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
         "on": "write for example --on 64xh100; `shardwise devices` lists devices",
+        "what": "name what to plan behind the command: train or infer",
+        "target": "name the target behind the command: megatron, deepspeed or fsdp",
     }.get(key, f"give --{key.replace('_', '-')}")
 
 

@@ -13,7 +13,7 @@ from shardwise.training._comm import Axis, CommReport
 from shardwise.training._layer_tables import LayerRow, LayerTable
 from shardwise.training._report import CATEGORIES
 from shardwise.training._traffic import Flow
-from shardwise.units import show_bytes, show_count, show_seconds
+from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 SHORT = {
     "all_reduce": "AR",
@@ -36,7 +36,7 @@ def comm_page(found: CommReport, command: Sequence[str], width: int = 80, everyt
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(found.plan)}"
     page.label("COMM", title, "bold", "bold")
     of = f"; numbers of one device are of {_where(found, found.reference)}" if found.plan.pp > 1 else ""
-    times = f"{report.evaluation.sizes.num_micro:g} micro-batches of {found.plan.micro_batch}"
+    times = f"{counted(report.evaluation.sizes.num_micro, 'micro-batch')} of {found.plan.micro_batch}"
     page.note(f"step {show_seconds(report.step_seconds)}, {times}{of}")
     if not report.fits:
         page.note(f"does not fit: {show_bytes(report.verdict.short_by_bytes)} too much", "bold red")

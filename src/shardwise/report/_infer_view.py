@@ -115,7 +115,7 @@ def _verdict(page: Page, report: InferReport) -> None:
     where = " on each replica" if report.plan.dp > 1 else ""
     out = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out"
     out = out if job.output_tokens else f"{job.input_tokens:,} tokens each, in one pass"
-    page.note(f"{job.batch:,} requests at once{where}, {out}")
+    page.note(f"{job.batch:,} {'request' if job.batch == 1 else 'requests'} at once{where}, {out}")
     if not report.fits:
         page.note(_nearest(report), "bold")
 

@@ -9,7 +9,7 @@ from shardwise.plans import Plan
 from shardwise.report._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import peak_parts, step_tree
 from shardwise.training import Change, TrainReport
-from shardwise.units import show_bytes, show_count, show_seconds
+from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 _MEMORY = {
     "weights": ("weights", FULL, "blue"),
@@ -204,7 +204,7 @@ def _memory(page: Page, report: TrainReport) -> None:
         mark_limit(page, verdict.limit_bytes / scale, f"limit {show_bytes(verdict.limit_bytes)}", len(shown))
     legend(page, segments, verdict.limit_bytes, show_bytes)
     if report.plan.pp > 1:
-        page.note(f"{report.memory.in_flight:g} micro-batches in flight on this stage", "dim")
+        page.note(f"{counted(report.memory.in_flight, 'micro-batch')} in flight on this stage", "dim")
 
 
 def _time(page: Page, report: TrainReport) -> None:

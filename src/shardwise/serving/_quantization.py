@@ -85,6 +85,8 @@ def find_format(name: str, field: str = "weights") -> Format:
     key = table["aliases"].get(name, name)
     if key not in table["formats"]:
         near = get_close_matches(name, format_names(), 3, 0.4) or format_names()
+        # What most models are served in is named whatever was mistyped.
+        near = [*near, *(usual for usual in ("bf16", "fp8") if usual not in near)]
         raise InputError([Problem(field, name, "is not a known weight format", "use one of " + ", ".join(near))])
     return Format(name=key, **table["formats"][key])
 

@@ -116,9 +116,9 @@ class CommReport:
         return tuple(f for f in self.flows[index] if self.names[f.message.group] == axis)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of every group of an axis; a shared table leaves the ranks between its stages alone."""
+        """Return the ranks of every group of an axis that talks; a rank alone does not."""
         kind = next(kind for kind, name in self.names.items() if name == axis)
-        return tuple(named_groups(self.plan, kind))
+        return tuple(group for group in named_groups(self.plan, kind) if len(group) > 1)
 
     def place(self, rank: int) -> str:
         """Return where a rank sits: node and device in it, both from 0.
@@ -153,7 +153,7 @@ class CommReport:
         def cluster(values: Iterable[float]) -> float:
             return float(sum(s.count * devices * v for s, v in zip(runs, values, strict=True)))
 
-        groups = [g for g in self.groups(name) if len(g) > 1]
+        groups = self.groups(name)
         exposed, hidden = self._seconds(name)
         return Axis(
             name=name,
