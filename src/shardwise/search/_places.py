@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,8 @@ def spread(start: Any, count: Any) -> tuple[Any, Any]:
     return np.arange(len(shift)) + shift, count
 
 
-def fillings(domain: int) -> list[tuple[int, ...]]:
+@lru_cache(maxsize=64)
+def fillings(domain: int) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each axis that together divide a domain.
 
     >>> len(fillings(8)), (4, 1, 1, 2, 1) in fillings(8)
@@ -65,16 +68,20 @@ def fillings(domain: int) -> list[tuple[int, ...]]:
     """
     found: list[tuple[int, ...]] = [()]
     for _ in AXES:
-        found = [(*f, n) for f in found for n in divisors(domain) if domain % (int(np.prod(f, initial=1)) * n) == 0]
-    return found
+        found = [(*f, n) for f in found for n in divisors(domain) if domain % (prod(f) * n) == 0]
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _primes(number: int) -> tuple[int, ...]:
+    return tuple(p for p in divisors(number) if p > 1 and len(divisors(p)) == 2)
 
 
 def _is_full(fast: tuple[int, ...], degrees: Any, domain: int) -> Any:
     """Return for which rows the ranks are some of each axis, and none could have more of them."""
     ranks = np.array(fast)[:, None]
     fits = (degrees % ranks == 0).all(axis=0)
-    left = domain // int(np.prod(fast))
-    for prime in (p for p in divisors(left) if p > 1 and len(divisors(p)) == 2):
+    for prime in _primes(domain // prod(fast)):
         fits &= (degrees // ranks % prime != 0).all(axis=0)
     return fits
 

@@ -126,6 +126,8 @@ def pipeline(
     points: list[Point[X]] = []
     start = forward = gradient = shape.num_stages * 0
     for run in runs:
+        if is_plain(run.count, 0):
+            continue
         present = minimum(run.count, 1)
         cost = (
             there(present, run.forward),
