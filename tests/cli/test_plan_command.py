@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -241,3 +243,65 @@ def test_the_remedy_of_a_device_without_a_rate_is_a_flag() -> None:
     assert "--weights fp32" in tree["rejected"][0]["remedy"]
     words = shlex.split("infer llama-3.1-8b --on cpu --weights fp32")
     assert run(*words).status == run("plan", *words, "--batch", "1..4").status == 0
+
+
+@pytest.mark.parametrize("words", [[*TRAIN, *SMALL], [*TRAIN, *SMALL, "--scaling", "2..8"], INFER])
+def test_files_are_looked_at_before_the_search(words: list[str], tmp_path: Path) -> None:
+    """Files that cannot be written are refused by the name of their flag, all at once."""
+    paths = ["--save-best", str(tmp_path / "no" / "a.toml"), "--plot", str(tmp_path / "no" / "a.png")]
+    done = run(*words, *paths, "--save", str(tmp_path), "--json")
+    assert done.status == 2
+    assert set(done.fields) == {"save_best", "plot", "save"}
+
+
+def test_scaling_is_drawn(tmp_path: Path) -> None:
+    """`--scaling` with `--plot` draws the best plan of each count of devices."""
+    path = tmp_path / "scaling.svg"
+    done = run(*TRAIN, *SMALL, "--scaling", "2..8", "--plot", str(path), "--json")
+    assert (done.status, done.tree["plot"]["file"]) == (0, str(path))
+    assert path.stat().st_size > 1000
+
+
+def test_no_two_plans_read_alike() -> None:
+    """Plans that differ in where their axes sit alone say where; shares of a step add up to all of it."""
+    words = shlex.split("plan train llama-3.2-1b --on 16xa100-sxm-80gb --seq-len 2048 --global-batch 64 --tp 2 --pp 2")
+    more = shlex.split("--dp 4 --cp 1 --sharding zero1 --recompute none --micro-batch 1 --schedule 1f1b --top 30")
+    page = run(*words, *more, "--width", "200").out
+    rows = [line.split(maxsplit=1) for line in page.split("FRONT")[0].splitlines() if "micro-batch" in line]
+    texts = [text for number, text in rows if number.isdecimal()]
+    assert len(texts) >= 4
+    assert len(set(texts)) == len(texts)
+    assert all("in a domain" in text for text in texts)
+    shares = [re.findall(r"([0-9.]+)%", line) for line in page.split("FRONT")[0].splitlines() if line.count("%") == 4]
+    assert shares
+    for row in shares:
+        assert sum(map(float, row)) == pytest.approx(100, abs=0.25)
+
+
+def test_what_was_assumed_is_listed_as_by_train() -> None:
+    """A search lists device, price, stack and precision, and with tokens the dollars and days of each plan."""
+    words = ["--on", "8xa100", "--tokens", "1T", "--objective", "cost", "--width", "160"]
+    done = run("plan", "train", "llama-3.2-1b", *TRAIN[5:], *SMALL, *words)
+    for word in ("a100 taken as", "price = ", "stack megatron", "precision bf16", "days"):
+        assert word in done.out
+    tree = run(*TRAIN, *SMALL, "--json").tree
+    assert run(*_rest(tree["best"][0]["command"]), "--json").tree["assumptions"][0] in tree["best"][0]["assumptions"]
+
+
+def test_an_interrupted_search_says_so() -> None:
+    """Where a search ended early with nothing found, the page says that it was interrupted, not that none will do."""
+    from dataclasses import replace
+
+    from shardwise.hardware import Cluster
+    from shardwise.models import load_model
+    from shardwise.plans import Training
+    from shardwise.report._page import text_of
+    from shardwise.report._plan_view import plan_page
+    from shardwise.search import Remedies, Wish, plan_training
+
+    job = Training(seq_len=1024, global_batch=8)
+    on = Cluster.parse("2xa100-sxm-80gb")
+    none = plan_training(load_model("gpt2"), on, job, None, Wish(max_step_seconds=1e-9))
+    page = text_of(plan_page(Remedies(replace(none, covered=0.5)), [], ((), 100)), io.StringIO())
+    assert "INTERRUPTED" in page
+    assert "NONE" not in page

@@ -184,6 +184,9 @@ def status_of(covered: float, found: bool) -> int:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan`."""
+    from shardwise.cli._plan_files import check_files
+
+    check_files(inputs)
     if inputs.get("what") == "infer":
         from shardwise.cli import _plan_infer
 
@@ -194,7 +197,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return _plan_scaling.answer(inputs, width)
     from shardwise.search import Remedies
 
-    _figures.check(inputs)
     found = ask(inputs, question(inputs))
     remedies = Remedies(found)
     save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)

@@ -90,7 +90,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan infer`."""
     from shardwise.cli._plan import save_best
 
-    _figures.check(inputs)
     found = ask(inputs)
     save_best(inputs, "infer", case_of(inputs, found.best[0]) if found.best else None)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli import _figures
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.report._page import Page
 
 
@@ -39,4 +42,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return scaling_page(rows, commands[-1] if commands else [], (tuple(inputs.notes), width))
 
-    return Answer(_plan.status_of(covered, bool(best)), tree, page)
+    def draw() -> Figure:
+        from shardwise.report._plots_search import plan_figure
+        from shardwise.search import scaled_found
+
+        return plan_figure(scaled_found(rows))
+
+    return _figures.plotted(inputs, Answer(_plan.status_of(covered, bool(best)), tree, page), draw)

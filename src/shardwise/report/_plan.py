@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from shardwise.plans import spans
 from shardwise.report._rejected import change_tree, rival_tree
 from shardwise.report._train import train_tree
 from shardwise.search import TRAIN_LIMITS, Found, Remedies, rivals
-from shardwise.training import TrainReport
+from shardwise.serving import InferReport
+from shardwise.training import Case, TrainReport
+from shardwise.training._stated import stated
 
 
 def plan_tree(remedies: Remedies, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     found, counts, nearest = remedies.found, remedies.found.counts, remedies.nearest
     best = [
-        {**train_tree(report), "placement": placement(report), "command": " ".join(words)}
+        {**train_tree(_with_assumptions(report)), "placement": placement(report), "command": " ".join(words)}
         for report, words in zip(found.best, commands, strict=True)
     ]
     return {
@@ -57,6 +59,39 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
         "devices": report.plan.num_devices,
         "plan": asdict(report.plan),
     }
+
+
+def assumed(case: Case, report: TrainReport | None) -> tuple[str, ...]:
+    """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
+    said = [*case.model.assumptions, *case.cluster.assumptions]
+    if report is not None:
+        said += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
+    return tuple(dict.fromkeys(said))
+
+
+def _with_assumptions(report: TrainReport) -> TrainReport:
+    return replace(report, assumptions=assumed(report.case, report))
+
+
+def placed_words(place: dict[str, int]) -> str:
+    """Return in words what shares a domain of the fastest tier.
+
+    >>> placed_words({"tp": 4, "dp": 2}), placed_words({})
+    ('tp 4 dp 2', 'alone')
+    """
+    return " ".join(f"{axis} {n}" for axis, n in place.items()) or "alone"
+
+
+def tiers_words(report: TrainReport | InferReport) -> list[str]:
+    """Return in words which ranks share a domain of each tier but that of all devices, none where one holds them."""
+    placed, domains, tiers = spans(report.plan, report.case.domains), report.case.domains, report.case.cluster.tiers
+    said = []
+    for i, size in enumerate(domains[:-1]):
+        if size >= report.plan.num_devices:
+            break
+        inside = {axis: placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
+        said.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
+    return said
 
 
 def placement(report: TrainReport) -> dict[str, int]:

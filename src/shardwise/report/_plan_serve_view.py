@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardwise.report._infer_view import infer_changes
 from shardwise.report._page import Page, command_lines
+from shardwise.report._plan import tiers_words
 from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train_view import assumptions, describe
 from shardwise.search import ServingFound, rivals, tokens_per_second_per_gpu
@@ -94,7 +95,8 @@ def describe_deployment(report: InferReport) -> str:
     order = [axis for axis in report.plan.order if getattr(report.plan, axis) > 1]
     usual = [axis for axis in ("tp", "dp", "pp") if axis in order]
     placed = [f"order {','.join(order)}"] if order != usual else []
-    return ", ".join([describe(report.plan), f"batch {report.job.batch}", *formats, *placed, report.case.engine.name])
+    plan = [describe(report.plan), f"batch {report.job.batch}", *formats, *placed, *tiers_words(report)]
+    return ", ".join([*plan, report.case.engine.name])
 
 
 def _best(page: Page, best: Sequence[InferReport]) -> None:

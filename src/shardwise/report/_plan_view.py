@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shardwise.plans import Plan
 from shardwise.report._page import Page, command_lines
-from shardwise.report._plan import limits_of, placement
+from shardwise.report._plan import assumed, limits_of, placed_words, placement, tiers_words
 from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train import step_tree
 from shardwise.report._train_view import assumptions, describe
@@ -39,7 +39,8 @@ def plan_page(remedies: Remedies, command: Sequence[str], notes_and_width: tuple
         page.blank()
     rejected(page, remedies.rejected)
     page.blank()
-    assumptions(page, notes)
+    shown = found.best[0] if found.best else remedies.nearest
+    assumptions(page, tuple(dict.fromkeys((*notes, *assumed(found.rows.case, shown)))))
     page.blank()
     if command:
         command_lines(page, "AGAIN" if found.best else "NEAREST", command)
@@ -52,10 +53,12 @@ def _verdict(page: Page, found: Found) -> None:
     if found.best:
         best = found.best[0]
         page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")
-        page.note(describe_more(best.plan), "bold")
+        page.note(describe_placed(best), "bold")
     else:
-        none = "no plan of the space will do" if found.covered == 1 else "nothing found by then"
-        page.label("NONE", f"{title}: {none}", "bold red", "bold")
+        word, none = (
+            ("NONE", "no plan of the space will do") if found.covered == 1 else ("INTERRUPTED", "nothing found yet")
+        )
+        page.label(word, f"{title}: {none}", "bold red", "bold")
     share = "" if found.covered == 1 else f"; interrupted, {found.covered:.1%} of the space was covered"
     does = "will do" if limits else "fit"
     page.note(
@@ -86,7 +89,7 @@ def describe_more(plan: Plan) -> str:
     'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
     """
     said = [describe(plan)]
-    said += [plan.schedule] if plan.pp > 1 else []
+    said += [plan.schedule] if plan.pp > 1 or plan.schedule == "gpipe" else []
     said += [f"micro-batch {plan.micro_batch}"]
     said += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
     said += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []
@@ -94,27 +97,41 @@ def describe_more(plan: Plan) -> str:
     return ", ".join(said)
 
 
+def describe_placed(report: TrainReport) -> str:
+    """Return a plan in words with where its axes sit."""
+    return ", ".join([describe_more(report.plan), *tiers_words(report)])
+
+
 def _best(page: Page, found: Found) -> None:
-    rows = [("#", "step", "tokens/s/dev", "memory", "compute", "exposed", "bubble", "fast domain")]
+    priced = found.rows.case.job.run_tokens > 0
+    money = ("days", "$") if priced else ()
+    rows = [("#", "step", "tokens/s/dev", *money, "memory", "compute", "exposed", "bubble", "other", "in a domain")]
     for i, report in enumerate(found.best, 1):
         step, whole = step_tree(report), report.step_seconds
-        place = " ".join(f"{axis}{n}" for axis, n in placement(report).items())
         rows.append(
             (
                 str(i),
                 show_seconds(whole),
                 f"{report.tokens_per_second_per_gpu:,.0f}",
+                *(_run_cells(report) if priced else ()),
                 show_bytes(report.device_bytes),
                 f"{step['compute_seconds'] / whole:.1%}",
                 f"{sum(step['exposed_seconds'].values()) / whole:.1%}",
                 f"{step['bubble_seconds'] / whole:.1%}",
-                place or "alone",
+                f"{(step['optimizer_seconds'] + step['overhead_seconds']) / whole:.1%}",
+                placed_words(placement(report)),
             )
         )
-    page.table(rows, right=range(7), header=True, indent=2)
+    page.table(rows, right=range(len(rows[0]) - 1), header=True, indent=2)
     page.blank()
     for i, report in enumerate(found.best, 1):
-        page.label(f"{i:>3}", describe_more(report.plan), "bold")
+        page.label(f"{i:>3}", describe_placed(report), "bold")
+
+
+def _run_cells(report: TrainReport) -> tuple[str, str]:
+    """Return days and dollars of the whole run."""
+    days = f"{report.training_seconds / 86400:,.1f}"
+    return days, "-" if report.usd is None else f"{report.usd:,.0f}"
 
 
 def _front(page: Page, front: Sequence[TrainReport]) -> None:
@@ -122,7 +139,7 @@ def _front(page: Page, front: Sequence[TrainReport]) -> None:
     every = max(1, -(-len(front) // _FRONT))
     rows = [("step", "memory", "devices", "plan")]
     for report in front[::every]:
-        text = describe_more(report.plan)
+        text = describe_placed(report)
         room = page.width - 36
         row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
         rows.append((*row, text if len(text) <= room else text[: room - 3] + "..."))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.report._page import FULL, Page, command_lines
-from shardwise.report._plan import short_tree
-from shardwise.report._plan_view import describe_more
+from shardwise.report._plan import assumed, short_tree
+from shardwise.report._plan_view import describe_placed
 from shardwise.report._train import train_tree
 from shardwise.report._train_view import assumptions
 from shardwise.search import ScalingRow
@@ -63,9 +63,10 @@ def scaling_page(
     page.blank()
     for row in rows:
         if row.best is not None:
-            page.label(f"{row.num_devices:>8,}", describe_more(row.best.plan), "bold")
+            page.label(f"{row.num_devices:>8,}", describe_placed(row.best), "bold")
     page.blank()
-    assumptions(page, notes)
+    last = next((row.best for row in reversed(rows) if row.best is not None), None)
+    assumptions(page, tuple(dict.fromkeys((*notes, *assumed(case, last)))))
     page.blank()
     if command:
         command_lines(page, "AGAIN", command)

@@ -6,7 +6,7 @@ from shardwise.search._rank import OBJECTIVES
 from shardwise.search._remedies import Remedies
 from shardwise.search._remedy import Remedy
 from shardwise.search._rivals import Rival, Swap, rivals
-from shardwise.search._scaling import ScalingRow, doubling, scaled_rows, scaled_work, strong_scaling
+from shardwise.search._scaling import ScalingRow, doubling, scaled_found, scaled_rows, scaled_work, strong_scaling
 from shardwise.search._search import Found, Rejection, Work, part_of, searched
 from shardwise.search._serve_found import ServingFound, plan_serving, tokens_per_second_per_gpu
 from shardwise.search._serve_space import SERVING_OBJECTIVES, ServingSpace, ServingWish
@@ -38,6 +38,7 @@ __all__ = [
     "plan_serving",
     "plan_training",
     "rivals",
+    "scaled_found",
     "scaled_rows",
     "scaled_work",
     "searched",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
@@ -11,6 +12,7 @@ from shardwise.models import Model
 from shardwise.plans import Training
 from shardwise.search._engine import Here
 from shardwise.search._limits import Wish, work_of
+from shardwise.search._mesh import Counts
 from shardwise.search._search import Found, Work, part_of, searched
 from shardwise.search._space import Space, upto
 from shardwise.training import TrainReport
@@ -28,6 +30,46 @@ class ScalingRow:
     def best(self) -> TrainReport | None:
         """The best plan, None where nothing fits."""
         return self.found.best[0] if self.found.best else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledFound(Found):
+    """The answers on several counts of devices as one: the best on each count, the fastest first."""
+
+    reports: tuple[TrainReport, ...]
+    plans: int
+
+    @property
+    def num_plans(self) -> int:
+        """Plans of all spaces together."""
+        return self.plans
+
+    @cached_property
+    def best(self) -> tuple[TrainReport, ...]:
+        """The best plan on each count, the fastest first."""
+        return tuple(sorted(self.reports, key=lambda report: report.step_seconds))
+
+    @cached_property
+    def front(self) -> tuple[TrainReport, ...]:
+        """The best plan on each count."""
+        return self.reports
+
+
+def scaled_found(rows: Sequence[ScalingRow]) -> ScaledFound:
+    """Return rows of strong scaling as one answer, whose front is the best plan on each count of devices."""
+    last, counts = rows[-1].found, Counts()
+    for row in rows:
+        for one in fields(Counts):
+            setattr(counts, one.name, getattr(counts, one.name) + getattr(row.found.counts, one.name))
+    return ScaledFound(
+        rows=last.rows,
+        wish=last.wish,
+        tally=replace(last.tally, counts=counts),
+        seconds=sum(row.found.seconds for row in rows),
+        covered=last.covered,
+        reports=tuple(row.best for row in rows if row.best is not None),
+        plans=sum(row.found.num_plans for row in rows),
+    )
 
 
 def doubling(low: int, high: int) -> tuple[int, ...]:
