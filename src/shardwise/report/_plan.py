@@ -89,7 +89,7 @@ def tiers_words(report: TrainReport | InferReport) -> list[str]:
     for i, size in enumerate(domains[:-1]):
         if size >= report.plan.num_devices:
             break
-        inside = {axis: placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
+        inside = {str(axis): placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
         said.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
     return said
 
