@@ -181,7 +181,7 @@ def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[st
     for word in ("exposed", "hidden"):
         x, y = (side["step"][f"{word}_seconds"] for side in (left, right))
         time += [(f"{word} {axis}", x.get(axis, 0.0), y.get(axis, 0.0), "seconds") for axis in {**x, **y}]
-    found = []
+    found: list[tuple[str, Sequence[Row], float]] = []
     for title, rows, path in (("MEMORY", memory, "memory.device_bytes"), ("TIME", time, "step_seconds")):
         whole = max(_at(left, path), _at(right, path))
         shown = [row for row in rows if without_residue(row[1], whole) or without_residue(row[2], whole)]
