@@ -2,8 +2,9 @@
 
 `python benchmarks/calibrate.py FOLDER` reads kernels_*.csv and collectives_*.csv of the folder, prints what the fit
 leaves by device, kernel and engine, and the number of constants; `--write` stores the constants in
-src/shardwise/cost/constants.toml. `--check` fits nothing: it prints the residuals of the stored constants, and with
-`--markdown` as the table of docs/calibration.md. The columns are described in docs/calibration.md.
+src/shardwise/cost/constants.toml. `--only products,experts` fits those kinds of kernel and leaves the other constants
+as they are stored. `--check` fits nothing: it prints the residuals of the stored constants, and with `--markdown` as
+the table of docs/calibration.md. The columns are described in docs/calibration.md.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from calibration.tables import FAMILIES, read
 from shardwise.cost._tables import constants
 
 TARGET = Path(__file__).parent.parent / "src" / "shardwise" / "cost" / "constants.toml"
+# What may be fitted alone: its word here, and the name of its tables in every family of the constants.
+KINDS = {"products": "matmul", "collectives": "fast", "network": "network", **{k.word: k.word for k in engines.KINDS}}
 HEADER = (
     "# Written by `python benchmarks/calibrate.py FOLDER --write`: do not edit, rerun. Every entry states its source\n"
     "# and what the fit leaves. Efficiencies are fractions of the datasheet's dense peak or bandwidth, seconds are\n"
@@ -41,32 +45,32 @@ def _keys(path: tuple[str, ...]) -> str:
 
 
 def entries(path: tuple[str, ...], table: dict[str, Any], date: str) -> Iterator[str]:
-    """Yield the lines of a nested table, with the date beside every source."""
+    """Yield the lines of a nested table, with a date beside every source: its own, or that of today."""
     plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
     if plain:
         yield f"\n[{_keys(path)}]"
         for name, value in plain.items():
             yield f"{name} = {_text(value)}"
-        if "source" in plain:
+        if "source" in plain and "date" not in plain:
             yield f'date = "{date}"'
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from entries((*path, name), value, date)
 
 
-def fitted(folder: Path) -> dict[str, Any]:
-    """Return the constants of every kind of kernel by family."""
+def fitted(folder: Path, only: tuple[str, ...]) -> dict[str, Any]:
+    """Return the constants of some kinds of kernel by family."""
     found: dict[str, Any] = {family: {} for family in FAMILIES}
-    parts = (("matmul", products, "gemm"), ("fast", links, "collective"))
-    for word, module, kind in parts:
+    for word, module, kind in (("products", products, "gemm"), ("collectives", links, "collective")):
         began = time.perf_counter()
-        for family, rows in module.calibrate(read(folder, kind)).items():
-            found[family][word] = rows
+        for family, rows in module.calibrate(read(folder, kind)).items() if word in only else ():
+            found[family][KINDS[word]] = rows
         print(f"# {word}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    table = links.read_across(folder)
+    table = links.read_across(folder) if "network" in only else None
     if table:
-        found["network"] = {"verbs": links.calibrate_across(table, found["ampere"]["fast"])}
-    for path, row in engines.calibrate(folder):
+        fast = found["ampere"].get("fast") or stored()["ampere"]["fast"]
+        found["network"] = {"verbs": links.calibrate_across(table, fast)}
+    for path, row in engines.calibrate(folder, only):
         place = found
         for key in path[:-1]:
             place = place.setdefault(key, {})
@@ -74,15 +78,30 @@ def fitted(folder: Path) -> dict[str, Any]:
     return found
 
 
-def leftovers(folder: Path, table: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
-    """Return (device, kind of kernel, engine, errors) of constants on all tables of a folder."""
+def stored() -> dict[str, Any]:
+    """Return the constants as the calibration last wrote them, without what single sources state."""
+    return tomllib.loads(TARGET.read_text(encoding="utf-8"))
+
+
+def renewed(table: dict[str, Any], found: dict[str, Any], only: tuple[str, ...]) -> dict[str, Any]:
+    """Return stored constants with some kinds of kernel put in place of theirs."""
+    for family, rows in found.items():
+        for word in only:
+            name = "verbs" if family == "network" else KINDS[word]
+            if name in rows:
+                table.setdefault(family, {})[name] = rows[name]
+    return table
+
+
+def leftovers(folder: Path, table: dict[str, Any], only: tuple[str, ...]) -> list[tuple[str, str, str, Any]]:
+    """Return (device, kind of kernel, engine, errors) of constants on the tables of a folder."""
     found = []
-    for module, kind in ((products, "gemm"), (links, "collective")):
-        rows = read(folder, kind)
+    for word, module, kind in (("products", products, "gemm"), ("collectives", links, "collective")):
+        rows = read(folder, kind) if word in only else {}
         found += module.residuals(rows, table) if rows else []
-    across = links.read_across(folder)
+    across = links.read_across(folder) if "network" in only else {}
     found += links.residuals_across(across, table) if across else []
-    return found + engines.residuals(folder, table)
+    return found + engines.residuals(folder, table, only)
 
 
 def count(table: dict[str, Any]) -> int:
@@ -117,13 +136,19 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="store the constants in the package")
     parser.add_argument("--check", action="store_true", help="fit nothing, check the stored constants")
     parser.add_argument("--markdown", action="store_true", help="print a table for the documentation")
+    parser.add_argument("--only", default=",".join(KINDS), help=f"kinds of kernel, of {','.join(KINDS)}")
     given = parser.parse_args()
-    table = constants() if given.check else fitted(given.folder)
-    print(*report(leftovers(given.folder, table), given.markdown), sep="\n")
+    only = tuple(given.only.split(","))
+    if not set(only) <= set(KINDS):
+        parser.error(f"--only takes {', '.join(KINDS)}")
+    table = constants() if given.check else renewed(stored(), fitted(given.folder, only), only)
+    print(*report(leftovers(given.folder, table, only), given.markdown), sep="\n")
     if not given.check:
         for family, rows in table.items():
             print(f"- constants of {family}: {count(rows)}")
     if given.write:
+        # Another kind may have been stored while this one was fitted.
+        table = renewed(stored(), table, only)
         lines = [line for family, rows in table.items() for line in entries((family,), rows, time.strftime("%Y-%m"))]
         TARGET.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
     return 0

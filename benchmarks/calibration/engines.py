@@ -177,9 +177,9 @@ def _every(kind: Kind, parts: Groups, dtype: str, row: dict[str, Any]) -> Any:
     return np.concatenate([errors(kind.predict(rows, d, row, dtype), rows) for d, rows in parts.items()])
 
 
-def calibrate(folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield the place in the table of constants and the row of every kernel of every family and engine."""
-    for kind in KINDS:
+    for kind in (k for k in KINDS if k.word in only):
         table = read(folder, kind.table)
         for family, engine, label, parts in groups(kind, table) if table else ():
             if sum(map(size, parts.values())) < 60:
@@ -203,10 +203,10 @@ def calibrate(folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
             )
 
 
-def residuals(folder: Path, constants: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
+def residuals(folder: Path, constants: dict[str, Any], only: tuple[str, ...]) -> list[tuple[str, str, str, Any]]:
     """Return (device, kind, engine, errors) of stored constants on the tables of a folder."""
     found = []
-    for kind in KINDS:
+    for kind in (k for k in KINDS if k.word in only):
         table = read(folder, kind.table)
         for family, engine, label, parts in groups(kind, table) if table else ():
             row: Any = constants.get(family, {})
