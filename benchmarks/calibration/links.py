@@ -149,6 +149,7 @@ def calibrate_across(table: Table, fast: dict[str, Any]) -> dict[str, Any]:
         half, row = search(where(rows, ~mask)), search(rows)
         unseen = errors(across(where(rows, mask), verb, half, fast[verb]), where(rows, mask))
         found[verb] = row | {
+            "measured_on": "slingshot-11",
             "residual": f"{summary(errors(across(rows, verb, row, fast[verb]), rows))}; not fitted: {summary(unseen)}",
             "source": "fit on nccl-tests across 2 to 64 nodes of A100 and Slingshot 11 "
             "(github.com/ShashankSubramanian/transformer-perf-estimates, BSD-3-LBNL)",

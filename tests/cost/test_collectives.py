@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -95,3 +96,21 @@ def test_generic_links_say_so() -> None:
     """Links of a device that was not measured are an assumption that is stated."""
     assert net(device="mi300x", imposed=Efficiencies()).assumptions
     assert not net(imposed=Efficiencies()).assumptions
+
+
+def test_a_mesh_gives_a_pair_its_own_links_only() -> None:
+    """Four A100 of a node are joined pairwise: two of them gather at a third of the rate that four do."""
+    board = network_of(Cluster.parse("4xa100-sxm-80gb", {"devices_per_node": 4}), Efficiencies())
+    pair, four = (board.links[0].wire("all_gather"), collective_seconds(board, "all_gather", 8e9, (4.0,)))
+    alone = collective_seconds(board, "all_gather", 8e9, (2.0,))
+    assert pair.peers == 3
+    assert alone / four == pytest.approx(3 * (1 / 2) / (3 / 4), rel=0.1)
+
+
+def test_a_network_that_was_measured_has_its_own_rate() -> None:
+    """Slingshot 11 takes the share of its rate that was measured on it, other networks that of InfiniBand."""
+    cluster = Cluster.parse("4x4xa100-sxm-40gb", {"nic_bandwidth": "200Gb/s", "nics_per_node": 4})
+    named = cluster.with_tiers((cluster.tiers[0], replace(cluster.tiers[1], name="slingshot-11")))
+    plain, own = (network_of(c, Efficiencies()).links[1].bytes_per_second for c in (cluster, named))
+    assert float(own) / 25e9 == pytest.approx(0.6637, abs=0.03)
+    assert float(plain) / 25e9 == pytest.approx(0.85)

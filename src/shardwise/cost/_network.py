@@ -25,8 +25,9 @@ class Wire(Generic[X]):
     """What a collective gets of one tier: achieved bytes per second in one direction, start, step, size at half rate.
 
     `own_share` of a rank's own part is moved too (a copy inside the device); `crowding` is the power of the ranks by
-    which devices on one host bridge slow each other. Where NCCL changes its protocol, `low_bytes_per_second` is the
-    rate of the one with short steps, and `long_step_seconds` what a step of the other takes more.
+    which devices on one host bridge slow each other, `peers` how many others a device of a mesh has. Where NCCL
+    changes its protocol, `low_bytes_per_second` is the rate of the one with short steps, and `long_step_seconds` what
+    a step of the other takes more.
     """
 
     bytes_per_second: X
@@ -35,6 +36,7 @@ class Wire(Generic[X]):
     half_bytes: X
     own_share: float = 0.0
     crowding: float = 0.0
+    peers: int = 0
     low_bytes_per_second: float = 0.0
     long_step_seconds: float = 0.0
 
@@ -82,16 +84,33 @@ def wire_of(tier: Tier, row: dict[str, Any], imposed: Efficiencies, fast: bool, 
         half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain else row.get("half_bytes", 0.0), row["source"]),
         own_share=0.0 if plain else row.get("own_share", 0.0),
         crowding=0.0 if plain else row.get("crowding", 0.0),
+        peers=0 if plain else max(tier.mesh - 1, 0),
         low_bytes_per_second=0.0 if plain else row.get("low_efficiency", 0.0) * tier.bytes_per_second,
         long_step_seconds=scale * row.get("long_step_seconds", 0.0),
     )
 
 
+def measured_on(row: dict[str, Any], tier: Tier) -> dict[str, Any]:
+    """Return the constants of a verb over a network, with the rate of the kind of network that was measured.
+
+    >>> from dataclasses import replace
+    >>> tier = Cluster.parse("16xa100-sxm-80gb").tiers[-1]
+    >>> row = {"efficiency": 0.85, "measured_efficiency": 0.68, "measured_on": "slingshot-11"}
+    >>> measured_on(row, tier)["efficiency"], measured_on(row, replace(tier, name="slingshot-11"))["efficiency"]
+    (0.85, 0.68)
+    """
+    if row.get("measured_on") != tier.name:
+        return row
+    return row | {"efficiency": row["measured_efficiency"]}
+
+
 def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> Link[Any]:
     """Return one tier of a cluster as the collectives see it."""
     # Nodes of one device have no fast tier: the network is their first.
-    fast = tier is cluster.tiers[0] and tier.name != "network"
-    rows = constants()[family_of(cluster.device)]["fast"] if fast else constants()["network"]["verbs"]
+    far = constants()["network"]["verbs"]
+    fast = tier is cluster.tiers[0] and tier.name not in ("network", *(row.get("measured_on") for row in far.values()))
+    family = constants()[family_of(cluster.device)]
+    rows = family["fast"] if fast else {verb: measured_on(row, tier) for verb, row in far.items()}
     nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
     late = max(tier.latency_seconds - nominal, 0.0)
     wires = {verb: wire_of(tier, row, imposed, fast, late) for verb, row in rows.items()}
@@ -114,6 +133,8 @@ def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
     if wire.low_bytes_per_second:
         full = volume / wire.bytes_per_second + hops * wire.long_step_seconds
         return minimum(volume / wire.low_bytes_per_second, full)
+    if wire.peers:
+        volume = volume * maximum(wire.peers / maximum(at - 1, 1), 1)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
 

@@ -184,7 +184,24 @@ def _fast_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:
         bytes_per_second=draft.rate("fast_bandwidth", "fast_bytes_per_second"),
         latency_seconds=draft.latency("fast_latency", link),
         in_network=draft.device.fast_in_network,
+        mesh=_mesh(draft, sizes),
     )
+
+
+def _mesh(draft: _Draft, sizes: _Sizes) -> int:
+    """Return how many devices of a fast domain are joined pairwise, 0 where a switch joins them.
+
+    Boards of four A100 or H100 have no NVSwitch: each pair shares a third of the links (NVIDIA HGX A100 and HGX H100
+    datasheets, 4-GPU). AMD Instinct boards of four and eight are meshes of xGMI links (CDNA 3 white paper, 2023).
+    """
+    device, domain = draft.device, sizes.domain
+    if device.fast_link == "xgmi":
+        return domain
+    boards = device.fast_link in ("nvlink-3", "nvlink-4") and device.knows("fast_domain") and device.fast_domain == 8
+    if boards and sizes.node == domain == 4:
+        draft.assume(f"the 4 {device.name} of a node are joined pairwise, without a switch, as on boards of four")
+        return 4
+    return 0
 
 
 def _host_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:

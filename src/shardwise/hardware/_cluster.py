@@ -21,7 +21,8 @@ class Tier:
     """One level of the network: `size` devices reach each other over it, each at a rate in one direction.
 
     `size` counts the devices inside one domain of the tier, all inner tiers included; the rate is per device, after
-    oversubscription; the latency is of one step, in seconds.
+    oversubscription; the latency is of one step, in seconds. `mesh` is how many devices are joined pairwise where
+    there is no switch: a group of fewer has only the links between its members. 0 is a switch.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Tier:
     bytes_per_second: float
     latency_seconds: float
     in_network: bool
+    mesh: int = 0
 
     def __post_init__(self) -> None:
         problems = Problems()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from shardwise.cost import Efficiencies, collective_seconds, network_of
@@ -25,8 +26,9 @@ VERBS: dict[str, Verb] = {
     "all_to_all": "all_to_all",
     "broadcast": "broadcast",
 }
-# Systems of tables that name no device: device, devices and adapters of a node, bytes a second of one adapter.
-SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, 25e9)}
+# Systems of tables that name no device: device, devices and adapters of a node, bytes a second of one adapter, and
+# the kind of network (docs.nersc.gov/systems/perlmutter/architecture: four A100 and four Slingshot 11 adapters a node).
+SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, 25e9, "slingshot-11")}
 _NONE = Efficiencies()
 
 
@@ -64,13 +66,15 @@ def across(cells: Cells, places: Places) -> Answer:
     system = cells.text("system")
     if system not in SYSTEMS:
         raise refuse("system", system, "names a machine whose nodes are not known")
-    name, node, adapters, rate = SYSTEMS[system]
+    name, node, adapters, rate, kind = SYSTEMS[system]
     device, notes = places.device(name)
     nodes, used = cells.whole("num_nodes", 1), cells.whole("gpus_per_node", 1)
     if not 1 <= used <= node or nodes * used < 2:
         raise refuse("gpus_per_node", used, f"must be 1 to {node}, and a group of at least 2")
     given = {"num_devices": nodes * node, "devices_per_node": node, "nic_bandwidth": rate, "nics_per_node": adapters}
     cluster = build_cluster(system, Lookup(device=device, assumptions=notes), given)
+    tiers = (t if t.name != "network" else replace(t, name=kind) for t in cluster.tiers)
+    cluster = cluster.with_tiers(tiers)
     group = (float(used), float(nodes * used))[: len(cluster.tiers)]
     verb, size = _verb(cells.text("collective")), cells.positive("message_bytes")
     value = float(collective_seconds(network_of(cluster, _NONE), verb, size, group))
