@@ -104,7 +104,7 @@ def test_a_mesh_gives_a_pair_its_own_links_only() -> None:
     pair, four = (board.links[0].wire("all_gather"), collective_seconds(board, "all_gather", 8e9, (4.0,)))
     alone = collective_seconds(board, "all_gather", 8e9, (2.0,))
     assert pair.peers == 3
-    assert alone / four == pytest.approx(3 * (1 / 2) / (3 / 4), rel=0.1)
+    assert alone / four == pytest.approx(3 * (1 / 2) / (3 / 4), rel=0.3)
 
 
 def test_a_network_that_was_measured_has_its_own_rate() -> None:
