@@ -35,7 +35,9 @@ class Stack:
     of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
     a row of 16-bit input. `attention_kernel` is the fused kernel whose rate applies ("" the best of the device);
     `gather_copy_bytes` and `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device
-    memory, a parameter. `settings` are what its user set.
+    memory, a parameter. `buffer_passes` is how often a step reads or writes the whole gradient buffer beside its
+    products and its reduction, `update_copy_bytes` what an update moves a parameter of the shard beside the optimizer
+    itself. `settings` are what its user set.
     """
 
     name: str
@@ -65,6 +67,8 @@ class Stack:
     attention_kernel: str
     gather_copy_bytes: float
     scatter_copy_bytes: float
+    buffer_passes: float
+    update_copy_bytes: float
     context_bytes: float
     communicator_bytes: float
     reserved_over_allocated: float

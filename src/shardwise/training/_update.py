@@ -17,6 +17,7 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. A loop over tensors without fusion makes five more passes.
+    What the framework copies beside it, and its passes over the whole gradient buffer, are those of the stack.
     """
     p, o = r.precision, r.optimizer
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
@@ -25,12 +26,14 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
 
     def moved(moments: int) -> float:
         base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
-        return base + 2 * moments * moment + extra
+        return base + 2 * moments * moment + extra + r.stack.update_copy_bytes
 
     dense = dense_matrix * moved(o.matrix_moments) + dense_other * moved(o.vector_moments)
     expert = expert_matrix * moved(o.matrix_moments) + expert_other * moved(o.vector_moments)
     streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
-    return named(streamed / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
+    whole = dense_matrix + dense_other + expert_matrix + expert_other
+    passes = 0 * whole if r.shards_gradients else r.stack.buffer_passes * p.gradient_bytes * whole
+    return named((streamed + passes) / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
 
 
 def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
