@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import accuracy_targets
 from accuracy_residuals import Residual, fitted_widening, left_out, residuals, table
 
 from shardwise.validation import Errors, Validation, shipped, summary, validate
@@ -88,7 +89,8 @@ def update(files: Sequence[str], accept: bool) -> int:
         made[kind][quantity] = table(own, widen)
         coverage[quantity] = {"runs": len(own), "widened_by": round(widen, 2), **_coverage(own, widen)}
     new = medians(validate(shipped()))
-    worse = list(worsened(stored().get("shipped", {}), new))
+    reached = accuracy_targets.results(found)
+    worse = [*worsened(stored().get("shipped", {}), new), *worsened(stored().get("targets", {}), reached)]
     for line in worse:
         print(line)
     if worse and not accept:
@@ -100,7 +102,8 @@ def update(files: Sequence[str], accept: bool) -> int:
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
-              "predicted": len(found.predicted), "left_out": coverage, "shipped": new, "errors": errors}  # fmt: skip
+              "predicted": len(found.predicted), "left_out": coverage, "shipped": new, "errors": errors,
+              "targets": reached}  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
     return 0
 
@@ -116,7 +119,7 @@ def _coverage(runs: Sequence[Residual], widen: float) -> dict[str, float]:
 
 
 def worsened(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each metric whose median error grew by more than a point."""
+    """Yield a line for each metric or target whose median error grew by more than a point."""
     for metric, row in new.items():
         before = old.get(metric, row)["median"]
         if row["median"] > before + WORSE:
@@ -140,6 +143,14 @@ def page() -> Iterator[str]:
     for metric, row in medians(validate(shipped())).items():
         yield f"| {metric} | {row['count']} | {row['bias']:+.1%} | {row['median']:.1%} | {row['p90']:.1%} |"
     found = stored()
+    yield ""
+    yield "What is wanted, and what is reached on the development rows:"
+    yield ""
+    yield from accuracy_targets.page(found["targets"])
+    yield ""
+    yield "Sources whose median error is over twice what is wanted, and why:"
+    yield ""
+    yield from accuracy_targets.why(found["targets"])
     yield ""
     yield f"All {found['rows']:,} development rows ({found['predicted']:,} predicted):"
     yield ""

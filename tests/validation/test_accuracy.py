@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import accuracy
+import accuracy_targets
 import frozen
 import pytest
 
@@ -35,3 +36,17 @@ def test_intervals_hold_what_they_promise(quantity: str) -> None:
     found = accuracy.stored()["left_out"][quantity]
     assert found["source"] == pytest.approx(0.8, abs=0.07)
     assert found["device"] == pytest.approx(0.8, abs=0.07)
+
+
+def test_every_source_that_is_far_off_has_a_cause() -> None:
+    """A source whose median error is over twice what is wanted has a line that says why; no line is left over."""
+    off = {(name, source) for name, source, _ in accuracy_targets.off(accuracy.stored()["targets"])}
+    said = {(name, source) for name, rows in accuracy_targets.causes().items() for source in rows}
+    assert off == said
+
+
+def test_every_target_was_measured() -> None:
+    """The stored run holds rows for each thing that is wanted, none is passed over."""
+    stored = accuracy.stored()["targets"]
+    assert [target["name"] for target in accuracy_targets.targets()] == list(stored)
+    assert all(one["coverage"] > 0 for one in stored.values())

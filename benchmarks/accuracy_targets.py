@@ -1,0 +1,111 @@
+"""What is wanted of the accuracy and what is reached: benchmarks/data/targets.toml against rows with predictions."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from shardwise.validation import Row, Validation, errors_of
+from shardwise.validation._files import read_table
+
+Pair: TypeAlias = tuple[dict[str, str], Row]
+DATA = Path(__file__).parent / "data"
+LIMITS = ("median", "p90", "mean", "worst")
+FEWEST = 3
+
+
+def targets() -> list[dict[str, Any]]:
+    """Return what is wanted, in the order of the file."""
+    found: list[dict[str, Any]] = tomllib.loads((DATA / "targets.toml").read_text(encoding="ascii"))["target"]
+    return found
+
+
+def causes() -> dict[str, dict[str, str]]:
+    """Return why sources are off, by target and source."""
+    found: dict[str, dict[str, str]] = tomllib.loads((DATA / "causes.toml").read_text(encoding="ascii"))
+    return found
+
+
+def pairs(found: Validation) -> Iterator[Pair]:
+    """Yield every row of the files beside its prediction."""
+    raw = (row for path in found.files for row in read_table(path).rows)
+    yield from zip(raw, found.rows, strict=True)
+
+
+def wanted(target: dict[str, Any], every: Iterable[Pair]) -> list[Row]:
+    """Return the rows that a target speaks of: of one run the first of its metrics."""
+    kept: dict[str, Row] = {}
+    for raw, row in every:
+        fits = (
+            row.metric in target.get("metrics", (row.metric,))
+            and row.kind in target.get("kinds", (row.kind,))
+            and all(raw.get(name, "") in values for name, values in target.get("where", {}).items())
+            and row.source not in target.get("except", ())
+            and (row.status != "predicted" or row.family in target.get("families", (row.family,)))
+        )
+        once = row.kind == "training" and row.metric != "peak_memory"
+        key = row.case_id if once else f"{len(kept)}"
+        if fits and (key not in kept or kept[key].status != "predicted"):
+            kept[key] = row
+    return list(kept.values())
+
+
+def reached(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the figures of a target: rows, share predicted, errors."""
+    made = [row for row in rows if row.relative_error is not None]
+    if not made:
+        return {"rows": len(rows), "coverage": 0.0}
+    one = errors_of((), made)
+    found = {"median": one.median_abs_error, "p90": one.p90_abs_error, "mean": one.mean_abs_error}
+    found |= {"worst": one.largest_abs_error, "bias": one.bias, "coverage": len(made) / len(rows)}
+    return {"rows": len(rows), **{name: round(value, 4) for name, value in found.items()}}
+
+
+def results(found: Validation) -> dict[str, dict[str, Any]]:
+    """Return what is reached by target, and by source of a target."""
+    every = list(pairs(found))
+    made: dict[str, dict[str, Any]] = {}
+    for target in targets():
+        rows = wanted(target, every)
+        if rows:
+            sources = {row.source for row in rows}
+            by = {name: reached([row for row in rows if row.source == name]) for name in sorted(sources)}
+            made[target["name"]] = {**reached(rows), "sources": by}
+    return made
+
+
+def page(stored: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield what is wanted beside what is reached, as Markdown."""
+    yield "| what | rows | predicted | wanted | reached | met |"
+    yield "|---|---:|---:|---|---|---|"
+    for target in targets():
+        one = stored.get(target["name"])
+        if one is None:
+            continue
+        limits = [(name, target[name]) for name in LIMITS if name in target]
+        aim = ", ".join(f"{name} {100 * value:.3g} %" for name, value in limits)
+        got = ", ".join(f"{name} {100 * one[name]:.1f} %" if name in one else "none" for name, _ in limits)
+        kept = all(one.get(name, 1.0) <= value for name, value in limits)
+        met = "yes" if kept and one["coverage"] >= target.get("coverage", 0.0) else "no"
+        yield f"| {target['name']} | {one['rows']:,} | {one['coverage']:.0%} | {aim} | {got} | {met} |"
+
+
+def off(stored: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (target, source, figures) of sources of three rows or more whose median is over twice what is wanted."""
+    for target in targets():
+        for source, one in stored.get(target["name"], {}).get("sources", {}).items():
+            limit = target.get("median", target.get("mean", target.get("worst", 1.0)))
+            if one.get("median", 0.0) > 2 * limit and one["rows"] * one["coverage"] >= FEWEST:
+                yield target["name"], source, one
+
+
+def why(stored: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield the sources that are off by more than twice what is wanted, with the cause, as Markdown."""
+    known = causes()
+    yield "| what | source | rows | bias | median | cause |"
+    yield "|---|---|---:|---:|---:|---|"
+    for name, source, one in off(stored):
+        cause = known.get(name, {}).get(source, "not known")
+        yield f"| {name} | {source} | {one['rows']} | {one['bias']:+.1%} | {one['median']:.1%} | {cause} |"
