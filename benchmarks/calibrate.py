@@ -17,14 +17,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from calibration import engines, links, products
+from calibration import engines, links, products, reduces
 from calibration.tables import FAMILIES, read
 
 from shardwise.cost._tables import constants
 
 TARGET = Path(__file__).parent.parent / "src" / "shardwise" / "cost" / "constants.toml"
 # What may be fitted alone: its word here, and the name of its tables in every family of the constants.
-KINDS = {"products": "matmul", "collectives": "fast", "network": "network", **{k.word: k.word for k in engines.KINDS}}
+KINDS = {
+    "products": "matmul",
+    "collectives": "fast",
+    "all_reduce": "all_reduce",
+    "network": "network",
+    **{k.word: k.word for k in engines.KINDS},
+}
 HEADER = (
     "# Written by `python benchmarks/calibrate.py FOLDER --write`: do not edit, rerun. Every entry states its source\n"
     "# and what the fit leaves. Efficiencies are fractions of the datasheet's dense peak or bandwidth, seconds are\n"
@@ -70,7 +76,8 @@ def fitted(folder: Path, only: tuple[str, ...]) -> dict[str, Any]:
     if table:
         fast = found["ampere"].get("fast") or stored()["ampere"]["fast"]
         found["network"] = {"verbs": links.calibrate_across(table, fast)}
-    for path, row in engines.calibrate(folder, only):
+    own = reduces.calibrate(folder) if "all_reduce" in only else ()
+    for path, row in (*own, *engines.calibrate(folder, only)):
         place = found
         for key in path[:-1]:
             place = place.setdefault(key, {})
@@ -101,6 +108,7 @@ def leftovers(folder: Path, table: dict[str, Any], only: tuple[str, ...]) -> lis
         found += module.residuals(rows, table) if rows else []
     across = links.read_across(folder) if "network" in only else {}
     found += links.residuals_across(across, table) if across else []
+    found += reduces.residuals(folder, table) if "all_reduce" in only else []
     return found + engines.residuals(folder, table, only)
 
 

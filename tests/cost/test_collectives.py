@@ -8,8 +8,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from shardwise.cost import Efficiencies, collective_seconds, network_of
-from shardwise.hardware import Cluster
+from shardwise.cost import Efficiencies, collective_seconds, network_of, reduce_of, reduce_seconds
+from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.op import Verb
 
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -114,3 +114,22 @@ def test_a_network_that_was_measured_has_its_own_rate() -> None:
     plain, own = (network_of(c, Efficiencies()).links[1].bytes_per_second for c in (cluster, named))
     assert float(own) / 25e9 == pytest.approx(0.6637, abs=0.03)
     assert float(plain) / 25e9 == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_an_engine_reads_all_peers_for_small_messages_and_rings_for_large(engine: str) -> None:
+    """From 4 KiB to 1 GiB an engine's all-reduce goes from its start to 0.6 to 1 of the link's rate, never falling."""
+    device = find_device("h100-sxm-80gb").device
+    own = reduce_of(device, engine)
+    assert own is not None
+    sizes = [4096.0 * 4**i for i in range(10)]
+    found = [float(reduce_seconds(own, device.fast_bytes_per_second, size, 8)) for size in sizes]
+    assert found == sorted(found)
+    assert 2e-6 < found[0] < 7e-6
+    assert 0.6 < (1 + 1 / 8) * sizes[-1] / found[-1] / device.fast_bytes_per_second < 1
+
+
+def test_an_engine_was_measured_on_one_kind_of_link() -> None:
+    """A100 on PCIe keeps NCCL's all-reduce: that of engines was measured over NVLink."""
+    assert reduce_of(find_device("a100-pcie-80gb").device, "vllm") is None
+    assert reduce_of(find_device("l40s").device, "vllm") is not None

@@ -5,6 +5,7 @@ from shardwise.cost._kernels import Chip, DecodeFit, ExpertsFit, decode_seconds,
 from shardwise.cost._network import Network, collective_seconds, exchanged_bytes, leaving_share, network_of, sent_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
 from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
+from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._tables import constants
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Chip",
     "DecodeFit",
     "Efficiencies",
+    "EngineReduce",
     "ExpertsFit",
     "Network",
     "PassSeconds",
@@ -31,5 +33,7 @@ __all__ = [
     "network_of",
     "op_seconds",
     "rates_of",
+    "reduce_of",
+    "reduce_seconds",
     "sent_bytes",
 ]

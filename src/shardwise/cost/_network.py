@@ -48,6 +48,7 @@ class Link(Generic[X]):
     name: str
     wires: Mapping[str, Wire[X]]
     in_network: bool
+    nominal_bytes_per_second: float = 0.0
 
     def wire(self, verb: Verb) -> Wire[X]:
         """Return what a collective gets of this tier."""
@@ -114,7 +115,8 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> Link[Any]:
     nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
     late = max(tier.latency_seconds - nominal, 0.0)
     wires = {verb: wire_of(tier, row, imposed, fast, late) for verb, row in rows.items()}
-    return Link(name=tier.name, wires=wires, in_network=tier.in_network)
+    rate = tier.bytes_per_second
+    return Link(name=tier.name, wires=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
 
 
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:

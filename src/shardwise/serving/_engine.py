@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from shardwise.cost import DecodeFit, Efficiencies, ExpertsFit, constants, fit_from
+from shardwise.cost import DecodeFit, Efficiencies, EngineReduce, ExpertsFit, constants, fit_from, reduce_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
@@ -20,14 +20,17 @@ class Engine:
 
     `budget` is how it spells its memory fraction: "total" bounds weights, activations and cache, "static"
     weights and cache, "free" is the cache's share of what is left. `fused` names operators that run
-    inside another kernel.
+    inside another kernel. `kernels` names the engine whose measured kernels it takes. The host adds `step_seconds`
+    a step, `sequence_seconds` a sequence, `block_seconds` a block of its cache and `worker_seconds` each time that the
+    tensor-parallel workers double; `launch_seconds` pass before every kernel that no captured graph holds.
+    Groups of fewer than `sharing_heads` query heads do not share what they read: each head reads the cache for itself.
     """
 
     name: str
     title: str
     budget: Literal["total", "static", "free"]
     memory_fraction: float
-    one_shot: bool
+    own_all_reduce: bool
     step_seconds: float
     sequence_seconds: float
     small_kernel_seconds: float
@@ -38,6 +41,11 @@ class Engine:
     block_tokens: int
     quantised_start_seconds: float
     sources: tuple[tuple[str, str], ...]
+    kernels: str = ""
+    block_seconds: float = 0.0
+    worker_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    sharing_heads: int = 1
 
     @property
     def stack(self) -> Stack:
@@ -47,22 +55,30 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Constants of kernels that training does not have: decode attention, fused experts, one-shot all-reduce.
+    """Constants of kernels that training does not have: decode attention, fused experts, the engine's all-reduce.
 
-    `all_reduce` lists (ranks, start seconds, bytes per second), largest group last; empty where the engine has none.
+    `all_reduce` is None where that of NCCL stands. `head_bytes_per_second` is the rate of one core where every query
+    head reads the cache for itself, 0 where the heads of a group share what they read.
     """
 
     decode: DecodeFit
     experts_wide: ExpertsFit
     experts_narrow: ExpertsFit
-    all_reduce: tuple[tuple[int, float, float], ...]
+    all_reduce: EngineReduce | None
+    head_bytes_per_second: float
     sources: tuple[str, ...]
 
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
     text = resources.files("shardwise.serving").joinpath("engines.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    table = tomllib.loads(text)
+    for name, row in table["engines"].items():
+        # An older or newer version of an engine states what differs; its kernels are those of the engine.
+        base = table["engines"][row["extends"]] if "extends" in row else {}
+        sources = {**base.get("sources", {}), **row["sources"]}
+        table["engines"][name] = {"kernels": row.get("extends", name), **base, **row, "sources": sources}
+    return table
 
 
 def engine_names() -> tuple[str, ...]:
@@ -85,17 +101,13 @@ def find_engine(name: str) -> Engine:
         problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
         raise InputError([problem])
     row = _table()["engines"][name]
-    values = {f.name: row[f.name] for f in fields(Engine) if f.name not in ("name", "sources", "fused")}
+    values = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in ("sources", "fused")}
     return Engine(name=name, fused=tuple(row["fused"]), sources=tuple(row["sources"].items()), **values)
 
 
-def _all_reduce(family: str, engine: str) -> tuple[tuple[int, float, float], ...]:
-    """Return the one-shot all-reduce of an engine on a family; engines without a measurement take vLLM's."""
-    table = _table()["all_reduce"]
-    if family not in table:
-        return ()
-    row = table[family].get(engine, table[family]["vllm"])
-    return tuple(zip(table["ranks"], row["start_seconds"], row["bytes_per_second"], strict=True))
+def _head_rate(family: str) -> float:
+    """Return bytes a second at which one core reads a cache that other cores read too, 0 for families without one."""
+    return float(_table()["own_heads"]["bytes_per_second_per_core"].get(family, 0.0))
 
 
 _NARROW = {
@@ -135,17 +147,15 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """
     table = constants()[family if "decode" in constants()[family] else "ada"]
-    decode, experts = _own(table["decode"], engine.name)["bf16"], _own(table["experts"], engine.name)
+    decode, experts = _own(table["decode"], engine.kernels)["bf16"], _own(table["experts"], engine.kernels)
     wide, narrow = _expert_row(experts, ("bf16",)), _expert_row(experts, _NARROW.get(products, ("bf16",)))
-    direct = (
-        engine.one_shot
-        and device.fast_link.startswith("nvlink")
-        and not (imposed.ideal or imposed.fast_bytes_per_second)
-    )
+    own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
+    reduce = reduce_of(device, engine.kernels) if own else None
     return Kernels(
         decode=fit_from(DecodeFit, _imposed(decode, imposed)),
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
-        all_reduce=_all_reduce(family, engine.name) if direct else (),
-        sources=(decode["source"], wide["source"], narrow["source"], _table()["all_reduce"]["source"]),
+        all_reduce=reduce,
+        head_bytes_per_second=_head_rate(family) if engine.sharing_heads > 1 and not imposed.ideal else 0.0,
+        sources=(decode["source"], wide["source"], narrow["source"], *((reduce.source,) if reduce else ())),
     )

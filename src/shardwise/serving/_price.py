@@ -1,10 +1,10 @@
-"""Seconds of operators and messages in an engine: captured kernels, fused additions, one-shot all-reduce."""
+"""Seconds of operators and messages in an engine: captured kernels, fused additions, its own all-reduce."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.cost import Chip, Rates, blend, decode_seconds, experts_seconds, kernel_seconds
+from shardwise.cost import Chip, Rates, blend, decode_seconds, experts_seconds, kernel_seconds, reduce_seconds
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
@@ -29,26 +29,14 @@ class Server(Machine[X]):
     starts: float = 1.0
 
     def message(self, c: Collective[X]) -> X:
-        """Return seconds of one message; small all-reduces take the faster of NCCL and the engine's one-shot kernel.
-
-        The one-shot kernel needs peer access, so the group lies in the fastest tier (docs/formulas.md, collectives).
-        """
+        """Return seconds of one message; inside the fastest tier all-reduces take the engine's own kernels."""
         seconds = Machine.message(self, c)
-        ranks = self.kernels.all_reduce
-        if c.verb != "all_reduce" or not ranks:
+        own = self.kernels.all_reduce
+        if c.verb != "all_reduce" or own is None:
             return seconds
-        group = self.spans[c.axis]
-        direct = one_shot_seconds(ranks, c.size_bytes, group[-1])
-        inside = above(group[-1], group[0], seconds, minimum(seconds, direct))
-        return above(group[-1], ranks[-1][0], seconds, above(c.size_bytes, 0, inside, 0 * inside))
-
-
-def one_shot_seconds(ranks: tuple[tuple[int, float, float], ...], size: X, n: X) -> X:
-    """Return seconds of an all-reduce in which every rank reads all others: start + bytes / rate by group size."""
-    found = above(n, 1, ranks[-1][1] + size / ranks[-1][2], 0 * size)
-    for upto, start, rate in reversed(ranks[:-1]):
-        found = above(n, upto, found, above(n, 1, start + size / rate, 0 * size))
-    return found
+        group, rate = self.spans[c.axis], self.network.links[0].nominal_bytes_per_second
+        inside = above(group[-1], group[0], seconds, reduce_seconds(own, rate, c.size_bytes, group[-1]))
+        return above(c.size_bytes, 0, inside, 0 * inside)
 
 
 def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
@@ -64,7 +52,13 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     cache = maximum(op.forward_bytes - edges, 1.0)
     items = cache / (m.cache_width * op.inner * op.columns)
     chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
-    return decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
+    shared = decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
+    if not m.kernels.head_bytes_per_second:
+        return shared
+    # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds.
+    read = op.flops / 2 * m.cache_width
+    alone = maximum(shared, read / (m.kernels.head_bytes_per_second * m.cores))
+    return above(read / cache, m.engine.sharing_heads - 0.5, shared, alone)
 
 
 def _experts(m: Server[X], op: Op[X]) -> X:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, collective_seconds, network_of
+from shardwise.cost import Efficiencies, collective_seconds, constants, network_of, reduce_of, reduce_seconds
 from shardwise.cost._tables import family_of
-from shardwise.hardware import Cluster, Lookup
+from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.ledger.op import Verb
-from shardwise.serving import find_engine
-from shardwise.serving._engine import kernels_of
-from shardwise.serving._price import one_shot_seconds
 from shardwise.validation._cells import Cells
 from shardwise.validation._kernels import ENGINES, refuse
 from shardwise.validation._places import Places
@@ -48,12 +45,28 @@ def in_node(cells: Cells, places: Places) -> Answer:
     found = Lookup(device=device, assumptions=notes)
     cluster = build_cluster(device.name, found, {"num_devices": n, "devices_per_node": node})
     seconds = _seconds(cluster, verb, size, n)
-    engine = ENGINES.get(cells.text("engine"))
-    if engine and verb == "all_reduce" and n <= node:
-        direct: Any = kernels_of(device, family_of(device), "bf16", find_engine(engine), _NONE).all_reduce
-        if direct and n <= direct[-1][0]:
-            seconds = min(seconds, float(one_shot_seconds(direct, size, n)))
+    row = _own(device, cells) if verb == "all_reduce" and n <= node else None
+    own = reduce_of(device, ENGINES[cells.text("engine")]) if row else None
+    if row and own:
+        seconds = float(reduce_seconds(own, device.fast_bytes_per_second, size, n))
+        if cells.text("variant").endswith("_eager"):
+            seconds = max(
+                host_seconds(row, device), seconds + 2 * size / (row["copy"] * device.memory_bytes_per_second)
+            )
     return Answer(value=seconds, assumed=(*notes, *cluster.assumptions), family=cells.text("dtype") or "-")
+
+
+def _own(device: Device, cells: Cells) -> dict[str, Any] | None:
+    """Return the constants of an engine's own all-reduce, None for NCCL's."""
+    engine = ENGINES.get(cells.text("engine"))
+    found: dict[str, Any] | None = constants()[family_of(device)].get("all_reduce", {}).get(engine)
+    return found
+
+
+def host_seconds(row: dict[str, Any], device: Device) -> float:
+    """Return seconds of the host of an eager all-reduce: Grace, whose cores are slower, or another."""
+    grace = device.name.startswith(("gb200", "gb300", "gh200"))
+    return float(row.get("grace_host_seconds" if grace else "host_seconds", row["host_seconds"]))
 
 
 def _seconds(cluster: Cluster, verb: Verb, size: float, n: int) -> float:
