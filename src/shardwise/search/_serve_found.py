@@ -136,16 +136,6 @@ class ServingFound:
             return int(np.argmin(np.where(self.table.fits, worst, np.inf)))
         return int(np.argmin(self.ranking.miss(MEMORY)))
 
-    @property
-    def limits_missed(self) -> dict[str, float]:
-        """Ratio of the nearest plan's value to each limit that it breaks; empty where nothing fits in memory."""
-        row = self._nearest_row
-        if self.table is None or row < 0 or not self.table.fits[row]:
-            return {}
-        asked = [limit for limit in LIMITS if getattr(self.wish, limit.field)]
-        ratios = {limit.field: float(limit.ratio(self.table, self.wish)[row]) for limit in asked}
-        return {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
-
     def report(self, row: int) -> InferReport:
         """Return the report of a row of the table, by `infer`."""
         plan, job, engine = self._named(row)

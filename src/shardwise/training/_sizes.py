@@ -32,11 +32,6 @@ class Sizes(Generic[X]):
     spans: dict[str, tuple[X, ...]]
 
     @property
-    def dense_copies(self) -> X:
-        """Ranks that hold the same dense weights: data and context parallel."""
-        return self.dp * self.cp
-
-    @property
     def expert_copies(self) -> X:
         """Ranks that hold the same experts."""
         return divide(self.tp * self.tp2 * self.cp * self.dp, self.ep * self.etp)
