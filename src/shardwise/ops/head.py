@@ -198,6 +198,7 @@ _TRAFFIC = {
     "vocab-parallel": (38, 14),
     "vocab-parallel-copied": (38, 14),
     "vocab-parallel-compiled": (38, 14),
+    "vocab-parallel-in-place": (6, 4),
     "fused": (8, 4),
 }
 # Bytes a logit of a second fp32 copy.
@@ -213,8 +214,9 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     their fp32 copy, which turns in place into softmax and gradient, then that beside the 16-bit gradient: 6 T V.
     "vocab-parallel-copied" (between the two): subtracting the maximum makes a second fp32 copy while the caller holds
     the first: 10 T V. "vocab-parallel-compiled" (--cross-entropy-loss-fusion, core/fusions/fused_cross_entropy.py):
-    torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "fused" keeps one fp32
-    copy.
+    torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
+    (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
+    16-bit logits, 2 T V, then stands beside the gradient of the head's input. "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -225,9 +227,13 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if not m.head:
         return ()
     scores = y.tokens * local_vocab(y, m)
-    kept = Tensor(name="loss.softmax", size_bytes=4 * scores, born="loss")
+    in_place = y.stack.loss == "vocab-parallel-in-place"
+    kept = Tensor(name="loss.softmax", size_bytes=(y.a if in_place else 4) * scores, born="loss")
     extra = (8 if y.stack.loss == "eager" else y.a * (y.stack.loss != "fused") + _COPIES.get(y.stack.loss, 0)) * scores
+    if in_place:
+        extra = y.a * y.tokens * m.hidden
     ahead, back = _TRAFFIC[y.stack.loss]
+    ahead += y.stack.metric_logit_bytes
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip
     sums = (small,) if y.stack.vocab_parallel else ()

@@ -16,7 +16,8 @@ class Settings:
     checkpoints of full recompute over the tensor-parallel ranks (ZeRO-R, arXiv:1910.02054 section 6.1).
     `bucket_elements` is a bucket of gradients and one of weights, `max_live_parameters` what ZeRO-3 keeps gathered
     (DeepSpeed's reduce_bucket_size, allgather_bucket_size and stage3_max_live_parameters). `misc_bytes` are beside
-    all else on every device.
+    all else on every device. `blas_workspace_bytes` is the scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG).
+    `separate_weight_gradients` makes the gradient of a weight before it is added to the buffer.
 
     >>> Settings(norm_bytes=4).problems().items
     []
@@ -30,6 +31,8 @@ class Settings:
     bucket_elements: float = 0.0
     max_live_parameters: float = 0.0
     misc_bytes: float = 0.0
+    blas_workspace_bytes: float = 0.0
+    separate_weight_gradients: bool = False
 
     @property
     def quantises(self) -> bool:
@@ -49,6 +52,7 @@ class Settings:
             value = getattr(self, one.name)
             if one.type == "float" and (isinstance(value, bool) or not 0 <= value < float("inf")):
                 found.add(one.name, value, "must be a number of at least 0", "use 0 to leave it out")
-        if not isinstance(self.partition_activations, bool):
-            found.add("partition_activations", self.partition_activations, "must be true or false", "use true or false")
+        for name in ("partition_activations", "separate_weight_gradients"):
+            if not isinstance(getattr(self, name), bool):
+                found.add(name, getattr(self, name), "must be true or false", "use true or false")
         return found

@@ -18,7 +18,9 @@ from shardwise.plans._settings import Settings
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
-LossKernel: TypeAlias = Literal["eager", "vocab-parallel", "vocab-parallel-copied", "vocab-parallel-compiled", "fused"]
+LossKernel: TypeAlias = Literal[
+    "eager", "vocab-parallel", "vocab-parallel-copied", "vocab-parallel-compiled", "vocab-parallel-in-place", "fused"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +39,9 @@ class Stack:
     `gather_copy_bytes` and `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device
     memory, a parameter. `buffer_passes` is how often a step reads or writes the whole gradient buffer beside its
     products and its reduction, `update_copy_bytes` what an update moves a parameter of the shard beside the optimizer
-    itself. `settings` are what its user set.
+    itself. `checkpoint_stops_early` ends recompute at the last saved tensor, `bias_gradients_apart` sums the gradient of a bias
+    in a kernel of its own, `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the
+    gradients), `metric_logit_bytes` what metrics of training read and write a logit beside the loss. `settings` are what its user set.
     """
 
     name: str
@@ -69,12 +73,29 @@ class Stack:
     scatter_copy_bytes: float
     buffer_passes: float
     update_copy_bytes: float
+    checkpoint_stops_early: bool
+    bias_gradients_apart: bool
+    scatter_bytes: float
+    metric_logit_bytes: float
     context_bytes: float
     communicator_bytes: float
     reserved_over_allocated: float
-    workspace_bytes: float
+    blas_handles: int
+    blas_workspace: tuple[tuple[str, float], ...]
+    library_workspace: tuple[tuple[str, float], ...]
+    gradient_stand_ins: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
+
+    def workspace_bytes(self, family: str) -> float:
+        """Return the bytes of scratch that products hold for the whole run on a device of a family.
+
+        >>> find_stack("megatron-2023").workspace_bytes("hopper") / 2**20
+        64.0
+        """
+        blas, library = dict(self.blas_workspace), dict(self.library_workspace)
+        one = self.settings.blas_workspace_bytes or blas.get(family, blas["other"])
+        return self.blas_handles * one + library.get(family, library["other"])
 
 
 @cache
@@ -125,4 +146,5 @@ def find_stack(name: str) -> Stack:
     row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings")}
     values["overlap_sends"] = tuple(values["overlap_sends"])
+    values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     return Stack(name=name, sources=tuple(row["sources"].items()), **values)

@@ -150,13 +150,14 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     memory, stack = report.evaluation.memory[stage], report.case.stack
     moment = max(memory.moments, key=lambda name: memory.moments[name])
     traced = report.traced.memory[stage].moments[moment]
-    allocated = memory.peak + stack.workspace_bytes
+    allocated = memory.peak + report.case.workspace_bytes
     reserved = allocated * stack.reserved_over_allocated
     for part in parts(traced):
         found[_category(part.label)] += part.amount
     found["temporaries"] += allocated - memory.peak
     found["allocator"] = reserved - allocated
-    found["context"] = device_bytes(stack, report.evaluation.sizes, memory.peak) - reserved
+    shown = device_bytes(stack, report.evaluation.sizes, memory.peak, report.case.workspace_bytes)
+    found["context"] = shown - reserved
     return found
 
 

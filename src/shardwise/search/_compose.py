@@ -95,7 +95,7 @@ class Composition:
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
             peak = peak_of(stages, memory_of(case, z, parts, stages))
-            found[f"held {sharding}"] = device_bytes(case.stack, z, peak)
+            found[f"held {sharding}"] = device_bytes(case.stack, z, peak, case.workspace_bytes)
         return found
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from shardwise.cost import PassSeconds, op_seconds
@@ -11,6 +11,7 @@ from shardwise.ledger.number import X, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ledger.traced import named
+from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
 from shardwise.ops.fold import Machine, merge, messages
 
@@ -100,7 +101,10 @@ def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X) -> X:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folded(Generic[X]):
-    """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters."""
+    """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters.
+
+    `gradient_shapes` are the elements of the gradient of each weight of a product, where memory depends on them.
+    """
 
     forward: X
     backward_input: X
@@ -117,11 +121,24 @@ class Folded(Generic[X]):
     elements: Elements[X]
     flops: X
     model_flops: X
+    gradient_shapes: dict[str, X] = field(default_factory=dict)
 
     @property
     def backward(self) -> X:
         """Seconds of the whole backward pass, replay included."""
         return self.backward_input + self.backward_weight + self.replay
+
+
+def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
+    """Return the elements of the gradient of one weight of each product, by operator; of one expert where grouped.
+
+    The router is no linear module (Megatron-LM core/transformer/moe/router.py).
+    """
+    return {
+        op.name: op.columns * op.inner
+        for op in ops
+        if op.kind in ("matmul", "grouped") and not op.name.endswith(".router") and op.region != CORE
+    }
 
 
 def _slowed(m: Machine[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], back: dict[str, X]) -> PassSeconds[X]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
+from shardwise.cost._tables import family_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
@@ -19,7 +20,7 @@ from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
-from shardwise.training._blocks import Folded, elements, fold
+from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
 from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import InFlight, Parts, Recipe, Shared, StageMemory, stage_memory
 from shardwise.training._sizes import Sizes, sizes_of_columns
@@ -59,6 +60,16 @@ class Case:
             sharding=self.plan.sharding,
             stack=self.stack,
         )
+
+    @property
+    def shapes_gradients(self) -> bool:
+        """Whether memory depends on the shapes of single weight gradients."""
+        return self.stack.gradient_stand_ins
+
+    @property
+    def workspace_bytes(self) -> float:
+        """Bytes of scratch that products hold on the device."""
+        return self.stack.workspace_bytes(family_of(self.cluster.device))
 
     @property
     def domains(self) -> tuple[int, ...]:
@@ -137,7 +148,8 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
     def folded(lines: Lines[X]) -> Folded[X]:
-        return fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
+        found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
+        return replace(found, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else found
 
     tables = (w for o in written.embedding.ops for w in o.weights if w.name == "embedding.weight")
     return Parts(

@@ -92,6 +92,7 @@ class StageMemory(Generic[X]):
     recomputed: X
     buffers: X
     in_flight: X
+    stand_ins: X
     moments: dict[str, X]
     peak: X
 
@@ -243,6 +244,25 @@ def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
     return named(depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
+def stand_in_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+    """Return the bytes of the empty tensors that stand for weight gradients added up in the buffer.
+
+    One of each shape for the whole run, in the type of the weight (Transformer Engine module/base.py get_dummy_wgrad).
+    Products of one name are one module, and the largest of them is taken where kinds of layer differ.
+    """
+    zero = 0 * s.count
+    if not r.stack.gradient_stand_ins or r.stack.settings.separate_weight_gradients:
+        return zero
+    held = [(n + m, k) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)]
+    names = dict.fromkeys(name for _, k in held for name in k.gradient_shapes)
+    shapes = [
+        largest([above(n, 0, k.gradient_shapes[name], zero) for n, k in held if name in k.gradient_shapes])
+        for name in names
+    ]
+    ends = [above(s.heads, 0, one, zero) for one in parts.head.gradient_shapes.values()]
+    return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "stand-ins of weight gradients")
+
+
 def _biggest_tensor(parts: Parts[X], s: Stages[X]) -> X:
     """Return the parameters of the largest weight of a stage."""
     table = above(s.embeddings + tied_copy(parts, s), 0, parts.embedding.elements.largest, 0 * s.count)
@@ -272,7 +292,9 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     transient = _largest_layer(parts, s, lambda k: k.transient_bytes)
     # The gradient of the residual stream flows beside whatever an operator of a branch makes.
     flowing = named(parts.stream_bytes, "gradient of the residual stream")
-    base = weights + optimizer + root + standing
+    stand_ins = stand_in_bytes(r, parts, s)
+    lasting = weights + optimizer + stand_ins
+    base = lasting + root + standing
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = (depth.heads - 1) * ends
@@ -282,15 +304,14 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         "forward": base + units + activations + transient,
         "loss": base + activations + logits,
         "backward": base + units + activations + waiting + again + transient + flowing,
-        "gradients complete": weights
-        + optimizer
+        "gradients complete": lasting
         + buffers
         + gradients
         + minimum(last_layer, activations)
         + again
         + transient
         + flowing,
-        "optimizer step": weights + optimizer + gradients + update_bytes(r, z, params, _biggest_tensor(parts, s)),
+        "optimizer step": lasting + gradients + update_bytes(r, z, params, _biggest_tensor(parts, s)),
     }
     moments = {name: named(value, name) for name, value in moments.items()}
     return StageMemory(
@@ -302,13 +323,14 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         recomputed=again,
         buffers=buffers,
         in_flight=depth.own + depth.mirrored,
+        stand_ins=stand_ins,
         moments=moments,
         peak=named(largest(moments.values()), "peak of the stage"),
     )
 
 
-def device_bytes(stack: Stack, z: Sizes[X], peak: X) -> X:
+def device_bytes(stack: Stack, z: Sizes[X], peak: X, workspace: float) -> X:
     """Return the bytes that a device shows at a peak of tensors: allocator reserve, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
-    reserved = (peak + stack.workspace_bytes) * stack.reserved_over_allocated
+    reserved = (peak + workspace) * stack.reserved_over_allocated
     return reserved + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes

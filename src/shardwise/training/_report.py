@@ -90,7 +90,7 @@ class TrainReport:
     @property
     def allocated_bytes(self) -> float:
         """Peak bytes of tensors on the heaviest rank (torch.cuda.max_memory_allocated)."""
-        return self.evaluation.peak + self.case.stack.workspace_bytes
+        return self.evaluation.peak + self.case.workspace_bytes
 
     @property
     def reserved_bytes(self) -> float:
@@ -100,7 +100,7 @@ class TrainReport:
     @property
     def device_bytes(self) -> float:
         """What the device shows: reserved, the context and communicator buffers."""
-        return device_bytes(self.case.stack, self.evaluation.sizes, self.evaluation.peak)
+        return device_bytes(self.case.stack, self.evaluation.sizes, self.evaluation.peak, self.case.workspace_bytes)
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwise.formats.megatron import Launch, read_args
@@ -10,6 +12,18 @@ from shardwise.validation._cells import Cells
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
 from shardwise.validation._training import Predicted, refuse
+
+
+def blas_workspace(environment: Mapping[str, object]) -> float:
+    """Return the bytes of a cuBLAS handle's workspace that an environment asks for, 0 where it is silent.
+
+    Source: PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: KiB times how many.
+
+    >>> blas_workspace({"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"})
+    8519680.0
+    """
+    pairs = re.findall(r":(\d+):(\d+)", str(environment.get("CUBLAS_WORKSPACE_CONFIG", "")))
+    return 1024.0 * sum(int(size) * int(count) for size, count in pairs)
 
 
 def predict_arguments(cells: Cells, places: Places) -> Predicted:
@@ -26,6 +40,8 @@ def predict_arguments(cells: Cells, places: Places) -> Predicted:
     if case.model is None:
         raise refuse("model", None, "is not in the arguments")
     model = replace(case.model, name=cells.text("model") or case.model.name)
-    options = Options(stack=case.stack, accumulation=case.accumulation)
+    scratch = blas_workspace(entry.get("env_vars") or {})
+    stack = replace(case.stack, settings=replace(case.stack.settings, blas_workspace_bytes=scratch))
+    options = Options(stack=stack, accumulation=case.accumulation)
     report = train(model, cluster, case.plan, case.job, options)
     return Predicted(report, (*notes, *case.assumed, *cells.assumed))

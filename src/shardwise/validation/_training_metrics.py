@@ -52,7 +52,7 @@ def stage_of(cells: Cells, report: TrainReport) -> StageMemory[float]:
 def peak_memory(cells: Cells, report: TrainReport) -> float:
     """Return the peak in the kind of bytes that were measured: tensors, the allocator's reserve or the device's."""
     kind, stack = cells.text("memory_kind"), report.case.stack
-    allocated = float(stage_of(cells, report).peak) + stack.workspace_bytes
+    allocated = float(stage_of(cells, report).peak) + report.case.workspace_bytes
     if kind in ("allocated", "active"):
         return allocated
     if kind == "nvidia_smi":
@@ -66,7 +66,7 @@ def memory_after_step(cells: Cells, report: TrainReport) -> float:
     """Return what stays allocated between steps: weights, optimizer state and gradients that are kept."""
     m, stack = stage_of(cells, report), report.case.stack
     kept = m.gradients if stack.gradients == "persistent" else 0.0
-    return float(m.weights + m.optimizer + kept) + stack.workspace_bytes
+    return float(m.weights + m.optimizer + m.stand_ins + kept) + report.case.workspace_bytes
 
 
 def gpu_hours(cells: Cells, report: TrainReport) -> float:

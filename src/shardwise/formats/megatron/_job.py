@@ -11,7 +11,8 @@ from typing import Literal
 
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
-from shardwise.plans import Plan, Stack, Training, find_stack
+from shardwise.plans import Plan, Settings, Stack, Training, find_stack
+from shardwise.plans._stack import LossKernel
 
 _OPTIMIZERS = {
     "adam": "adam",
@@ -115,7 +116,9 @@ def stack(r: Reader) -> Stack:
         overlap_parameters=r.flag("overlap_param_gather") or fsdp,
         overlap_tensor=r.flag("tp_comm_overlap"),
         overlap_sends=sends,
-        loss="vocab-parallel-compiled" if r.flag("cross_entropy_loss_fusion") else base.loss,
+        loss=_loss(r, base),
+        library_workspace=base.library_workspace if _modules(r) else (("other", 0.0),),
+        settings=Settings(separate_weight_gradients=not r.flag("gradient_accumulation_fusion")),
         vocab_multiple=_vocab_multiple(r),
         dispatch=_dispatch(r, base),
     )
@@ -137,7 +140,20 @@ def scores(r: Reader) -> bool:
         return False
     if era(r):
         return True
-    return r.word("transformer_impl", "local", "transformer_engine", "inference_optimized") == "local"
+    return not _modules(r)
+
+
+def _modules(r: Reader) -> bool:
+    """Return whether the layers are Transformer Engine's modules."""
+    return r.word("transformer_impl", "local", "transformer_engine", "inference_optimized") != "local"
+
+
+def _loss(r: Reader, base: Stack) -> LossKernel:
+    """Return the kernel of the loss: Megatron-LM's own, compiled, or Transformer Engine's in the logits."""
+    if not r.flag("cross_entropy_loss_fusion"):
+        return base.loss
+    kind = r.word("cross_entropy_fusion_impl", "native", "te")
+    return "vocab-parallel-in-place" if kind == "te" else "vocab-parallel-compiled"
 
 
 def _vocab_multiple(r: Reader) -> int:
