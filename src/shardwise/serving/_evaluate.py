@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.cost import collective_seconds
-from shardwise.ledger.number import X, ceil, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.models import Block, MoE
@@ -105,6 +105,14 @@ def _slowest(parts: Parts[X], stages: tuple[Stage[X], ...]) -> X:
     )
 
 
+def host_seconds(case: Case, z: Sizes[X], step: Step) -> X:
+    """Return seconds that the host adds to one step: its own, of each sequence and its blocks, of sending to workers."""
+    e, one = case.engine, 0 * z.tp + 1
+    blocks = step.context / e.block_tokens if step.phase == "decode" else 0.0
+    doublings = total((above(z.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
+    return e.step_seconds + (e.sequence_seconds + e.block_seconds * blocks) * z.batch + e.worker_seconds * doublings
+
+
 def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[X]:
     """Return seconds of `count` equal engine steps; a step passes all stages in turn, and the next ones follow it.
 
@@ -123,8 +131,7 @@ def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[
         add(hidden, part.hidden, count * times)
     sends = (z.pp - 1) * parts.send
     add(exposed, {"pp": count * sends})
-    host = case.engine.step_seconds + case.engine.sequence_seconds * z.batch
-    overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host, "engine step")
+    overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, z, step), "engine step")
     one = total((times * part.seconds for times, part in rows), sends) + overhead
     slowest = _slowest(parts, z.stages)
     overlapped = (count - 1) * maximum(one - slowest - overhead, 0.0)

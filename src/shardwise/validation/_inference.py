@@ -40,7 +40,7 @@ _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
-_MOST = {"vllm": 256, "vllm-v0": 256, "tensorrt-llm": 2048, "sglang": 4096}
+_MOST = {"vllm": 256, "vllm-v0": 256, "tensorrt-llm": 2048, "tensorrt-llm-0.11": 2048, "sglang": 4096}
 _LARGE_BYTES = 70 * 2**30
 
 
@@ -110,6 +110,9 @@ def _engine(cells: Cells) -> str:
     if found == "vllm" and (early or (not version and fixed)):
         cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
         return "vllm-v0"
+    if found == "tensorrt-llm" and not version and fixed:
+        cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: up to 0.11")
+        return "tensorrt-llm-0.11"
     return found
 
 
