@@ -106,7 +106,9 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             # Both operands are activations: two products, each the size of the forward one.
             return 2 * matmul_seconds(r, op, moved / 2, "input")
         seconds = matmul_seconds(r, op, moved, "" if which == "forward" else which)
-        return seconds / r.weight_gradient if which == "weight" else seconds + _cast(r, op, which)
+        if which != "weight":
+            return seconds + _cast(r, op, which)
+        return seconds / r.weight_gradient + _bias(r, op)
     if op.kind == "grouped":
         share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
         products = maximum(flops / (r.grouped_flops * share), moved / r.memory_bytes) + r.grouped_start
@@ -124,6 +126,13 @@ def _cast(r: Rates[X], op: Op[X], which: str) -> X:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
     return r.cast_traffic * (op.batch * op.rows * width) / r.memory_bytes
+
+
+def _bias(r: Rates[X], op: Op[X]) -> X | float:
+    """Return seconds of the kernel that sums the gradient of a bias over all rows, where it is one of its own."""
+    if isinstance(op.bias_bytes, (int, float)) and not op.bias_bytes:
+        return 0.0
+    return op.bias_bytes / r.memory_bytes + r.memory_start
 
 
 def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:

@@ -112,7 +112,9 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
     stream = y.a * n.elements
     unfused = y.stack.norm == "eager" and n.by_modules
     passes = 8 if unfused else 2
-    moved = (passes * stream, (passes + 1) * stream)
+    # PyTorch's own norms read input and gradient again for the gradients of their weights.
+    again = 2 if y.stack.norm == "native" and learned(n.kind) else 0
+    moved = (passes * stream, (passes + 1 + again) * stream)
     if y.stack.settings.norm_bytes not in (0, y.a) and not unfused:
         width = y.stack.settings.norm_bytes
         moved = (moved[0] + width * n.elements, moved[1] + (width - y.a) * n.elements)

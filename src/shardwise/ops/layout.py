@@ -203,6 +203,7 @@ def matmul(
     flops = matmul_flops(m, n, k)
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
+    biased = y.stack.bias_gradients_apart and any(w.name.endswith(".bias") for w in weights)
     return Op(
         name=name,
         kind="matmul",
@@ -222,6 +223,7 @@ def matmul(
         dtype=y.work.dtype,
         model_flops=flops,
         output_bytes=y.a * m * n,
+        bias_bytes=y.a * m * n if biased else 0,
         kernels=cast(float, kernels),
         **more,  # type: ignore[arg-type]
     )

@@ -7,7 +7,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Collective, Op, Tensor
-from shardwise.ledger.saved import Checkpoint
+from shardwise.ledger.saved import Checkpoint, rerun
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.layout import Layout
@@ -26,7 +26,7 @@ class Lines(Generic[X]):
 
     def again(self, op: Op[X]) -> bool:
         """Return whether an operator runs again in backward."""
-        return any(u.holds(op.region) for u in self.units)
+        return any(op is one for one in rerun(self.ops, self.units))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +85,14 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
 def ledger_of(model: Model, plan: Plan, kinds: tuple[Kind, ...], y: Layout[X]) -> Ledger[X]:
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
+    early = y.stack.checkpoint_stops_early
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     return Ledger(
         kinds=tuple(
             Lines(
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
                 ops=layer_ops(y, model, plan, kind),
-                units=units_of(plan, kind),
+                units=tuple(replace(u, stops_early=early) for u in units_of(plan, kind)),
             )
             for i, kind in enumerate(kinds)
         ),

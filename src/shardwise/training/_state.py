@@ -44,7 +44,7 @@ def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[
     groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
     found: list[StateMessage[X]] = []
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
-        size, tensor = r.precision.gradient_bytes * count, f"{kind}gradients"
+        size, tensor = (r.stack.scatter_bytes or r.precision.gradient_bytes) * count, f"{kind}gradients"
         found.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
         if r.sharding == "hsdp":
             rest = divide(size, share)
