@@ -1,0 +1,191 @@
+"""Timing that checks its own noise: repeats interleaved over time, the spread beside the median, noisy cases again."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+SPREAD_LIMIT = 0.05
+"""Distance of the quartiles over the median above which a case is measured again, and then marked."""
+OTHERS_LIMIT = 0.04
+"""Share of the processors that other programs may take while a group of cases is timed; above it comes again."""
+
+_RING_BYTES = 80 * 2**20
+_RING_MOST = 64
+_NOISE: dict[str, Any] = {}
+
+
+def busy_seconds() -> tuple[float, float]:
+    """Return seconds of all processors and of this program since the start, zeros where Linux does not tell."""
+    try:
+        with open("/proc/stat", encoding="utf-8") as file:
+            ticks = [int(word) for word in file.readline().split()[1:]]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    own = os.times()
+    # user, nice, system, irq, softirq, steal: neither idle nor waiting for a disk.
+    return (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK"), own.user + own.system
+
+
+class Others:
+    """How much of the processors other programs took since it was made."""
+
+    def __init__(self) -> None:
+        self._all, self._own = busy_seconds()
+        self._began = time.perf_counter()
+
+    def share(self) -> float:
+        """Return the share of all processors."""
+        every, own = busy_seconds()
+        passed = (time.perf_counter() - self._began) * (os.cpu_count() or 1)
+        return max(0.0, (every - self._all) - (own - self._own)) / max(passed, 1e-9)
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one call in every repeat."""
+
+    samples: list[float] = field(default_factory=list)
+    others: float = 0.0
+
+    def keep(self, samples: list[float], share: float) -> None:
+        """Add samples beside which other programs took a share; undisturbed ones displace disturbed ones."""
+        if self.samples and (share > OTHERS_LIMIT) != (self.others > OTHERS_LIMIT):
+            if share > OTHERS_LIMIT:
+                return
+            self.samples, self.others = [], 0.0
+        self.samples += samples
+        self.others = max(self.others, share)
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles over the median; 0 for a single sample."""
+        if len(self.samples) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return (high - low) / self.seconds
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the repeats differ too much, or other programs ran beside them."""
+        return self.spread > SPREAD_LIMIT or self.others > OTHERS_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something to be timed: `make` returns a function of the number of the call; `row` the record of its timing."""
+
+    name: str
+    make: Callable[[], Callable[[int], Any]]
+    row: Callable[[Timing], None]
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How long calls take on a device: how many interleaved rounds, and how long one sample lasts at least."""
+
+    device: str
+    rounds: int = 7
+    sample_seconds: float = 0.004
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def elapsed(self, call: Callable[[int], Any], count: int) -> float:
+        """Return seconds of one of so many calls in a row: by events on a GPU, by the wall clock on a CPU."""
+        if self.device == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            begin.record()
+            for i in range(count):
+                call(i)
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e-3 / count
+        began = time.perf_counter()
+        for i in range(count):
+            call(i)
+        return (time.perf_counter() - began) / count
+
+    def ready(self, case: Case) -> tuple[Callable[[int], Any], int]:
+        """Return the warmed call of a case and how often one sample repeats it."""
+        call = case.make()
+        self.elapsed(call, 1)
+        once = self.elapsed(call, 2)
+        self.elapsed(call, max(1, min(_RING_MOST, round(2 * self.sample_seconds / once))))
+        return call, max(case.repeats, min(2000, round(self.sample_seconds / max(once, 1e-7))))
+
+    def run(self, cases: Sequence[Case], together: int = 12) -> list[tuple[str, Timing]]:
+        """Time all cases, `together` of them in turns; what spreads too far is measured once more, the better kept."""
+        found: list[tuple[str, Timing]] = []
+        noisy: list[Case] = []
+        best: dict[str, Timing] = {}
+        for case, timing in self._timed(cases, together):
+            best[case.name] = timing
+            if timing.noisy:
+                noisy.append(case)
+        for case, timing in self._timed(noisy, together):
+            old = best[case.name]
+            if (timing.others > OTHERS_LIMIT, timing.spread) < (old.others > OTHERS_LIMIT, old.spread):
+                best[case.name] = timing
+        for case in cases:
+            case.row(best[case.name])
+            found.append((case.name, best[case.name]))
+        return found
+
+    def _timed(self, cases: Sequence[Case], together: int) -> Iterator[tuple[Case, Timing]]:
+        for first in range(0, len(cases), together):
+            group = [(case, *self.ready(case), Timing()) for case in cases[first : first + together]]
+            others = Others()
+            for _ in range(self.rounds):
+                for _, call, count, timing in group:
+                    timing.samples.append(self.elapsed(call, count))
+            share = others.share()
+            for case, _, _, timing in group:
+                timing.others = share
+                yield case, timing
+            del group
+            gc.collect()
+
+
+def ring(one: Callable[[], Any], size_bytes: float) -> list[Any]:
+    """Return so many copies of an operand that they leave the caches before they come round again."""
+    count = max(2, min(_RING_MOST, int(_RING_BYTES / max(size_bytes, 1)) + 1))
+    return [one() for _ in range(count)]
+
+
+def values(*sides: int, dtype: Any = torch.float32, device: str = "cpu") -> Any:
+    """Return a new tensor of normal values, copied from one drawn once."""
+    count = math.prod(sides)
+    if device not in _NOISE or _NOISE[device].numel() < count:
+        _NOISE[device] = torch.randn(max(count, 2**22), device=device)
+    return _NOISE[device][:count].view(sides).to(dtype, copy=True)
+
+
+def noise_of(found: Sequence[tuple[str, Timing]]) -> str:
+    """Return a line with the spreads of some timings: their median, the largest, and how many are above the limit."""
+    spreads = [timing.spread for _, timing in found]
+    if not spreads:
+        return "nothing measured"
+    above = sum(spread > SPREAD_LIMIT for spread in spreads)
+    return (
+        f"{len(spreads)} cases, spread (quartiles over median): median {statistics.median(spreads):.1%}, "
+        f"largest {max(spreads):.1%}, {above} above {SPREAD_LIMIT:.0%}; other programs took at most "
+        f"{max(timing.others for _, timing in found):.1%}"
+    )
