@@ -101,7 +101,8 @@ class ProductRates(Generic[X]):
 class Rates(ProductRates[X]):
     """Achieved rates of one device and data type; every field is a number that explains itself when traced.
 
-    `contention` is by how much compute slows while messages run beside it, as a share of their time;
+    `contention` is by how much compute slows while messages run beside it, as a share of their time, and
+    `replica_wait` how long kernels of messages between replicas hold their cores over that time;
     `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
     same of grouped products for both gradients. `cast_traffic` is the bytes moved to cast an element.
     """
@@ -116,6 +117,7 @@ class Rates(ProductRates[X]):
     memory_start: X
     launch: X
     contention: float
+    replica_wait: float
     weight_gradient: float
     cast_traffic: float
     family: str
@@ -276,6 +278,7 @@ def rates_of(
         memory_start=leaf("kernel start", start * memory["start_seconds"], memory["source"]),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),
+        replica_wait=constants()["passes"]["message_cores"]["replica_wait"],
         weight_gradient=1.0 if imposed.ideal else constants()["passes"]["weight_gradient"]["rate"],
         cast_traffic=0.0 if imposed.ideal else cast_bytes(dtype),
         family=family,

@@ -36,6 +36,13 @@ class Machine(Generic[X]):
         """Return seconds that compute loses to messages that run so long beside it."""
         return hidden * self.rates.contention
 
+    def held(self, hidden: X) -> X:
+        """Return seconds that compute loses to messages between replicas that run so long beside it.
+
+        Their kernels hold cores while they wait for the last replica too.
+        """
+        return hidden * (self.rates.contention * self.rates.replica_wait)
+
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
         return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis], c.fanout)

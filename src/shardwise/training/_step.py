@@ -113,8 +113,8 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
         named(ahead, "waiting for weights"),
         named(behind, "waiting for weights and gradients"),
         hidden,
-        named(m.slowed(gather - ahead) + copied, "slowed by gathers and their copies"),
-        named(m.slowed(gather + scatter - behind) + copied + returned, "slowed by messages and their copies"),
+        named(m.held(gather - ahead) + copied, "slowed by gathers and their copies"),
+        named(m.held(gather + scatter - behind) + copied + returned, "slowed by messages and their copies"),
     )
 
 
@@ -239,12 +239,12 @@ def data_parallel_seconds(
     backward = t.backward_input + t.backward_weight
     shown = _overlapped(grads, backward, s, m.hides("dp") and r.stack.overlap_gradients)
     hidden = grads - shown
-    shown = shown + m.slowed(hidden)
+    shown = shown + m.held(hidden)
     if not r.shards_optimizer:
         return shown, hidden, zero, zero
     gather = named(state_seconds(m, updates(r, parts, s), zero), "weight gather")
     waits = _overlapped(gather, t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
-    return shown, hidden, waits + m.slowed(gather - waits), gather - waits
+    return shown, hidden, waits + m.held(gather - waits), gather - waits
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
