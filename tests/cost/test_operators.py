@@ -198,7 +198,7 @@ def test_narrow_products_pay_for_their_casts() -> None:
 
 def test_an_older_attention_kernel_is_slower() -> None:
     """FlashAttention is slower than FlashAttention-2, and that than the best kernel of the device."""
-    rates = [rates_of(H100, "bf16", 0.0, Efficiencies(), kernel) for kernel in ("flash-1", "flash-2", "")]
+    rates = [rates_of(H100, "bf16", 0.0, Efficiencies(), (kernel, "")) for kernel in ("flash-1", "flash-2", "")]
     assert [r.attention_forward_flops for r in rates] == sorted(r.attention_forward_flops for r in rates)
     assert rates[0].attention_forward_flops < rates[1].attention_forward_flops < rates[2].attention_forward_flops
 

@@ -276,7 +276,7 @@ def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> Case:
     job = Training(
         seq_len=seq_len,
         global_batch=plan.dp * plan.micro_batch * count,
-        precision=draw(st.sampled_from(("", *(p for p in PRECISIONS if not p.startswith(("fp8", "fp16")))))),
+        precision=draw(st.sampled_from(("", *(p for p in PRECISIONS if not p.startswith(("fp4", "fp8", "fp16")))))),
         optimizer=draw(st.sampled_from(("adam", "adam8bit", "lion", "muon", "sgd"))),
         expert_imbalance=draw(st.sampled_from((1.0, 1.5))),
     )

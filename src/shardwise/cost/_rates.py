@@ -236,18 +236,31 @@ def narrowed(family: str, row: dict[str, Any]) -> float:
     return min(1.0, float(row["compute"] / constants()[family]["matmul"]["bf16"]["compute"]))
 
 
-def attention_row(table: dict[str, Any], kernel: str) -> dict[str, Any]:
-    """Return the rates of a fused attention kernel of a family, those of its own best kernel where it has no row."""
-    row: dict[str, Any] = table["attention"]
+def kernel_row(row: dict[str, Any], kernel: str) -> dict[str, Any]:
+    """Return the rates of a named kernel of a family, those of its own best kernel where it has no row."""
     return merged(row, row.get("kernels", {}).get(kernel, {}))
 
 
+def relative(device: Device, row: dict[str, Any], measured: str) -> float:
+    """Return the rate of a device's products over those of the device on which another kernel was measured."""
+    found = 1.0
+    for table in ("by_device", "sustained_by_device"):
+        rows = row.get(table, {})
+        found *= rows.get(device.name, 1.0) / rows.get(measured, 1.0)
+    return float(found)
+
+
 def rates_of(
-    device: Device, dtype: str, launch_seconds: float, imposed: Efficiencies, attention_kernel: str = ""
+    device: Device,
+    dtype: str,
+    launch_seconds: float,
+    imposed: Efficiencies,
+    kernels: tuple[str, str] = ("", ""),
 ) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
-    `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. Raises `InputError`
+    `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. `kernels` are the
+    framework's of attention and of experts. Raises `InputError`
     when the device has no rate for the data type or an imposed efficiency is out of range.
     """
     family = family_of(device)
@@ -259,12 +272,14 @@ def rates_of(
     products = product_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
     bandwidth = device.memory_bytes_per_second
-    attention, grouped, memory = attention_row(table, attention_kernel), table["grouped"], table["memory"]
+    attention, grouped = kernel_row(table["attention"], kernels[0]), kernel_row(table["grouped"], kernels[1])
+    memory = table["memory"]
     attention_peak, peak = device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
+    scale = relative(device, row, grouped.get("measured_on", device.name))
     forward, backward, experts = (
         effective(imposed, fitted, imposed.compute)
-        for fitted in (attention["forward"], attention["backward"], grouped["compute"] * narrowed(family, row))
+        for fitted in (attention["forward"], attention["backward"], grouped["compute"] * narrowed(family, row) * scale)
     )
     return Rates(
         **{f.name: getattr(products, f.name) for f in fields(products)},

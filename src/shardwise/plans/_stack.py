@@ -35,13 +35,18 @@ class Stack:
     boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input gradients of q, k, v, gate and
     up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token once to each node with one
     of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
-    a row of 16-bit input. `attention_kernel` is the fused kernel whose rate applies ("" the best of the device);
-    `gather_copy_bytes` and `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device
-    memory, a parameter. `buffer_passes` is how often a step reads or writes the whole gradient buffer beside its
-    products and its reduction, `update_copy_bytes` what an update moves a parameter of the shard beside the optimizer
-    itself. `checkpoint_stops_early` ends recompute at the last saved tensor, `bias_gradients_apart` sums the gradient of a bias
-    in a kernel of its own, `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the
-    gradients), `metric_logit_bytes` what metrics of training read and write a logit beside the loss. `settings` are what its user set.
+    a row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused kernels whose rates apply ("" the best
+    of the device, and grouped products of libraries). `gather_copy_bytes` and `scatter_copy_bytes` are what gathering
+    weights and scattering gradients moves in device memory, a parameter. `buffer_passes` is how often a step reads or
+    writes the whole gradient buffer beside its products and its reduction, `update_copy_bytes` what an update moves a
+    parameter of the shard beside the optimizer itself. `checkpoint_stops_early` ends recompute at the last saved
+    tensor, `bias_gradients_apart` sums the gradient of a bias in a kernel of its own, `scatter_bytes` is the width in
+    which sharded gradients are reduced (0: that of the gradients), `metric_logit_bytes` what metrics of training read
+    and write a logit beside the loss. `settings` are what its user set.
+    `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and of
+    the library's own products, by family of devices ("other" for the rest). `expandable_segments` is an allocator that
+    can lengthen its segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient,
+    where gradients are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence.
     """
 
     name: str
@@ -66,9 +71,11 @@ class Stack:
     scattered_sends: bool
     reduces_apart: bool
     overlap_tensor: bool
+    overlap_experts: Literal["never", "between nodes", "always"]
     eager_launch_seconds: float
     step_overhead_seconds: float
     attention_kernel: str
+    experts_kernel: str
     gather_copy_bytes: float
     scatter_copy_bytes: float
     buffer_passes: float
@@ -80,10 +87,12 @@ class Stack:
     context_bytes: float
     communicator_bytes: float
     reserved_over_allocated: float
+    expandable_segments: bool
     blas_handles: int
     blas_workspace: tuple[tuple[str, float], ...]
     library_workspace: tuple[tuple[str, float], ...]
     gradient_stand_ins: bool
+    keeps_gathered: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

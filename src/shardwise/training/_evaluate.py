@@ -22,7 +22,15 @@ from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
 from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
 from shardwise.training._ledger import Lines, ledger_of, units_of
-from shardwise.training._memory import InFlight, Parts, Recipe, Shared, StageMemory, stage_memory
+from shardwise.training._memory import (
+    InFlight,
+    Parts,
+    Recipe,
+    Shared,
+    StageMemory,
+    reserved_bytes,
+    stage_memory,
+)
 from shardwise.training._sizes import Sizes, sizes_of_columns
 from shardwise.training._stages import (
     Kind,
@@ -34,7 +42,7 @@ from shardwise.training._stages import (
     split_evenly,
     stack_runs,
 )
-from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
+from shardwise.training._step import StepJob, StepSeconds, beside_experts, boundary_seconds, step_seconds
 from shardwise.training.schedule import PipelineShape, in_flight
 
 
@@ -106,6 +114,7 @@ class Evaluation(Generic[X]):
     stages: tuple[Stages[X], ...]
     memory: tuple[StageMemory[X], ...]
     peak: X
+    reserved: X
     step: StepSeconds[X]
     parts: Parts[X]
     layout: Layout[X]
@@ -160,8 +169,20 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         loss=folded(written.loss),
         table=total((w.elements for w in tables), 0 * y.tokens),
         shared=shared_of(case, y),
+        gather_buffer=gather_buffer(case, y),
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
+
+
+def gather_buffer(case: Case, y: Layout[X]) -> X:
+    """Return the bytes of the buffer into which the split sequence is gathered for the head, kept for the whole run.
+
+    Megatron-LM core/tensor_parallel/layers.py, get_global_memory_buffer "mpu"; Transformer Engine has none.
+    """
+    zero = 0 * y.tokens
+    if not (case.stack.keeps_gathered and case.plan.sequence_parallel and case.model.head):
+        return zero
+    return above(y.degrees.tp, 1, y.a * y.tokens * case.model.hidden, zero)
 
 
 def shared_of(case: Case, y: Layout[X]) -> tuple[Shared[X], ...]:
@@ -246,9 +267,8 @@ class Tables(Generic[X]):
 def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
     stack, compute = case.stack, case.recipe.precision.compute
-    rates = rates_of(
-        case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, stack.attention_kernel
-    )
+    kernels = stack.attention_kernel, stack.experts_kernel
+    rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels)
     network = network_of(case.cluster, case.efficiencies)
     axes = case.efficiencies.exposed_axes
     return Machine(rates=rates, network=network, spans=shared, overlap=case.overlap, exposed_axes=axes)
@@ -257,7 +277,8 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
 def tables_of(case: Case, m: Machine[X], z: Sizes[X]) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans."""
     y = layout_of(case, z)
-    return Tables(layout=y, parts=parts_of(case, y, m), boundary_bytes=boundary_bytes(case, y))
+    parts = beside_experts(m, case.stack, case.plan.schedule, parts_of(case, y, m))
+    return Tables(layout=y, parts=parts, boundary_bytes=boundary_bytes(case, y))
 
 
 def memory_of(case: Case, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X], ...]) -> tuple[StageMemory[X], ...]:
@@ -271,6 +292,12 @@ def memory_of(case: Case, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X],
 def peak_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
     """Return the bytes of the heaviest stage at its fullest."""
     return named(largest([counted(s, m.peak) for s, m in zip(stages, memory, strict=True)]), "peak memory")
+
+
+def reserved_of(stack: Stack, stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
+    """Return what the caching allocator holds at most on the stage where that is most, workspaces left out."""
+    held = [counted(s, reserved_bytes(stack, m)) for s, m in zip(stages, memory, strict=True)]
+    return named(largest(held), "reserved memory")
 
 
 def boundary_bytes(case: Case, y: Layout[X]) -> X:
@@ -309,6 +336,7 @@ def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluati
         stages=stages,
         memory=memory,
         peak=peak_of(stages, memory),
+        reserved=reserved_of(case.stack, stages, memory),
         step=step_seconds(machine, z, case.recipe, tables.parts, stages, job),
         parts=tables.parts,
         layout=tables.layout,

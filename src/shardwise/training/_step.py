@@ -9,6 +9,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, largest, maximum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
+from shardwise.plans import Stack
 from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe, root_elements
 from shardwise.training._sizes import Sizes
@@ -140,8 +141,8 @@ def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
     return named(state_seconds(m, gathers(r, root, 0 * root), zero), "gathering the root unit"), scatter
 
 
-def paired(k: Folded[X]) -> Folded[X]:
-    """Return a layer whose expert messages run beside the compute of a paired micro-batch.
+def paired(k: Folded[X], share: X | float = 1.0) -> Folded[X]:
+    """Return a layer whose expert messages, or a share of them, run beside the compute of a paired micro-batch.
 
     DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both
     hides behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
@@ -149,7 +150,7 @@ def paired(k: Folded[X]) -> Folded[X]:
     if "ep" not in k.exposed:
         return k
     waits = k.exposed["ep"]
-    left = maximum(waits - k.compute, 0.0)
+    left = maximum(waits - k.compute, 0.0) * share + waits * (1 - share)
     gone = 1 - left / maximum(waits, 1e-30)
     hidden = named(waits - left, "expert messages behind the paired micro-batch")
     ahead = gone * k.forward_exposed.get("ep", 0 * waits)
@@ -161,6 +162,28 @@ def paired(k: Folded[X]) -> Folded[X]:
         forward_exposed={**k.forward_exposed, "ep": k.forward_exposed.get("ep", 0 * waits) - ahead},
         hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
     )
+
+
+def beside_experts(m: Machine[X], stack: Stack, schedule: ScheduleName, parts: Parts[X]) -> Parts[X]:
+    """Return the blocks as a stack runs them that sends to experts beside the compute of another micro-batch.
+
+    Megatron-Core, --overlap-moe-expert-parallel-comm: forward and backward of two micro-batches interleave by layer.
+    The kernels of the messages hold cores meanwhile.
+    """
+    when = stack.overlap_experts if m.hides("ep") and "ep" in m.spans else "never"
+    if when == "never" or (when == "between nodes" and schedule != "interleaved"):
+        return parts
+    span = m.spans["ep"]
+    share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
+
+    def beside(k: Folded[X]) -> Folded[X]:
+        if "ep" not in k.exposed:
+            return k
+        found = paired(k, share)
+        lost = named(m.slowed(k.exposed["ep"] - found.exposed["ep"]), "slowed by expert messages")
+        return replace(found, backward_input=found.backward_input + lost, compute=found.compute + lost)
+
+    return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

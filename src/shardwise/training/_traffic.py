@@ -182,8 +182,8 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
 
 
 def _as_composed(t: Traffic, timed: list[Timed], folded: Folded[float]) -> list[Timed]:
-    """Return the messages of a part with the seconds that composition exposes: DualPipe's pairs hide more of them."""
-    if t.case.plan.schedule != "dualpipe":
+    """Return the messages of a part with the seconds that composition exposes: pairs of micro-batches hide more."""
+    if t.case.plan.schedule != "dualpipe" and t.case.stack.overlap_experts == "never":
         return timed
     found = []
     for one in timed:

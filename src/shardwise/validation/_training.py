@@ -10,7 +10,9 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.models import Model, MoE
 from shardwise.plans import PRECISIONS, Plan, Recompute, Stack, Training, find_stack
+from shardwise.plans._laws import module_names
 from shardwise.plans._plan import ContextKind, Sharding
+from shardwise.plans._stack import LossKernel
 from shardwise.training import Options, TrainReport, train
 from shardwise.validation._cells import Cells
 from shardwise.validation._network import cluster_of
@@ -27,6 +29,16 @@ SETTINGS = (
 _TUNED = "fine-tuning of adapters or on unpacked samples is not modelled"
 # torchtitan's policy by operator keeps every second product: half of the work runs again.
 _HALF = r"\bsac\b"
+# Modules that Megatron-Bridge's recipes of mixtures run again (perf_recipes/*/recompute_modules), the least first.
+_RECIPES = (
+    (),
+    ("moe_act",),
+    ("mla_up_proj", "moe_act"),
+    ("mla_up_proj", "moe_act", "layernorm"),
+    ("mla_up_proj", "moe_act", "layernorm", "mlp", "shared_experts"),
+)
+# Bytes a second to the host's memory that only NVLink-C2C has.
+_NEAR = 1e11
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
 
 
@@ -49,13 +61,14 @@ def predict(cells: Cells, places: Places) -> Predicted:
         from shardwise.validation._arguments import predict_arguments
 
         return predict_arguments(cells, places)
+    cells = cells.completed()
     _check(cells)
     model = places.model(cells.text("model"))
     device, notes = places.device(cells.text("device"))
     framework = framework_of(cells.text("framework"))
     cluster = cluster_of(cells, device, notes)
     plan = _plan(cells, model, framework, cluster.devices_per_node)
-    stack = _stack(cells, framework, plan.sharding)
+    stack = _recipe(_stack(cells, framework, plan.sharding), model)
     precision = _precision(cells, stack, set(device.matrix_flops))
     job = Training(
         seq_len=int(cells.positive("seq_len")),
@@ -70,6 +83,8 @@ def predict(cells: Cells, places: Places) -> Predicted:
     if _searched(cells):
         cells.taken("recompute")
         report = question.least(plan)
+        if question.offloads and not report.fits:
+            cells.assume("activations over the device's memory go to the host beside compute, as in NVIDIA's recipes")
     else:
         report = question.train(_recomputed(cells, plan, model))
     return Predicted(report, (*notes, *cells.assumed))
@@ -92,15 +107,40 @@ class Asked:
         """Return the plan with the largest micro-batch that fits."""
         return replace(plan, micro_batch=self.train(plan).plan.micro_batch)
 
+    @property
+    def stack(self) -> str:
+        """The name of the framework."""
+        return self.options.stack if isinstance(self.options.stack, str) else self.options.stack.name
+
+    @property
+    def offloads(self) -> bool:
+        """Whether NVIDIA's recipes would offload activations rather than run layers again: where the host is near.
+
+        github.com/NVIDIA-NeMo/Megatron-Bridge perf_recipes/llama/gb200: cpu_offloading_num_layers, no recompute.
+        """
+        device = self.cluster.device
+        near = device.knows("host_bytes_per_second") and device.host_bytes_per_second > _NEAR
+        return self.stack.startswith("megatron-bridge") and near
+
+    def lighter(self) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:
+        """Return what is tried before whole layers: attention's core, or the modules of NVIDIA's recipes."""
+        known = module_names(self.model.kinds)
+        if not self.stack.startswith("megatron-bridge") or "moe" not in known:
+            return ("none", ()), ("selective", ())
+        steps = [tuple(name for name in names if name in known) for names in _RECIPES]
+        return tuple(("none", modules) for modules in dict.fromkeys(steps))
+
     def least(self, plan: Plan) -> TrainReport:
         """Return the report with the least recompute that fits: none, attention's core, then the fewest whole layers.
 
         Full recompute of every layer where nothing fits.
         """
-        for mode in ("none", "selective"):
-            report = self.train(replace(plan, recompute=mode))
+        for mode, modules in self.lighter():
+            report = self.train(replace(plan, recompute=mode, modules=modules))
             if report.fits:
                 return report
+        if self.offloads:
+            return self.train(plan)
         every = self.train(replace(plan, recompute="full"))
         low, high = 0, -(-self.model.num_layers // plan.pp)
         if not every.fits:
@@ -260,10 +300,18 @@ def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
     return stack
 
 
+def _recipe(stack: str, model: Model) -> str:
+    """Return the stack of a row: the fused kernels of release 26.06 are those of gated experts."""
+    experts = [b.feed_forward for b in model.kinds if isinstance(b.feed_forward, MoE)]
+    plain = stack == "megatron-bridge-2606" and not all(e.gated for e in experts)
+    return "megatron-bridge" if plain else stack
+
+
 def _settled(cells: Cells, stack: str) -> str | Stack:
     """Return the stack of a row with the kernel of the loss that its notes name."""
     if "fused cross entropy" in cells.text("notes") and stack.startswith("megatron"):
-        return replace(find_stack(stack), loss="vocab-parallel-compiled")
+        kernel = "vocab-parallel-in-place" if "+ te" in cells.text("framework").lower() else "vocab-parallel-compiled"
+        return replace(find_stack(stack), loss=cast(LossKernel, kernel))
     return stack
 
 
@@ -274,9 +322,7 @@ def _precision(cells: Cells, stack: str, rates: set[str]) -> str:
         cells.taken("compute_dtype")
         dtype = "bf16" if "bf16" in rates or not rates else "fp16"
     if dtype in ("fp8", "mxfp8", "nvfp4"):
-        if dtype == "nvfp4":
-            cells.taken("nvfp4")
-        return "fp8"
+        return _narrow(cells, stack, dtype, rates)
     if dtype in ("fp32", "tf32"):
         return dtype
     if dtype not in ("bf16", "fp16"):
@@ -296,9 +342,17 @@ def _precision(cells: Cells, stack: str, rates: set[str]) -> str:
     return name if name in PRECISIONS else dtype
 
 
+def _narrow(cells: Cells, stack: str, dtype: str, rates: set[str]) -> str:
+    """Return the recipe of products narrower than 16 bits, with the gradients of the stack."""
+    name = "fp4" if dtype == "nvfp4" and "fp4" in rates else "fp8"
+    if dtype == "nvfp4":
+        cells.taken("nvfp4")
+    return f"{name}-grads16" if find_stack(stack).precision.endswith("grads16") else name
+
+
 def _dropout(cells: Cells, model: Model, stack: str) -> bool | None:
-    """Return whether dropout is on: as the model says, and by default in Megatron-LM before 2023."""
-    if model.dropout or stack != "megatron-scores":
+    """Return whether dropout is on: as the model says, and by default in Megatron-LM before Megatron-Core."""
+    if model.dropout or stack not in ("megatron-scores", "megatron-2023"):
         return None
     cells.taken("dropout")
     return True

@@ -28,6 +28,9 @@ _PRECISIONS: dict[str, Words] = {
     "fp32": {},
     "tf32": {},
     "fp8": {"--bf16": True, "--fp8-format": "hybrid"},
+    "fp8-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True, "--fp8-format": "hybrid"},
+    "fp4": {"--bf16": True, "--fp4-format": "e2m1"},
+    "fp4-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True, "--fp4-format": "e2m1"},
 }
 _ACTIVATIONS: dict[tuple[Activation, bool], Words] = {
     ("silu", True): {"--swiglu": True},
