@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.ledger.number import X, ceil, divide, minimum
+from shardwise.ledger.number import X, above, ceil, divide, minimum
 from shardwise.ledger.op import Collective, GroupAxis, Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
 
@@ -203,12 +203,24 @@ def _fused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
     ahead, back = context_messages(y, c)
     moved = y.a * T * c.heads * c.dims + cache_traffic(y, c)
     zero = 0 * flops
+    kept = (*inputs, out, logsumexp, *_before_exchange(y, out))
     return Op(
         name="attention", kind="attention", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2.5 * flops,
         backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T, columns=zero + read_tokens(y, c.mask),
-        inner=zero + c.dims, batch=c.heads, reads=inputs, saves=(*inputs, out, logsumexp), forward=ahead, backward=back,
+        inner=zero + c.dims, batch=c.heads, reads=inputs, saves=kept, forward=ahead, backward=back,
         model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes,
     )  # fmt: skip
+
+
+def _before_exchange(y: Layout[X], out: Tensor[X]) -> tuple[Tensor[X], ...]:
+    """Return the output that an all-to-all sends on: the kernel keeps it beside what the next product keeps.
+
+    Transformer Engine pytorch/attention/dot_product_attention/context_parallel.py since 2.8.
+    """
+    if y.choices.cp_kind != "all-to-all":
+        return ()
+    size = above(y.degrees.cp, 1, out.size_bytes, 0 * out.size_bytes)
+    return (Tensor(name="attention.out before exchange", size_bytes=size, born=CORE),)
 
 
 def _repeated(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:

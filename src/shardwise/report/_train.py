@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.ledger.traced import parts
 from shardwise.training import Change, TrainReport
-from shardwise.training._memory import device_bytes
+from shardwise.training._memory import device_bytes, reserved_bytes
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
 from shardwise.training._waits import axis_seconds, slowest_stage
@@ -151,12 +151,13 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     moment = max(memory.moments, key=lambda name: memory.moments[name])
     traced = report.traced.memory[stage].moments[moment]
     allocated = memory.peak + report.case.workspace_bytes
-    reserved = allocated * stack.reserved_over_allocated
+    reserved = allocated * stack.reserved_over_allocated + memory.late_block
     for part in parts(traced):
         found[_category(part.label)] += part.amount
     found["temporaries"] += allocated - memory.peak
     found["allocator"] = reserved - allocated
-    shown = device_bytes(stack, report.evaluation.sizes, memory.peak, report.case.workspace_bytes)
+    held = reserved_bytes(stack, memory)
+    shown = device_bytes(stack, report.evaluation.sizes, held, report.case.workspace_bytes)
     found["context"] = shown - reserved
     return found
 

@@ -15,7 +15,7 @@ from shardwise.search._rows import Rows, case_for
 from shardwise.search._tables import Blocks, Leaf, sizes_given
 from shardwise.training import Case, Sizes, stages_of
 from shardwise.training._blocks import Elements, Folded
-from shardwise.training._evaluate import machine_of, memory_of, peak_of, send_of, step_job
+from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
 from shardwise.training._memory import Parts, Shared, device_bytes
 from shardwise.training._step import (
     least_piped_seconds,
@@ -94,8 +94,8 @@ class Composition:
         stages, found = stages_of(self.case), dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            peak = peak_of(stages, memory_of(case, z, parts, stages))
-            found[f"held {sharding}"] = device_bytes(case.stack, z, peak, case.workspace_bytes)
+            held = reserved_of(case.stack, stages, memory_of(case, z, parts, stages))
+            found[f"held {sharding}"] = device_bytes(case.stack, z, held, case.workspace_bytes)
         return found
 
     @cached_property

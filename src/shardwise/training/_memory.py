@@ -58,7 +58,7 @@ class Parts(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
     `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
-    too: as its head, or for multi-token prediction.
+    too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head.
     """
 
     kinds: tuple[Folded[X], ...]
@@ -67,6 +67,7 @@ class Parts(Generic[X]):
     loss: Folded[X]
     stream_bytes: X
     table: X
+    gather_buffer: X
     shared_table: bool = False
     shared: tuple[Shared[X], ...] = ()
 
@@ -82,7 +83,10 @@ class InFlight(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory(Generic[X]):
-    """Bytes of one stage: what lives through the step, and the total at each moment."""
+    """Bytes of one stage: what lives through the step, and the total at each moment.
+
+    `beside` is what the framework keeps for the whole run beside the state, `late_block` what the allocator adds.
+    """
 
     weights: X
     gradients: X
@@ -92,7 +96,8 @@ class StageMemory(Generic[X]):
     recomputed: X
     buffers: X
     in_flight: X
-    stand_ins: X
+    beside: X
+    late_block: X
     moments: dict[str, X]
     peak: X
 
@@ -244,6 +249,24 @@ def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
     return named(depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
+def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+    """Return the bytes of the gradient of the table of words, which the caching allocator finds no room for.
+
+    It is made last of all, dense and in one piece, among the freed segments of smaller tensors, which do not join
+    (c10/cuda/CUDACachingAllocator.cpp), unless segments are expandable.
+    """
+    zero = 0 * s.count
+    if r.stack.expandable_segments:
+        return zero
+    size = r.precision.activation_bytes * parts.table
+    return named(above(s.embeddings, 0, size, zero), "segment of the table's gradient")
+
+
+def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
+    """Return what the caching allocator holds of a stage at its fullest, workspaces left out."""
+    return m.peak * stack.reserved_over_allocated + m.late_block
+
+
 def stand_in_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
     """Return the bytes of the empty tensors that stand for weight gradients added up in the buffer.
 
@@ -293,7 +316,8 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     # The gradient of the residual stream flows beside whatever an operator of a branch makes.
     flowing = named(parts.stream_bytes, "gradient of the residual stream")
     stand_ins = stand_in_bytes(r, parts, s)
-    lasting = weights + optimizer + stand_ins
+    gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
+    lasting = weights + optimizer + stand_ins + gathered
     base = lasting + root + standing
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
@@ -323,14 +347,15 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         recomputed=again,
         buffers=buffers,
         in_flight=depth.own + depth.mirrored,
-        stand_ins=stand_ins,
+        beside=stand_ins + gathered,
+        late_block=late_block(r, parts, s),
         moments=moments,
         peak=named(largest(moments.values()), "peak of the stage"),
     )
 
 
-def device_bytes(stack: Stack, z: Sizes[X], peak: X, workspace: float) -> X:
-    """Return the bytes that a device shows at a peak of tensors: allocator reserve, context and communicators added."""
+def device_bytes(stack: Stack, z: Sizes[X], reserved: X, workspace: float) -> X:
+    """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
-    reserved = (peak + workspace) * stack.reserved_over_allocated
-    return reserved + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes
+    held = reserved + workspace * stack.reserved_over_allocated
+    return held + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes

@@ -14,7 +14,7 @@ from shardwise.models import Model, MoE
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
-from shardwise.training._memory import StageMemory, device_bytes
+from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stated import stated
@@ -73,7 +73,7 @@ class TrainReport:
     @cached_property
     def peak_stage(self) -> int:
         """Index of the run of stages with the highest peak."""
-        peaks = [m.peak for m in self.evaluation.memory]
+        peaks = [reserved_bytes(self.case.stack, m) for m in self.evaluation.memory]
         return peaks.index(max(peaks))
 
     @property
@@ -95,12 +95,12 @@ class TrainReport:
     @property
     def reserved_bytes(self) -> float:
         """What the caching allocator holds from the driver (torch.cuda.max_memory_reserved)."""
-        return self.allocated_bytes * self.case.stack.reserved_over_allocated
+        return self.evaluation.reserved + self.case.workspace_bytes * self.case.stack.reserved_over_allocated
 
     @property
     def device_bytes(self) -> float:
         """What the device shows: reserved, the context and communicator buffers."""
-        return device_bytes(self.case.stack, self.evaluation.sizes, self.evaluation.peak, self.case.workspace_bytes)
+        return device_bytes(self.case.stack, self.evaluation.sizes, self.evaluation.reserved, self.case.workspace_bytes)
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -33,7 +33,8 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
     whole = dense_matrix + dense_other + expert_matrix + expert_other
     passes = 0 * whole if r.shards_gradients else r.stack.buffer_passes * p.gradient_bytes * whole
-    return named((streamed + passes) / m.rates.memory_bytes + m.rates.memory_start, "optimizer step")
+    rate = m.rates.streams.rate(m.rates.memory_bytes, o.name)
+    return named((streamed + passes) / rate + m.rates.memory_start, "optimizer step")
 
 
 def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:

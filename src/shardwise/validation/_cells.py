@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from shardwise.errors import InputError, Problem
-from shardwise.validation._rules import rule
+from shardwise.validation._rules import documented, rule
 
 _MOST = 1e24
 
@@ -23,6 +23,15 @@ class Cells:
         self.row = row
         self.assumed: list[str] = []
         self._notes: dict[str, str] | None = None
+
+    def completed(self) -> Cells:
+        """Return the row with what its source documents elsewhere in the place of blank cells."""
+        told, source = documented(self.text("citation"))
+        blank = {name: value for name, value in told.items() if name in self.row and not self.says(name)}
+        found = Cells({**self.row, **blank})
+        for name, value in blank.items():
+            found.assume(f"{name}: {value}, as documented: {source}")
+        return found
 
     def text(self, name: str) -> str:
         """Return a cell without spaces around it, empty where it is blank."""

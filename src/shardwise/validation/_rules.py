@@ -70,6 +70,17 @@ def framework_of(name: str) -> Framework:
 
 
 @cache
+def documented(citation: str) -> tuple[dict[str, str], str]:
+    """Return the settings that a cited source documents beside its table of results, and where.
+
+    >>> documented("github:MooreThreads/SimuMax@4dcaae5:docs/b200")[0]
+    {'cp_kind': 'a2a'}
+    """
+    found = (row for row in _tables()["documented"] if re.search(row["citation"], citation))
+    return next(((row["cells"], row["source"]) for row in found), ({}, ""))
+
+
+@cache
 def words(table: str) -> dict[str, str]:
     """Return a table that maps words of files to words of the package."""
     found: dict[str, str] = _tables()[table]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwise.training import TrainReport
-from shardwise.training._memory import StageMemory
+from shardwise.training._memory import StageMemory, reserved_bytes
 from shardwise.validation._cells import Cells
 from shardwise.validation._training import refuse
 
@@ -36,37 +36,40 @@ def flops_per_token(cells: Cells, report: TrainReport) -> float:
     return report.model_flops_per_token
 
 
-def stage_of(cells: Cells, report: TrainReport) -> StageMemory[float]:
-    """Return the memory of the stage whose rank was measured."""
+def stages_seen(cells: Cells, report: TrainReport) -> tuple[StageMemory[float], ...]:
+    """Return the memory of the stages whose ranks were measured."""
     scope, stages = cells.text("rank_scope"), report.evaluation.stages
     if scope in ("", "unknown"):
         cells.taken("rank_scope")
     places = [float(s.position) for s in stages]
     if scope == "last_rank":
-        return report.evaluation.memory[places.index(max(places))]
+        return (report.evaluation.memory[places.index(max(places))],)
     if scope == "rank0":
-        return report.evaluation.memory[places.index(min(places))]
-    return report.memory
+        return (report.evaluation.memory[places.index(min(places))],)
+    return report.evaluation.memory
 
 
 def peak_memory(cells: Cells, report: TrainReport) -> float:
     """Return the peak in the kind of bytes that were measured: tensors, the allocator's reserve or the device's."""
-    kind, stack = cells.text("memory_kind"), report.case.stack
-    allocated = float(stage_of(cells, report).peak) + report.case.workspace_bytes
+    kind, stack, scratch = cells.text("memory_kind"), report.case.stack, report.case.workspace_bytes
+    stages = stages_seen(cells, report)
     if kind in ("allocated", "active"):
-        return allocated
+        return max(float(m.peak) for m in stages) + scratch
+    held = max(float(reserved_bytes(stack, m)) for m in stages) + scratch * stack.reserved_over_allocated
     if kind == "nvidia_smi":
-        return report.device_bytes - report.allocated_bytes + allocated
+        return report.device_bytes - report.reserved_bytes + held
     if kind != "reserved":
         cells.taken("memory_kind")
-    return allocated * stack.reserved_over_allocated
+    return held
 
 
 def memory_after_step(cells: Cells, report: TrainReport) -> float:
     """Return what stays allocated between steps: weights, optimizer state and gradients that are kept."""
-    m, stack = stage_of(cells, report), report.case.stack
-    kept = m.gradients if stack.gradients == "persistent" else 0.0
-    return float(m.weights + m.optimizer + m.stand_ins + kept) + report.case.workspace_bytes
+    persistent = report.case.stack.gradients == "persistent"
+    held = (
+        m.weights + m.optimizer + m.beside + (m.gradients if persistent else 0.0) for m in stages_seen(cells, report)
+    )
+    return float(max(held)) + report.case.workspace_bytes
 
 
 def gpu_hours(cells: Cells, report: TrainReport) -> float:
