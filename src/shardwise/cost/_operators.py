@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
+from shardwise.cost._kinds import blocked_flops, kind_of
 from shardwise.cost._rates import ProductRates, Rates, Tiling
 from shardwise.ledger.number import X, evaluate, maximum, register
 from shardwise.ledger.op import Op
@@ -111,13 +112,19 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         return seconds / r.weight_gradient + _bias(r, op)
     if op.kind == "grouped":
         share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
-        products = maximum(flops / (r.grouped_flops * share), moved / r.memory_bytes) + r.grouped_start
+        if r.experts_in_turn:
+            products = matmul_seconds(r, op, moved, "" if which == "forward" else which)
+            products = products + (op.batch - 1) * r.matmul_start
+        else:
+            products = maximum(flops / (r.grouped_flops * share), moved / r.memory_bytes) + r.grouped_start
         return products if which == "weight" else products + _cast(r, op, which)
     if op.kind == "attention":
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
+        flops = blocked_flops(r.blocks, flops, op.columns, which != "forward")
         return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
+    streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
-    return maximum(scan, maximum(moved / r.memory_bytes, op.kernels * r.launch)) + op.kernels * r.memory_start
+    return maximum(scan, maximum(moved / streaming, op.kernels * r.launch)) + op.kernels * r.memory_start
 
 
 def _cast(r: Rates[X], op: Op[X], which: str) -> X:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Generic
 
+from shardwise.cost._kinds import Blocks, Streams
 from shardwise.cost._tables import constants, family_of, matmul_row, merged
 from shardwise.errors import Problems
 from shardwise.hardware import Device
@@ -122,6 +123,9 @@ class Rates(ProductRates[X]):
     cast_traffic: float
     family: str
     assumptions: tuple[str, ...] = ()
+    blocks: Blocks = Blocks()
+    streams: Streams = Streams()
+    experts_in_turn: bool = False
 
 
 def lasting(row: dict[str, Any]) -> float:
@@ -250,6 +254,11 @@ def relative(device: Device, row: dict[str, Any], measured: str) -> float:
     return float(found)
 
 
+def weight_gradient(table: dict[str, Any]) -> float:
+    """Return the rate of products of weight gradients over that of the others, where a family states its own: its."""
+    return float(table.get("weight_gradient", constants()["passes"]["weight_gradient"])["rate"])
+
+
 def rates_of(
     device: Device,
     dtype: str,
@@ -274,6 +283,7 @@ def rates_of(
     bandwidth = device.memory_bytes_per_second
     attention, grouped = kernel_row(table["attention"], kernels[0]), kernel_row(table["grouped"], kernels[1])
     memory = table["memory"]
+    attention = merged(attention, attention.get("by_type", {}).get(attention_dtype(device, dtype), {}))
     attention_peak, peak = device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
     scale = relative(device, row, grouped.get("measured_on", device.name))
@@ -294,8 +304,12 @@ def rates_of(
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),
         replica_wait=constants()["passes"]["message_cores"]["replica_wait"],
-        weight_gradient=1.0 if imposed.ideal else constants()["passes"]["weight_gradient"]["rate"],
+        weight_gradient=1.0 if imposed.ideal else weight_gradient(table),
         cast_traffic=0.0 if imposed.ideal else cast_bytes(dtype),
         family=family,
         assumptions=tuple(notes),
+        blocks=Blocks() if imposed.ideal else Blocks.stated(attention),
+        streams=Streams() if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
+        else Streams.stated(memory, dtype),
+        experts_in_turn=grouped.get("in_turn", False),
     )

@@ -1,7 +1,7 @@
 """The stored constants: what `benchmarks/calibrate.py` fitted, and what single sources state, merged by family.
 
-constants.toml is written by the calibration, with the rows and the residual beside every entry; priors.toml holds
-what no table of kernels covers, each entry with its own source.
+constants.toml is written by the calibration, with the rows and the residual beside every entry, and cpu.toml by
+`benchmarks/measure.py --fit` from kernels of its own; priors.toml holds what no table covers, each with its source.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _read(name: str) -> dict[str, Any]:
 @cache
 def constants() -> dict[str, Any]:
     """Return the table of constants by family; a family that extends another holds what it does not state itself."""
-    table = merged(_read("constants.toml"), _read("priors.toml"))
+    table = merged(merged(_read("constants.toml"), _read("priors.toml")), _read("cpu.toml"))
     return {name: merged(table.get(row.get("extends", ""), {}), row) for name, row in table.items()}
 
 

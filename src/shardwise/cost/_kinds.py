@@ -1,0 +1,101 @@
+"""Kernels by kind on processors where kinds differ: element-wise operators, and attention cut into blocks.
+
+A CPU computes what a GPU hides behind memory: exponentials and roots cost as much as streaming, and attention runs
+block by block, so that its rate depends on the length (constants: cost/cpu.toml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.ledger.number import X, above, minimum
+from shardwise.ledger.op import Op
+
+
+def kind_of(op: Op[X]) -> str:
+    """Return what an operator that moves bytes does; norms written out in steps and gated activations apart.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> from shardwise.ops.head import final_norm
+    >>> kind_of(final_norm(whole_layout(1, 64), Model.load("gpt2"))[0])
+    'norm'
+    """
+    if "norm" in op.name:
+        return "norm" if op.kernels == 1 else "norm in steps"
+    if op.name.endswith("activation"):
+        return "activation" if op.kernels == 1 else "gated activation"
+    for word in ("rotary", "loss", "embedding", "add"):
+        if word in op.name:
+            return word
+    return "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Shares of the streaming rate that kinds of operators reach, as (kind, forward, backward); one where not listed."""
+
+    shares: tuple[tuple[str, float, float], ...] = ()
+
+    @classmethod
+    def stated(cls, memory: Mapping[str, Any], dtype: str) -> Streams:
+        """Return the shares that a row of constants states for a data type."""
+        kinds = memory.get("kinds", {}).get(dtype, {})
+        return cls(tuple((name, float(ahead), float(back)) for name, (ahead, back) in kinds.items()))
+
+    def rate(self, streaming: X, kind: str, backward: bool = False) -> X:
+        """Return the bytes/s of a kind of operator in one pass, of those that plain streaming reaches."""
+        return streaming * self.share(kind, backward) if self.shares else streaming
+
+    def share(self, kind: str, backward: bool = False) -> float:
+        """Return the share of a kind in one pass.
+
+        >>> Streams((("add", 0.9, 0.8),)).share("add", backward=True), Streams().share("add")
+        (0.8, 1.0)
+        """
+        return next((back if backward else ahead for name, ahead, back in self.shares if name == kind), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How attention is cut: blocks of `keys` whole keys, and what packing them costs beside a row of queries.
+
+    `forward_rows` and `backward_rows` are that cost in rows of a block. No keys means that nothing is cut.
+    """
+
+    keys: float = 0.0
+    forward_rows: float = 0.0
+    backward_rows: float = 0.0
+
+    @classmethod
+    def stated(cls, attention: Mapping[str, Any]) -> Blocks:
+        """Return the blocks that a row of constants states, none where it has no such kernel."""
+        names = ("block_keys", "forward_rows", "backward_rows")
+        return cls(*(float(attention.get(name, 0.0)) for name in names))
+
+
+def block_rows(keys: X) -> X:
+    """Return the queries of a block: 256 from 768 tokens, 64 from 192, else 32.
+
+    github.com/pytorch/pytorch v2.13 aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, flash_attention_kernel_impl.
+
+    >>> block_rows(100), block_rows(512), block_rows(2048)
+    (32, 64, 256)
+    """
+    return above(keys, 767, 256 + 0 * keys, above(keys, 191, 64 + 0 * keys, 32 + 0 * keys))
+
+
+def blocked_flops(b: Blocks, flops: X, keys: X, backward: bool) -> X:
+    """Return FLOPs that attention in blocks is charged: whole blocks of keys, and what each block of queries packs.
+
+    Of S keys a causal query meets (S + 1) / 2 in the mean; whole blocks of b are (S + min(S, b)) / 2.
+
+    >>> blocked_flops(Blocks(512, 0, 0), 1.0, 511, False)
+    1.99609375
+    """
+    if not b.keys:
+        return flops
+    rows = b.backward_rows if backward else b.forward_rows
+    return flops * ((keys + minimum(keys, b.keys)) / (keys + 1)) * (1 + rows / block_rows(keys))
