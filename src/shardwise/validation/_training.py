@@ -39,6 +39,7 @@ _RECIPES = (
 )
 # Bytes a second to the host's memory that only NVLink-C2C has.
 _NEAR = 1e11
+_ASYNC = r"async ?tp"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
 
 
@@ -233,7 +234,7 @@ def _micro_batch(cells: Cells, stack: str, pp: int, replicas: int) -> int:
     if not stated:
         cells.taken("micro_batch")
         return 1 if pp > 1 or not batch else 0
-    whole = batch == stated * replicas or stack == "fsdp2"
+    whole = batch == stated * replicas or stack.startswith("fsdp2")
     if pp > 1 and stated >= pp and stated % pp == 0 and whole:
         cells.assume("micro_batch: the batch of a replica, cut into as many micro-batches as stages")
         return stated // pp
@@ -289,7 +290,7 @@ def _shard(cells: Cells, plan: Plan) -> Plan:
 def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
     from shardwise.plans import default_stack
 
-    kernel, stack = cells.text("attention_kernel"), framework.stack or default_stack(sharding)
+    kernel, stack = cells.text("attention_kernel"), _compiled(cells, framework.stack or default_stack(sharding))
     if not kernel:
         cells.taken("attention_kernel")
         return stack
@@ -305,6 +306,14 @@ def _recipe(stack: str, model: Model) -> str:
     experts = [b.feed_forward for b in model.kinds if isinstance(b.feed_forward, MoE)]
     plain = stack == "megatron-bridge-2606" and not all(e.gated for e in experts)
     return "megatron-bridge" if plain else stack
+
+
+def _compiled(cells: Cells, stack: str) -> str:
+    """Return torchtitan's stack as the notes of a row say: compiled, with asynchronous tensor parallelism, or eager."""
+    notes = cells.text("notes").lower()
+    if not stack.startswith("fsdp2") or not ("compile" in notes or re.search(_ASYNC, notes)):
+        return stack
+    return "fsdp2-async-tp" if re.search(_ASYNC, notes) else "fsdp2-compiled"
 
 
 def _settled(cells: Cells, stack: str) -> str | Stack:
