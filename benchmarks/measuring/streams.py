@@ -160,12 +160,14 @@ class Streams:
                 moved = (18.0 * rows * V, 22.0 * rows * V)
                 yield from self._both("cross_entropy", dtype, (rows, V), make, run, moved)
 
-                def table(rows: int = rows, V: int = V, dtype: str = dtype) -> list[Any]:
-                    ids = torch.randint(V, (rows,), device=self.machine.device)
-                    return [ids, self._tensor(V, 512, dtype)]
+                ids = torch.arange(rows, device=self.machine.device) * 97 % V
+                table = self._tensor(V, 512, dtype)
+
+                def look(ids: Any = ids, table: Any = table) -> list[Any]:
+                    return [ids, table]
 
                 one = float(2 * width * rows * 512)
-                yield from self._both("embedding", dtype, (rows, 512), table, F.embedding, (one, one))
+                yield from self._both("embedding", dtype, (rows, 512), look, F.embedding, (one, 0.0))
 
     def optimizers(self) -> Iterator[Case]:
         """Yield updates of fp32 and bf16 parameters: what AdamW and SGD with momentum stream by the ledger."""

@@ -1,0 +1,211 @@
+"""Constants of a CPU from its measured kernels alone, in the forms of docs/calibration.md; steps are never looked at.
+
+`python benchmarks/measure.py FOLDER --fit` reads FOLDER/*_own.csv and writes src/shardwise/cost/cpu.toml.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.minimise import fit, loss
+from calibration.tables import Table, errors, held, pick, read_files, size, summary, where
+from shardwise.cost import Efficiencies
+from shardwise.cost._kinds import Blocks, blocked_flops
+from shardwise.cost._operators import product_seconds
+from shardwise.cost._rates import product_rates
+from shardwise.hardware import Device, find_device
+
+WIDTHS = {"fp32": 4.0, "bf16": 2.0}
+_ANY = Efficiencies()
+_PRODUCT = {"compute": 0.85, "memory": 0.4, "start_seconds": 5e-6, "sharpness": 1.3, "depth": 70.0}
+_PRODUCT_MOST = {"compute": 1.0, "memory": 1.5, "sharpness": 8.0, "depth": 400.0, "start_seconds": 1e-4}
+# A CPU has no tiles to run in waves: nothing is charged for their loads, their joining or a warm-up.
+_PLAIN = {"balance": 0.0, "split_seconds": 0.0, "warm_share": 0.0, "warm_seconds": 0.0}
+_ATTENTION = {"forward": 0.7, "backward": 0.7, "forward_rows": 20.0, "backward_rows": 20.0, "start_seconds": 1e-5}
+BLOCK_KEYS = 512.0
+# Kernel measured -> kind of operator (cost/_kinds.py) that takes its rate.
+KINDS = {
+    "rms_norm": "norm in steps", "layer_norm": "norm", "swiglu": "gated activation", "gelu": "activation",
+    "add": "add", "rotary": "rotary", "cross_entropy": "loss", "embedding": "embedding", "adamw_fused": "adam",
+    "sgd_fused": "sgd", "copy_d2d": "other",
+}  # fmt: skip
+
+
+# Kernels that the ledger counts in each, forward.
+KERNELS = {"norm in steps": 6, "norm": 1, "gated activation": 2, "activation": 1, "add": 1}
+TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "cpu.toml"
+HEADER = (
+    "# Written by `python benchmarks/measure.py FOLDER --fit KEY --write`: do not edit, rerun. All from kernels, none from\n"
+    "# steps; shares of `kinds` are of the rate of copies, [forward, backward]. Forms: docs/calibration.md, docs/measuring.md.\n"
+)
+REST = """
+[cpu.weight_gradient]
+rate = 1.0
+source = "{source}: products of the three passes keep the same share of the peak"
+
+[cpu.grouped]
+in_turn = true
+compute = 1.0
+input_gradient = 1.0
+weight_gradient = 1.0
+start_seconds = 0.0
+source = "{source}: experts run one after the other, each as plain products"
+
+# Other CPUs: the nearest that was measured.
+[cpu-other]
+extends = "cpu"
+devices = ["cpu"]
+note = "no kernel measurements; constants of two Zen 4 cores"
+"""
+
+
+def own(folder: Path, table: str) -> Table:
+    """Return the columns of a table that was measured."""
+    return read_files([folder / f"{table}_own.csv"])
+
+
+def quiet(rows: Table) -> Table:
+    """Return the rows whose repeats agree."""
+    return where(rows, rows["spread"] <= 0.10)
+
+
+def _left(errors_of: Callable[[dict[str, float], Table], Any], rows: Table, mask: Any, search: Any) -> tuple[Any, str]:
+    """Return constants of all rows, and in words what they leave, on shapes that were held out too."""
+    half, whole = search(where(rows, ~mask)), search(rows)
+    apart = summary(errors_of(half, where(rows, mask)))
+    return whole, f"{summary(errors_of(whole, rows))}; shapes not fitted: {apart}"
+
+
+def products(rows: Table, device: Device, dtype: str) -> dict[str, Any]:
+    """Return the row of matrix products of a data type, from all three stages."""
+    rows, width = quiet(pick(rows, op="matmul", dtype=dtype)), WIDTHS[dtype]
+
+    def seconds(p: dict[str, float], t: Table) -> Any:
+        m, n, k = t["m"], t["n"], t["k"]
+        rates = product_rates(device, dtype, {"source": "", **_PLAIN, **p}, _ANY)
+        return product_seconds(rates, (m, n, k, 1.0), width * (m * k + n * k + m * n))
+
+    def search(t: Table) -> dict[str, float]:
+        return fit(lambda p: loss(seconds(p, t), t["time_seconds"]), _PRODUCT, _PRODUCT_MOST, 300)
+
+    found, left = _left(lambda p, t: errors(seconds(p, t), t), rows, held(rows, "n", "k"), search)
+    return {**found, **_PLAIN, "residual": left}
+
+
+def attention(rows: Table, device: Device, dtype: str) -> dict[str, Any]:
+    """Return the row of fused causal attention of a data type, both passes."""
+    rows = quiet(pick(rows, op="attention", dtype=dtype))
+
+    def seconds(p: dict[str, float], t: Table) -> Any:
+        S, peak = t["seq"], device.peak_flops(dtype)
+        flops = 4 * t["batch"] * t["heads"] * t["qk_head_dim"] * S * (S + 1) / 2
+        b = Blocks(BLOCK_KEYS, p["forward_rows"], p["backward_rows"])
+        ahead = _blocked(b, flops, S, False) / (p["forward"] * peak)
+        back = _blocked(b, 2.5 * flops, S, True) / (p["backward"] * peak)
+        return np.where(t["stage"] == "fwd", ahead, back) + p["start_seconds"]
+
+    def search(t: Table) -> dict[str, float]:
+        most = {"forward": 1.5, "backward": 1.5, "forward_rows": 300.0, "backward_rows": 300.0}
+        return fit(lambda p: loss(seconds(p, t), t["time_seconds"]), _ATTENTION, most, 300)
+
+    found, left = _left(lambda p, t: errors(seconds(p, t), t), rows, held(rows, "heads", "qk_head_dim"), search)
+    return {**found, "block_keys": BLOCK_KEYS, "residual": left}
+
+
+def _blocked(b: Blocks, flops: Any, S: Any, backward: bool) -> Any:
+    return np.array([blocked_flops(b, float(f), float(s), backward) for f, s in zip(flops, S, strict=True)])
+
+
+def streams(rows: Table, device: Device, dtype: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return (bytes/s, seconds of start) of operators that move bytes by (kind, pass)."""
+    rows, found = quiet(where(rows, rows["dtype"] == dtype)), {}
+    for op, kind in KINDS.items():
+        for word in ("forward", "backward", ""):
+            t = where(rows, rows["op"] == (f"{op}_{word}" if word else op))
+            if size(t):
+                p = fit(partial(_stream_cost, t), {"rate": 3e10, "start_seconds": 1e-5}, {}, 200)
+                found[kind, word] = (p["rate"], p["start_seconds"])
+    return found
+
+
+def _stream_seconds(t: Table, p: dict[str, float]) -> Any:
+    return t["bytes_total"] / p["rate"] + p["start_seconds"]
+
+
+def _stream_cost(t: Table, p: dict[str, float]) -> float:
+    return loss(_stream_seconds(t, p), t["time_seconds"])
+
+
+def memory(rows: Table, device: Device) -> dict[str, Any]:
+    """Return the row of operators that move bytes: shares of the rate of copies by data type and kind, one start.
+
+    The start is what one kernel takes beside its bytes: the median over kinds, forward, by the kernels of each.
+    """
+    by_type = {dtype: streams(rows, device, dtype) for dtype in WIDTHS}
+    copies = by_type["fp32"]["other", ""][0]
+    starts = [s / KERNELS[kind] for found in by_type.values() for (kind, _), (_, s) in found.items() if kind in KERNELS]
+    kinds: dict[str, Any] = {}
+    for dtype, found in by_type.items():
+        for (kind, word), (rate, _) in found.items():
+            pair = kinds.setdefault(dtype, {}).setdefault(kind, [1.0, 1.0])
+            for i in (0, 1) if not word else (("forward", "backward").index(word),):
+                pair[i] = rate / copies
+    return {
+        "efficiency": copies / device.memory_bytes_per_second, "start_seconds": float(np.median(starts)), "kinds": kinds
+    }  # fmt: skip
+
+
+def fitted(folder: Path, key: str) -> dict[str, Any]:
+    """Return the table of constants of a CPU from the kernels in a folder."""
+    device = find_device(key).device
+    efficiency, moved = own(folder, "op_efficiency"), own(folder, "kernels_memory")
+    by_type = {dtype: attention(efficiency, device, dtype) for dtype in WIDTHS}
+    return {
+        "matmul": {dtype: products(efficiency, device, dtype) for dtype in WIDTHS},
+        "attention": {**by_type["fp32"], "by_type": by_type},
+        "memory": memory(moved, device),
+    }
+
+
+def main(folder: Path, key: str, write: bool) -> None:
+    """Print the constants, and store them when told to."""
+    table = fitted(folder, key)
+    text = toml(table, key)
+    print(text)
+    if write:
+        TARGET.write_text(text, encoding="utf-8")
+
+
+def toml(table: dict[str, Any], key: str) -> str:
+    """Return the file of constants."""
+    source = f"benchmarks/measure.py on {find_device(key).device.full_name}, torch 2.13.0, {time.strftime('%Y-%m-%d')}"
+    lines = [HEADER, "[cpu]", f'extends = "generic"\ndevices = ["{key}"]\nnote = ""']
+    lines += [line for name, row in table.items() for line in _lines(("cpu", name), row, source)]
+    lines.append(REST.format(source=source))
+    return "\n".join(lines)
+
+
+def _lines(path: tuple[str, ...], table: dict[str, Any], source: str) -> Iterator[str]:
+    plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    if plain:
+        yield f"\n[{'.'.join(path)}]"
+        for name, value in plain.items():
+            key = f'"{name}"' if " " in name else name
+            yield f"{key} = " + (f'"{value}"' if isinstance(value, str) else _number(value))
+        if not isinstance(next(iter(plain.values())), list):
+            yield f'source = "{source}"\ndate = "{time.strftime("%Y-%m")}"'
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _lines((*path, name), value, source)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_number, value))}]"
+    return f"{value:.4g}" if value else "0.0"
