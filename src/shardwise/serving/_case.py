@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, network_of, rates_of
+from shardwise.cost import Efficiencies, constants, network_of, rates_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
 from shardwise.models import Model
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Serving
-from shardwise.serving._engine import Engine, kernels_of
+from shardwise.serving._engine import Engine, kernels_of, watts_per_core
 from shardwise.serving._ledger import Views
 from shardwise.serving._price import Server, captured
 from shardwise.serving._quantization import Format
@@ -66,7 +67,7 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     blocks = case.format.name == "fp8-block" and case.compute == "fp8"
     kernels = kernels_of(device, fitted.family, "fp8-block" if blocks else case.compute, case.engine, wanted)
-    wide = captured(fitted, case.engine, wanted.ideal)
+    wide = captured(_summed(fitted, case), case.engine, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:
         narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal)
@@ -87,6 +88,24 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         engine=case.engine,
         decoding=decoding,
     )
+
+
+def _summed(rates: Any, case: Case) -> Any:
+    """Return rates of 16-bit products summed in 16 bits: tensor cores add so at half the rate of int8 at least.
+
+    Cores of GeForce devices add in 32 bits at half that rate, which is their datasheet's (NVIDIA Ada architecture
+    whitepaper 1.1, appendix A). Clocks go with the square root of the power of a core beside the measured device's.
+    """
+    device = case.cluster.device
+    measured = watts_per_core(rates.family)
+    known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
+    if case.engine.adds != "fp16" or case.efficiencies.ideal or not measured or not known:
+        return rates
+    row = constants()[rates.family]["matmul"]["bf16"]
+    clocks = math.sqrt(device.power_watts / device.num_cores / measured)
+    share = min(row["compute"] * row.get("sustained", 1.0) * clocks, 0.9)
+    flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
+    return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
 
 
 def _fused_quantisation(rates: Any, case: Case) -> Any:
@@ -117,7 +136,8 @@ def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
         )
         one = zero + 1
         degrees = Degrees(tp=z.tp, tp2=one, cp=one, ep=z.ep, etp=z.etp, panels=one)
-        return lay_out(degrees, work, Choices(stack=case.engine.stack))
+        stack = case.engine.prompt_stack if step.phase == "prefill" else case.engine.stack
+        return lay_out(degrees, work, Choices(stack=stack))
 
     wide = layout(case.format.rest_bytes if case.dtype != "fp32" else 4.0, case.dtype)
     return Views(wide=wide, narrow=layout(case.format.bytes, case.compute), format=case.format)

@@ -18,12 +18,17 @@ from shardwise.plans import Stack, find_stack
 class Engine:
     """One inference engine.
 
-    `budget` is how it spells its memory fraction: "total" bounds weights, activations and cache, "static"
-    weights and cache, "free" is the cache's share of what is left. `fused` names operators that run
-    inside another kernel. `kernels` names the engine whose measured kernels it takes. The host adds `step_seconds`
-    a step, `sequence_seconds` a sequence, `block_seconds` a block of its cache and `worker_seconds` each time that the
-    tensor-parallel workers double; `launch_seconds` pass before every kernel that no captured graph holds.
-    Groups of fewer than `sharing_heads` query heads do not share what they read: each head reads the cache for itself.
+    `budget` is how it spells its memory fraction: "total" bounds weights, activations and cache, "static" weights and
+    cache, "free" is the cache's share of what is left. `fused` names operators that run inside another kernel,
+    `kernels` the engine whose measured kernels it takes. The host adds `step_seconds` a step, `sequence_seconds` a
+    sequence, `block_seconds` a block of its cache and `worker_seconds` each time that tensor-parallel workers double.
+    `layer_seconds` pass between the kernels of a layer where no captured graph holds them, `stage_seconds` when a layer
+    split hands over. Groups of fewer than `sharing_heads` query heads do not share what they read of the cache.
+    Prompts run `chunk_tokens` at a time (0: whole), `chunks_together` as a pipeline (0: all), with the attention
+    `prompt_attention`; a score that is not fused moves `score_bytes` beside its products. Weights of fewer than 16 bits
+    are written out again for more than `dequantise_rows` rows (0: never). `adds` is the type that products are summed
+    in, `thin_products` whether those of few rows are bound by what a core can load. Activations lie in
+    `activation_bytes` and are cast for products.
     """
 
     name: str
@@ -44,13 +49,27 @@ class Engine:
     kernels: str = ""
     block_seconds: float = 0.0
     worker_seconds: float = 0.0
-    launch_seconds: float = 0.0
+    layer_seconds: float = 0.0
+    stage_seconds: float = 0.0
     sharing_heads: int = 1
+    chunk_tokens: int = 0
+    chunks_together: int = 0
+    activation_bytes: float = 2.0
+    prompt_attention: Literal["flash", "scores"] = "flash"
+    score_bytes: float = 4.0
+    dequantise_rows: int = 0
+    adds: Literal["fp32", "fp16"] = "fp32"
+    thin_products: bool = False
 
     @property
     def stack(self) -> Stack:
         """The ledger's view of the engine: fused norms, attention and activations, no dropout."""
         return replace(find_stack("megatron"), name=self.name, title=self.title)
+
+    @property
+    def prompt_stack(self) -> Stack:
+        """The same while prompts run."""
+        return replace(self.stack, attention=self.prompt_attention)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +77,9 @@ class Kernels:
     """Constants of kernels that training does not have: decode attention, fused experts, the engine's all-reduce.
 
     `all_reduce` is None where that of NCCL stands. `head_bytes_per_second` is the rate of one core where every query
-    head reads the cache for itself, 0 where the heads of a group share what they read.
+    head reads the cache for itself, 0 where the heads of a group share what they read; `thin_bytes_per_second` that of
+    products of few rows, 0 where only the memory bounds them. `cached_rate` is how much faster than memory activations
+    of a piece of a prompt pass where the last cache holds them.
     """
 
     decode: DecodeFit
@@ -66,6 +87,8 @@ class Kernels:
     experts_narrow: ExpertsFit
     all_reduce: EngineReduce | None
     head_bytes_per_second: float
+    thin_bytes_per_second: float
+    cached_rate: float
     sources: tuple[str, ...]
 
 
@@ -105,9 +128,18 @@ def find_engine(name: str) -> Engine:
     return Engine(name=name, fused=tuple(row["fused"]), sources=tuple(row["sources"].items()), **values)
 
 
-def _head_rate(family: str) -> float:
-    """Return bytes a second at which one core reads a cache that other cores read too, 0 for families without one."""
-    return float(_table()["own_heads"]["bytes_per_second_per_core"].get(family, 0.0))
+def _core_rate(kind: str, family: str, used: bool) -> float:
+    """Return bytes a second that one core reads in a kind of kernel, 0 where it is not used or not bound by that."""
+    return float(_table()[kind]["bytes_per_second_per_core"].get(family, 0.0)) if used else 0.0
+
+
+def watts_per_core(family: str) -> float:
+    """Return watts a core of the device on which the products of a family were measured, 0 where it is not stated.
+
+    >>> watts_per_core("ampere")
+    3.7
+    """
+    return float(_table()["measured"]["watts_per_core"].get(family, 0.0))
 
 
 _NARROW = {
@@ -156,6 +188,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
         all_reduce=reduce,
-        head_bytes_per_second=_head_rate(family) if engine.sharing_heads > 1 and not imposed.ideal else 0.0,
+        head_bytes_per_second=_core_rate("own_heads", family, engine.sharing_heads > 1 and not imposed.ideal),
+        cached_rate=float(_table()["measured"]["cached_rate"].get(family, 1.0)),
+        thin_bytes_per_second=_core_rate("thin_products", family, engine.thin_products and not imposed.ideal),
         sources=(decode["source"], wide["source"], narrow["source"], *((reduce.source,) if reduce else ())),
     )

@@ -85,11 +85,12 @@ def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
     *kinds, before, after = found
     boundary = views.wide.residual("boundary", model.hidden, "").size_bytes
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=boundary)
+    hand_over = 0.0 if case.efficiencies.ideal else case.engine.stage_seconds
     return Parts(
         kinds=tuple(kinds),
         embedding=before,
         head=after,
-        send=named(m.message(message), "stage boundary message"),
+        send=named(m.message(message) + hand_over, "stage boundary message"),
         stream_bytes=boundary,
     )
 
@@ -106,11 +107,13 @@ def _slowest(parts: Parts[X], stages: tuple[Stage[X], ...]) -> X:
 
 
 def host_seconds(case: Case, z: Sizes[X], step: Step) -> X:
-    """Return seconds that the host adds to one step: its own, of each sequence and its blocks, of sending to workers."""
+    """Return seconds that the host adds to one step: of its own, each sequence and block, workers, and launches."""
     e, one = case.engine, 0 * z.tp + 1
     blocks = step.context / e.block_tokens if step.phase == "decode" else 0.0
     doublings = total((above(z.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
-    return e.step_seconds + (e.sequence_seconds + e.block_seconds * blocks) * z.batch + e.worker_seconds * doublings
+    layers = e.layer_seconds * sum(case.model.kinds.values())
+    own = e.step_seconds + layers + e.worker_seconds * doublings
+    return own + (e.sequence_seconds + e.block_seconds * blocks) * z.batch
 
 
 def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[X]:
@@ -134,7 +137,10 @@ def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[
     overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, z, step), "engine step")
     one = total((times * part.seconds for times, part in rows), sends) + overhead
     slowest = _slowest(parts, z.stages)
-    overlapped = (count - 1) * maximum(one - slowest - overhead, 0.0)
+    # Pieces of a prompt follow one another in groups, each of which runs dry before the next.
+    most = case.engine.chunks_together
+    ahead = count - (ceil(count / most) if most else 1)
+    overlapped = ahead * maximum(one - slowest - overhead, 0.0)
     return Phase(
         seconds=named(count * one - overlapped, name),
         operators=operators,
@@ -155,7 +161,8 @@ def prefill_step(case: Case, z: Sizes[X]) -> tuple[Sizes[X], Step, X]:
     A step takes whole sequences while they fit, else an equal piece of one; a piece attends to those before it,
     and since that grows linearly the middle piece stands for all (Sarathi-Serve, arXiv:2403.02310).
     """
-    new, past, limit = case.new_input_tokens, case.job.prefix_tokens, case.job.max_batched_tokens
+    new, past = case.new_input_tokens, case.job.prefix_tokens
+    limit = case.job.max_batched_tokens or case.engine.chunk_tokens
     if not limit:
         return z, Step(phase="prefill", tokens=new, context=past), 0 * z.batch + 1
     if limit >= new:

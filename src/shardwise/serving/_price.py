@@ -79,7 +79,26 @@ def _product(m: Server[X], op: Op[X]) -> X:
     large = kernel_seconds(rates, op, "forward")
     charged = 2 * 16 * ceil(op.rows / 16) * op.columns * op.inner * op.batch
     small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
+    if m.kernels.thin_bytes_per_second:
+        loaded = op.forward_bytes / (m.kernels.thin_bytes_per_second * m.cores)
+        small = above(op.rows, 8, small, maximum(small, loaded))
+        large = above(op.rows, 8, large, small + rates.matmul_start)
+    if m.engine.activation_bytes > 2:
+        # Cast to 16 bits on the way in, back on the way out.
+        moved = (2 + m.engine.activation_bytes) * op.rows * (op.columns + op.inner) * op.batch
+        casts = moved / (m.rates.memory_bytes * m.kernels.cached_rate)
+        large = large + above(op.rows, m.engine.dequantise_rows, casts, 0 * large)
+    if m.engine.dequantise_rows and op.weights:
+        large = large + above(op.rows, m.engine.dequantise_rows, _written_out(m, op), 0 * large)
     return above(op.rows, 64, large, minimum(large, small + rates.matmul_start))
+
+
+def _written_out(m: Server[X], op: Op[X]) -> X:
+    """Return seconds to read the weights of a product and write them in 16 bits, 0 where they are that wide."""
+    elements = op.columns * op.inner * op.batch
+    held = op.forward_bytes - 2 * op.rows * (op.columns + op.inner) * op.batch
+    seconds = (held + 2 * elements) / m.rates.memory_bytes + m.rates.memory_start
+    return above(held / elements, 1.5, 0 * seconds, seconds)
 
 
 def op_seconds(m: Server[X], op: Op[X]) -> X:
@@ -94,8 +113,14 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
         seconds = _experts(m, op)
     elif op.kind == "matmul":
         seconds = _product(m, op)
+    elif op.name == "attention.softmax":
+        # The ledger's softmax reads and writes a score in 16 bits once.
+        seconds = op.forward_bytes / 4 * m.engine.score_bytes / m.rates.memory_bytes + op.kernels * m.rates.memory_start
     else:
         seconds = kernel_seconds(m.rates, op, "forward")
+        if m.engine.activation_bytes > 2 and op.kind == "memory":
+            wider = (m.engine.activation_bytes / 2 - 1) * op.forward_bytes
+            seconds = seconds + wider / (m.rates.memory_bytes * m.kernels.cached_rate)
     return named(seconds, op.name)
 
 

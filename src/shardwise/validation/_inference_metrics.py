@@ -120,6 +120,8 @@ def value_of(cells: Cells, report: InferReport) -> float:
     metric = cells.text("metric")
     if metric not in _OF:
         raise refuse("metric", metric, _WHY.get(metric, "is not a quantity that is predicted"))
+    if _NAMES.get(metric) in ("tpot_seconds", "output_tokens_per_second") and not report.job.output_tokens:
+        raise refuse("output_tokens", 0, "nothing is generated, so no token has a time")
     return float(_OF[metric](cells, report))
 
 
