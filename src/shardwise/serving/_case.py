@@ -67,7 +67,7 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     blocks = case.format.name == "fp8-block" and case.compute == "fp8"
     kernels = kernels_of(device, fitted.family, "fp8-block" if blocks else case.compute, case.engine, wanted)
-    wide = captured(_summed(fitted, case), case.engine, wanted.ideal)
+    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:
         narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal)
@@ -88,6 +88,18 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         engine=case.engine,
         decoding=decoding,
     )
+
+
+def _by_library(rates: Any, case: Case) -> Any:
+    """Return rates of 16-bit products as the engine's own library reaches them on a device that it names."""
+    shares = {device: (compute, memory) for device, compute, memory in case.engine.library}
+    if case.efficiencies.ideal or case.cluster.device.name not in shares:
+        return rates
+    compute, memory = shares[case.cluster.device.name]
+    why = dict(case.engine.sources)["library"]
+    flops = leaf("achievable matrix FLOP/s", compute * case.cluster.device.peak_flops(case.dtype), why)
+    moved = leaf("achievable HBM bytes/s", memory * case.cluster.device.memory_bytes_per_second, why)
+    return replace(rates, matmul_flops=flops, matmul_bytes=moved)
 
 
 def _summed(rates: Any, case: Case) -> Any:

@@ -23,7 +23,9 @@ class Engine:
     `kernels` the engine whose measured kernels it takes. The host adds `step_seconds` a step, `sequence_seconds` a
     sequence, `block_seconds` a block of its cache and `worker_seconds` each time that tensor-parallel workers double.
     `layer_seconds` pass between the kernels of a layer where no captured graph holds them, `stage_seconds` when a layer
-    split hands over. Groups of fewer than `sharing_heads` query heads do not share what they read of the cache.
+    split hands over. Groups of fewer than `sharing_heads` query heads do not share what they read of the cache; more
+    than `unsplit_items` sequences times heads are not cut along the context (0: always cut). `library` says what its
+    products reach of the device's compute and memory rates, by device.
     Prompts run `chunk_tokens` at a time (0: whole), `chunks_together` as a pipeline (0: all), with the attention
     `prompt_attention`; a score that is not fused moves `score_bytes` beside its products. Weights of fewer than 16 bits
     are written out again for more than `dequantise_rows` rows (0: never). `adds` is the type that products are summed
@@ -52,6 +54,8 @@ class Engine:
     layer_seconds: float = 0.0
     stage_seconds: float = 0.0
     sharing_heads: int = 1
+    unsplit_items: int = 0
+    library: tuple[tuple[str, float, float], ...] = ()
     chunk_tokens: int = 0
     chunks_together: int = 0
     activation_bytes: float = 2.0
@@ -77,7 +81,8 @@ class Kernels:
     """Constants of kernels that training does not have: decode attention, fused experts, the engine's all-reduce.
 
     `all_reduce` is None where that of NCCL stands. `head_bytes_per_second` is the rate of one core where every query
-    head reads the cache for itself, 0 where the heads of a group share what they read; `thin_bytes_per_second` that of
+    head reads the cache for itself, 0 where the heads of a group share what they read, `unsplit_bytes_per_second` the
+    same where no context is cut; `thin_bytes_per_second` that of
     products of few rows, 0 where only the memory bounds them. `cached_rate` is how much faster than memory activations
     of a piece of a prompt pass where the last cache holds them.
     """
@@ -87,6 +92,7 @@ class Kernels:
     experts_narrow: ExpertsFit
     all_reduce: EngineReduce | None
     head_bytes_per_second: float
+    unsplit_bytes_per_second: float
     thin_bytes_per_second: float
     cached_rate: float
     sources: tuple[str, ...]
@@ -124,13 +130,16 @@ def find_engine(name: str) -> Engine:
         problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
         raise InputError([problem])
     row = _table()["engines"][name]
-    values = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in ("sources", "fused")}
+    apart = ("sources", "fused", "library")
+    values = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
+    values["library"] = tuple((device, *shares) for device, shares in row.get("library", {}).items())
     return Engine(name=name, fused=tuple(row["fused"]), sources=tuple(row["sources"].items()), **values)
 
 
-def _core_rate(kind: str, family: str, used: bool) -> float:
+def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
     """Return bytes a second that one core reads in a kind of kernel, 0 where it is not used or not bound by that."""
-    return float(_table()[kind]["bytes_per_second_per_core"].get(family, 0.0)) if used else 0.0
+    rates = _table()[kind]["bytes_per_second_per_core"]
+    return float(rates.get(device.name, rates.get(family, 0.0))) if used else 0.0
 
 
 def watts_per_core(family: str) -> float:
@@ -188,8 +197,11 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
         all_reduce=reduce,
-        head_bytes_per_second=_core_rate("own_heads", family, engine.sharing_heads > 1 and not imposed.ideal),
+        head_bytes_per_second=_core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
+        unsplit_bytes_per_second=_core_rate(
+            "unsplit", device, family, bool(engine.unsplit_items) and not imposed.ideal
+        ),
         cached_rate=float(_table()["measured"]["cached_rate"].get(family, 1.0)),
-        thin_bytes_per_second=_core_rate("thin_products", family, engine.thin_products and not imposed.ideal),
+        thin_bytes_per_second=_core_rate("thin_products", device, family, engine.thin_products and not imposed.ideal),
         sources=(decode["source"], wide["source"], narrow["source"], *((reduce.source,) if reduce else ())),
     )

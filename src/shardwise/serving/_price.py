@@ -58,6 +58,9 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds.
     read = op.flops / 2 * m.cache_width
     alone = maximum(shared, read / (m.kernels.head_bytes_per_second * m.cores))
+    if m.kernels.unsplit_bytes_per_second:
+        whole = maximum(shared, read / (m.kernels.unsplit_bytes_per_second * m.cores))
+        alone = above(op.rows * op.batch, m.engine.unsplit_items, whole, alone)
     return above(read / cache, m.engine.sharing_heads - 0.5, shared, alone)
 
 

@@ -40,7 +40,7 @@ _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
-_MOST = {"vllm": 256, "vllm-v0": 256, "tensorrt-llm": 2048, "tensorrt-llm-0.11": 2048, "sglang": 4096}
+_MOST = {"vllm": 256, "vllm-v0": 256, "vllm-rocm": 256, "tensorrt-llm": 2048, "tensorrt-llm-0.11": 2048, "sglang": 4096}
 _LARGE_BYTES = 70 * 2**30
 
 
@@ -78,7 +78,7 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
     device, notes = places.device(_ANY_DEVICE if cells.text("device") == "any" else cells.text("device"))
     if cells.number("attention_dp") > 1 or "attention_dp_enabled" in cells.notes:
         raise refuse("attention_dp", cells.text("attention_dp"), "attention groups that share experts are not modelled")
-    engine = _engine(cells)
+    engine = _engine(cells, device)
     plan = _plan(cells, model)
     cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
     job = _job(cells, model, engine, plan, device)
@@ -96,7 +96,7 @@ def _cluster(cells: Cells, found: Lookup, plan: Plan) -> Cluster:
     return build_cluster(f"{count}x{found.device.name}", found, given)
 
 
-def _engine(cells: Cells) -> str:
+def _engine(cells: Cells, device: Device) -> str:
     word, version = cells.text("engine").lower(), cells.text("engine_version")
     if not word:
         return cells.taken("engine")
@@ -109,7 +109,7 @@ def _engine(cells: Cells) -> str:
     fixed = cells.text("serving_mode") in ("static", "single_stream")
     if found == "vllm" and (early or (not version and fixed)):
         cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
-        return "vllm-v0"
+        return "vllm-rocm" if device.vendor == "AMD" and not version else "vllm-v0"
     if found == "tensorrt-llm" and not version and fixed:
         cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: up to 0.11")
         return "tensorrt-llm-0.11"
