@@ -47,6 +47,7 @@ class Stack:
     the library's own products, by family of devices ("other" for the rest). `expandable_segments` is an allocator that
     can lengthen its segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient,
     where gradients are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence.
+    `micro_gradients` adds the 16-bit gradients of a backward pass to wider ones when all are there.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Stack:
     library_workspace: tuple[tuple[str, float], ...]
     gradient_stand_ins: bool
     keeps_gathered: bool
+    micro_gradients: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

@@ -237,15 +237,17 @@ def _largest_layer(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]
     return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(held, parts.kinds, strict=True)])
 
 
+def one_micro(parts: Parts[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
+    """Return the bytes saved for backward by the layers and the embedding of one micro-batch."""
+    kept = total((n * k.kept_bytes for n, k in zip(layers, parts.kinds, strict=True)), zero)
+    return named(kept + embeds * parts.embedding.kept_bytes, "saved for backward, one micro-batch")
+
+
 def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
     """Return the bytes saved for backward by the layers and the embedding of all micro-batches in flight."""
     zero = 0 * s.count
 
-    def one(layers: tuple[X, ...], embeds: X) -> X:
-        kept = total((n * k.kept_bytes for n, k in zip(layers, parts.kinds, strict=True)), zero)
-        return named(kept + embeds * parts.embedding.kept_bytes, "saved for backward, one micro-batch")
-
-    own, mirrored = one(s.layers, s.embeds), one(s.mirrored, s.mirrored_embeds)
+    own, mirrored = one_micro(parts, s.layers, s.embeds, zero), one_micro(parts, s.mirrored, s.mirrored_embeds, zero)
     return named(depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
@@ -337,6 +339,11 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         + flowing,
         "optimizer step": lasting + gradients + update_bytes(r, z, params, _biggest_tensor(parts, s)),
     }
+    if r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4:
+        # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
+        made = named(r.precision.activation_bytes * total(params), "16-bit gradients")
+        waits = activations - minimum(one_micro(parts, s.layers, s.embeds, 0 * s.count), activations)
+        moments["micro-batch complete"] = moments["gradients complete"] + made + waits
     moments = {name: named(value, name) for name, value in moments.items()}
     return StageMemory(
         weights=weights,

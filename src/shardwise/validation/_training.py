@@ -78,7 +78,7 @@ def predict(cells: Cells, places: Places) -> Predicted:
         optimizer=_optimizer(cells),
         dropout=_dropout(cells, model, stack),
     )
-    question = Asked(model, cluster, job, Options(stack=_settled(cells, stack)))
+    question = Asked(model, cluster, job, Options(stack=_sent(cells, _settled(cells, stack))))
     if not plan.micro_batch:
         plan = question.filled(plan if not _searched(cells) else replace(plan, recompute="full"))
     if _searched(cells):
@@ -296,7 +296,7 @@ def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
         return stack
     if kernel == "unfused" and stack.startswith("megatron"):
         return "megatron-scores"
-    if kernel in _FUSED and stack == "megatron-scores":
+    if kernel in _FUSED and stack in ("megatron-scores", "megatron-deepspeed"):
         return "megatron"
     return stack
 
@@ -314,6 +314,17 @@ def _compiled(cells: Cells, stack: str) -> str:
     if not stack.startswith("fsdp2") or not ("compile" in notes or re.search(_ASYNC, notes)):
         return stack
     return "fsdp2-async-tp" if re.search(_ASYNC, notes) else "fsdp2-compiled"
+
+
+def _sent(cells: Cells, named: str | Stack) -> str | Stack:
+    """Return the stack with the dispatch of tokens to experts that a row's notes name."""
+    notes = cells.text("notes").lower()
+    if not re.search("deepep|hybridep|1f1b overlap", notes):
+        return named
+    stack = find_stack(named) if isinstance(named, str) else named
+    if "deepep" in notes or "hybridep" in notes:
+        stack = replace(stack, dispatch="deduplicated")
+    return replace(stack, overlap_experts="always") if "1f1b overlap" in notes else stack
 
 
 def _settled(cells: Cells, stack: str) -> str | Stack:
@@ -361,7 +372,7 @@ def _narrow(cells: Cells, stack: str, dtype: str, rates: set[str]) -> str:
 
 def _dropout(cells: Cells, model: Model, stack: str) -> bool | None:
     """Return whether dropout is on: as the model says, and by default in Megatron-LM before Megatron-Core."""
-    if model.dropout or stack not in ("megatron-scores", "megatron-2023"):
+    if model.dropout or stack not in ("megatron-scores", "megatron-2023", "megatron-deepspeed"):
         return None
     cells.taken("dropout")
     return True
