@@ -27,15 +27,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--name", default="", help="what the processor is, where it does not tell its full name")
     parser.add_argument("--key", default="", help="name of the device in the rows, such as one of the catalogue")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats of kernels")
-    parser.add_argument("--seed-part", default="", metavar="I/N", help="every N-th case of each part, from I")
+    parser.add_argument("--fit", metavar="KEY", help="measure nothing: fit cost/cpu.toml for that device")
+    parser.add_argument("--share", "--seed-part", dest="share", default="", metavar="I/N", help="every N-th case of each part, from I")
     return parser.parse_args()
 
 
 def main() -> int:
     """Measure the parts and write their files."""
     given = arguments()
-    import torch
+    if given.fit:
+        from measuring.fit import main as fit
 
+        fit(given.folder, given.fit)
+        return 0
+    import torch
     from measuring import parts
     from measuring.clock import Clock
     from measuring.machine import describe, peaks_of
@@ -46,7 +51,7 @@ def main() -> int:
     print(f"# {machine.key}: {machine.full_name}, {machine.cores} cores, {machine.threads} threads, "
           f"{machine.memory_bytes / 2**30:.1f} GiB, torch {machine.torch_version}")  # fmt: skip
     clock = Clock(device=device, rounds=2 if given.quick else given.rounds)
-    first, step = map(int, (given.seed_part or "0/1").split("/"))
+    first, step = map(int, (given.share or "0/1").split("/"))
     bench = parts.Bench(machine, tables, clock, peaks_of(machine.key), given.quick, slice(first, None, step))
     every: dict[str, Callable[[], str]] = {
         "products": bench.products, "attention": bench.attention, "streams": bench.streams, "experts": bench.experts,

@@ -132,6 +132,13 @@ class Clock:
         self.elapsed(call, max(1, min(_RING_MOST, round(2 * self.sample_seconds / once))))
         return call, max(case.repeats, min(2000, round(self.sample_seconds / max(once, 1e-7))))
 
+    def warmed(self, call: Callable[[int], Any], least: int) -> int:
+        """Run something long until memory and caches are as they stay; return how many samples to take of it."""
+        once = min(self.elapsed(call, 1) for _ in range(2))
+        for _ in range(min(8, int(0.2 / once))):
+            self.elapsed(call, 1)
+        return max(least, min(8, round(0.4 / once)))
+
     def run(self, cases: Sequence[Case], together: int = 8) -> list[tuple[str, Timing]]:
         """Time all cases, `together` of them in turns; noisy ones come up to three times again, the best kept."""
         found: list[tuple[str, Timing]] = []

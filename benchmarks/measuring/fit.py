@@ -1,6 +1,6 @@
 """Constants of a CPU from its measured kernels alone, in the forms of docs/calibration.md; steps are never looked at.
 
-`python benchmarks/measure.py FOLDER --fit` reads FOLDER/*_own.csv and writes src/shardwise/cost/cpu.toml.
+`python benchmarks/measure.py FOLDER --fit KEY` reads FOLDER/*_own.csv and writes src/shardwise/cost/cpu.toml.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from calibration.minimise import fit, loss
 from calibration.tables import Table, errors, held, pick, read_files, size, summary, where
+
 from shardwise.cost import Efficiencies
-from shardwise.cost._kinds import Blocks, blocked_flops
+from shardwise.cost._kinds import MEASURED, Blocks, blocked_flops
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.hardware import Device, find_device
@@ -29,20 +29,10 @@ _PRODUCT_MOST = {"compute": 1.0, "memory": 1.5, "sharpness": 8.0, "depth": 400.0
 _PLAIN = {"balance": 0.0, "split_seconds": 0.0, "warm_share": 0.0, "warm_seconds": 0.0}
 _ATTENTION = {"forward": 0.7, "backward": 0.7, "forward_rows": 20.0, "backward_rows": 20.0, "start_seconds": 1e-5}
 BLOCK_KEYS = 512.0
-# Kernel measured -> kind of operator (cost/_kinds.py) that takes its rate.
-KINDS = {
-    "rms_norm": "norm in steps", "layer_norm": "norm", "swiglu": "gated activation", "gelu": "activation",
-    "add": "add", "rotary": "rotary", "cross_entropy": "loss", "embedding": "embedding", "adamw_fused": "adam",
-    "sgd_fused": "sgd", "copy_d2d": "other",
-}  # fmt: skip
-
-
-# Kernels that the ledger counts in each, forward.
-KERNELS = {"norm in steps": 6, "norm": 1, "gated activation": 2, "activation": 1, "add": 1}
 TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "cpu.toml"
 HEADER = (
-    "# Written by `python benchmarks/measure.py FOLDER --fit KEY --write`: do not edit, rerun. All from kernels, none from\n"
-    "# steps; shares of `kinds` are of the rate of copies, [forward, backward]. Forms: docs/calibration.md, docs/measuring.md.\n"
+    "# Written by `python benchmarks/measure.py FOLDER --fit KEY`: do not edit, rerun. All from kernels, none from\n"
+    "# steps; shares of `kinds` are of the rate of copies, [forward, backward]. Forms: docs/calibration.md.\n"
 )
 REST = """
 [cpu.weight_gradient]
@@ -125,7 +115,7 @@ def _blocked(b: Blocks, flops: Any, S: Any, backward: bool) -> Any:
 def streams(rows: Table, device: Device, dtype: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Return (bytes/s, seconds of start) of operators that move bytes by (kind, pass)."""
     rows, found = quiet(where(rows, rows["dtype"] == dtype)), {}
-    for op, kind in KINDS.items():
+    for op, (kind, _) in MEASURED.items():
         for word in ("forward", "backward", ""):
             t = where(rows, rows["op"] == (f"{op}_{word}" if word else op))
             if size(t):
@@ -145,11 +135,12 @@ def _stream_cost(t: Table, p: dict[str, float]) -> float:
 def memory(rows: Table, device: Device) -> dict[str, Any]:
     """Return the row of operators that move bytes: shares of the rate of copies by data type and kind, one start.
 
-    The start is what one kernel takes beside its bytes: the median over kinds, forward, by the kernels of each.
+    The start is what one kernel takes beside its bytes: the median over kinds and passes, by the kernels of each.
     """
     by_type = {dtype: streams(rows, device, dtype) for dtype in WIDTHS}
     copies = by_type["fp32"]["other", ""][0]
-    starts = [s / KERNELS[kind] for found in by_type.values() for (kind, _), (_, s) in found.items() if kind in KERNELS]
+    counts = dict(MEASURED.values())
+    starts = [s / counts[kind] for found in by_type.values() for (kind, _), (_, s) in found.items()]
     kinds: dict[str, Any] = {}
     for dtype, found in by_type.items():
         for (kind, word), (rate, _) in found.items():
@@ -173,8 +164,8 @@ def fitted(folder: Path, key: str) -> dict[str, Any]:
     }
 
 
-def main(folder: Path, key: str, write: bool) -> None:
-    """Print the constants, and store them when told to."""
+def main(folder: Path, key: str, write: bool = True) -> None:
+    """Print the constants and store them."""
     table = fitted(folder, key)
     text = toml(table, key)
     print(text)

@@ -87,10 +87,10 @@ def time_batches(clock: Clock, wanted: Sequence[Batch], rounds: int, each: int) 
     def one_round(some: Sequence[Batch]) -> None:
         for batch in some:
             server = Server(batch, clock.device)
-            clock.elapsed(server.prefill, 1)
-            clock.elapsed(server.decode, 1)
+            clock.warmed(server.prefill, each)
+            count = clock.warmed(server.decode, each)
             others, first, later = Others(), [], []
-            for _ in range(each):
+            for _ in range(count):
                 first.append(clock.elapsed(server.prefill, 1))
                 later.append(clock.elapsed(server.decode, 1) / (batch.output - 1))
             for timing, samples in zip(found[batch.case], (first, later), strict=True):

@@ -149,15 +149,15 @@ def parameters(config: Config) -> int:
 
 
 def time_steps(clock: Clock, wanted: Sequence[Run], rounds: int, each: int) -> dict[str, Timing]:
-    """Return timings by case: every round makes each model anew, warms it by a step and times some more."""
+    """Return timings by case: every round makes each model anew, warms it and times some steps."""
     found = {run.case: Timing() for run in wanted}
 
     def one_round(some: Sequence[Run]) -> None:
         for run in some:
             step = Stepper(run, clock.device)
-            clock.elapsed(step, 1)
+            count = clock.warmed(step, each)
             others = Others()
-            samples = [clock.elapsed(step, 1) for _ in range(each)]
+            samples = [clock.elapsed(step, 1) for _ in range(count)]
             found[run.case].keep(samples, others.share())
             del step
             gc.collect()

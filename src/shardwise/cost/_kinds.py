@@ -13,6 +13,21 @@ from typing import Any
 from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
 
+# Kernels of tables as benchmarks/measure.py names them -> (kind of operator, kernels that the ledger counts in it).
+MEASURED = {
+    "rms_norm": ("norm in steps", 6),
+    "layer_norm": ("norm", 1),
+    "swiglu": ("gated activation", 2),
+    "gelu": ("activation", 1),
+    "add": ("add", 1),
+    "rotary": ("rotary", 4),
+    "cross_entropy": ("loss", 5),
+    "embedding": ("embedding", 1),
+    "adamw_fused": ("adam", 1),
+    "sgd_fused": ("sgd", 1),
+    "copy_d2d": ("other", 1),
+}
+
 
 def kind_of(op: Op[X]) -> str:
     """Return what an operator that moves bytes does; norms written out in steps and gated activations apart.
@@ -35,7 +50,7 @@ def kind_of(op: Op[X]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Shares of the streaming rate that kinds of operators reach, as (kind, forward, backward); one where not listed."""
+    """Shares of the streaming rate by kind of operator: (kind, forward, backward); one where a kind is not listed."""
 
     shares: tuple[tuple[str, float, float], ...] = ()
 

@@ -73,16 +73,46 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0,
 class Tiling:
     """How a device cuts products: cores that share tiles, k lost to a prologue, FLOPs that joining parts costs.
 
-    `tiles` are (rows, columns, FLOPs charged for one k of a wave). No cores means no quantisation at all.
+    Joining costs `split_flops` for the product and `join_flops` for each element of the output. `tiles` are (rows,
+    columns, FLOPs charged for one k of a wave). No cores means no quantisation at all.
     """
 
     cores: int
     depth: float
     split_flops: float
+    join_flops: float
     tiles: tuple[tuple[int, int, float], ...]
 
     def __str__(self) -> str:
         return "tiles"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secondary:
+    """What a product meets beside arithmetic and bandwidth; nothing of it where all is ideal.
+
+    Arithmetic of kernels shorter than `burst_seconds` runs `burst_share` faster than that of long ones, before power
+    limits the clock. The output is written after the arithmetic, at `write_share` of its time in the memory. A tile
+    needs `chain_seconds` for each k, one load waiting for the last, until k is cut beyond `chain_depth`. Of the input
+    and the output, up to `cached` bytes stay in the last cache and take `cached_share` of their time. `width` is the
+    bytes of an element of the operands.
+    """
+
+    burst_share: float = 0.0
+    burst_seconds: float = 1.0
+    write_share: float = 0.0
+    chain_seconds: float = 0.0
+    chain_depth: float = 1.0
+    cached: float = 0.0
+    cached_share: float = 1.0
+    width: float = 2.0
+
+    @classmethod
+    def stated(cls, row: dict[str, Any], dtype: str) -> Secondary:
+        """Return what a row of constants states; lasting runs have no burst."""
+        names = {f.name for f in fields(cls)} & row.keys()
+        found = {name: row[name] for name in names} | {"width": ELEMENT_BYTES[dtype]}
+        return cls(**found | ({"burst_share": 0.0} if row.get("sustained", 1.0) < 1 else {}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +126,7 @@ class ProductRates(Generic[X]):
     tiling: Tiling
     warm_share: float
     warm_seconds: float
+    secondary: Secondary = Secondary()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +154,8 @@ class Rates(ProductRates[X]):
     cast_traffic: float
     family: str
     assumptions: tuple[str, ...] = ()
-    blocks: Blocks = Blocks()
-    streams: Streams = Streams()
+    blocks: Blocks = Blocks()  # noqa: RUF009 (frozen)
+    streams: Streams = Streams()  # noqa: RUF009 (frozen)
     experts_in_turn: bool = False
 
 
@@ -144,11 +175,12 @@ def tiling_of(device: Device, dtype: str, row: dict[str, Any], flops: float) -> 
     cache take longer than its arithmetic, and are charged as the FLOPs of that time.
     """
     if not device.knows("num_cores"):
-        return Tiling(0, 0.0, 0.0, ())
+        return Tiling(0, 0.0, 0.0, 0.0, ())
     cores = int(device.num_cores)
     loads = row["balance"] * ELEMENT_BYTES[dtype]
     tiles = tuple((a, b, cores * max(2.0 * a * b, loads * (a + b))) for a, b in TILES)
-    return Tiling(cores, row["depth"], row["split_seconds"] * flops, tiles)
+    join = 8.0 * row.get("join_share", 0.0) / device.memory_bytes_per_second
+    return Tiling(cores, row["depth"], row["split_seconds"] * flops, join * flops, tiles)
 
 
 def attention_dtype(device: Device, dtype: str) -> str:
@@ -180,25 +212,29 @@ def product_rates(
 ) -> ProductRates[Any]:
     """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
 
-    `by_device` and `by_engine` hold what one device of the family, or one engine's library, reaches of the others.
+    `by_device` and `by_engine` hold what one device of the family, or one engine's library, reaches of the others, and
+    `start_by_device` the same of starts; `engines` holds the constants of engines with a library of their own.
     """
     imposed.check()
+    own = row.get("engines", {}).get(engine, {})
+    row = {**row, **own}
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
-    scale = row.get("by_engine", {}).get(engine, 1.0)
+    scale = 1.0 if own else row.get("by_engine", {}).get(engine, 1.0)
     for table in ("by_device", "sustained_by_device"):
         scale *= row.get(table, {}).get(device.name, 1.0)
     flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
     moved = imposed.memory_bytes_per_second or effective(imposed, row["memory"], imposed.memory) * bandwidth
-    start = 0.0 if imposed.ideal else 1.0
+    start = 0.0 if imposed.ideal else row.get("start_by_device", {}).get(device.name, 1.0)
     return ProductRates(
         matmul_flops=leaf("achievable matrix FLOP/s", flops, row["source"]),
         matmul_bytes=leaf("achievable HBM bytes/s", moved, row["source"]),
         matmul_start=leaf("kernel start", start * row["start_seconds"], row["source"]),
         sharpness=math.inf if imposed.ideal else row["sharpness"],
-        tiling=Tiling(0, 0.0, 0.0, ()) if imposed.ideal else tiling_of(device, dtype, row, flops),
-        warm_share=start * row["warm_share"],
+        tiling=Tiling(0, 0.0, 0.0, 0.0, ()) if imposed.ideal else tiling_of(device, dtype, row, flops),
+        warm_share=0.0 if imposed.ideal else row["warm_share"],
         warm_seconds=row["warm_seconds"],
+        secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype),
     )
 
 

@@ -18,8 +18,10 @@ from shardwise.cost import (
     decode_seconds,
     experts_seconds,
     fit_from,
+    rates_of,
 )
 from shardwise.cost._kernels import TILE_ROWS, PrefillFit, prefill_seconds
+from shardwise.cost._kinds import MEASURED, blocked_flops
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of, matmul_row
@@ -31,6 +33,7 @@ from shardwise.validation._row import Answer
 
 # Type of a table -> (row of the constants, type of the device's peak, bytes of an input element, of a weight element).
 PRODUCTS = {
+    "fp32": ("fp32", "fp32", 4.0, 4.0),
     "bf16": ("bf16", "bf16", 2.0, 2.0),
     "fp16": ("bf16", "fp16", 2.0, 2.0),
     "fp8": ("fp8", "fp8", 1.0, 1.0),
@@ -110,7 +113,7 @@ def product(cells: Cells, device: Device) -> float:
         cells.assume(note)
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
     rates = product_rates(device, peak, {**row, "sustained": 1.0, "sustained_by_device": {}}, _NONE, engine)
-    seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + 2 * m * n)
+    seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + max(width, 2.0) * m * n)
     quantise = row.get("quantise", {})
     if quantise and name != "bf16":
         q = quantise.get(engine) or next(iter(quantise.values()))
@@ -151,6 +154,9 @@ def prefill(cells: Cells, device: Device) -> float:
     names = ("batch", "query_tokens", "num_heads", "num_kv_heads", "head_dim")
     B, S, N, K, H = (cells.positive(name) for name in names)
     past, window = cells.number("prefix_tokens"), cells.number("sliding_window")
+    if constants()[family_of(device)].get("attention", {}).get("block_keys"):
+        pairs = _seen(S + past, window) - _seen(past, window)
+        return blocked(device, cells.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
     dtype, cache = cells.text("attention_dtype") or "bf16", cells.text("kv_dtype") or "bf16"
     label = dtype if dtype == cache else f"{dtype}-{cache}"
     row = _row_of(cells, _family(cells, device, "prefill"), label)
@@ -160,6 +166,13 @@ def prefill(cells: Cells, device: Device) -> float:
     moved = 4 * B * S * N * H + 2 * (1 if cache == "fp8" else 2) * B * K * H * keys
     chip = chip_of(device, dtype if dtype in device.matrix_flops else "bf16")
     return float(prefill_seconds(fit_from(PrefillFit, row), chip, moved, flops, (B * padded, N, 2 * H, keys)))
+
+
+def blocked(device: Device, dtype: str, flops: float, keys: float, backward: bool = False) -> float:
+    """Return seconds of attention on a device that runs it in blocks of queries and keys."""
+    r = rates_of(device, dtype, 0.0, _NONE)
+    rate = r.attention_backward_flops if backward else r.attention_forward_flops
+    return float(blocked_flops(r.blocks, flops, keys, backward) / rate + r.attention_start)
 
 
 def attention(cells: Cells, device: Device) -> float:
@@ -228,7 +241,15 @@ def experts(cells: Cells, device: Device) -> float:
 
 
 def streaming(cells: Cells, device: Device) -> float:
-    """Return seconds of a kernel that only moves bytes, started from a captured graph."""
+    """Return seconds of a kernel that only moves bytes, started from a captured graph; on a CPU by what it does."""
     row = constants()[family_of(device)]["memory"]
+    if "kinds" in row:
+        name, _, word = cells.text("op").rpartition("_")
+        found = MEASURED.get(name if word in ("forward", "backward") else cells.text("op"))
+        if found is None:
+            raise refuse("op", cells.text("op"), "is not a kernel that is modelled")
+        r = rates_of(device, cells.text("dtype"), 0.0, _NONE)
+        moved = cells.positive("bytes_total") / r.streams.rate(r.memory_bytes, found[0], word == "backward")
+        return float(moved + found[1] * r.memory_start)
     start = 2.2e-6  # shortest element-wise kernels replayed in a graph (engines.toml, small_kernel_seconds)
     return float(cells.positive("bytes_total") / (row["efficiency"] * device.memory_bytes_per_second) + start)

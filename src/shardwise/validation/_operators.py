@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from shardwise.cost import Efficiencies, Rates, rates_of
 from shardwise.cost._operators import product_seconds
+from shardwise.cost._rates import ELEMENT_BYTES
 from shardwise.hardware import Device
 from shardwise.validation._cells import Cells
-from shardwise.validation._kernels import refuse
+from shardwise.validation._kernels import blocked, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
 
@@ -34,7 +35,8 @@ def _products(cells: Cells, device: Device, dtype: str) -> tuple[float, float]:
     if not groups:
         batch = cells.number("batch", 1) or 1
         out = 4 if cells.text("main_grad_dtype") == "fp32" or cells.text("out_dtype") == "fp32" else 2
-        moved = batch * (2 * (m * k + k * n) + (out + (out if cells.text("accumulate") == "1" else 0)) * m * n)
+        width = max(ELEMENT_BYTES[dtype], 2.0)
+        moved = batch * (width * (m * k + k * n) + (out + (out if cells.text("accumulate") == "1" else 0)) * m * n)
         return 2 * m * n * k * batch, float(product_seconds(rates, (m, n, k, batch), moved))
     flops = 2 * m * n * k * groups
     slower = {"bwd_input": rates.grouped_gradients[0], "bwd_weight": rates.grouped_gradients[1]}.get(stage, 1.0)
@@ -46,8 +48,12 @@ def _attention(cells: Cells, device: Device) -> tuple[float, float]:
     """Return FLOPs counted over the whole square, and seconds of the causal half."""
     B, S, N = cells.number("batch", 1) or 1, cells.positive("seq"), cells.positive("heads")
     dims = cells.positive("qk_head_dim") + cells.positive("v_head_dim")
-    rates, backward = _rates(device, "bf16"), cells.text("stage") != "fwd"
+    dtype = cells.text("dtype") if cells.text("dtype") == "fp32" else "bf16"
+    rates, backward = _rates(device, dtype), cells.text("stage") != "fwd"
     dense = 2 * B * N * S * S * dims
+    if rates.blocks.keys:
+        work = dense * (S + 1) / (2 * S) * (2.5 if backward else 1)
+        return dense * (2 if backward else 1), blocked(device, dtype, work, S, backward)
     rate = rates.attention_backward_flops if backward else rates.attention_forward_flops
     work = dense / 2 * (2.5 if backward else 1)
     return dense * (2 if backward else 1), float(work / rate + rates.attention_start)
