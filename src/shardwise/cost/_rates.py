@@ -174,6 +174,8 @@ def tiling_of(device: Device, dtype: str, row: dict[str, Any], flops: float) -> 
     A tile of a by b needs 2 a b FLOPs and a + b elements for each k: below `balance` FLOPs a byte its loads from the
     cache take longer than its arithmetic, and are charged as the FLOPs of that time.
     """
+    if row.get("whole"):
+        return Tiling(0, row["depth"], 0.0, 0.0, ())
     if not device.knows("num_cores"):
         return Tiling(0, 0.0, 0.0, 0.0, ())
     cores = int(device.num_cores)
