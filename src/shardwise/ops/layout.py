@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Generic, Literal, cast
 
 from shardwise.ledger.number import X, divide, maximum
-from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.ledger.op import Collective, Hiding, Op, Tensor, Weight
 from shardwise.plans import ContextKind, LayoutKind, Stack
 
 
@@ -262,21 +262,22 @@ class OneD(Layout[X]):
 
         The saved input stays sharded, so the weight gradient gathers it again beside the input gradient's product,
         whose result is reduced beside the weight gradient's (Megatron-LM core/tensor_parallel/layers.py,
-        LinearWithGradAccumulationAndAsyncCommunication).
+        LinearWithGradAccumulationAndAsyncCommunication), or behind it.
         """
         full, at = self.a * self.tokens * shape.inputs, (self.tokens, shape.inputs)
         gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
+        last: Hiding = "late" if self.stack.overlap_input_gradients else "exposed"
         if self.choices.sequence_parallel:
             back: tuple[Collective[X], ...] = (
                 replace(gather, hides="compute"),
-                replace(gather, verb="reduce_scatter", hides="late", tensor="input gradient"),
+                replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient"),
             )
             forward: tuple[Collective[X], ...] = (self._pipelined(gather),)
         else:
             forward = ()
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).
             times = shape.kernels if self.stack.reduces_apart else 1
-            back = (replace(gather, verb="all_reduce", hides="late", tensor="input gradient", count=times),)
+            back = (replace(gather, verb="all_reduce", hides=last, tensor="input gradient", count=times),)
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
     def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:

@@ -28,26 +28,27 @@ class Stack:
     """One framework in one version.
 
     `loss` is a cross entropy of `ops.head.loss`. `attention` "scores" keeps the score matrix as unfused Megatron does,
-    "eager" as transformers' eager path.
-    `gradients` "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by
-    `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
-    `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `scattered_sends` splits a
-    boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input gradients of q, k, v, gate and
-    up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token once to each node with one
-    of its experts. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for
-    a row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused kernels whose rates apply ("" the best
-    of the device, and grouped products of libraries). `gather_copy_bytes` and `scatter_copy_bytes` are what gathering
-    weights and scattering gradients moves in device memory, a parameter. `buffer_passes` is how often a step reads or
-    writes the whole gradient buffer beside its products and its reduction, `update_copy_bytes` what an update moves a
-    parameter of the shard beside the optimizer itself. `checkpoint_stops_early` ends recompute at the last saved
-    tensor, `bias_gradients_apart` sums the gradient of a bias in a kernel of its own, `scatter_bytes` is the width in
-    which sharded gradients are reduced (0: that of the gradients), `metric_logit_bytes` what metrics of training read
-    and write a logit beside the loss. `settings` are what its user set.
-    `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and of
-    the library's own products, by family of devices ("other" for the rest). `expandable_segments` is an allocator that
-    can lengthen its segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient,
-    where gradients are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence.
-    `micro_gradients` adds the 16-bit gradients of a backward pass to wider ones when all are there.
+    "eager" as transformers' eager path. `gradients` "persistent" is a contiguous buffer that lives through the step,
+    "transient" are tensors freed by `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says
+    which temporaries the update makes. `overlap_*` says what runs beside compute, `overlap_sends` under which
+    schedules; `overlap_input_gradients` says whether what reduces an input gradient runs beside the weight gradient,
+    `scattered_sends` splits a boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input
+    gradients of q, k, v, gate and up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token
+    once to each node with one of its experts. `layernorm_statistics_bytes` is the width of the mean and of the
+    deviation that LayerNorm keeps for a row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused
+    kernels whose rates apply ("" the best of the device, and grouped products of libraries). `gather_copy_bytes` and
+    `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device memory, a parameter.
+    `buffer_passes` is how often a step reads or writes the whole gradient buffer beside its products and its reduction,
+    `update_copy_bytes` what an update moves a parameter of the shard beside the optimizer itself.
+    `checkpoint_stops_early` ends recompute at the last saved tensor, `bias_gradients_apart` sums the gradient of a bias
+    in a kernel of its own, `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the
+    gradients), `metric_logit_bytes` what metrics of training read and write a logit beside the loss. `settings` are
+    what its user set. `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle, of which
+    `blas_handles` exist, and of the library's own products, by family of devices ("other" for the rest).
+    `expandable_segments` is an allocator that can lengthen its segments. `gradient_stand_ins` keeps an empty tensor in
+    the place of each shape of weight gradient, where gradients are added up in the buffer, `keeps_gathered` the buffer
+    of a gathered sequence. `micro_gradients` adds the 16-bit gradients of a backward pass to wider ones when all are
+    there.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Stack:
     scattered_sends: bool
     reduces_apart: bool
     overlap_tensor: bool
+    overlap_input_gradients: bool
     overlap_experts: Literal["never", "between nodes", "always"]
     eager_launch_seconds: float
     step_overhead_seconds: float

@@ -39,6 +39,8 @@ _RECIPES = (
 )
 # Bytes a second to the host's memory that only NVLink-C2C has.
 _NEAR = 1e11
+# Megatron-LM before 2024: dropout is on by default.
+_OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023")
 _ASYNC = r"async ?tp"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
 
@@ -295,8 +297,8 @@ def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
         cells.taken("attention_kernel")
         return stack
     if kernel == "unfused" and stack.startswith("megatron"):
-        return "megatron-scores"
-    if kernel in _FUSED and stack in ("megatron-scores", "megatron-deepspeed"):
+        return stack if stack in _OLD else "megatron-scores"
+    if kernel in _FUSED and stack in ("megatron-2021", "megatron-scores", "megatron-deepspeed"):
         return "megatron"
     return stack
 
@@ -372,7 +374,7 @@ def _narrow(cells: Cells, stack: str, dtype: str, rates: set[str]) -> str:
 
 def _dropout(cells: Cells, model: Model, stack: str) -> bool | None:
     """Return whether dropout is on: as the model says, and by default in Megatron-LM before Megatron-Core."""
-    if model.dropout or stack not in ("megatron-scores", "megatron-2023", "megatron-deepspeed"):
+    if model.dropout or stack not in _OLD:
         return None
     cells.taken("dropout")
     return True
