@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardwise.ledger.op import Op, Tensor, within
-from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
+from shardwise.ledger.saved import Checkpoint, keep, rerun, tensor_bytes
 
 Rows = tuple[tuple[str, Any, str], ...]
 
@@ -45,6 +46,10 @@ BLOCK = (
 )
 
 
+# The same block with a projection that is a product, and an addition behind it that saves nothing.
+ENDING = (*BLOCK[:3], replace(BLOCK[3], kind="matmul"), _op("add", "attention", ()))
+
+
 def _names(tensors: tuple[Tensor[Any], ...]) -> set[str]:
     return {t.name for t in tensors}
 
@@ -68,6 +73,22 @@ def test_recompute_drops_what_is_born_within(units: Any, kept: set[str], dropped
     found = keep(BLOCK, units)
     assert _names(found.kept) == kept
     assert _names(found.dropped) == dropped
+
+
+@pytest.mark.parametrize(
+    ("ops", "unit", "again"),
+    [
+        (ENDING, Checkpoint(("",)), ["norm", "qkv", "core", "proj", "add"]),
+        (ENDING, Checkpoint(("",), stops_early=True), ["norm", "qkv", "core"]),
+        # What saves its own output has to run.
+        (BLOCK, Checkpoint(("",), stops_early=True), ["norm", "qkv", "core", "proj"]),
+        (ENDING, Checkpoint(("attention.core",), stops_early=True), ["core"]),
+        (ENDING, Checkpoint(("mlp",), stops_early=True), []),
+    ],
+)
+def test_recompute_may_stop_at_the_last_saved_tensor(ops: Any, unit: Checkpoint, again: list[str]) -> None:
+    """A unit that stops early leaves out its last product, whose inputs are saved before it runs, and what follows."""
+    assert [op.name for op in rerun(ops, (unit,))] == again
 
 
 def test_a_tensor_is_never_both_kept_and_dropped() -> None:

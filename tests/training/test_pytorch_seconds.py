@@ -1,0 +1,92 @@
+"""What PyTorch's own training stacks do beside the products: which seconds of a step that changes, and which way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.cost import Efficiencies, op_seconds, rates_of
+from shardwise.hardware import Cluster, find_device
+from shardwise.models import load_model
+from shardwise.ops.blocks import block_ops, loss
+from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.training import Options, TrainReport, comm, train
+
+CLUSTER = Cluster.parse("16xa100-sxm-80gb")
+JOB = Training(seq_len=2048, global_batch=64)
+FSDP = Plan(dp=0, micro_batch=2, sharding="fsdp")
+TENSOR = Plan(tp=8, dp=0, micro_batch=2, sharding="fsdp", sequence_parallel=True)
+RATES = rates_of(find_device("a100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
+ONE = Degrees(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
+
+
+def ask(stack: str, plan: Plan = FSDP, model: str = "llama-2-7b", **changes: Any) -> TrainReport:
+    """Return the report of a model under a changed stack."""
+    return train(load_model(model), CLUSTER, plan, JOB, Options(stack=replace(find_stack(stack), **changes)))
+
+
+def layout(stack: str, **changes: Any) -> Layout[Any]:
+    """Return the layout of one device under a changed stack."""
+    return lay_out(ONE, Work(B=1, S=2048, context=0), Choices(stack=replace(find_stack(stack), **changes)))
+
+
+def test_recompute_that_stops_early_saves_the_last_product() -> None:
+    """Full recompute without reentrance runs everything of a layer again but its last product and its addition."""
+    model, full = load_model("llama-2-7b"), replace(FSDP, recompute="full")
+    early, whole = (ask("fsdp2", full, checkpoint_stops_early=b).evaluation.step.stages[0] for b in (True, False))
+    y = lay_out(ONE, Work(B=2, S=2048, context=0), Choices(stack=find_stack("fsdp2")))
+    last = block_ops(y, model.layers[0], model.hidden)[-2:]
+    assert [op.name for op in last] == ["mlp.down", "add2"]
+    saved = model.num_layers * sum(float(op_seconds(RATES, op).forward) for op in last)
+    assert whole.recompute - early.recompute == pytest.approx(saved, rel=1e-3)
+
+
+@pytest.mark.parametrize(("model", "biased"), [("gpt2", True), ("llama-2-7b", False)])
+def test_gradients_of_biases_are_summed_apart(model: str, biased: bool) -> None:
+    """A product with a bias costs a pass over the gradient of its output more; one without costs the same."""
+    block, hidden = load_model(model).layers[0], load_model(model).hidden
+    apart, joint = (block_ops(layout("fsdp2", bias_gradients_apart=b), block, hidden) for b in (True, False))
+    for one, other in zip(apart, joint, strict=True):
+        more = op_seconds(RATES, one).backward_weight - op_seconds(RATES, other).backward_weight
+        own = one.output_bytes / RATES.memory_bytes + RATES.memory_start if one.kind == "matmul" and biased else 0
+        assert more == pytest.approx(own, rel=1e-6, abs=1e-12)
+
+
+def test_metrics_of_training_read_the_logits_again() -> None:
+    """Metrics cost their bytes a logit in the loss, forward alone."""
+    model = load_model("gpt2")
+    with_metrics, without = (loss(layout("composer", metric_logit_bytes=b), model)[0] for b in (36.0, 0.0))
+    assert with_metrics.forward_bytes - without.forward_bytes == 36 * 2048 * model.vocab
+    assert with_metrics.backward_bytes == without.backward_bytes
+
+
+def test_gradients_are_reduced_in_the_width_of_the_stack() -> None:
+    """FSDP that reduces in 16 bits sends half of what it sends in 32."""
+    model = load_model("llama-2-7b")
+    stacks = [replace(find_stack("fsdp2"), scatter_bytes=b) for b in (0.0, 2.0)]
+    flows = [comm(model, CLUSTER, FSDP, JOB, Options(stack=one)).flows[0] for one in stacks]
+    wide, narrow = (sum(f.sent_per_step for f in some if f.message.tensor == "gradients") for some in flows)
+    assert narrow == pytest.approx(wide / 2)
+
+
+def test_compiled_blocks_move_less_than_eager_ones() -> None:
+    """Compiled element-wise kernels are faster than eager ones, which are faster than unfused norms."""
+    steps = [ask(name).step_seconds for name in ("fsdp2-compiled", "fsdp2", "fsdp2-2024")]
+    assert steps == sorted(steps)
+    assert steps[0] < 0.95 * steps[2]
+
+
+def test_input_gradients_that_wait_are_exposed() -> None:
+    """Where both gradients are made before the first is reduced, its message hides behind nothing."""
+    behind, beside = (ask("fsdp2", TENSOR, overlap_input_gradients=b).step_seconds for b in (False, True))
+    assert behind > beside
+
+
+def test_messages_between_replicas_hold_their_cores_longer() -> None:
+    """A hidden message between replicas takes more from compute than one within a product."""
+    assert RATES.replica_wait > 1
+    step = ask("fsdp2").evaluation.step.stages[0]
+    assert step.hidden["dp"] > 0
