@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from calibration import engines, links, products, reduces
+from calibration import attention, engines, links, products, reduces
 from calibration.tables import FAMILIES, read
 
 from shardwise.cost._tables import constants
@@ -29,7 +29,7 @@ KINDS = {
     "collectives": "fast",
     "all_reduce": "all_reduce",
     "network": "network",
-    **{k.word: k.word for k in engines.KINDS},
+    **{k.word: k.word for k in (*engines.KINDS, *attention.KINDS)},
 }
 HEADER = (
     "# Written by `python benchmarks/calibrate.py FOLDER --write`: do not edit, rerun. Every entry states its source\n"
@@ -43,6 +43,8 @@ def _text(value: object) -> str:
         return f'"{value}"'
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
     return f"{value:.4g}" if value else "0.0"
 
 
@@ -77,7 +79,7 @@ def fitted(folder: Path, only: tuple[str, ...]) -> dict[str, Any]:
         fast = found["ampere"].get("fast") or stored()["ampere"]["fast"]
         found["network"] = {"verbs": links.calibrate_across(table, fast)}
     own = reduces.calibrate(folder) if "all_reduce" in only else ()
-    for path, row in (*own, *engines.calibrate(folder, only)):
+    for path, row in (*own, *engines.calibrate(folder, only), *attention.calibrate(folder, only)):
         place = found
         for key in path[:-1]:
             place = place.setdefault(key, {})
@@ -109,12 +111,15 @@ def leftovers(folder: Path, table: dict[str, Any], only: tuple[str, ...]) -> lis
     across = links.read_across(folder) if "network" in only else {}
     found += links.residuals_across(across, table) if across else []
     found += reduces.residuals(folder, table) if "all_reduce" in only else []
-    return found + engines.residuals(folder, table, only)
+    return found + engines.residuals(folder, table, only) + attention.residuals(folder, table, only)
 
 
 def count(table: dict[str, Any]) -> int:
     """Return how many numbers a nested table holds."""
-    return sum(count(v) if isinstance(v, dict) else isinstance(v, float) for v in table.values())
+    return sum(
+        count(v) if isinstance(v, dict) else sum(map(bool, v)) if isinstance(v, list) else isinstance(v, float)
+        for v in table.values()
+    )
 
 
 def report(found: list[tuple[str, str, str, Any]], markdown: bool) -> Iterator[str]:

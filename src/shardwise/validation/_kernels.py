@@ -5,28 +5,33 @@ The same forms and constants that price training and serving, for the shape of o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from shardwise.cost import (
     Chip,
-    DecodeFit,
     Efficiencies,
     ExpertsFit,
     constants,
-    decode_seconds,
     experts_seconds,
     fit_from,
     rates_of,
 )
-from shardwise.cost._kernels import TILE_ROWS, PrefillFit, prefill_seconds
+from shardwise.cost._attention import (
+    Cached,
+    Prompt,
+    costed_seconds,
+    decode_parts,
+    kernel_costs,
+    prompt_parts,
+    seen_pairs,
+)
 from shardwise.cost._kinds import MEASURED, blocked_flops
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of, matmul_row
 from shardwise.errors import InputError, Problem
-from shardwise.hardware import Device
+from shardwise.hardware import Device, find_device
 from shardwise.validation._cells import Cells
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
@@ -130,23 +135,44 @@ def _row_of(cells: Cells, table: dict[str, Any], label: str) -> Any:
     return table[near]
 
 
+def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, windowed: bool = False) -> Any:
+    """Return the costs of an engine's attention kernel; what stands in for one that was not measured is said."""
+    family = family_of(device)
+    if f"{kind}_kernels" not in constants()[family]:
+        cells.assume(f"kernels of {family}: those of ada")
+        device, family = find_device("l40s").device, "ada"
+    table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
+    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
+    if engine not in table:
+        near = "vllm" if "vllm" in table else next(iter(table))
+        cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
+        engine = near
+    near = next((k for k in (label, label.split("-")[0], "bf16") if k in table[engine]), next(iter(table[engine])))
+    if near != label:
+        cells.assume(f"{label}: constants of {near}")
+    found = kernel_costs(device, kind, (engine, near), head, windowed)
+    if found is None:
+        raise refuse("head_dim", head, "has no measured kernel")
+    return found
+
+
 def decode(cells: Cells, device: Device) -> float:
     """Return seconds of attention of new tokens over a cache."""
     B, N, K, H = (cells.positive(name) for name in ("batch", "num_heads", "num_kv_heads", "head_dim"))
-    window = cells.number("sliding_window")
+    window, width = cells.number("sliding_window"), 1 if cells.text("kv_dtype") == "fp8" else 2
     tokens = cells.number("prefix_tokens") + cells.number("query_tokens")
     tokens = max(1.0, min(tokens, window) if window else tokens)
-    row = _row_of(cells, _family(cells, device, "decode"), cells.text("kv_dtype") or "bf16")
-    width = 1 if cells.text("kv_dtype") == "fp8" else 2
-    moved = (2 * width * B * K * H * tokens, 4 * B * N * H)
-    return float(
-        decode_seconds(fit_from(DecodeFit, row), chip_of(device, "bf16"), moved, 4 * B * N * H * tokens, B * K, tokens)
+    kernel = _kernel(cells, device, "decode", cells.text("kv_dtype") or "bf16", H, bool(window))
+    work = Cached(
+        sequences=B,
+        items=B * K,
+        group=N / K,
+        tokens=tokens,
+        pair_flops=4 * H,
+        item_bytes=2 * width * H,
+        edge_bytes=4 * B * N * H,
     )
-
-
-def _seen(n: float, window: float) -> float:
-    grown = min(n, window) if window else n
-    return grown * (grown + 1) / 2 + (n - grown) * window
+    return float(costed_seconds(kernel, decode_parts(chip_of(device, "bf16"), work)))
 
 
 def prefill(cells: Cells, device: Device) -> float:
@@ -155,17 +181,23 @@ def prefill(cells: Cells, device: Device) -> float:
     B, S, N, K, H = (cells.positive(name) for name in names)
     past, window = cells.number("prefix_tokens"), cells.number("sliding_window")
     if constants()[family_of(device)].get("attention", {}).get("block_keys"):
-        pairs = _seen(S + past, window) - _seen(past, window)
+        pairs = seen_pairs(S + past, window) - seen_pairs(past, window)
         return blocked(device, cells.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
     dtype, cache = cells.text("attention_dtype") or "bf16", cells.text("kv_dtype") or "bf16"
-    label = dtype if dtype == cache else f"{dtype}-{cache}"
-    row = _row_of(cells, _family(cells, device, "prefill"), label)
-    keys = min(S + past, S + window - 1) if window else S + past
-    padded = math.ceil(S / TILE_ROWS) * TILE_ROWS
-    flops = 4 * N * H * B * (_seen(S + past, window) - _seen(past, window)) * (padded / S)
-    moved = 4 * B * S * N * H + 2 * (1 if cache == "fp8" else 2) * B * K * H * keys
+    kernel = _kernel(cells, device, "prefill", dtype if dtype == cache else f"{dtype}-{cache}", H, bool(window))
+    work = Prompt(
+        sequences=B,
+        queries=S,
+        past=past,
+        heads=N,
+        kv_heads=K,
+        pair_flops=4 * H,
+        token_bytes=2 * (1 if cache == "fp8" else 2) * H,
+        edge_bytes=4 * B * S * N * H,
+        window=window,
+    )
     chip = chip_of(device, dtype if dtype in device.matrix_flops else "bf16")
-    return float(prefill_seconds(fit_from(PrefillFit, row), chip, moved, flops, (B * padded, N, 2 * H, keys)))
+    return float(costed_seconds(kernel, prompt_parts(chip, work, kernel.packs)))
 
 
 def blocked(device: Device, dtype: str, flops: float, keys: float, backward: bool = False) -> float:
@@ -189,26 +221,35 @@ def latent(cells: Cells, device: Device) -> float:
     op = cells.text("op")
     B, N = cells.positive("batch"), cells.positive("num_heads")
     S, past = cells.positive("query_tokens"), cells.number("prefix_tokens")
-    width = 1 if cells.text("kv_dtype") == "fp8" else 2
-    label = cells.text("kv_dtype") or "bf16"
+    label, chip = cells.text("kv_dtype") or "bf16", chip_of(device, "bf16")
     if op == "generation_mla":
-        row, tokens = _row_of(cells, _family(cells, device, "latent_decode"), label), past + S
-        edges, wide = 2 * B * N * (2 * _LATENT + _ROPE), 2 * _LATENT + _ROPE
-        moved = (width * B * (_LATENT + _ROPE) * tokens, edges)
-        return float(
-            decode_seconds(
-                fit_from(DecodeFit, row), chip_of(device, "bf16"), moved, 2 * B * N * wide * tokens, B, tokens
-            )
+        wide, width = 2 * _LATENT + _ROPE, 1 if label == "fp8" else 2
+        cached = Cached(
+            sequences=B,
+            items=B,
+            group=N,
+            tokens=past + S,
+            pair_flops=2 * wide,
+            item_bytes=width * (_LATENT + _ROPE),
+            edge_bytes=2 * B * N * wide,
         )
+        kernel = _kernel(cells, device, "latent_decode", label, _LATENT + _ROPE)
+        return float(costed_seconds(kernel, decode_parts(chip, cached)))
     if op != "context_mla":
         raise refuse("op", op, "is a module with its projections: the kernels are priced one by one")
-    row = _row_of(cells, _family(cells, device, "latent_prefill"), label)
-    padded, dims = math.ceil(S / TILE_ROWS) * TILE_ROWS, _KEY + _VALUE
-    pairs = _seen(S + past, 0) - _seen(past, 0)
-    moved_bytes = 2 * N * B * (S + past) * dims * 2
-    shape = (B * padded, N, dims, S + past)
-    flops = 2 * N * dims * B * pairs * (padded / S)
-    return float(prefill_seconds(fit_from(PrefillFit, row), chip_of(device, "bf16"), moved_bytes, flops, shape))
+    dims = _KEY + _VALUE
+    prompt = Prompt(
+        sequences=B,
+        queries=S,
+        past=past,
+        heads=N,
+        kv_heads=N,
+        pair_flops=2 * dims,
+        token_bytes=2 * dims,
+        edge_bytes=2 * N * B * S * dims,
+    )
+    kernel = _kernel(cells, device, "latent_prefill", label, _KEY)
+    return float(costed_seconds(kernel, prompt_parts(chip, prompt, kernel.packs)))
 
 
 def experts(cells: Cells, device: Device) -> float:
