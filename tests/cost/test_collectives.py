@@ -94,7 +94,7 @@ def test_messages_of_middling_size_pay_for_the_protocol() -> None:
 
 def test_generic_links_say_so() -> None:
     """Links of a device that was not measured are an assumption that is stated."""
-    assert net(device="mi300x", imposed=Efficiencies()).assumptions
+    assert net(device="gaudi2", imposed=Efficiencies()).assumptions
     assert not net(imposed=Efficiencies()).assumptions
 
 
