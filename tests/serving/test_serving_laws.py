@@ -229,9 +229,13 @@ def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, 
 @given(models(), jobs(), DEVICE)
 @LAWS
 def test_requests_fill_the_tokens_of_the_cache(model, job, device):
-    """Requests at full length take no more than the tokens of the cache, and one more would not fit beside them."""
+    """Requests at full length take no more than the tokens of the cache, and one more would not fit beside them.
+
+    Of mixed layers vLLM counts the tokens of whole groups, more of which fit where windows hold less.
+    """
     r = ask(model, job, device=device)
     blocks = -(-job.total_tokens // 16) * 16
-    assert r.max_concurrency * job.total_tokens <= r.kv_cache_tokens
-    if not any(m.window for b in model.kinds for m in b.mixers if hasattr(m, "window")):
+    windows = {getattr(m, "window", 0) for b in model.kinds for m in b.mixers}
+    assert len(windows) > 1 or r.max_concurrency * job.total_tokens <= r.kv_cache_tokens
+    if not any(windows):
         assert (r.max_concurrency + 1) * blocks > r.kv_cache_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from shardwise.serving._cache import Cache
 from shardwise.serving._case import Case
 from shardwise.serving._evaluate import Evaluation
 from shardwise.serving._memory import blocks_of, budget_bytes, stage_cache
+from shardwise.serving._pages import Pages, pages_of
 from shardwise.serving._sizes import Stage
 
 _MOST = 2**40
@@ -27,6 +29,19 @@ class Footprint:
     prefill_token_bytes: float
     decode_token_bytes: float
     sampling_bytes: float
+
+    @property
+    def pages(self) -> Pages | None:
+        """The engine's pages for layers that keep different things, None where it has none or layers are alike."""
+        if not self.case.engine.page_groups:
+            return None
+        held: Counter[Cache[float]] = Counter()
+        for layers, caches in zip(self.stage.layers, self.caches, strict=True):
+            if len({c.limit for c in caches}) > 1:
+                return None
+            if caches and layers:
+                held[max(caches, key=lambda c: (c.token_bytes, c.constant_bytes))] += int(layers)
+        return pages_of(held, self.case.engine.block_tokens)
 
     def sequence_bytes(self, tokens: float) -> float:
         """Return bytes of the cache of one sequence, in whole blocks."""
@@ -105,10 +120,10 @@ class Capacity:
 def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
     """Return what fits on one replica under the engine's budget.
 
-    `kv_cache_tokens` counts whole blocks for models whose cache grows with every token, and for others what requests of
-    the asked length hold together, as vLLM prints it. `largest_prefill_batch` is bound by activations and the prompts'
-    cache, `largest_decode_batch` by the cache of requests at full length; `longest_context` keeps batch and output.
-    Without a cache activations alone bound a batch.
+    `kv_cache_tokens` counts whole blocks for models whose cache grows with every token, what vLLM prints for its groups
+    of mixed layers, and elsewhere what requests of the asked length hold together. `largest_prefill_batch` is bound by
+    activations and the prompts' cache, `largest_decode_batch` by that of requests at full length; `longest_context`
+    keeps batch and output. Without a cache activations alone bound a batch.
     """
     job, stages = case.job, footprints(case, e)
     new, full, batch = case.new_input_tokens, job.total_tokens, int(e.sizes.batch)
@@ -138,6 +153,9 @@ def _count(budget: float, each: float) -> int:
 
 def _tokens(case: Case, stages: tuple[Footprint, ...], budgets: list[float], requests: int) -> int:
     block = case.engine.block_tokens
+    pages = [s.pages for s in stages]
+    if all(pages):
+        return min(p.capacity_tokens(b) for p, b in zip(pages, budgets, strict=True) if p)
     held = [c for caches in stages[0].caches for c in caches]
     if any(c.limit or c.constant_bytes for c in held):
         return requests * case.job.total_tokens

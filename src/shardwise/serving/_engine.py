@@ -64,6 +64,11 @@ class Engine:
     dequantise_rows: int = 0
     adds: Literal["fp32", "fp16"] = "fp32"
     thin_products: bool = False
+    context_core_bytes: float = 0.0
+    page_groups: bool = False
+    static_buffers: bool = False
+    head_copy: bool = False
+    expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def stack(self) -> Stack:
@@ -130,9 +135,10 @@ def find_engine(name: str) -> Engine:
         problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
         raise InputError([problem])
     row = _table()["engines"][name]
-    apart = ("sources", "fused", "library")
+    apart = ("sources", "fused", "library", "expert_pads")
     values = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
     values["library"] = tuple((device, *shares) for device, shares in row.get("library", {}).items())
+    values["expert_pads"] = tuple((family, tuple(sides)) for family, sides in row.get("expert_pads", {}).items())
     return Engine(name=name, fused=tuple(row["fused"]), sources=tuple(row["sources"].items()), **values)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.ledger.number import X, above, total
-from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.number import X, above, ceil, total
+from shardwise.ledger.op import Collective, Op, Weight
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.layout import Layout, memory_op
@@ -96,7 +96,16 @@ def head_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
 
 def weight_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:
     """Return bytes of the weights of some operators on one rank, scales included."""
-    return total((w.elements * form.element_bytes(w) for o in ops for w in o.weights), zero)
+    return total((w.elements * form.element_bytes(w) * padding(form, w) for o in ops for w in o.weights), zero)
+
+
+def padding(form: Format, weight: Weight[X]) -> X | float:
+    """Return by what an engine lengthens a weight of experts to give its sides whole tiles, 1 where it does not."""
+    if not form.expert_pads or not weight.expert or not form.holds(weight):
+        return 1.0
+    first, second = form.expert_pads[:2] if weight.name.endswith("up.weight") else form.expert_pads[2:]
+    *_, outer, inner = weight.shape
+    return ceil(inner / first) * first / inner * (ceil(outer / second) * second / outer)
 
 
 def table_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:

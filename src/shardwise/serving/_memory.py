@@ -13,10 +13,14 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import leaf, named
+from shardwise.serving._buffers import static_bytes
 from shardwise.serving._cache import Cache, sequence_bytes
 from shardwise.serving._case import Case
 from shardwise.serving._fold import Parts, Phase
 from shardwise.serving._sizes import Sizes, Stage
+
+# Cores of a device whose number is not known: those of an H100.
+_CORES = 132
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +100,11 @@ def stage_memory(
         weights = shared_weights(z, parts, weights)
     tokens = zero + blocks_of(case.job.total_tokens, engine.block_tokens)
     cache = named(z.batch * stage_cache(caches, s, tokens), "key-value cache")
+    if engine.head_copy and case.model.tied:
+        weights = weights + above(s.ends, 0, parts.embedding.table_bytes, zero) * above(s.embeds, 0, 1 + zero, zero)
     activations = named(maximum(phases[0].live_bytes, phases[1].live_bytes), "activations")
+    if engine.static_buffers:
+        activations = named(static_bytes(case, z), "buffers of a pass", dict(engine.sources)["static_buffers"])
     sequences = maximum(z.batch, case.job.max_sequences)
     logits = s.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
@@ -105,7 +113,9 @@ def stage_memory(
         tokens = minimum(z.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
         sampling = named(s.ends * tokens * case.activation_bytes * head, "logits of every token")
-    context = named(zero + engine.context_bytes + case.job.misc_bytes, "context", dict(engine.sources)["context_bytes"])
+    cores = case.cluster.device.num_cores if case.cluster.device.knows("num_cores") else _CORES
+    driver = engine.context_bytes + engine.context_core_bytes * cores + case.job.misc_bytes
+    context = named(zero + driver, "context", dict(engine.sources)["context_bytes"])
     communicators = above(z.tp * z.pp, 1, zero + engine.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["communicator_bytes"])
     working, beside = maximum(activations, sampling), context + communicators

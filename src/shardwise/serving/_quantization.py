@@ -19,7 +19,9 @@ class Format:
     """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its products.
 
     `scope` says which weights take it: "linear" every linear layer but router and head, "experts" the routed experts,
-    "all" everything. The rest stays in `rest_bits`.
+    "all" everything. The rest stays in `rest_bits`. Where tensors differ, `bits` is the mean of a whole model, and
+    `layer_bits`, `table_bits` and `head_bits` those of the layers' matrices, the embedding and the head. `expert_pads`
+    are multiples that an engine pads experts to: inner and outer side of the first products, then of the second.
     """
 
     name: str
@@ -30,6 +32,10 @@ class Format:
     compute: str = ""
     source: str = ""
     rest_bits: float = 16.0
+    layer_bits: float = 0.0
+    table_bits: float = 0.0
+    head_bits: float = 0.0
+    expert_pads: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> float:
@@ -55,6 +61,8 @@ class Format:
 
     def element_bytes(self, weight: Weight[Any]) -> float:
         """Return bytes of one element of a weight."""
+        if self.layer_bits and weight.kind != "vector":
+            return {"embedding": self.table_bits, "head": self.head_bits}.get(weight.kind, self.layer_bits) / 8
         return self.bytes if self.holds(weight) else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 
 from shardwise.cost import Efficiencies
+from shardwise.cost._tables import family_of
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
@@ -237,6 +238,8 @@ def complete(q: Question) -> tuple[Case, tuple[str, ...]]:
     with found.collect():
         element = cache_bytes(q.job.kv_cache or wide)
     found.raise_if_any()
+    if form.scope == "experts":
+        form = replace(form, expert_pads=dict(engine.expert_pads).get(family_of(q.cluster.device), ()))
     case = Case(
         model=q.model, cluster=q.cluster, plan=plan, job=q.job, engine=engine, format=form, dtype=wide, compute=narrow,
         cache_element_bytes=element, efficiencies=q.efficiencies,

@@ -42,6 +42,7 @@ _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
 _MOST = {"vllm": 256, "vllm-v0": 256, "vllm-rocm": 256, "tensorrt-llm": 2048, "tensorrt-llm-0.11": 2048, "sglang": 4096}
 _LARGE_BYTES = 70 * 2**30
+_SMALL = ("a100", "gb10")
 
 
 class InferenceRows:
@@ -138,11 +139,12 @@ def _plan(cells: Cells, model: Model) -> Plan:
 def profiled(engine: str, device: Device) -> tuple[int, int]:
     """Return tokens and sequences of the batch that an engine sets memory aside for unless it is told otherwise.
 
-    github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB but on A100, else 2048 and 256.
+    github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB but on A100, else 2048 and 256, as
+    where the driver reports no memory (the unified one of GB10: NVML answers "not supported").
     """
     if not engine.startswith("vllm"):
         return 0, 256
-    large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("a100")
+    large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith(_SMALL)
     return (8192, 1024) if large else (2048, 256)
 
 

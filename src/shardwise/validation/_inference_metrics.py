@@ -36,8 +36,16 @@ def checkpoint(cells: Cells, report: InferReport) -> float:
 
 
 def peak(cells: Cells, report: InferReport) -> float:
-    """Return the bytes that a device shows: weights, cache of the batch, working memory and the context."""
-    return float(report.memory.needed)
+    """Return the bytes that a device shows: weights, cache of the batch, working memory and the context.
+
+    A source that prints GB without saying which is read with those of its engine: FasterTransformer divides by 1024
+    three times (src/fastertransformer/utils/cuda_utils.h, print_mem_usage), and the table counts 1e9 for each.
+    """
+    needed = float(report.memory.needed)
+    if cells.notes.get("unit_ambiguous") == "GB_or_GiB" and report.case.engine.name == "fastertransformer":
+        cells.assume("memory in units of 2^30 bytes, as the engine prints it")
+        return needed * 1e9 / 2**30
+    return needed
 
 
 def beside(cells: Cells, report: InferReport) -> float:
