@@ -199,6 +199,7 @@ _TRAFFIC = {
     "vocab-parallel-copied": (38, 14),
     "vocab-parallel-compiled": (38, 14),
     "vocab-parallel-in-place": (6, 4),
+    "vocab-parallel-narrow": (38, 14),
     "fused": (8, 4),
 }
 # Bytes a logit of a second fp32 copy.
@@ -216,7 +217,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     the first: 10 T V. "vocab-parallel-compiled" (--cross-entropy-loss-fusion, core/fusions/fused_cross_entropy.py):
     torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
-    16-bit logits, 2 T V, then stands beside the gradient of the head's input. "fused" keeps one fp32 copy.
+    16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by fusion (XLA). "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -227,7 +228,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if not m.head:
         return ()
     scores = y.tokens * local_vocab(y, m)
-    in_place = y.stack.loss == "vocab-parallel-in-place"
+    in_place = y.stack.loss in ("vocab-parallel-in-place", "vocab-parallel-narrow")
     kept = Tensor(name="loss.softmax", size_bytes=(y.a if in_place else 4) * scores, born="loss")
     extra = (8 if y.stack.loss == "eager" else y.a * (y.stack.loss != "fused") + _COPIES.get(y.stack.loss, 0)) * scores
     if in_place:

@@ -19,7 +19,8 @@ Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
-    "eager", "vocab-parallel", "vocab-parallel-copied", "vocab-parallel-compiled", "vocab-parallel-in-place", "fused"
+    "eager", "fused", "vocab-parallel", "vocab-parallel-copied", "vocab-parallel-compiled", "vocab-parallel-in-place",
+    "vocab-parallel-narrow",
 ]
 
 
@@ -48,7 +49,7 @@ class Stack:
     `expandable_segments` is an allocator that can lengthen its segments. `gradient_stand_ins` keeps an empty tensor in
     the place of each shape of weight gradient, where gradients are added up in the buffer, `keeps_gathered` the buffer
     of a gathered sequence. `micro_gradients` adds the 16-bit gradients of a backward pass to wider ones when all are
-    there.
+    there, `gathers_tensors` gathers sharded weights one by one, not by layers.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Stack:
     gradient_stand_ins: bool
     keeps_gathered: bool
     micro_gradients: bool
+    gathers_tensors: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

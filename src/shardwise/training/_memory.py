@@ -193,14 +193,16 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     if not r.shards_weights:
         return zero, zero
     width = r.precision.activation_bytes
-    units = [k.elements.dense + k.elements.expert for k in parts.kinds]
+    alone = r.stack.gathers_tensors
+    units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
     held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:
         layers = total((n * u for n, u in zip(held, units, strict=True)), zero)
         gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
-    return named(width * root_elements(parts, s), "gathered root unit"), named(
+    root = 0 * unit if alone else width * root_elements(parts, s)
+    return named(root, "gathered root unit"), named(
         gathered + r.precision.gradient_bytes * unit, "gathered layers and gradients"
     )
 
@@ -326,9 +328,11 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     waiting = (depth.heads - 1) * ends
     logits = named(waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss")
     last_layer = named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer")
+    # Where tensors are gathered one by one the head's weight is there while it is used.
+    apart = r.precision.activation_bytes * s.heads * parts.head.elements.largest if r.stack.gathers_tensors else 0
     moments = {
         "forward": base + units + activations + transient,
-        "loss": base + activations + logits,
+        "loss": base + activations + logits + apart,
         "backward": base + units + activations + waiting + again + transient + flowing,
         "gradients complete": lasting
         + buffers
