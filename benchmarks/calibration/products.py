@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from calibration.minimise import fit, loss
-from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, share, size, summary, where
+from calibration.minimise import Squares
+from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, size, summary, where
 from shardwise.cost import Efficiencies
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
@@ -23,12 +22,19 @@ TYPES = {
 }
 START = {
     "compute": 0.75, "memory": 0.8, "start_seconds": 2.5e-6, "sharpness": 2.5, "depth": 40.0, "balance": 50.0,
-    "split_seconds": 4e-6, "warm_share": 0.1, "warm_seconds": 1e-4,
+    "split_seconds": 4e-6, "join_share": 0.5, "warm_share": 0.1, "warm_seconds": 1e-4, "burst_share": 0.1,
+    "burst_seconds": 1e-3, "write_share": 0.5, "chain_seconds": 1e-10, "chain_depth": 8192.0, "cached": 2e7,
+    "cached_share": 0.3,
 }  # fmt: skip
-LIMITS = {"compute": 1.0, "memory": 0.98, "sharpness": 8.0, "depth": 3000.0, "warm_share": 0.6, "warm_seconds": 3e-3}
+LIMITS = {
+    "compute": 1.0, "memory": 0.98, "sharpness": 8.0, "depth": 3000.0, "join_share": 10.0, "warm_share": 0.6,
+    "warm_seconds": 3e-3, "burst_share": 0.6, "burst_seconds": 0.03, "chain_depth": 1e5, "cached": 2e8,
+    "cached_share": 1.0, "efficiency": 1.0,
+}  # fmt: skip
 # Tables of narrow types hold the quantisation of the input, a kernel of its own: its start and share of the bandwidth.
 QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 _ANY = Efficiencies()
+AT_HIGHEST_CLOCK = {"sustained": 1.0, "sustained_by_device": {}}
 
 
 def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]:
@@ -42,7 +48,9 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     (device, engine), (_, peak, width) = key, TYPES[dtype]
     m, n, k = rows["m"], rows["n"], rows["k"]
     found = find_device(device).device
-    rates = product_rates(found, peak, {"source": "", **row, "sustained": 1.0}, _ANY, ENGINES[engine])
+    rates = product_rates(
+        found, peak, {"source": "", **row, "sustained": 1.0, "sustained_by_device": {}}, _ANY, ENGINES[engine]
+    )
     seconds = product_seconds(rates, (m, n, k, 1.0), width * (n * k + m * k) + 2 * m * n)
     if "quantise" in row:
         q = row["quantise"][ENGINES[engine]]
@@ -50,53 +58,89 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     return seconds
 
 
-def _total(groups: dict[tuple[str, str], Table], row: dict[str, Any], dtype: str) -> float:
-    return float(np.mean([loss(predicted(r, key, row, dtype), r["time_seconds"]) for key, r in groups.items()]))
-
-
 Groups: TypeAlias = dict[tuple[str, str], Table]
+Path: TypeAlias = tuple[str, ...]
 
 
-def _main(groups: Groups, dtype: str, row: dict[str, Any], p: dict[str, float]) -> float:
-    return _total(groups, {**row, **p}, dtype)
+def _placed(row: dict[str, Any], paths: list[Path], values: Any) -> dict[str, Any]:
+    """Return a row with other values at some places."""
+    found = {name: value for name, value in row.items()}
+    for path, value in zip(paths, values, strict=True):
+        inner = found
+        for name in path[:-1]:
+            inner[name] = dict(inner[name])
+            inner = inner[name]
+        inner[path[-1]] = value
+    return found
 
 
-def _entry(groups: Groups, dtype: str, row: dict[str, Any], place: tuple[str, str], p: dict[str, float]) -> float:
-    table, name = place
-    value = p if table == "quantise" else p["x"]
-    return _total(groups, {**row, table: {**row[table], name: value}}, dtype)
+def _paths(row: dict[str, Any], before: Path = ()) -> list[Path]:
+    """Return the places of all numbers of a row."""
+    return [
+        path
+        for name, value in row.items()
+        for path in (_paths(value, (*before, name)) if isinstance(value, dict) else [(*before, name)])
+    ]
 
 
-def _factors(groups: Groups, dtype: str, row: dict[str, Any], table: str) -> None:
-    """Fit what each device or each engine reaches of the others, in place; their geometric mean goes to the row."""
-    i = {"by_device": 0, "by_engine": 1}[table]
-    names = sorted({key[i] for key in groups})
-    for name in names if len(names) > 1 else ():
-        own = {key: r for key, r in groups.items() if key[i] == name}
-        word = ENGINES.get(name, name)
-        cost = partial(_entry, own, dtype, dict(row), (table, word))
-        row[table][word] = fit(cost, {"x": share(row[table], word)}, {"x": 1.5}, 40)["x"]
-    mean = float(np.exp(np.mean(np.log(list(row[table].values()))))) if row[table] else 1.0
-    row[table] = {name: value / mean for name, value in row[table].items()}
-    row["compute"] = min(row["compute"] * mean, 1.0)
+def _value(row: dict[str, Any], path: Path) -> float:
+    found: Any = row
+    for name in path:
+        found = found[name]
+    return float(found)
+
+
+def solved(groups: Groups, dtype: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with every constant fitted at once, factors of devices and engines around their mean."""
+    paths = _paths(row)
+    start = np.log([_value(row, path) for path in paths])
+    tables = ("by_device", "by_engine", "start_by_device")
+    top = np.array([0.6 if path[0] in tables else np.log(LIMITS.get(path[-1], 1e9)) for path in paths])
+    weights = np.concatenate([np.full(size(rows), 1 / size(rows)) for rows in groups.values()])
+    measured = np.concatenate([rows["time_seconds"] for rows in groups.values()])
+
+    def errors_of(z: Any) -> Any:
+        tried = _placed(row, paths, np.exp(z))
+        return np.log(np.concatenate([predicted(r, key, tried, dtype) for key, r in groups.items()]) / measured)
+
+    free = np.array([path[0] in START and path[0] not in ("compute", "memory", "start_seconds") for path in paths])
+    z = Squares(errors_of, weights).race(start, top, free)
+    return centred(_placed(row, paths, np.exp(z).tolist()))
+
+
+def centred(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose factors of devices and of engines have the mean one; what they share goes to the constant."""
+    found = dict(row)
+    for table, name in (("by_device", "compute"), ("by_engine", "compute"), ("start_by_device", "start_seconds")):
+        if row.get(table):
+            mean = float(np.exp(np.mean(np.log(list(row[table].values())))))
+            found[table] = {key: value / mean for key, value in row[table].items()}
+            found[name] *= mean
+    found["compute"] = min(found["compute"], 1.0)
+    return found
 
 
 def fit_row(groups: Groups, dtype: str) -> dict[str, Any]:
-    """Return the constants of a family and data type: those of all, then the factors, in turns."""
-    row: dict[str, Any] = {**START, "by_device": {}, "by_engine": {}}
-    engines = sorted({key[1] for key in groups}) if dtype != "bf16" else []
-    if engines:
-        row["quantise"] = {ENGINES[e]: dict(QUANTISE) for e in engines}
-    for turn in range(3):
-        main = {k: row[k] for k in START}
-        row |= fit(partial(_main, groups, dtype, dict(row)), main, LIMITS, 350 if turn else 500)
-        for e in engines:
-            own = {key: r for key, r in groups.items() if key[1] == e}
-            cost = partial(_entry, own, dtype, dict(row), ("quantise", ENGINES[e]))
-            row["quantise"][ENGINES[e]] = fit(cost, row["quantise"][ENGINES[e]], {"efficiency": 1.0}, 120)
-        for table in ("by_device", "by_engine"):
-            _factors(groups, dtype, row, table)
-    return row
+    """Return the constants of a family and data type; engines have libraries of their own for narrow types."""
+    devices, engines = sorted({key[0] for key in groups}), sorted({ENGINES[key[1]] for key in groups})
+    row: dict[str, Any] = dict(START)
+    if len(devices) > 1:
+        row |= {table: dict.fromkeys(devices, 1.0) for table in ("by_device", "start_by_device")}
+    if len(engines) > 1:
+        row["by_engine"] = dict.fromkeys(engines, 1.0)
+    if dtype == "bf16":
+        return solved(groups, dtype, row)
+    row = solved(groups, dtype, row | {"quantise": {e: dict(QUANTISE) for e in engines}})
+    if len(engines) == 1:
+        return row
+    found = row | {"quantise": dict(row["quantise"]), "engines": {}}
+    for e in engines:
+        part = {key: rows for key, rows in groups.items() if ENGINES[key[1]] == e}
+        own = {name: value for name, value in row.items() if name != "by_engine"}
+        own = solved(part, dtype, own | {"quantise": {e: row["quantise"][e]}})
+        found["quantise"][e] = own.pop("quantise")[e]
+        found["engines"][e] = own
+    return found
 
 
 def calibrate(table: Table) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, cast
 
 from shardwise.cost._kinds import blocked_flops, kind_of
 from shardwise.cost._rates import ProductRates, Rates, Tiling
-from shardwise.ledger.number import X, evaluate, maximum, register
+from shardwise.ledger.number import X, evaluate, maximum, minimum, register
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
@@ -26,7 +26,7 @@ def _charged(ceil: Callable[[Any], Any], least: Callable[[Any, Any], Any], shape
     """
     m, n, k, batch = shape
     if not t.cores:
-        return 2 * m * n * k * batch
+        return 2 * m * n * (k + t.depth) * batch
     down = {height: ceil(m / height) for height in {tile[0] for tile in t.tiles}}
     across = {width: ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
     whole: Any = math.inf
@@ -34,7 +34,7 @@ def _charged(ceil: Callable[[Any], Any], least: Callable[[Any, Any], Any], shape
     for height, width, charge in t.tiles:
         waves = down[height] * across[width]
         whole, cut = least(whole, ceil(waves) * charge), least(cut, waves * charge)
-    return least(whole * (k + t.depth), cut * k + t.split_flops)
+    return least(whole * (k + t.depth), cut * k + t.split_flops + t.join_flops * (m * n * batch))
 
 
 def _charged_column(*shape: Any) -> Any:
@@ -78,11 +78,23 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
 
 def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
     """Return seconds of a batch of (m, k) by (k, n) products that move so many bytes; the shape is (m, n, k, batch)."""
+    (m, n, k, batch), s = shape, r.secondary
     charged = named(cast(X, evaluate("tiled_flops", *shape, r.tiling)), "FLOPs in whole tiles and waves")
-    seconds = blend(charged / r.matmul_flops, moved / r.matmul_bytes, r.sharpness)
+    worked = charged / r.matmul_flops
+    if s.burst_share:
+        short = worked / (1 + s.burst_share)
+        worked = short * (1 + s.burst_share * short / (short + s.burst_seconds))
+    if s.write_share:
+        worked = worked + s.write_share * (2 * m * n * batch) / r.matmul_bytes
+    if s.cached:
+        kept = minimum((s.width * m * k + 2 * m * n) * batch, s.cached)
+        moved = maximum(moved - (1 - s.cached_share) * kept, 0 * moved)
+    seconds = blend(worked, moved / r.matmul_bytes, r.sharpness)
     if r.warm_share:
         # A kernel reaches its rate after a while: short ones run all of it slower, long ones lose a fixed time.
         seconds = seconds + r.warm_share * r.warm_seconds * (seconds / (seconds + r.warm_seconds))
+    if s.chain_seconds:
+        seconds = seconds + s.chain_seconds * k / (1 + k / s.chain_depth)
     return seconds + r.matmul_start
 
 

@@ -347,7 +347,8 @@ def rates_of(
         family=family,
         assumptions=tuple(notes),
         blocks=Blocks() if imposed.ideal else Blocks.stated(attention),
-        streams=Streams() if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
+        streams=Streams()
+        if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
         else Streams.stated(memory, dtype),
         experts_in_turn=grouped.get("in_turn", False),
     )
