@@ -17,7 +17,9 @@ class Settings:
     `bucket_elements` is a bucket of gradients and one of weights, `max_live_parameters` what ZeRO-3 keeps gathered
     (DeepSpeed's reduce_bucket_size, allgather_bucket_size and stage3_max_live_parameters). `misc_bytes` are beside
     all else on every device. `blas_workspace_bytes` is the scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG).
-    `separate_weight_gradients` makes the gradient of a weight before it is added to the buffer.
+    `separate_weight_gradients` makes the gradient of a weight before it is added to the buffer. `attention_mask` brings
+    a mask of one byte a pair of tokens with each micro-batch. `optimizer_instances` shards optimizer state over so many
+    groups of replicas apart.
 
     >>> Settings(norm_bytes=4).problems().items
     []
@@ -33,6 +35,8 @@ class Settings:
     misc_bytes: float = 0.0
     blas_workspace_bytes: float = 0.0
     separate_weight_gradients: bool = False
+    attention_mask: bool = False
+    optimizer_instances: int = 1
 
     @property
     def quantises(self) -> bool:
@@ -48,11 +52,13 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
                 found.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
+        if isinstance(self.optimizer_instances, bool) or not self.optimizer_instances >= 1:
+            found.add("optimizer_instances", self.optimizer_instances, "must be at least 1", "use 1")
         for one in fields(self):
             value = getattr(self, one.name)
             if one.type == "float" and (isinstance(value, bool) or not 0 <= value < float("inf")):
                 found.add(one.name, value, "must be a number of at least 0", "use 0 to leave it out")
-        for name in ("partition_activations", "separate_weight_gradients"):
+        for name in ("partition_activations", "separate_weight_gradients", "attention_mask"):
             if not isinstance(getattr(self, name), bool):
                 found.add(name, getattr(self, name), "must be true or false", "use true or false")
         return found

@@ -49,7 +49,8 @@ class Stack:
     `expandable_segments` is an allocator that can lengthen its segments. `gradient_stand_ins` keeps an empty tensor in
     the place of each shape of weight gradient, where gradients are added up in the buffer, `keeps_gathered` the buffer
     of a gathered sequence. `micro_gradients` adds the 16-bit gradients of a backward pass to wider ones when all are
-    there, `gathers_tensors` gathers sharded weights one by one, not by layers.
+    there, `gathers_tensors` gathers sharded gathers sharded weights one by one, not by layers.
+    `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Stack:
     keeps_gathered: bool
     micro_gradients: bool
     gathers_tensors: bool
+    widens_gradients: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

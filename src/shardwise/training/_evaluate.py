@@ -170,6 +170,7 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         table=total((w.elements for w in tables), 0 * y.tokens),
         shared=shared_of(case, y),
         gather_buffer=gather_buffer(case, y),
+        mask=y.tokens * y.work.S if case.stack.settings.attention_mask else 0 * y.tokens,
         shared_table=model.embedding and bool(model.tied or model.mtp),
     )
 

@@ -58,7 +58,8 @@ class Parts(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
     `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
-    too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head.
+    too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head, `mask` is that
+    of attention where it comes with the data.
     """
 
     kinds: tuple[Folded[X], ...]
@@ -68,6 +69,7 @@ class Parts(Generic[X]):
     stream_bytes: X
     table: X
     gather_buffer: X
+    mask: X
     shared_table: bool = False
     shared: tuple[Shared[X], ...] = ()
 
@@ -85,7 +87,8 @@ class InFlight(Generic[X]):
 class StageMemory(Generic[X]):
     """Bytes of one stage: what lives through the step, and the total at each moment.
 
-    `beside` is what the framework keeps for the whole run beside the state, `late_block` what the allocator adds.
+    `beside` is what the framework keeps for the whole run beside the state, `widened` what its optimizer keeps
+    until the next step, `late_block` what the allocator adds.
     """
 
     weights: X
@@ -97,6 +100,7 @@ class StageMemory(Generic[X]):
     buffers: X
     in_flight: X
     beside: X
+    widened: X
     late_block: X
     moments: dict[str, X]
     peak: X
@@ -150,12 +154,14 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     and FSDP everything (arXiv:1910.02054 section 5).
     """
     dense_matrix, dense_other, expert_matrix, expert_other = params
-    share, expert_share = z.shard_share, z.expert_share
 
-    def spread(matrix: float, other: float, sharded: bool) -> X:
+    def spread(matrix: float, other: float, sharded: bool, groups: int = 1) -> X:
         dense = dense_matrix * matrix + dense_other * other
         expert = expert_matrix * matrix + expert_other * other
-        return divide(dense, share) + divide(expert, expert_share) if sharded else dense + expert
+        if not sharded:
+            return dense + expert
+        share, expert_share = shares(z, groups)
+        return divide(dense, share) + divide(expert, expert_share)
 
     p, o = r.precision, r.optimizer
     moment = o.moment_bytes or p.state_bytes
@@ -167,11 +173,34 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
                 p.master_bytes + o.matrix_moments * moment,
                 p.master_bytes + o.vector_moments * moment,
                 r.shards_optimizer,
+                r.stack.settings.optimizer_instances,
             ),
             "optimizer state",
             "docs/formulas.md, state",
         ),
     )
+
+
+def shares(z: Sizes[X], groups: int) -> tuple[X, X]:
+    """Return over how many ranks dense and expert state is sharded, where so many groups of replicas shard apart."""
+    if groups == 1:
+        return z.shard_share, z.expert_share
+    return maximum(divide(z.shard_share, groups), 1), maximum(divide(z.expert_share, groups), 1)
+
+
+def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
+    """Return the bytes of 16-bit gradients in fp32, which the optimizer keeps from its step to the next forward pass.
+
+    Megatron-LM core/optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads, optimizer.py likewise.
+    """
+    zero = 0 * params[0]
+    if not r.stack.widens_gradients or r.precision.gradient_bytes >= r.precision.master_bytes:
+        return zero
+    dense, expert = r.precision.master_bytes * (params[0] + params[1]), r.precision.master_bytes * (params[2] + params[3])
+    if r.shards_optimizer:
+        share, expert_share = shares(z, r.stack.settings.optimizer_instances)
+        dense, expert = divide(dense, share), divide(expert, expert_share)
+    return named(dense + expert, "gradients in fp32")
 
 
 def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
@@ -320,6 +349,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     # The gradient of the residual stream flows beside whatever an operator of a branch makes.
     flowing = named(parts.stream_bytes, "gradient of the residual stream")
     stand_ins = stand_in_bytes(r, parts, s)
+    widened = widened_bytes(r, z, params)
     gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
     lasting = weights + optimizer + stand_ins + gathered
     base = lasting + root + standing
@@ -331,8 +361,8 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     # Where tensors are gathered one by one the head's weight is there while it is used.
     apart = r.precision.activation_bytes * s.heads * parts.head.elements.largest if r.stack.gathers_tensors else 0
     moments = {
-        "forward": base + units + activations + transient,
-        "loss": base + activations + logits + apart,
+        "forward": base + units + activations + transient + parts.mask,
+        "loss": base + activations + logits + apart + s.heads * parts.mask,
         "backward": base + units + activations + waiting + again + transient + flowing,
         "gradients complete": lasting
         + buffers
@@ -341,7 +371,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         + again
         + transient
         + flowing,
-        "optimizer step": lasting + gradients + update_bytes(r, z, params, _biggest_tensor(parts, s)),
+        "optimizer step": lasting + gradients + widened + update_bytes(r, z, params, _biggest_tensor(parts, s)),
     }
     if r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4:
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
@@ -359,6 +389,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         buffers=buffers,
         in_flight=depth.own + depth.mirrored,
         beside=stand_ins + gathered,
+        widened=widened,
         late_block=late_block(r, parts, s),
         moments=moments,
         peak=named(largest(moments.values()), "peak of the stage"),

@@ -117,8 +117,8 @@ def stack(r: Reader) -> Stack:
         overlap_tensor=r.flag("tp_comm_overlap"),
         overlap_sends=sends,
         loss=_loss(r, base),
-        library_workspace=base.library_workspace if _modules(r) else (("other", 0.0),),
-        settings=Settings(separate_weight_gradients=not r.flag("gradient_accumulation_fusion")),
+        library_workspace=_scratch(r, base),
+        settings=_settings(r),
         vocab_multiple=_vocab_multiple(r),
         dispatch=_dispatch(r, base),
     )
@@ -146,6 +146,27 @@ def scores(r: Reader) -> bool:
 def _modules(r: Reader) -> bool:
     """Return whether the layers are Transformer Engine's modules."""
     return r.word("transformer_impl", "local", "transformer_engine", "inference_optimized") != "local"
+
+
+def _scratch(r: Reader, base: Stack) -> tuple[tuple[str, float], ...]:
+    """Return the scratch of Transformer Engine's products; user buffers have one for each of three streams more.
+
+    A router runs on its products whatever the layers are (megatron/core/transformer/moe/moe_utils.py
+    router_gating_linear); TransformerEngine pytorch/cpp_extensions/gemm.py _NUM_MAX_UB_STREAMS.
+    """
+    if not (_modules(r) or r.whole("num_experts", 0)):
+        return (("other", 0.0),)
+    times = 4 if r.flag("tp_comm_overlap") else 1
+    return tuple((family, times * size) for family, size in base.library_workspace)
+
+
+def _settings(r: Reader) -> Settings:
+    """Return what the arguments set of buffers: how gradients are added, and masks that come with the data."""
+    return Settings(
+        separate_weight_gradients=not r.flag("gradient_accumulation_fusion"),
+        attention_mask=r.flag("create_attention_mask_in_dataloader"),
+        optimizer_instances=r.count("num_distributed_optimizer_instances"),
+    )
 
 
 def _loss(r: Reader, base: Stack) -> LossKernel:

@@ -294,5 +294,5 @@ def _sharding(r: Reader, d: Degrees) -> tuple[Sharding, int]:
     if not r.flag("use_distributed_optimizer"):
         return "none", 1
     if copies > 1:
-        r.assume(f"distributed optimizer over all of dp: its {copies} instances shard less, and a plan cannot say so")
+        r.assume(f"messages of the distributed optimizer over all of dp: it has {copies} instances")
     return "distributed-optimizer", 1
