@@ -23,10 +23,9 @@ class Engine:
     `kernels` the engine whose measured kernels it takes. The host adds `step_seconds` a step, `sequence_seconds` a
     sequence, `block_seconds` a block of its cache and `worker_seconds` each time that tensor-parallel workers double.
     `layer_seconds` pass between the kernels of a layer where no captured graph holds them, `stage_seconds` when a layer
-    split hands over. Groups of fewer than `sharing_heads` query heads do not share what they read of the cache; more
-    than `unsplit_items` sequences times heads are not cut along the context (0: always cut). `library` says what its
-    products reach of the device's compute and memory rates, by device.
-    Prompts run `chunk_tokens` at a time (0: whole), `chunks_together` as a pipeline (0: all), with the attention
+    split hands over. Only groups of `sharing_heads` query heads share what they read of the cache (1: all groups do);
+    more than `unsplit_items` sequences times heads are not cut along the context (0: always cut). `library` says what
+    its products reach of the device's compute and memory rates, by device. Prompts run `chunk_tokens` at a time (0: whole), `chunks_together` as a pipeline (0: all), with the attention
     `prompt_attention`; a score that is not fused moves `score_bytes` beside its products. Weights of fewer than 16 bits
     are written out again for more than `dequantise_rows` rows (0: never). `adds` is the type that products are summed
     in, `thin_products` whether those of few rows are bound by what a core can load. Activations lie in
@@ -111,7 +110,7 @@ def _table() -> dict[str, dict[str, Any]]:
         # An older or newer version of an engine states what differs; its kernels are those of the engine.
         base = table["engines"][row["extends"]] if "extends" in row else {}
         sources = {**base.get("sources", {}), **row["sources"]}
-        table["engines"][name] = {"kernels": row.get("extends", name), **base, **row, "sources": sources}
+        table["engines"][name] = {"kernels": name, **base, **row, "sources": sources}
     return table
 
 
@@ -178,13 +177,16 @@ def _expert_row(table: dict[str, Any], types: tuple[str, ...]) -> dict[str, Any]
     return max(plain.values(), key=lambda row: row["rows"])
 
 
+_WASTE = ("pad_rows", "floor_tokens", "chain_share", "row_traffic", "token_traffic")
+
+
 def _imposed(row: dict[str, Any], imposed: Efficiencies) -> dict[str, Any]:
     """Return a row with the user's efficiencies; ideal kernels stream at full rate and start at once."""
     shares = {"compute": imposed.compute, "memory": imposed.memory}
     found = row | {name: min(user or row[name], 1.0) for name, user in shares.items()}
     if not imposed.ideal:
         return found
-    free = {name: 0.0 for name in row if name.endswith("_seconds") or name in ("pad_rows", "floor_tokens")}
+    free = {name: 0.0 for name in row if name.endswith("_seconds") or name in _WASTE}
     return found | free | {"compute": 1.0, "memory": 1.0}
 
 
@@ -197,12 +199,13 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     decode, experts = _own(table["decode"], engine.kernels)["bf16"], _own(table["experts"], engine.kernels)
     wide, narrow = _expert_row(experts, ("bf16",)), _expert_row(experts, _NARROW.get(products, ("bf16",)))
     own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
+    # Engines' own kernels were measured without peer access where ranks slow each other with their square.
     reduce = reduce_of(device, engine.kernels) if own else None
     return Kernels(
         decode=fit_from(DecodeFit, _imposed(decode, imposed)),
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
-        all_reduce=reduce,
+        all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=_core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
         unsplit_bytes_per_second=_core_rate(
             "unsplit", device, family, bool(engine.unsplit_items) and not imposed.ideal

@@ -9,6 +9,7 @@ from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
+from shardwise.serving._attention import AttentionKernels, cached_seconds, prompt_seconds
 from shardwise.serving._engine import Engine, Kernels
 
 
@@ -27,6 +28,7 @@ class Server(Machine[X]):
     engine: Engine
     decoding: bool
     starts: float = 1.0
+    attention: AttentionKernels | None = None
 
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message; inside the fastest tier all-reduces take the engine's own kernels."""
@@ -48,6 +50,8 @@ def _attention(m: Server[X], op: Op[X]) -> X:
 
     A work item is one key-value head of one sequence; what is not cache are the queries and the output.
     """
+    if m.attention and op.name == "attention" and not m.kernels.head_bytes_per_second:
+        return cached_seconds(m.attention, Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores), op)
     edges = 2 * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
     items = cache / (m.cache_width * op.inner * op.columns)
@@ -61,7 +65,8 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     if m.kernels.unsplit_bytes_per_second:
         whole = maximum(shared, read / (m.kernels.unsplit_bytes_per_second * m.cores))
         alone = above(op.rows * op.batch, m.engine.unsplit_items, whole, alone)
-    return above(read / cache, m.engine.sharing_heads - 0.5, shared, alone)
+    group, shares = read / cache, m.engine.sharing_heads
+    return above(group, shares - 0.5, above(group, shares + 0.5, alone, shared), alone)
 
 
 def _experts(m: Server[X], op: Op[X]) -> X:
@@ -112,6 +117,9 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
         seconds = op.forward_bytes / m.rates.memory_bytes
     elif op.kind == "attention" and m.decoding:
         seconds = _attention(m, op)
+    elif op.name == "attention" and op.kind == "attention" and m.attention:
+        chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
+        seconds = prompt_seconds(m.attention, chip, op)
     elif op.kind == "grouped":
         seconds = _experts(m, op)
     elif op.kind == "matmul":

@@ -40,7 +40,15 @@ _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
-_MOST = {"vllm": 256, "vllm-v0": 256, "vllm-rocm": 256, "tensorrt-llm": 2048, "tensorrt-llm-0.11": 2048, "sglang": 4096}
+_MOST = {
+    "vllm": 256,
+    "vllm-v0": 256,
+    "vllm-rocm": 256,
+    "tensorrt-llm": 2048,
+    "tensorrt-llm-0.9": 2048,
+    "tensorrt-llm-0.11": 2048,
+    "sglang": 4096,
+}
 _LARGE_BYTES = 70 * 2**30
 _SMALL = ("a100", "gb10")
 
@@ -112,8 +120,10 @@ def _engine(cells: Cells, device: Device) -> str:
         cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
         return "vllm-rocm" if device.vendor == "AMD" and not version else "vllm-v0"
     if found == "tensorrt-llm" and not version and fixed:
-        cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: up to 0.11")
+        cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: examples/run.py up to 0.11")
         return "tensorrt-llm-0.11"
+    if found == "tensorrt-llm" and re.match(r"v?0\.(\d|1[01])(\D|$)", version):
+        return "tensorrt-llm-0.9"
     return found
 
 
@@ -191,7 +201,8 @@ def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
     cells.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
     case = report.case
     chunk = 0 if batch * case.job.input_tokens < 8192 else 8192
-    job = replace(case.job, batch=batch, max_batched_tokens=chunk)
+    # A pipeline works on as many batches at once as it has stages.
+    job = replace(case.job, batch=max(1, batch // case.plan.pp), max_batched_tokens=chunk)
     return infer(case.model, case.cluster, case.plan, job, Options(engine=case.engine))
 
 

@@ -53,9 +53,20 @@ def beside(cells: Cells, report: InferReport) -> float:
     return float(report.memory.context + report.memory.communicators)
 
 
+def rate(cells: Cells, report: InferReport) -> float:
+    """Return generated tokens a second of the whole deployment; a full queue keeps every stage of a pipeline at work.
+
+    The prompts of a batch pass the stages as a pipeline by themselves; decode steps of as many batches as stages do.
+    """
+    if cells.text("serving_mode") != "offline_throughput":
+        return report.output_tokens_per_second
+    pp, whole = report.plan.pp, report.request_seconds
+    return report.output_tokens_per_second * pp * whole / (whole + (pp - 1) * report.ttft_seconds)
+
+
 def total_rate(cells: Cells, report: InferReport) -> float:
     """Return prompt and generated tokens a second of the whole deployment."""
-    return report.output_tokens_per_second * report.job.total_tokens / report.job.output_tokens
+    return rate(cells, report) * report.job.total_tokens / report.job.output_tokens
 
 
 def one_stream(cells: Cells, report: InferReport) -> float:
@@ -101,8 +112,8 @@ _OF: dict[str, Callable[[Cells, InferReport], float]] = {
     "ttft_min": lambda c, r: r.ttft_seconds,
     "tpot": per_token,
     "tpot_p50": per_token,
-    "output_tokens_per_second": lambda c, r: r.output_tokens_per_second,
-    "output_tokens_per_second_per_gpu": lambda c, r: r.output_tokens_per_second / r.plan.num_devices,
+    "output_tokens_per_second": rate,
+    "output_tokens_per_second_per_gpu": lambda c, r: rate(c, r) / r.plan.num_devices,
     "total_tokens_per_second": total_rate,
     "decode_tokens_per_second": one_stream,
     "prefill_tokens_per_second": lambda c, r: r.prefill_tokens_per_second,
