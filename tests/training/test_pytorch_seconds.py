@@ -55,6 +55,17 @@ def test_gradients_of_biases_are_summed_apart(model: str, biased: bool) -> None:
         assert more == pytest.approx(own, rel=1e-6, abs=1e-12)
 
 
+def test_gradients_that_are_added_apart_cost_their_bytes() -> None:
+    """A gradient made before it is added to the buffer is read beside the buffer, which is read and written."""
+    model = load_model("llama-2-7b")
+    apart, fused = (block_ops(layout("megatron-2021", gradients_apart=b), model.layers[0], 4096) for b in (True, False))
+    for one, other in zip(apart, fused, strict=True):
+        more = op_seconds(RATES, one).backward_weight - op_seconds(RATES, other).backward_weight
+        elements = one.columns * one.inner if one.weights and one.kind == "matmul" else 0
+        own = (2 + 2 * 4) * elements / RATES.memory_bytes + RATES.memory_start if elements else 0
+        assert more == pytest.approx(own, rel=1e-6, abs=1e-12)
+
+
 def test_metrics_of_training_read_the_logits_again() -> None:
     """Metrics cost their bytes a logit in the loss, forward alone."""
     model = load_model("gpt2")

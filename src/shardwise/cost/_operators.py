@@ -121,7 +121,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         seconds = matmul_seconds(r, op, moved, "" if which == "forward" else which)
         if which != "weight":
             return seconds + _cast(r, op, which)
-        return seconds / r.weight_gradient + _bias(r, op)
+        return seconds / r.weight_gradient + _finish(r, op)
     if op.kind == "grouped":
         share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
         if r.experts_in_turn:
@@ -147,11 +147,11 @@ def _cast(r: Rates[X], op: Op[X], which: str) -> X:
     return r.cast_traffic * (op.batch * op.rows * width) / r.memory_bytes
 
 
-def _bias(r: Rates[X], op: Op[X]) -> X | float:
-    """Return seconds of the kernel that sums the gradient of a bias over all rows, where it is one of its own."""
-    if isinstance(op.bias_bytes, (int, float)) and not op.bias_bytes:
+def _finish(r: Rates[X], op: Op[X]) -> X | float:
+    """Return seconds of the kernels behind the product of a weight gradient, where there are any."""
+    if isinstance(op.finish_bytes, (int, float)) and not op.finish_bytes:
         return 0.0
-    return op.bias_bytes / r.memory_bytes + r.memory_start
+    return op.finish_bytes / r.memory_bytes + r.memory_start
 
 
 def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:

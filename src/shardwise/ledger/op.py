@@ -74,8 +74,8 @@ class Op(Generic[X]):
     `flops` and `forward_bytes` are of the forward pass; `backward_flops` and `backward_bytes` of the input gradient,
     and `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are
     the m, n and k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs
-    again when its region is recomputed; `kernels` how many launches an unfused implementation makes. `bias_bytes` is
-    what a kernel of its own reads to sum the gradient of a bias.
+    again when its region is recomputed; `kernels` how many launches an unfused implementation makes. `finish_bytes`
+    is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Op(Generic[X]):
     batch: X | float = 1
     model_flops: X | float = 0
     output_bytes: X | float = 0
-    bias_bytes: X | float = 0
+    finish_bytes: X | float = 0
     shapes: tuple[tuple[str, tuple[X | float, ...]], ...] = ()
 
 
