@@ -46,7 +46,7 @@ class Stack:
     `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the gradients), `metric_logit_bytes`
     what metrics of training read and write a logit beside the loss. `settings` are what its user set. `blas_workspace`
     and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and of the library's own
-    products, by family of devices ("other" for the rest). `expandable_segments` is an allocator that can lengthen its
+    products, by family of devices ("other" for the rest), and `grouped_streams` run grouped products, each with its own. `expandable_segments` is an allocator that can lengthen its
     segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient, where gradients
     are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence. `micro_gradients` adds the 16-bit
     gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded
@@ -97,6 +97,7 @@ class Stack:
     blas_handles: int
     blas_workspace: tuple[tuple[str, float], ...]
     library_workspace: tuple[tuple[str, float], ...]
+    grouped_streams: int
     gradient_stand_ins: bool
     keeps_gathered: bool
     micro_gradients: bool
@@ -105,15 +106,16 @@ class Stack:
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 
-    def workspace_bytes(self, family: str) -> float:
-        """Return the bytes of scratch that products hold for the whole run on a device of a family.
+    def workspace_bytes(self, family: str, grouped: bool = False) -> float:
+        """Return the bytes of scratch that products, grouped ones too, hold for the whole run on a device of a family.
 
         >>> find_stack("megatron-2023").workspace_bytes("hopper") / 2**20
         64.0
         """
         blas, library = dict(self.blas_workspace), dict(self.library_workspace)
         one = self.settings.blas_workspace_bytes or blas.get(family, blas["other"])
-        return self.blas_handles * one + library.get(family, library["other"])
+        streams = 1 + (self.grouped_streams if grouped else 0)
+        return self.blas_handles * one + streams * library.get(family, library["other"])
 
 
 @cache

@@ -14,7 +14,7 @@ from shardwise.cost._tables import family_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
-from shardwise.models import Block, Model
+from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
@@ -77,7 +77,8 @@ class Case:
     @property
     def workspace_bytes(self) -> float:
         """Bytes of scratch that products hold on the device."""
-        return self.stack.workspace_bytes(family_of(self.cluster.device))
+        experts = any(isinstance(block.feed_forward, MoE) for block in self.model.kinds)
+        return self.stack.workspace_bytes(family_of(self.cluster.device), experts)
 
     @property
     def domains(self) -> tuple[int, ...]:

@@ -118,6 +118,7 @@ def stack(r: Reader) -> Stack:
         overlap_sends=sends,
         loss=_loss(r, base),
         library_workspace=_scratch(r, base),
+        grouped_streams=base.grouped_streams if r.flag("moe_grouped_gemm") else 0,
         settings=_settings(r),
         vocab_multiple=_vocab_multiple(r),
         dispatch=_dispatch(r, base),
