@@ -23,13 +23,14 @@ class Engine:
     `kernels` the engine whose measured kernels it takes. The host adds `step_seconds` a step, `sequence_seconds` a
     sequence, `block_seconds` a block of its cache and `worker_seconds` each time that tensor-parallel workers double.
     `layer_seconds` pass between the kernels of a layer where no captured graph holds them, `stage_seconds` when a layer
-    split hands over. Only groups of `sharing_heads` query heads share what they read of the cache (1: all groups do);
-    more than `unsplit_items` sequences times heads are not cut along the context (0: always cut). `library` says what
-    its products reach of the device's compute and memory rates, by device. Prompts run `chunk_tokens` at a time (0:
-    whole), `chunks_together` as a pipeline (0: all), with the attention `prompt_attention`; a score that is not fused
-    moves `score_bytes` beside its products. Weights of fewer than 16 bits are written out again for more than
-    `dequantise_rows` rows (0: never). `adds` is the type that products are summed in, `thin_products` whether those of
-    few rows are bound by what a core can load. Activations lie in `activation_bytes` and are cast for products.
+    split hands over, `split_seconds` a layer and rank where each product sends to all ranks and back. Only groups of
+    `sharing_heads` query heads share what they read of the cache (1: all groups do); more than `unsplit_items`
+    sequences times heads are not cut along the context (0: always cut). `library` says what its products reach of the
+    device's compute and memory rates, by device. Prompts run `chunk_tokens` at a time (0: whole), `chunks_together` as
+    a pipeline (0: all), with the attention `prompt_attention`; a score that is not fused moves `score_bytes` beside its
+    products. Weights of fewer than 16 bits are written out again for more than `dequantise_rows` rows (0: never).
+    `adds` is the type that products are summed in, `thin_products` whether those of few rows are bound by what a core
+    can load. Activations lie in `activation_bytes` and are cast for products.
     """
 
     name: str
@@ -52,8 +53,10 @@ class Engine:
     worker_seconds: float = 0.0
     layer_seconds: float = 0.0
     stage_seconds: float = 0.0
+    split_seconds: float = 0.0
     sharing_heads: int = 1
     unsplit_items: int = 0
+    head_bytes_per_core: float = 0.0
     library: tuple[tuple[str, float, float], ...] = ()
     chunk_tokens: int = 0
     chunks_together: int = 0
@@ -206,7 +209,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
-        head_bytes_per_second=_core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
+        head_bytes_per_second=engine.head_bytes_per_core
+        or _core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
         unsplit_bytes_per_second=_core_rate(
             "unsplit", device, family, bool(engine.unsplit_items) and not imposed.ideal
         ),

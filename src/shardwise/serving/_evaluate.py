@@ -111,8 +111,8 @@ def host_seconds(case: Case, z: Sizes[X], step: Step) -> X:
     e, one = case.engine, 0 * z.tp + 1
     blocks = step.context / e.block_tokens if step.phase == "decode" else 0.0
     doublings = total((above(z.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
-    layers = e.layer_seconds * sum(case.model.kinds.values())
-    own = e.step_seconds + layers + e.worker_seconds * doublings
+    layers, split = sum(case.model.kinds.values()), above(z.tp, 1, z.tp, 0 * one)
+    own = e.step_seconds + layers * (e.layer_seconds + e.split_seconds * split) + e.worker_seconds * doublings
     return own + (e.sequence_seconds + e.block_seconds * blocks) * z.batch
 
 

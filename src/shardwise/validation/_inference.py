@@ -44,6 +44,7 @@ _MOST = {
     "vllm": 256,
     "vllm-v0": 256,
     "vllm-rocm": 256,
+    "deepspeed-mii": 256,
     "tensorrt-llm": 2048,
     "tensorrt-llm-0.9": 2048,
     "tensorrt-llm-0.11": 2048,
