@@ -14,6 +14,7 @@ from shardwise.serving import InferReport, Options, infer
 from shardwise.validation._cells import Cells
 from shardwise.validation._inference_metrics import interval_of, value_of
 from shardwise.validation._kernels import refuse
+from shardwise.validation._padding import padded
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
 from shardwise.validation._rules import words
@@ -90,6 +91,9 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
         raise refuse("attention_dp", cells.text("attention_dp"), "attention groups that share experts are not modelled")
     engine = _engine(cells, device)
     plan = _plan(cells, model)
+    if cells.text("engine").lower() == "neuronx" and padded(model, plan.tp) != model:
+        cells.assume(f"Neuron pads heads and widths to multiples of {plan.tp}")
+        model = padded(model, plan.tp)
     cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
     job = _job(cells, model, engine, plan, device)
     report = infer(model, cluster, plan, job, Options(engine=engine))
