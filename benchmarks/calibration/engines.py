@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.minimise import fit, loss
+from calibration.minimise import Squares, fit, loss
 from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, read, size, summary, where
 from shardwise.cost._kernels import (
     TILE_ROWS,
@@ -21,9 +21,12 @@ from shardwise.cost._kernels import (
     decode_seconds,
     experts_seconds,
     fit_from,
+    others_seconds,
     prefill_seconds,
 )
 from shardwise.hardware import find_device
+from shardwise.validation._kernels import ungated
+from shardwise.validation._routing import routed
 
 Groups = dict[str, Table]
 _LATENT, _ROPE, _KEY, _VALUE = 512, 64, 192, 128  # DeepSeek-V3
@@ -92,13 +95,14 @@ def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
     """Return seconds of a fused layer of experts: two products, gated unless the kernel says otherwise."""
     names = ("num_tokens", "hidden_size", "intermediate_size", "top_k", "num_experts", "moe_tp", "moe_ep")
     T, D, inner, k, E, tp, ep = (rows[name] for name in names)
-    local, width = E / ep, _WIDTHS[dtype]
-    hit, routed, F = local * (1 - (1 - k / E) ** T), T * k / ep, inner / tp
-    up = np.where(np.char.find(rows["kernel"].astype(str), "nongated") >= 0, 1, 2) * F
+    width, F = _WIDTHS[dtype], inner / tp
+    hit, own = np.array([routed(*case) for case in zip(rows["routing"], T, k, E, ep, strict=True)]).T
+    cases = zip(rows["kernel"], rows["engine_version"], D, inner, strict=True)
+    up = np.where([ungated(*case) for case in cases], 1, 2) * F
     chip, c = _chip(device, _PEAKS[dtype]), fit_from(ExpertsFit, row)
     products = ((up, D), (D + 0 * F, F))
-    return sum(
-        experts_seconds(c, chip, width * hit * n * k + 2 * routed * (n + k), (routed, hit, n, k)) for n, k in products
+    return others_seconds(c, chip, np.maximum(T - own, 0), D) + sum(
+        experts_seconds(c, chip, width * hit * n * k + 2 * own * (n + k), (own, hit, n, k)) for n, k in products
     )
 
 
@@ -107,7 +111,8 @@ _DECODE = {"memory": 0.85, "compute": 0.2, "start_seconds": 8e-6, "sharpness": 2
 _PREFILL = {"memory": 0.5, "compute": 0.6, "start_seconds": 9e-6, "sharpness": 1.5, "extra_dims": 30.0,
             "extra_keys": 64.0, "path": 0.4, "tile_seconds": 3e-7}  # fmt: skip
 _EXPERTS = {"memory": 0.8, "compute": 0.5, "start_seconds": 25e-6, "sharpness": 2.0, "pad_rows": 32.0,
-            "expert_seconds": 1e-7, "row_seconds": 1e-9}  # fmt: skip
+            "expert_seconds": 1e-7, "row_seconds": 1e-9, "chain_share": 0.5, "row_traffic": 1.0,
+            "token_traffic": 1.0}  # fmt: skip
 _SHARES = {"memory": 1.0, "compute": 1.0, "sharpness": 8.0}
 
 
@@ -177,6 +182,23 @@ def _every(kind: Kind, parts: Groups, dtype: str, row: dict[str, Any]) -> Any:
     return np.concatenate([errors(kind.predict(rows, d, row, dtype), rows) for d, rows in parts.items()])
 
 
+def searched(kind: Kind, parts: Groups, dtype: str, start: dict[str, float]) -> dict[str, float]:
+    """Return the constants of a kind of kernel that lie closest to some rows."""
+    if kind.word != "experts":
+        return fit(partial(_cost, kind, parts, dtype), start, kind.limits, 350)
+    names = list(start)
+    base, top = np.log(list(start.values())), np.array([np.log(kind.limits.get(name, 1e9)) for name in names])
+    weights = np.concatenate([np.full(size(rows), 1 / size(rows)) for rows in parts.values()])
+
+    def errors_of(z: Any) -> Any:
+        row = dict(zip(names, np.exp(z).tolist(), strict=True))
+        found = [np.log(kind.predict(r, d, row, dtype) / r["time_seconds"]) for d, r in parts.items()]
+        return np.concatenate(found)
+
+    z = Squares(errors_of, weights, 0.08).race(np.minimum(base, top), top, np.ones(len(names)))
+    return dict(zip(names, np.exp(z).tolist(), strict=True))
+
+
 def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield the place in the table of constants and the row of every kernel of every family and engine."""
     for kind in (k for k in KINDS if k.word in only):
@@ -188,8 +210,8 @@ def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             masks = {d: held(rows, *kind.shape) for d, rows in parts.items()}
             fitted = {d: where(rows, ~masks[d]) for d, rows in parts.items() if (~masks[d]).any()}
             unseen = {d: where(rows, masks[d]) for d, rows in parts.items() if masks[d].any()}
-            half = fit(partial(_cost, kind, fitted, dtype), kind.start, kind.limits, 350)
-            row = fit(partial(_cost, kind, parts, dtype), half, kind.limits, 350)
+            half = searched(kind, fitted, dtype, kind.start)
+            row = searched(kind, parts, dtype, half)
             left = summary(_every(kind, parts, dtype, row))
             apart = summary(_every(kind, unseen, dtype, half)) if unseen else "none held"
             yield (

@@ -73,20 +73,18 @@ def fit(
 class Squares:
     """Damped least squares: the errors of rows as a function of constants, and the weight of each row."""
 
-    SCALE = 0.04
-
-    def __init__(self, f: Callable[[Any], Any], weights: Any) -> None:
+    def __init__(self, f: Callable[[Any], Any], weights: Any, scale: float = 0.04) -> None:
         """Take the logarithms of predicted over measured by the logarithms of constants, and the weights of rows."""
-        self.f, self.weights = f, weights / np.sum(weights)
+        self.f, self.weights, self.scale = f, weights / np.sum(weights), scale
 
     def cost(self, r: Any, z: Any, base: Any) -> float:
         """Return what is minimised; constants that no row tells stay where they began."""
-        return float(np.sum(self.weights * np.log1p((r / self.SCALE) ** 2)) + 1e-4 * np.sum((z - base) ** 2))
+        return float(np.sum(self.weights * np.log1p((r / self.scale) ** 2)) + 1e-4 * np.sum((z - base) ** 2))
 
     def step(self, z: Any, r: Any, base: Any, damping: float) -> list[Any]:
         """Return changes of constants that the linear problem asks for, ever more damped."""
         slopes = np.array([(self.f(z + unit) - r) / 3e-3 for unit in 3e-3 * np.eye(len(z))])
-        w = self.weights / (self.SCALE**2 + r**2)
+        w = self.weights / (self.scale**2 + r**2)
         curve = (slopes * w) @ slopes.T + 1e-4 * np.eye(len(z))
         change = slopes @ (w * r) + 1e-4 * (z - base)
         return [np.linalg.solve(curve + x * np.diag(np.diag(curve)), -change) for x in damping * 6.0 ** np.arange(6)]

@@ -53,7 +53,11 @@ class PrefillFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsFit:
-    """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved."""
+    """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved.
+
+    `chain_share` is of the time of one tile that ends the kernel, `row_traffic` how often a row is moved beside the
+    products (gathered, quantised, activated, added up), `token_traffic` the same of tokens that other ranks serve.
+    """
 
     memory: float
     compute: float
@@ -62,11 +66,14 @@ class ExpertsFit:
     pad_rows: float
     expert_seconds: float
     row_seconds: float
+    chain_share: float = 1.0
+    row_traffic: float = 0.0
+    token_traffic: float = 0.0
 
 
 def fit_from(kind: type[Any], row: dict[str, Any]) -> Any:
     """Return constants of a kind of kernel from a stored row."""
-    return kind(**{f.name: row[f.name] for f in fields(kind)})
+    return kind(**{f.name: row[f.name] for f in fields(kind) if f.name in row})
 
 
 def decode_seconds(c: DecodeFit, chip: Chip[X], moved: tuple[X, X], flops: X, items: X, tokens: X) -> X:
@@ -100,7 +107,13 @@ def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X
     """Return seconds of one of the two products of experts; the shape is (rows in all, experts hit, n, k)."""
     rows, hit, n, k = shape
     rate = c.compute * chip.flops
-    longest = 2 * 64 * 128 * chip.cores * k / rate
+    longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
     worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
     own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.row_seconds / 2 * rows
+    own = own + c.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
+
+
+def others_seconds(c: ExpertsFit, chip: Chip[X], tokens: X, dims: X) -> X:
+    """Return seconds that fused experts spend on tokens of which no row is theirs: they are read and written too."""
+    return c.token_traffic * (2 * tokens * dims) / chip.bytes_per_second

@@ -26,14 +26,16 @@ from shardwise.cost._attention import (
     prompt_parts,
     seen_pairs,
 )
-from shardwise.cost._kinds import MEASURED, blocked_flops
+from shardwise.cost._kernels import others_seconds
+from shardwise.cost._kinds import MEASURED, blocked_flops, cached_seconds
 from shardwise.cost._operators import product_seconds
-from shardwise.cost._rates import product_rates
+from shardwise.cost._rates import ELEMENT_BYTES, product_rates
 from shardwise.cost._tables import family_of, matmul_row
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device, find_device
 from shardwise.validation._cells import Cells
 from shardwise.validation._places import Places
+from shardwise.validation._routing import routed
 from shardwise.validation._row import Answer
 
 # Type of a table -> (row of the constants, type of the device's peak, bytes of an input element, of a weight element).
@@ -58,6 +60,10 @@ EXPERTS = {
     "w4a16_mxfp4": ("bf16", 0.53),
     "w4a8_mxfp4_mxfp8": ("fp8", 0.53),
 }
+# Sizes (hidden, intermediate) of experts without a gate: Nemotron 3 Nano, Super and Ultra, mlp_hidden_act = "relu2"
+# (huggingface.co/nvidia, aiconfigurator collector). Collectors of these older engines ran every expert with a gate.
+UNGATED = {(2688.0, 1856.0), (1024.0, 2688.0), (2048.0, 5120.0)}
+GATED_VERSIONS = ("0.14.0", "0.5.10")
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 _LATENT, _ROPE, _KEY, _VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
@@ -162,6 +168,11 @@ def decode(cells: Cells, device: Device) -> float:
     window, width = cells.number("sliding_window"), 1 if cells.text("kv_dtype") == "fp8" else 2
     tokens = cells.number("prefix_tokens") + cells.number("query_tokens")
     tokens = max(1.0, min(tokens, window) if window else tokens)
+    if constants()[family_of(device)].get("attention", {}).get("block_keys"):
+        dtype = cells.text("kv_dtype") or "bf16"
+        b, peaks = rates_of(device, dtype, 0.0, _NONE).blocks, (device.peak_flops(dtype), device.memory_bytes_per_second)
+        cache = 2 * ELEMENT_BYTES[dtype] * B * K * H * tokens
+        return float(cached_seconds(b, 4 * B * N * H * tokens, cache, peaks))
     kernel = _kernel(cells, device, "decode", cells.text("kv_dtype") or "bf16", H, bool(window))
     work = Cached(
         sequences=B,
@@ -252,6 +263,11 @@ def latent(cells: Cells, device: Device) -> float:
     return float(costed_seconds(kernel, prompt_parts(chip, prompt, kernel.packs)))
 
 
+def ungated(kernel: str, version: str, dims: float, inner: float) -> bool:
+    """Return whether experts were measured without a gate, by their kernel or by the model that has their sizes."""
+    return "nongated" in kernel or ((dims, inner) in UNGATED and version not in GATED_VERSIONS)
+
+
 def experts(cells: Cells, device: Device) -> float:
     """Return seconds of a fused layer of experts on one rank: two products over the experts that got a token."""
     dtype, kernel = cells.text("dtype"), cells.text("kernel")
@@ -270,15 +286,15 @@ def experts(cells: Cells, device: Device) -> float:
         name = max(same, key=lambda n: same[n]["rows"])
         cells.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    local, F = E / ep, inner / tp
-    hit, routed = local * (1 - (1 - min(k / E, 1.0)) ** T), T * k / ep
-    up = (1 if "nongated" in kernel else 2) * F
+    hit, rows = routed(cells.text("routing"), T, k, E, ep)
+    F = inner / tp
+    up = (1 if ungated(kernel, cells.text("engine_version"), D, inner) else 2) * F
     chip, c = chip_of(device, peak), fit_from(ExpertsFit, row)
 
     def one(n: float, m: float) -> float:
-        return float(experts_seconds(c, chip, width * hit * n * m + 2 * routed * (n + m), (routed, hit, n, m)))
+        return float(experts_seconds(c, chip, width * hit * n * m + 2 * rows * (n + m), (rows, hit, n, m)))
 
-    return one(up, D) + one(D, F)
+    return one(up, D) + one(D, F) + float(others_seconds(c, chip, max(T - rows, 0.0), D))
 
 
 def streaming(cells: Cells, device: Device) -> float:

@@ -1,0 +1,42 @@
+"""Rows that tables of fused experts were measured with: what the collector routes to the rank that it times.
+
+`balanced` spreads the tokens evenly. `power_law_A` draws the weight of each expert from a power law of exponent A
+between 1 and 0.8 of the tokens, or 0.01 and 2 where there are fewer choices than experts, and times the rank with the
+most rows (aiconfigurator 0.12.0 collector/helper.py and the collectors of each engine, Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+DRAWS = 64
+
+
+def routed(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> tuple[float, float]:
+    """Return how many experts of the timed rank get a token, and its rows over all of them.
+
+    A routing that is not stated is random: E (1 - (1 - k/E)^T) experts are hit.
+
+    >>> routed("balanced", 4, 2, 64, 2), routed("", 1, 8, 64, 8)
+    ((4.0, 4.0), (1.0, 1.0))
+    """
+    local, rows = experts / ranks, tokens * top_k / ranks
+    if routing == "balanced":
+        return min(local, max(rows, 1.0)), max(rows, 1.0)
+    if not routing.startswith("power_law_"):
+        return local * (1 - (1 - min(top_k / experts, 1.0)) ** tokens), rows
+    return _drawn(float(routing.removeprefix("power_law_")), tokens, top_k, int(experts), int(ranks))
+
+
+@cache
+def _drawn(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> tuple[float, float]:
+    """Return experts hit and rows of the heaviest rank, the mean of some draws of the law."""
+    import numpy as np
+
+    low, high = (1.0, max(0.8 * tokens, 1.001)) if tokens * top_k > experts else (0.01, 2.0)
+    b = 1 - exponent
+    weights = ((high**b - low**b) * np.random.default_rng(0).random((DRAWS, experts)) + low**b) ** (1 / b)
+    rows = np.minimum(weights / weights.sum(1, keepdims=True) * tokens * top_k, tokens)
+    by_rank = np.round(rows).reshape(DRAWS, ranks, experts // ranks)
+    heaviest = by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
+    return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
