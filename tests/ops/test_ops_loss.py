@@ -32,3 +32,13 @@ def test_a_logit_takes_the_bytes_of_its_kernel(stack: str, kernel: str, bytes_pe
     (op,) = loss(y, model)
     held = sum(tensor.size_bytes for tensor in op.saves) + op.transient_bytes
     assert held == bytes_per_logit * 64 * local_vocab(y, model)
+
+
+def test_a_loss_in_its_logits_holds_them_and_the_gradient_behind_the_head() -> None:
+    """Transformer Engine's cross entropy writes the gradient over the 16-bit logits."""
+    model, base = Model.load("gpt2"), layout({"B": 1}, "megatron")
+    found = replace(find_stack("megatron"), loss="vocab-parallel-in-place")
+    y = lay_out(base.degrees, base.work, replace(base.choices, stack=found))
+    (op,) = loss(y, model)
+    assert op.saves[0].size_bytes == 2 * 64 * local_vocab(y, model)
+    assert op.transient_bytes == 2 * 64 * model.hidden

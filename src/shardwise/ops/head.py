@@ -217,7 +217,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     the first: 10 T V. "vocab-parallel-compiled" (--cross-entropy-loss-fusion, core/fusions/fused_cross_entropy.py):
     torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
-    16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by fusion (XLA). "fused" keeps one fp32 copy.
+    16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
+    fusion (XLA). "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout

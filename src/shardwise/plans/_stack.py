@@ -19,7 +19,12 @@ Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
-    "eager", "fused", "vocab-parallel", "vocab-parallel-copied", "vocab-parallel-compiled", "vocab-parallel-in-place",
+    "eager",
+    "fused",
+    "vocab-parallel",
+    "vocab-parallel-copied",
+    "vocab-parallel-compiled",
+    "vocab-parallel-in-place",
     "vocab-parallel-narrow",
 ]
 
@@ -44,13 +49,14 @@ class Stack:
     `checkpoint_stops_early` ends recompute at the last saved tensor, `bias_gradients_apart` sums the gradient of a bias
     in a kernel of its own, `gradients_apart` makes the gradient of a weight before it is added to the buffer,
     `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the gradients), `metric_logit_bytes`
-    what metrics of training read and write a logit beside the loss. `settings` are what its user set. `blas_workspace`
-    and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and of the library's own
-    products, by family of devices ("other" for the rest), and `grouped_streams` run grouped products, each with its own. `expandable_segments` is an allocator that can lengthen its
-    segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient, where gradients
-    are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence. `micro_gradients` adds the 16-bit
-    gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded
-    weights one by one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
+    what metrics of training read and write a logit beside the loss. `settings` are what its user set.
+    `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and
+    of the library's own products, by family of devices ("other" for the rest), and `grouped_streams` run grouped
+    products, each with its own. `expandable_segments` is an allocator that can lengthen its segments.
+    `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient, where gradients are
+    added up in the buffer, `keeps_gathered` the buffer of a gathered sequence. `micro_gradients` adds the 16-bit
+    gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded weights one by
+    one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
     """
 
     name: str

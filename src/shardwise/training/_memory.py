@@ -12,98 +12,31 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.plans import Optimizer, Precision, Sharding, Stack
+from shardwise.training._beside import (
+    device_bytes,
+    late_block,
+    reserved_bytes,
+    shares,
+    stand_in_bytes,
+    widened_bytes,
+)
 from shardwise.training._blocks import Elements, Folded
+from shardwise.training._parts import InFlight, Parts, Recipe, Shared, StageMemory
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 
-MOMENTS = ("forward", "loss", "backward", "gradients complete", "optimizer step")
+__all__ = [
+    "InFlight",
+    "Parts",
+    "Recipe",
+    "Shared",
+    "StageMemory",
+    "device_bytes",
+    "reserved_bytes",
+    "stage_memory",
+]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it."""
-
-    precision: Precision
-    optimizer: Optimizer
-    sharding: Sharding
-    stack: Stack
-
-    @property
-    def shards_weights(self) -> bool:
-        """Whether weights are gathered for each layer."""
-        return self.sharding in ("zero3", "fsdp", "hsdp")
-
-    @property
-    def shards_gradients(self) -> bool:
-        """Whether gradients are kept sharded."""
-        return self.shards_weights or self.sharding == "zero2"
-
-    @property
-    def shards_optimizer(self) -> bool:
-        """Whether optimizer state is sharded."""
-        return self.sharding != "none"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shared(Generic[X]):
-    """Weights that several layers run and a stage holds once: the kinds of layer that run them, one entry a use."""
-
-    elements: Elements[X]
-    kinds: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts(Generic[X]):
-    """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
-
-    `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
-    too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head, `mask` is that
-    of attention where it comes with the data.
-    """
-
-    kinds: tuple[Folded[X], ...]
-    embedding: Folded[X]
-    head: Folded[X]
-    loss: Folded[X]
-    stream_bytes: X
-    table: X
-    gather_buffer: X
-    mask: X
-    shared_table: bool = False
-    shared: tuple[Shared[X], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InFlight(Generic[X]):
-    """Micro-batches a stage holds at its fullest: of its own layers, of the mirrored stage's, and of the head."""
-
-    own: X
-    mirrored: X
-    heads: X
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageMemory(Generic[X]):
-    """Bytes of one stage: what lives through the step, and the total at each moment.
-
-    `beside` is what the framework keeps for the whole run beside the state, `widened` what its optimizer keeps
-    until the next step, `late_block` what the allocator adds.
-    """
-
-    weights: X
-    gradients: X
-    optimizer: X
-    activations: X
-    logits: X
-    recomputed: X
-    buffers: X
-    in_flight: X
-    beside: X
-    widened: X
-    late_block: X
-    moments: dict[str, X]
-    peak: X
+MOMENTS = ("forward", "loss", "backward", "gradients complete", "micro-batch complete", "optimizer step")
 
 
 def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
@@ -179,28 +112,6 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
             "docs/formulas.md, state",
         ),
     )
-
-
-def shares(z: Sizes[X], groups: int) -> tuple[X, X]:
-    """Return over how many ranks dense and expert state is sharded, where so many groups of replicas shard apart."""
-    if groups == 1:
-        return z.shard_share, z.expert_share
-    return maximum(divide(z.shard_share, groups), 1), maximum(divide(z.expert_share, groups), 1)
-
-
-def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
-    """Return the bytes of 16-bit gradients in fp32, which the optimizer keeps from its step to the next forward pass.
-
-    Megatron-LM core/optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads, optimizer.py likewise.
-    """
-    zero = 0 * params[0]
-    if not r.stack.widens_gradients or r.precision.gradient_bytes >= r.precision.master_bytes:
-        return zero
-    dense, expert = r.precision.master_bytes * (params[0] + params[1]), r.precision.master_bytes * (params[2] + params[3])
-    if r.shards_optimizer:
-        share, expert_share = shares(z, r.stack.settings.optimizer_instances)
-        dense, expert = divide(dense, share), divide(expert, expert_share)
-    return named(dense + expert, "gradients in fp32")
 
 
 def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
@@ -282,43 +193,6 @@ def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
     return named(depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
-def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
-    """Return the bytes of the gradient of the table of words, which the caching allocator finds no room for.
-
-    It is made last of all, dense and in one piece, among the freed segments of smaller tensors, which do not join
-    (c10/cuda/CUDACachingAllocator.cpp), unless segments are expandable.
-    """
-    zero = 0 * s.count
-    if r.stack.expandable_segments:
-        return zero
-    size = r.precision.activation_bytes * parts.table
-    return named(above(s.embeddings, 0, size, zero), "segment of the table's gradient")
-
-
-def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
-    """Return what the caching allocator holds of a stage at its fullest, workspaces left out."""
-    return m.peak * stack.reserved_over_allocated + m.late_block
-
-
-def stand_in_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
-    """Return the bytes of the empty tensors that stand for weight gradients added up in the buffer.
-
-    One of each shape for the whole run, in the type of the weight (Transformer Engine module/base.py get_dummy_wgrad).
-    Products of one name are one module, and the largest of them is taken where kinds of layer differ.
-    """
-    zero = 0 * s.count
-    if not r.stack.gradient_stand_ins or r.stack.settings.separate_weight_gradients:
-        return zero
-    held = [(n + m, k) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)]
-    names = dict.fromkeys(name for _, k in held for name in k.gradient_shapes)
-    shapes = [
-        largest([above(n, 0, k.gradient_shapes[name], zero) for n, k in held if name in k.gradient_shapes])
-        for name in names
-    ]
-    ends = [above(s.heads, 0, one, zero) for one in parts.head.gradient_shapes.values()]
-    return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "stand-ins of weight gradients")
-
-
 def _biggest_tensor(parts: Parts[X], s: Stages[X]) -> X:
     """Return the parameters of the largest weight of a stage."""
     table = above(s.embeddings + tied_copy(parts, s), 0, parts.embedding.elements.largest, 0 * s.count)
@@ -326,13 +200,26 @@ def _biggest_tensor(parts: Parts[X], s: Stages[X]) -> X:
     return maximum(_largest_layer(parts, s, lambda k: k.elements.largest), ends)
 
 
-def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
-    """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment(Generic[X]):
+    """What the moments of a step are made of: bytes that last, of layers at work, and of micro-batches in flight."""
 
-    Moments: the last forward pass in flight; the loss with its logits; backward of the first layer, with what
-    recompute makes again; all gradients complete; the optimizer step. Transient gradients do not exist before the
-    first backward pass ends unless micro-batches are accumulated.
-    """
+    lasting: X
+    standing: X
+    root: X
+    units: X
+    gradients: X
+    activations: X
+    again: X
+    transient: X
+    flowing: X
+    waiting: X
+    logits: X
+    last_layer: X
+
+
+def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
+    """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
     params = owned(parts, s)
     weights, gradients, optimizer = state_bytes(r, z, params)
     if r.precision.embedding_bytes:
@@ -342,53 +229,39 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     root, units = gathered_bytes(r, parts, s)
     if r.stack.settings.bucket_elements:
         root = root + bucket_bytes(r, params)
-    buffers = root + units
-    activations = held_bytes(parts, s, depth)
-    again = named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer")
-    transient = _largest_layer(parts, s, lambda k: k.transient_bytes)
-    # The gradient of the residual stream flows beside whatever an operator of a branch makes.
-    flowing = named(parts.stream_bytes, "gradient of the residual stream")
-    stand_ins = stand_in_bytes(r, parts, s)
-    widened = widened_bytes(r, z, params)
     gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
-    lasting = weights + optimizer + stand_ins + gathered
-    base = lasting + root + standing
+    beside, widened = stand_in_bytes(r, parts, s) + gathered, widened_bytes(r, z, params)
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = (depth.heads - 1) * ends
-    logits = named(waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss")
-    last_layer = named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer")
-    # Where tensors are gathered one by one the head's weight is there while it is used.
-    apart = r.precision.activation_bytes * s.heads * parts.head.elements.largest if r.stack.gathers_tensors else 0
-    moments = {
-        "forward": base + units + activations + transient + parts.mask,
-        "loss": base + activations + logits + apart + s.heads * parts.mask,
-        "backward": base + units + activations + waiting + again + transient + flowing,
-        "gradients complete": lasting
-        + buffers
-        + gradients
-        + minimum(last_layer, activations)
-        + again
-        + transient
-        + flowing,
-        "optimizer step": lasting + gradients + widened + update_bytes(r, z, params, _biggest_tensor(parts, s)),
-    }
-    if r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4:
-        # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
-        made = named(r.precision.activation_bytes * total(params), "16-bit gradients")
-        waits = activations - minimum(one_micro(parts, s.layers, s.embeds, 0 * s.count), activations)
-        moments["micro-batch complete"] = moments["gradients complete"] + made + waits
-    moments = {name: named(value, name) for name, value in moments.items()}
+    m = Moment(
+        lasting=weights + optimizer + beside,
+        standing=standing,
+        root=root,
+        units=units,
+        gradients=gradients,
+        activations=held_bytes(parts, s, depth),
+        again=named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
+        transient=_largest_layer(parts, s, lambda k: k.transient_bytes),
+        # The gradient of the residual stream flows beside whatever an operator of a branch makes.
+        flowing=named(parts.stream_bytes, "gradient of the residual stream"),
+        waiting=waiting,
+        logits=named(waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss"),
+        last_layer=named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer"),
+    )
+    moments = moments_of(r, parts, s, m)
+    update = widened + update_bytes(r, z, params, _biggest_tensor(parts, s))
+    moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
     return StageMemory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations,
-        logits=logits,
-        recomputed=again,
-        buffers=buffers,
+        activations=m.activations,
+        logits=m.logits,
+        recomputed=m.again,
+        buffers=root + units,
         in_flight=depth.own + depth.mirrored,
-        beside=stand_ins + gathered,
+        beside=beside,
         widened=widened,
         late_block=late_block(r, parts, s),
         moments=moments,
@@ -396,8 +269,26 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     )
 
 
-def device_bytes(stack: Stack, z: Sizes[X], reserved: X, workspace: float) -> X:
-    """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
-    axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
-    held = reserved + workspace * stack.reserved_over_allocated
-    return held + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes
+def moments_of(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X]) -> dict[str, X]:
+    """Return the bytes at the moments of the passes.
+
+    The last forward pass in flight; the loss with its logits; backward of the first layer, with what recompute makes
+    again; all gradients complete. Transient gradients do not exist before the first backward pass ends unless
+    micro-batches are accumulated.
+    """
+    base, back = m.lasting + m.root + m.standing, m.again + m.transient + m.flowing
+    # Where tensors are gathered one by one the head's weight is there while it is used.
+    apart = r.precision.activation_bytes * s.heads * parts.head.elements.largest if r.stack.gathers_tensors else 0
+    complete = m.lasting + m.root + m.units + m.gradients + minimum(m.last_layer, m.activations) + back
+    moments = {
+        "forward": base + m.units + m.activations + m.transient + parts.mask,
+        "loss": base + m.activations + m.logits + apart + s.heads * parts.mask,
+        "backward": base + m.units + m.activations + m.waiting + back,
+        "gradients complete": complete,
+    }
+    if r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4:
+        # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
+        made = named(r.precision.activation_bytes * total(owned(parts, s)), "16-bit gradients")
+        done = minimum(one_micro(parts, s.layers, s.embeds, 0 * s.count), m.activations)
+        moments["micro-batch complete"] = complete + made + m.activations - done
+    return {name: named(value, name) for name, value in moments.items()}

@@ -67,7 +67,8 @@ def memory_after_step(cells: Cells, report: TrainReport) -> float:
     """Return what stays allocated between steps: weights, optimizer state and gradients that are kept."""
     persistent = report.case.stack.gradients == "persistent"
     held = (
-        m.weights + m.optimizer + m.beside + m.widened + (m.gradients if persistent else 0.0) for m in stages_seen(cells, report)
+        m.weights + m.optimizer + m.beside + m.widened + (m.gradients if persistent else 0.0)
+        for m in stages_seen(cells, report)
     )
     return float(max(held)) + report.case.workspace_bytes
 

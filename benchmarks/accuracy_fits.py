@@ -1,0 +1,73 @@
+"""Print how often published runs that ran are called too large, and runs that ran out of memory are called fitting.
+
+    python benchmarks/accuracy_fits.py FILE.csv ...
+
+Every configuration with a measured figure of time or memory ran; rows `fits` with value 0 failed. Configurations whose
+activations go to the host, by their notes or by the recipe that is assumed for them, are counted apart: a verdict on
+the device's memory does not hold for them. One line for each source, and one for all.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shardwise.errors import InputError
+from shardwise.validation._cells import Cells
+from shardwise.validation._places import Places
+from shardwise.validation._training import predict
+
+_WORDS = ("host", "offload", "remat_policy=custom")
+
+
+def verdict(row: dict[str, str], failed: bool, places: Places) -> str:
+    """Return what became of one configuration: right, wrong, told apart, or refused."""
+    cells = Cells(row)
+    try:
+        found = predict(cells, places)
+    except InputError:
+        return "refused"
+    said = " ".join((row.get("notes", ""), row.get("recompute_detail", ""), *found.assumed))
+    if any(word in said for word in _WORDS):
+        return "to the host"
+    what = "failed" if failed else "ran"
+    return what if found.report.fits is not failed else f"{what}, called otherwise"
+
+
+def configurations(file: Path) -> Iterator[tuple[dict[str, str], bool]]:
+    """Yield one row of each configuration that ran or failed, and whether it failed."""
+    cases: dict[str, list[dict[str, str]]] = defaultdict(list)
+    with file.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            cases[row["case_id"]].append(row)
+    for rows in cases.values():
+        ran = [row for row in rows if row["metric"] not in ("fits", "max_seq_len")]
+        failed = [row for row in rows if row["metric"] == "fits" and not float(row["value"])]
+        if ran or failed:
+            yield (ran or failed)[0], not ran
+
+
+def table(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of verdicts by source."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for file in files:
+        places = Places(file.parent)
+        for row, failed in configurations(file):
+            found[row["source"]][verdict(row, failed, places)] += 1
+    for counts in list(found.values()):
+        found["all"].update(counts)
+    yield "| source | ran | called too large | failed | called fitting | to the host | refused |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for source, n in found.items():
+        ran, failed = (n[one] + n[f"{one}, called otherwise"] for one in ("ran", "failed"))
+        if ran or failed:
+            wrong = (n["ran, called otherwise"], n["failed, called otherwise"])
+            apart = f"{n['to the host']} | {n['refused']}"
+            yield f"| {source} | {ran} | {wrong[0]} | {failed} | {wrong[1]} | {apart} |"
+
+
+if __name__ == "__main__":
+    print(*table([Path(word) for word in sys.argv[1:]]), sep="\n")

@@ -1,0 +1,81 @@
+"""Bytes that a framework and its allocator hold beside the state and the activations of a stage.
+
+Sources: Transformer Engine and Megatron-LM for what they keep from step to step, PyTorch for its caching allocator;
+plans/stacks.toml has the file of each.
+"""
+
+from __future__ import annotations
+
+from shardwise.ledger.number import X, above, divide, largest, maximum, total
+from shardwise.ledger.traced import named
+from shardwise.plans import Stack
+from shardwise.training._parts import Parts, Recipe, StageMemory
+from shardwise.training._sizes import Sizes
+from shardwise.training._stages import Stages
+
+
+def shares(z: Sizes[X], groups: int) -> tuple[X, X]:
+    """Return over how many ranks dense and expert state is sharded, where so many groups of replicas shard apart."""
+    if groups == 1:
+        return z.shard_share, z.expert_share
+    return maximum(divide(z.shard_share, groups), 1), maximum(divide(z.expert_share, groups), 1)
+
+
+def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
+    """Return the bytes of 16-bit gradients in fp32, which the optimizer keeps from its step to the next forward pass.
+
+    Megatron-LM core/optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads, optimizer.py likewise.
+    """
+    zero = 0 * params[0]
+    if not r.stack.widens_gradients or r.precision.gradient_bytes >= r.precision.master_bytes:
+        return zero
+    width = r.precision.master_bytes
+    dense, expert = width * (params[0] + params[1]), width * (params[2] + params[3])
+    if r.shards_optimizer:
+        share, expert_share = shares(z, r.stack.settings.optimizer_instances)
+        dense, expert = divide(dense, share), divide(expert, expert_share)
+    return named(dense + expert, "gradients in fp32")
+
+
+def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+    """Return the bytes of the gradient of the table of words, which the caching allocator finds no room for.
+
+    It is made last of all, dense and in one piece, among the freed segments of smaller tensors, which do not join
+    (c10/cuda/CUDACachingAllocator.cpp), unless segments are expandable.
+    """
+    zero = 0 * s.count
+    if r.stack.expandable_segments:
+        return zero
+    size = r.precision.activation_bytes * parts.table
+    return named(above(s.embeddings, 0, size, zero), "segment of the table's gradient")
+
+
+def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
+    """Return what the caching allocator holds of a stage at its fullest, workspaces left out."""
+    return m.peak * stack.reserved_over_allocated + m.late_block
+
+
+def stand_in_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+    """Return the bytes of the empty tensors that stand for weight gradients added up in the buffer.
+
+    One of each shape for the whole run, in the type of the weight (Transformer Engine module/base.py get_dummy_wgrad).
+    Products of one name are one module, and the largest of them is taken where kinds of layer differ.
+    """
+    zero = 0 * s.count
+    if not r.stack.gradient_stand_ins or r.stack.settings.separate_weight_gradients:
+        return zero
+    held = [(n + m, k) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)]
+    names = dict.fromkeys(name for _, k in held for name in k.gradient_shapes)
+    shapes = [
+        largest([above(n, 0, k.gradient_shapes[name], zero) for n, k in held if name in k.gradient_shapes])
+        for name in names
+    ]
+    ends = [above(s.heads, 0, one, zero) for one in parts.head.gradient_shapes.values()]
+    return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "stand-ins of weight gradients")
+
+
+def device_bytes(stack: Stack, z: Sizes[X], reserved: X, workspace: float) -> X:
+    """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
+    axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
+    held = reserved + workspace * stack.reserved_over_allocated
+    return held + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes

@@ -1,0 +1,96 @@
+"""What the memory of a stage is made of: the recipe, the blocks of a model, micro-batches in flight, and the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.ledger.number import X
+from shardwise.plans import Optimizer, Precision, Sharding, Stack
+from shardwise.training._blocks import Elements, Folded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it."""
+
+    precision: Precision
+    optimizer: Optimizer
+    sharding: Sharding
+    stack: Stack
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether weights are gathered for each layer."""
+        return self.sharding in ("zero3", "fsdp", "hsdp")
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether gradients are kept sharded."""
+        return self.shards_weights or self.sharding == "zero2"
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether optimizer state is sharded."""
+        return self.sharding != "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared(Generic[X]):
+    """Weights that several layers run and a stage holds once: the kinds of layer that run them, one entry a use."""
+
+    elements: Elements[X]
+    kinds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts(Generic[X]):
+    """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
+
+    `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
+    too: as its head, or for multi-token prediction. `gather_buffer` holds the whole input of a split head,
+    `mask` is that of attention where it comes with the data.
+    """
+
+    kinds: tuple[Folded[X], ...]
+    embedding: Folded[X]
+    head: Folded[X]
+    loss: Folded[X]
+    stream_bytes: X
+    table: X
+    gather_buffer: X
+    mask: X
+    shared_table: bool = False
+    shared: tuple[Shared[X], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InFlight(Generic[X]):
+    """Micro-batches a stage holds at its fullest: of its own layers, of the mirrored stage's, and of the head."""
+
+    own: X
+    mirrored: X
+    heads: X
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory(Generic[X]):
+    """Bytes of one stage: what lives through the step, and the total at each moment.
+
+    `beside` is what the framework keeps for the whole run beside the state, `widened` what its optimizer keeps
+    until the next step, `late_block` what the allocator adds.
+    """
+
+    weights: X
+    gradients: X
+    optimizer: X
+    activations: X
+    logits: X
+    recomputed: X
+    buffers: X
+    in_flight: X
+    beside: X
+    widened: X
+    late_block: X
+    moments: dict[str, X]
+    peak: X

@@ -1,0 +1,137 @@
+"""What frameworks and allocators hold beside state and activations, by their own sources and by measured peaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.formats.megatron import Launch, read_args
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Plan, Settings, Stack, Training, find_stack
+from shardwise.training import Options, TrainReport, train
+from shardwise.validation._arguments import blas_workspace
+
+GIB = 2**30
+LLAMA_70B = Model.load("llama-3-70b")
+
+
+def report_of(stack: str | Stack = "megatron", on: str = "8xb200-sxm-180gb", **plan: object) -> TrainReport:
+    """Return the report of twelve layers of Llama 3 70B, which SimuMax ran with Megatron-LM on B200."""
+    model = replace(LLAMA_70B, layers=LLAMA_70B.layers[:12], name="llama-3-70b-l12")
+    one = Plan(**{"micro_batch": 1, "sharding": "distributed-optimizer", **plan})  # type: ignore[arg-type]
+    job = Training(seq_len=4096, global_batch=4 * one.dp, precision="bf16")
+    return train(model, Cluster.parse(on), one, job, Options(stack=stack))
+
+
+IN_PLACE = replace(find_stack("megatron"), loss="vocab-parallel-in-place")
+
+# Largest torch.cuda.max_memory_allocated over the ranks, GiB: SimuMax docs/b200/b200_release_v1.2_summary.json.
+MEASURED = (
+    ({"pp": 2, "dp": 4}, 66.55),
+    ({"tp": 2, "dp": 4, "sequence_parallel": True}, 60.68),
+    ({"tp": 4, "dp": 2, "sequence_parallel": True}, 39.07),
+)
+
+
+@pytest.mark.parametrize(("plan", "measured"), MEASURED)
+def test_peaks_of_megatron_on_b200_are_met(plan: dict[str, object], measured: float) -> None:
+    """Three allocated peaks of Megatron-LM with Transformer Engine 2.11 on B200 are met within 0.3 %."""
+    assert report_of(IN_PLACE, **plan).allocated_bytes / GIB == pytest.approx(measured, rel=3e-3)
+
+
+def test_each_shape_of_weight_gradient_has_one_stand_in() -> None:
+    """Gradients that are added up in the buffer leave one empty 16-bit tensor of each shape for the whole run."""
+    D, F, V, kv = 8192, 28672, 128256, 1024
+    shapes = D * (D + 2 * kv) + D * D + 2 * F * D + D * F
+    first, last = report_of(pp=2, dp=4).evaluation.memory
+    assert first.beside == 2 * shapes
+    assert last.beside == 2 * (shapes + V * D)
+    apart = replace(find_stack("megatron"), settings=Settings(separate_weight_gradients=True))
+    assert [m.beside for m in report_of(apart, pp=2, dp=4).evaluation.memory] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("stack", "family", "mebibytes"),
+    [
+        ("megatron", "hopper", 96),
+        ("megatron", "ampere", 20.25),
+        ("megatron-2023", "hopper", 64),
+        ("fsdp2", "ampere", 16.25),
+        ("xla", "generic", 0),
+    ],
+)
+def test_products_hold_the_scratch_of_their_libraries(stack: str, family: str, mebibytes: float) -> None:
+    """Handles of cuBLAS have a workspace in the forward and in the backward thread, Transformer Engine one of its own."""
+    assert find_stack(stack).workspace_bytes(family) == mebibytes * 2**20
+
+
+def test_the_environment_sizes_the_scratch_of_cublas() -> None:
+    """CUBLAS_WORKSPACE_CONFIG=:4096:8 gives each handle 32 MiB on every device."""
+    asked = Settings(blas_workspace_bytes=blas_workspace({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}))
+    assert replace(find_stack("megatron"), settings=asked).workspace_bytes("ampere") == 68 * 2**20
+    assert blas_workspace({}) == 0
+
+
+def test_the_gradient_of_the_table_takes_a_segment_of_its_own() -> None:
+    """A first stage reserves its tensors, a share beside, and the gradient of the table, but for expandable segments."""
+    one = report_of(pp=2, dp=4)
+    first, last = one.evaluation.memory
+    assert (first.late_block, last.late_block) == (2 * 128256 * 8192, 0)
+    scratch = one.case.workspace_bytes
+    held = 1.025 * (first.peak + scratch) + first.late_block
+    assert one.reserved_bytes == pytest.approx(held)
+    wide = replace(find_stack("megatron"), expandable_segments=True)
+    assert report_of(wide, pp=2, dp=4).evaluation.memory[0].late_block == 0
+
+
+BASE = {
+    "--num-layers": 4, "--hidden-size": 512, "--num-attention-heads": 8, "--seq-length": 1024, "--vocab-size": 1000,
+    "--max-position-embeddings": 1024, "--micro-batch-size": 2,
+}  # fmt: skip
+
+
+def of_arguments(devices: int, **more: object) -> TrainReport:
+    """Return the report of a small model by Megatron-LM's arguments."""
+    words = BASE | {f"--{name.replace('_', '-')}": value for name, value in more.items()}
+    case = read_args(words, Launch(num_devices=devices))
+    assert case.model is not None
+    return train(case.model, Cluster.parse(f"{devices}xh100-sxm-80gb"), case.plan, case.job, Options(stack=case.stack))
+
+
+def test_gradients_of_16_bits_are_kept_in_fp32_until_the_next_step() -> None:
+    """Megatron's optimizer widens 16-bit gradients of its shard: 4 bytes each, none where they are wide already."""
+    narrow, wide = of_arguments(2, fp16=True, use_distributed_optimizer=True), of_arguments(2, bf16=True)
+    m = narrow.memory
+    assert m.widened == m.weights  # two bytes a parameter, against four of half of them
+    assert wide.memory.widened == 0
+
+
+def test_instances_of_the_distributed_optimizer_shard_apart() -> None:
+    """Two instances over eight replicas hold as much state a device as four replicas."""
+    two = of_arguments(8, bf16=True, use_distributed_optimizer=True, num_distributed_optimizer_instances=2)
+    four = of_arguments(4, bf16=True, use_distributed_optimizer=True)
+    assert two.memory.optimizer == four.memory.optimizer
+
+
+def test_masks_come_with_the_data_unless_they_are_left_out() -> None:
+    """A mask of one byte a pair of tokens is there in the forward passes: Megatron-LM's default."""
+    masked, bare = of_arguments(1, bf16=True), of_arguments(1, bf16=True, no_create_attention_mask_in_dataloader=True)
+    assert masked.memory.moments["loss"] - bare.memory.moments["loss"] == 2 * 1024 * 1024
+
+
+def test_what_an_all_to_all_sends_on_is_kept_too() -> None:
+    """Attention behind an exchange keeps the output it sends, beside what the next product keeps."""
+    ring, exchanged = (
+        report_of(cp=8, cp_kind=kind).evaluation.parts.kinds[0].kept_bytes for kind in ("ring", "all-to-all")
+    )
+    assert exchanged - ring == 2 * 512 * 8192
+
+
+def test_a_backward_pass_in_16_bits_stands_beside_wider_gradients() -> None:
+    """DeepSpeed's bf16 optimizer adds gradients behind a whole backward pass, Megatron-LM each as it is made."""
+    plan: dict[str, object] = {"pp": 2, "dp": 4, "sharding": "zero1"}
+    moments = report_of("megatron-deepspeed", "8xa100-sxm-80gb", **plan).memory.moments
+    assert moments["micro-batch complete"] > moments["gradients complete"]
+    assert "micro-batch complete" not in report_of("megatron-scores", "8xa100-sxm-80gb", **plan).memory.moments
