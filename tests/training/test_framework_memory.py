@@ -63,7 +63,7 @@ def test_each_shape_of_weight_gradient_has_one_stand_in() -> None:
     ],
 )
 def test_products_hold_the_scratch_of_their_libraries(stack: str, family: str, mebibytes: float) -> None:
-    """Handles of cuBLAS have a workspace in the forward and in the backward thread, Transformer Engine one of its own."""
+    """A handle of cuBLAS in each of two threads has a workspace, and Transformer Engine one of its own."""
     assert find_stack(stack).workspace_bytes(family) == mebibytes * 2**20
 
 
@@ -75,7 +75,7 @@ def test_the_environment_sizes_the_scratch_of_cublas() -> None:
 
 
 def test_the_gradient_of_the_table_takes_a_segment_of_its_own() -> None:
-    """A first stage reserves its tensors, a share beside, and the gradient of the table, but for expandable segments."""
+    """A stage with the table reserves room for its gradient too, unless segments are expandable."""
     one = report_of(pp=2, dp=4)
     first, last = one.evaluation.memory
     assert (first.late_block, last.late_block) == (2 * 128256 * 8192, 0)
