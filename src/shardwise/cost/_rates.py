@@ -109,10 +109,11 @@ class Secondary:
 
     @classmethod
     def stated(cls, row: dict[str, Any], dtype: str) -> Secondary:
-        """Return what a row of constants states; lasting runs have no burst."""
+        """Return what a row of constants states; lasting runs have no burst unless the family keeps it."""
         names = {f.name for f in fields(cls)} & row.keys()
         found = {name: row[name] for name in names} | {"width": ELEMENT_BYTES[dtype]}
-        return cls(**found | ({"burst_share": 0.0} if row.get("sustained", 1.0) < 1 else {}))
+        lasts = row.get("sustained", 1.0) != 1 and not row.get("sustained_bursts", False)
+        return cls(**found | ({"burst_share": 0.0} if lasts else {}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

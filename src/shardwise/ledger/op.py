@@ -13,7 +13,7 @@ from shardwise.ledger.number import X
 
 Verb: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 GroupAxis: TypeAlias = Literal["tp", "tp2", "cp", "ep", "etp", "pp", "dp_cp", "edp"]
-Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels"]
+Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels", "copied"]
 OpKind: TypeAlias = Literal["matmul", "grouped", "attention", "memory", "scan", "none"]
 WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
 
@@ -52,9 +52,9 @@ class Collective(Generic[X]):
     """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
 
     `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
-    step behind each block of attention, "panels" is pipelined behind panels of a product, "exposed" waits. `count`
-    repeats the message. `fanout` is set where copies of a token for one domain travel to it once: how many a token
-    has. `shape` is that of the tensor, rows first.
+    step behind each block of attention, "panels" is pipelined behind panels of a product, "copied" too but by copy
+    engines, "exposed" waits. `count` repeats the message. `fanout` is set where copies of a token for one domain travel
+    to it once: how many a token has. `shape` is that of the tensor, rows first.
     """
 
     axis: GroupAxis

@@ -93,13 +93,17 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     # whole_outputs are those of all experts together: their product with the inputs of one is the weights of all.
     up = Shape(inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias)
     down = Shape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias)
-    found = (_grouped(y, e, f"{region}.up", up, permuted), act, _grouped(y, e, f"{region}.down", down, _weighted(y, region, product)))
+    found = (
+        _grouped(y, e, f"{region}.up", up, permuted),
+        act,
+        _grouped(y, e, f"{region}.down", down, _weighted(y, region, product)),
+    )
     return (*found, *_added_bias(y, m, e, region))
 
 
 # Bytes an element of the experts' outputs that adding their biases moves, forward and backward. Forward: the bias times
 # the fp32 weight of its row (4), the sum in fp32 (2 + 4 + 4), joining the experts (4 + 4), the cast (4 + 2). Backward:
-# the cast (2 + 4), the gradients of the output (4 + 2), of the weight and of the bias (4 + 4 + 4 each), joining (2 + 2).
+# the cast (2 + 4), the gradients of output (4 + 2), weight and bias (4 + 4 + 4 each), joining (2 + 2).
 _BIAS_BYTES = (28, 40)
 
 
@@ -115,7 +119,7 @@ def _added_bias(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X]
 
 
 def _weighted(y: Layout[X], region: str, product: Tensor[X]) -> Tensor[X]:
-    """Return what the second product keeps: the activated rows, or a tensor of their own where separate kernels weigh them.
+    """Return what the second product keeps: the activated rows, weighted in a tensor of their own by separate kernels.
 
     Megatron-LM core/transformer/mlp.py, per_token_scale: the gradient of the weights reads the activated rows too.
     """

@@ -86,7 +86,7 @@ def waits_of(
     """
     found: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
-    panels = tuple(c for c in collectives if c.hides == "panels" and m.hides(c.axis))
+    panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and m.hides(c.axis))
     of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
     for c in collectives:
         window = "late" if c.hides == "late" else "compute"

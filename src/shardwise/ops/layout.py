@@ -305,12 +305,12 @@ class OneD(Layout[X]):
     def _pipelined(self, c: Collective[X]) -> Collective[X]:
         """Return a message that goes a rank's part at a time beside the product of the part before, if the stack can.
 
-        Transformer Engine's user buffers (common/comm_gemm_overlap): ring exchange of tp parts.
+        Transformer Engine's user buffers: ring exchange of tp parts by copy engines (pytorch/module/base.py, use_ce).
         """
         tp = self.degrees.tp
         if not self.stack.overlap_tensor:
             return c
-        return replace(c, size_bytes=divide(c.size_bytes, tp), count=tp, hides="panels")
+        return replace(c, size_bytes=divide(c.size_bytes, tp), count=tp, hides="copied")
 
     def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))

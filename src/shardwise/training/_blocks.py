@@ -141,11 +141,18 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     }
 
 
+# Messages that hold no cores beside compute: those that wait, and those of copy engines.
+_NO_CORES = ("exposed", "copied")
+
+
 def _slowed(m: Machine[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], back: dict[str, X]) -> PassSeconds[X]:
     """Return the seconds of an operator's passes, slowed by the messages that are hidden beside them, by axis."""
-    if not m.rates.contention or all(c.hides == "exposed" for c in (*op.forward, *op.backward)):
+    if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
         return t
-    lost, lost_back = (m.slowed(total(said.values(), 0 * t.forward)) for said in (ahead, back))
+    lost, lost_back = (
+        m.slowed(total(said.values(), 0 * t.forward)) if any(c.hides not in _NO_CORES for c in sent) else 0 * t.forward
+        for said, sent in ((ahead, op.forward), (back, op.backward))
+    )
     return replace(
         t,
         forward=t.forward + named(lost, "compute slowed by messages"),

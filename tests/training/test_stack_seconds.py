@@ -1,0 +1,122 @@
+"""What frameworks overlap, fuse and pass over: which seconds of a step that changes, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.cost import Efficiencies, rates_of
+from shardwise.hardware import Cluster, find_device
+from shardwise.models import load_model
+from shardwise.ops.block import block_ops
+from shardwise.ops.count import whole_layout
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.training import Options, TrainReport, train
+from shardwise.training._waits import axis_seconds
+
+JOB = Training(seq_len=4096, global_batch=128)
+DENSE = Plan(tp=4, dp=0, micro_batch=1, sequence_parallel=True, sharding="distributed-optimizer")
+MIXTURE = Plan(pp=4, vpp=2, ep=32, dp=0, micro_batch=1, schedule="interleaved", sharding="distributed-optimizer")
+
+
+def ask(stack: str, plan: Plan = DENSE, model: str = "llama-3-8b", **changes: Any) -> TrainReport:
+    """Return the report of a model on B200 under a changed stack."""
+    options = Options(stack=replace(find_stack(stack), **changes))
+    cluster = Cluster.parse("32xb200-sxm-180gb" if plan.ep == 1 else "128xb200-sxm-180gb")
+    return train(load_model(model), cluster, plan, JOB, options)
+
+
+def test_gradients_wait_where_nothing_overlaps() -> None:
+    """Megatron-LM's own launcher waits for all of its gradients and weights, Megatron-Core's recipes for a part."""
+    plain, core = (ask(name).evaluation.step for name in ("megatron-lm", "megatron"))
+    assert plain.gradients_hidden == plain.parameters_hidden == 0
+    assert plain.gradients_exposed > core.gradients_exposed
+    assert plain.parameters_exposed > core.parameters_exposed
+    assert plain.total > core.total
+
+
+def test_passes_over_the_gradient_buffer_cost_its_bytes() -> None:
+    """Each pass moves the fp32 gradients of all parameters of a rank, whatever the optimizer's sharding."""
+    bare, passed = (ask("megatron", buffer_passes=n) for n in (0.0, 4.0))
+    state = passed.evaluation.memory[0]
+    bandwidth = passed.evaluation.rates.memory_bytes
+    more = passed.evaluation.step.optimizer - bare.evaluation.step.optimizer
+    assert more == pytest.approx(4 * state.gradients / bandwidth, rel=1e-6)
+
+
+def test_copies_of_the_update_cost_bytes_of_the_shard() -> None:
+    """What is copied beside the optimizer is the shard's: twice the bytes, twice the seconds."""
+    seconds = [ask("megatron", update_copy_bytes=n).evaluation.step.optimizer for n in (0.0, 12.0, 24.0)]
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0], rel=1e-6)
+    assert seconds[1] > seconds[0]
+
+
+def test_user_buffers_hide_messages_of_tensor_parallelism() -> None:
+    """Pipelined with products, messages wait for a part at least and less than they did; nothing is sent less."""
+    apart, beside = (ask("megatron", overlap_tensor=on) for on in (False, True))
+    waits, hidden = zip(*(axis_seconds(r.evaluation) for r in (apart, beside)), strict=True)
+    assert 0 < waits[1]["tp"] < waits[0]["tp"]
+    assert hidden[1]["tp"] > hidden[0]["tp"]
+    assert beside.step_seconds < apart.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("when", "ep", "hides"),
+    [("never", 32, False), ("always", 8, True), ("between nodes", 32, True), ("between nodes", 8, False)],
+)
+def test_expert_messages_hide_beside_another_micro_batch(when: str, ep: int, hides: bool) -> None:
+    """Messages to experts run beside compute where the stack does that: always, or where they leave the node."""
+    plan = replace(MIXTURE, ep=ep)
+    apart, beside = (ask("megatron", plan, "qwen3-30b-a3b", overlap_experts=w) for w in ("never", when))
+    waits = [axis_seconds(r.evaluation)[0]["ep"] for r in (apart, beside)]
+    assert (waits[1] < waits[0]) == hides
+    assert (beside.step_seconds < apart.step_seconds) == hides
+
+
+def test_expert_messages_between_nodes_wait_without_chunks() -> None:
+    """Without interleaving no other micro-batch is at hand, and expert messages wait."""
+    plan = replace(MIXTURE, vpp=1, schedule="1f1b")
+    steps = [ask("megatron", plan, "qwen3-30b-a3b", overlap_experts=w).step_seconds for w in ("never", "between nodes")]
+    assert steps[0] == steps[1]
+
+
+def test_one_kernel_for_all_experts_runs_at_the_rate_of_products() -> None:
+    """The fused kernel of the experts is faster than grouped products of libraries on data-centre Blackwell."""
+    device = find_device("gb300").device
+    library, fused = (rates_of(device, "fp8", 0.0, Efficiencies(), ("", k)) for k in ("", "fused"))
+    assert library.grouped_flops < fused.grouped_flops <= fused.matmul_flops * 1.05
+    assert library.grouped_gradients < fused.grouped_gradients
+
+
+def test_grouped_products_scale_with_the_products_of_the_device() -> None:
+    """Grouped products were measured on B200: GB300 reaches as much more of its peak as its dense products do."""
+    share = {}
+    for name in ("b200-sxm-180gb", "gb300"):
+        device = find_device(name).device
+        rates = rates_of(device, "bf16", 0.0, Efficiencies())
+        share[name] = rates.grouped_flops / rates.matmul_flops
+    assert share["gb300"] == pytest.approx(share["b200-sxm-180gb"], rel=1e-9)
+
+
+def test_eight_bits_last_at_lower_clocks_too() -> None:
+    """More power keeps more of the clock: of the same family GB300 reaches a larger share of its 8-bit peak."""
+    devices = [find_device(name).device for name in ("b200-sxm-180gb", "gb300")]
+    shares = [rates_of(d, "fp8", 0.0, Efficiencies()).matmul_flops / d.peak_flops("fp8") for d in devices]
+    assert shares[0] < shares[1]
+
+
+def test_biases_of_experts_are_added_apart_in_megatron() -> None:
+    """Megatron-Core adds the second bias of experts outside their products, in training alone."""
+    model = load_model("gpt-oss-120b")
+    block = model.layers[0]
+    found = {}
+    for name in ("megatron", "transformers"):
+        y = whole_layout(1, 128, stack=name)
+        y = replace(y, work=replace(y.work, phase="train"))
+        found[name] = [op for op in block_ops(y, block, model.hidden) if op.name.endswith("experts.bias")]
+    assert found["transformers"] == []
+    (op,) = found["megatron"]
+    rows = 128 * 4
+    assert (op.forward_bytes, op.backward_bytes) == (28 * rows * 2880, 40 * rows * 2880)
