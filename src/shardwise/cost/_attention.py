@@ -54,7 +54,7 @@ class Cached(Generic[X]):
     items: X
     group: X | float
     tokens: X
-    pair_flops: float
+    pair_flops: X | float
     item_bytes: float
     edge_bytes: X
 

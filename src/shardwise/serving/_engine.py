@@ -30,7 +30,8 @@ class Engine:
     a pipeline (0: all), with the attention `prompt_attention`; a score that is not fused moves `score_bytes` beside its
     products. Weights of fewer than 16 bits are written out again for more than `dequantise_rows` rows (0: never).
     `adds` is the type that products are summed in, `thin_products` whether those of few rows are bound by what a core
-    can load. Activations lie in `activation_bytes` and are cast for products.
+    can load. Activations lie in `activation_bytes` and are cast for products. `runs` is the stack whose operators it
+    runs, and no `small_kernel_seconds` means that kernels start as in that stack.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Engine:
     dequantise_rows: int = 0
     adds: Literal["fp32", "fp16"] = "fp32"
     thin_products: bool = False
+    runs: str = "megatron"
     context_core_bytes: float = 0.0
     page_groups: bool = False
     static_buffers: bool = False
@@ -75,7 +77,7 @@ class Engine:
     @property
     def stack(self) -> Stack:
         """The ledger's view of the engine: fused norms, attention and activations, no dropout."""
-        return replace(find_stack("megatron"), name=self.name, title=self.title)
+        return replace(find_stack(self.runs), name=self.name, title=self.title)
 
     @property
     def prompt_stack(self) -> Stack:

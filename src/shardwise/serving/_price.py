@@ -54,6 +54,8 @@ def _attention(m: Server[X], op: Op[X]) -> X:
         return cached_seconds(m.attention, Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores), op)
     edges = 2 * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
+    if m.rates.blocks.keys:
+        return cached_seconds(m.rates.blocks, op.flops, cache, (m.peak, m.bandwidth))
     items = cache / (m.cache_width * op.inner * op.columns)
     chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
     shared = decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
@@ -121,7 +123,7 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
         chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
         seconds = prompt_seconds(m.attention, chip, op)
     elif op.kind == "grouped":
-        seconds = _experts(m, op)
+        seconds = kernel_seconds(m.rates, op, "forward") if m.rates.experts_in_turn else _experts(m, op)
     elif op.kind == "matmul":
         seconds = _product(m, op)
     elif op.name == "attention.softmax":
@@ -137,6 +139,8 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
 
 def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
     """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
+    if not engine.small_kernel_seconds:
+        return rates
     zero = 0 * rates.memory_start
     started = zero + (0.0 if ideal else 1.0) * engine.small_kernel_seconds
     return replace(rates, memory_start=started, launch=zero, cast_traffic=0.0)

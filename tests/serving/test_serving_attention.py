@@ -1,0 +1,81 @@
+"""Attention in engines: the kernels of tables, by the operator that the ledger has of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.cost import Chip, Efficiencies
+from shardwise.cost._attention import Prompt, costed_seconds, kernel_costs, prompt_parts
+from shardwise.hardware import find_device
+from shardwise.ledger.op import Op
+from shardwise.models import load_model
+from shardwise.plans import Plan, Serving
+from shardwise.serving._attention import attention_kernels, cached_seconds, prompt_seconds
+
+H100 = find_device("h100-sxm-80gb").device
+CHIP: Chip[Any] = Chip(
+    flops=H100.peak_flops("bf16"), bytes_per_second=H100.memory_bytes_per_second, cores=float(H100.num_cores)
+)
+
+
+def core(tokens: float, keys: float, flops: float, cached: float) -> Op[Any]:
+    """Return the ledger's line of attention of 32 heads of 128 over keys and values of 8 heads in 16 bits."""
+    return Op(name="attention", kind="attention", region="attention.core", flops=flops, backward_flops=0.0,
+              forward_bytes=2 * tokens * 32 * 256 + 2 * cached * 8 * 256, backward_bytes=0.0, weight_flops=0.0,
+              weight_bytes=0.0, rows=tokens, columns=keys, inner=256.0, batch=32.0)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize(("sequences", "queries"), [(1, 4096), (4, 2048), (16, 512)])
+def test_a_prompt_costs_what_its_kernel_was_measured_to(engine: str, sequences: int, queries: int) -> None:
+    """The prompt of a Llama 3.1 8B layer takes the seconds of the form that is fitted to tables, within 3 %."""
+    kernels = attention_kernels(H100, engine, load_model("llama-3.1-8b"), (2, 2))
+    assert kernels is not None
+    pairs = sequences * queries * (queries + 1) / 2
+    op = core(sequences * queries, queries, 512 * 32 * pairs, sequences * queries)
+    kernel = kernel_costs(H100, "prefill", (engine, "bf16"), 128, False)
+    assert kernel is not None
+    work = Prompt(sequences=float(sequences), queries=float(queries), past=0.0, heads=32.0, kv_heads=8.0,
+                  pair_flops=512, token_bytes=512, edge_bytes=4.0 * sequences * queries * 32 * 128)  # fmt: skip
+    expected = costed_seconds(kernel, prompt_parts(CHIP, work, kernel.packs))
+    assert prompt_seconds(kernels, CHIP, op) == pytest.approx(expected, rel=0.03)
+
+
+def test_a_cache_twice_as_long_takes_nearly_twice_as_long() -> None:
+    """64 sequences behind 32,768 tokens take 1.8 to 2.1 times the seconds behind 16,384."""
+    kernels = attention_kernels(H100, "vllm", load_model("llama-3.1-8b"), (2, 2))
+    assert kernels is not None
+    short, long = (cached_seconds(kernels, CHIP, core(64, n, 512 * 32 * 64 * n, 64 * n)) for n in (16384.0, 32768.0))
+    assert 1.8 < long / short < 2.1
+
+
+def test_engines_differ_by_their_attention_kernels() -> None:
+    """The same long prompt on H100 takes other seconds of attention in vLLM than in TensorRT-LLM."""
+    job = Serving(batch=1, input_tokens=32768, output_tokens=2)
+    found = [
+        ask("llama-3.1-8b", job, Plan(), engine=engine).evaluation.prefill.operators["attention"]
+        for engine in ("vllm", "tensorrt-llm")
+    ]
+    assert found[0] != found[1]
+    assert 0.4 < found[0] / found[1] < 2.5
+
+
+def test_imposed_efficiencies_replace_the_measured_kernels() -> None:
+    """With every efficiency one, attention of a prompt takes its FLOPs at the peak."""
+    job = Serving(batch=1, input_tokens=8192, output_tokens=2)
+    found = ask("llama-3.1-8b", job, Plan(), efficiencies=Efficiencies(ideal=True)).evaluation.prefill
+    assert found.operators["attention"] == pytest.approx(
+        32 * 512 * 32 * 8192 * 8193 / 2 / H100.peak_flops("bf16"), rel=0.01
+    )
+
+
+def test_latent_attention_has_its_own_kernels() -> None:
+    """DeepSeek-V3 runs latent kernels; a device without tables of engines has none."""
+    kernels = attention_kernels(H100, "vllm", load_model("deepseek-v3"), (2, 2))
+    assert kernels is not None
+    assert [dims for dims, _, _ in kernels.decode] == [2 * 512 + 64]
+    assert attention_kernels(find_device("mi300x").device, "vllm", load_model("deepseek-v3"), (2, 2)) is None
+    assert attention_kernels(H100, "llama.cpp", load_model("llama-3.1-8b"), (2, 2)) is None
