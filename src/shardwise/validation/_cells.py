@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from shardwise.errors import InputError, Problem
 from shardwise.validation._rules import documented, rule
 
 _MOST = 1e24
+_SCALE = {"": 1, "k": 2**10, "m": 2**20}
+
+
+def _tokens(word: str) -> float:
+    """Return a number of tokens as sources write it, 0 where it is none; K and M are binary, as batches are."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", word.lower())
+    return float(found[1]) * _SCALE[found[2]] if found else 0.0
 
 
 class Cells:
@@ -25,10 +33,20 @@ class Cells:
         self._notes: dict[str, str] | None = None
 
     def completed(self) -> Cells:
-        """Return the row with what its source documents elsewhere in the place of blank cells."""
+        """Return the row with what its source documents elsewhere in the place of blank cells.
+
+        A global batch that the notes state in tokens is counted in sequences.
+
+        >>> row = {"global_batch": "", "seq_len": "2048", "notes": "batch_tokens=0.5M"}
+        >>> Cells(row).completed().whole("global_batch")
+        256
+        """
         told, source = documented(self.text("citation"))
         blank = {name: value for name, value in told.items() if name in self.row and not self.says(name)}
         found = Cells({**self.row, **blank})
+        tokens = _tokens(self.notes.get("batch_tokens", ""))
+        if tokens and not found.says("global_batch"):
+            found = Cells({**found.row, "global_batch": str(max(round(tokens / found.positive("seq_len")), 1))})
         for name, value in blank.items():
             found.assume(f"{name}: {value}, as documented: {source}")
         return found
