@@ -57,6 +57,7 @@ class Stack:
     added up in the buffer, `keeps_gathered` the buffer of a gathered sequence. `micro_gradients` adds the 16-bit
     gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded weights one by
     one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
+    `pipeline_keeps_gathered` keeps sharded weights of a stage gathered and its gradients whole between micro-batches.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Stack:
     micro_gradients: bool
     gathers_tensors: bool
     widens_gradients: bool
+    pipeline_keeps_gathered: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

@@ -121,13 +121,14 @@ def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
     return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
 
 
-def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
     The root unit (embedding, head, final norm) stays gathered from forward to backward; of the layers the running
     unit and the prefetched next one, and the gradients of one unit before their reduction
     (torch.distributed.fsdp.fully_shard; the root's part is checked to the byte with torch 2.13.0's FSDP memory
-    tracker).
+    tracker). A pipeline may keep the weights of a stage gathered, and its gradients whole, from micro-batch to
+    micro-batch.
     """
     zero = 0 * s.count
     if not r.shards_weights:
@@ -141,9 +142,13 @@ def gathered_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     if r.stack.settings.max_live_parameters:
         layers = total((n * u for n, u in zip(held, units, strict=True)), zero)
         gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
-    root = 0 * unit if alone else width * root_elements(parts, s)
-    return named(root, "gathered root unit"), named(
-        gathered + r.precision.gradient_bytes * unit, "gathered layers and gradients"
+    root, whole = root_elements(parts, s), total(owned(parts, s))
+    working = gathered + r.precision.gradient_bytes * unit
+    if r.stack.pipeline_keeps_gathered:
+        working = above(z.pp, 1, width * (whole - root) + r.precision.gradient_bytes * whole, working)
+    return (
+        named(0 * unit if alone else width * root, "gathered root unit"),
+        named(working, "gathered layers and gradients"),
     )
 
 
@@ -226,7 +231,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         weights = named(weights + wide_tables(r, z, parts, s), "weights")
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
-    root, units = gathered_bytes(r, parts, s)
+    root, units = gathered_bytes(r, z, parts, s)
     if r.stack.settings.bucket_elements:
         root = root + bucket_bytes(r, params)
     gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
