@@ -16,13 +16,17 @@ from shardwise.plans import Plan, Serving
 
 # model, device, tp, engine, weights, batch, input, output, seconds of the batch
 ROWS = (
-    ("llama-2-7b", "h100-sxm-80gb", 1, "tensorrt-llm", "fp16", 32, 1024, 1024, 15.931),  # All_results row 1210
+    ("llama-2-7b", "h100-sxm-80gb", 1, "tensorrt-llm-0.11", "fp16", 32, 1024, 1024, 15.931),  # All_results row 1210
     ("llama-3-8b", "a100-sxm-40gb", 1, "vllm-v0", "fp16", 32, 1024, 1024, 26.355),  # row 798
-    ("llama-3-8b", "a100-sxm-40gb", 4, "tensorrt-llm", "fp16", 32, 1024, 1024, 10.654),  # row 646
+    ("llama-3-8b", "a100-sxm-40gb", 4, "tensorrt-llm-0.11", "fp16", 32, 1024, 1024, 10.654),  # row 646
     ("llama-2-70b", "h100-sxm-80gb", 4, "vllm-v0", "fp16", 32, 1024, 1024, 28.855),  # row 1549
-    ("llama-2-70b", "a100-sxm-80gb", 8, "tensorrt-llm", "fp16", 512, 128, 2048, 512 * 2048 / (8 * 684)),
-    ("llama-2-70b", "h200-sxm-141gb", 1, "tensorrt-llm", "fp8", 1024, 128, 128, 1024 * 128 / 3989),
-    ("llama-2-70b", "l40s", 2, "tensorrt-llm", "fp8", 256, 128, 128, 256 * 128 / (2 * 562)),
+    ("llama-3-8b", "a100-sxm-40gb", 2, "tensorrt-llm-0.11", "fp16", 16, 256, 256, 2.76),
+    ("llama-3-70b", "mi300x", 2, "vllm-rocm", "fp16", 64, 128, 128, 18.69),
+    ("qwen2-7b", "mi300x", 1, "vllm-rocm", "fp16", 16, 2048, 2048, 30.98),
+    ("llama-2-7b", "a100-sxm-40gb", 2, "deepspeed-mii", "fp16", 1, 1024, 1024, 12.25),
+    ("llama-2-70b", "a100-sxm-80gb", 8, "tensorrt-llm-0.9", "fp16", 512, 128, 2048, 512 * 2048 / (8 * 684)),
+    ("llama-2-70b", "h200-sxm-141gb", 1, "tensorrt-llm-0.9", "fp8", 1024, 128, 128, 1024 * 128 / 3989),
+    ("llama-2-70b", "l40s", 2, "tensorrt-llm-0.9", "fp8", 256, 128, 128, 256 * 128 / (2 * 562)),
     ("llama-3-8b", "rtx-4090", 1, "llama.cpp", "fp16", 1, 1, 512, 512 / 54.84),
     ("llama-3-8b", "rtx-4090", 1, "llama.cpp", "q4_k_m", 1, 1, 512, 512 / 130.58),
 )

@@ -74,6 +74,12 @@ def one_stream(cells: Cells, report: InferReport) -> float:
     return 1 / report.tpot_seconds
 
 
+def _of(report: InferReport, batch: int) -> InferReport:
+    """Return the same deployment with a batch of another size."""
+    case = report.case
+    return infer(case.model, case.cluster, case.plan, replace(case.job, batch=batch), Options(engine=case.engine))
+
+
 def whole_batch(cells: Cells, report: InferReport) -> float:
     """Return seconds until a batch is done; what the cache cannot hold waits until others are done.
 
@@ -81,14 +87,11 @@ def whole_batch(cells: Cells, report: InferReport) -> float:
     it is larger than what runs at once (continuous batching, arXiv:2309.06180 section 4.5).
     """
     job, running = report.job, report
-    for _ in range(2):
-        if report.fits or not running.kv_cache_tokens:
-            break
-        at_once = running.kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
-        fewer = replace(job, batch=max(1, min(job.batch, int(at_once))))
-        case = running.case
-        running = infer(case.model, case.cluster, case.plan, fewer, Options(engine=case.engine))
-        cells.assume(f"the cache does not hold the batch: {fewer.batch} sequences at once")
+    if not report.fits:
+        one = _of(report, 1)
+        at_once = one.kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
+        running = _of(report, max(1, min(job.batch, int(at_once))))
+        cells.assume(f"the cache does not hold the batch: {running.job.batch} sequences at once")
     return running.request_seconds * job.batch / running.job.batch
 
 

@@ -1,0 +1,116 @@
+"""What engines and their versions do beside kernels: hosts, launches, heads, pieces of prompts, splits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.serving_cases import ask
+from shardwise.hardware import Cluster
+from shardwise.plans import Plan, Serving
+from shardwise.serving._case import PEER_CROWDING
+from shardwise.serving._engine import engine_names, find_engine
+
+JOB = Serving(batch=16, input_tokens=512, output_tokens=128)
+
+
+def step(engine: str, model: str = "llama-3.1-8b", **changes: float) -> float:
+    """Return seconds of the mean decode step of an engine with some of its figures changed, on one H100."""
+    job = replace(JOB, batch=int(changes.pop("batch", 16)), input_tokens=int(changes.pop("input_tokens", 512)))
+    plan = Plan(tp=int(changes.pop("tp", 1)))
+    return ask(model, job, plan, "h100-sxm-80gb", engine=replace(find_engine(engine), **changes)).tpot_seconds
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_every_engine_says_where_its_figures_come_from(name: str) -> None:
+    """Each figure of an engine that is not its neutral value has a source."""
+    engine = find_engine(name)
+    said = dict(engine.sources)
+    figures = {
+        field
+        for field in ("block_seconds", "worker_seconds", "layer_seconds", "stage_seconds", "split_seconds", "library",
+                      "unsplit_items", "chunk_tokens", "chunks_together", "dequantise_rows", "head_bytes_per_core")
+        if getattr(engine, field)
+    }  # fmt: skip
+    assert figures <= set(said)
+    assert all(said.values())
+
+
+def test_an_older_version_takes_what_it_does_not_state_from_the_engine() -> None:
+    """An engine that extends another has its kernels and every figure that it does not name."""
+    old, new = find_engine("vllm-v0"), find_engine("vllm")
+    assert (old.kernels, old.context_bytes, old.fused) == ("vllm", new.context_bytes, new.fused)
+    assert old.step_seconds > new.step_seconds
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 64), st.integers(64, 4096))
+def test_blocks_cost_the_host_by_sequence_and_context(batch: int, tokens: int) -> None:
+    """A step is longer by the seconds of a block for each block of every sequence, and by nothing else."""
+    engine = find_engine("vllm-v0")
+    with_blocks = step("vllm-v0", batch=batch, input_tokens=tokens)
+    without = step("vllm-v0", batch=batch, input_tokens=tokens, block_seconds=0.0)
+    context = tokens + (JOB.output_tokens - 2) / 2
+    assert with_blocks - without == pytest.approx(engine.block_seconds * batch * context / 16, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tp", "doublings"), [(1, 0), (2, 1), (4, 2), (8, 3)])
+def test_workers_cost_the_host_each_time_they_double(tp: int, doublings: int) -> None:
+    """Sending the inputs of a step to the workers costs the same each time that their number doubles."""
+    added = step("vllm-v0", tp=tp) - step("vllm-v0", tp=tp, worker_seconds=0.0)
+    assert added == pytest.approx(doublings * find_engine("vllm-v0").worker_seconds)
+
+
+def test_only_grouped_heads_pay_for_kernels_that_do_not_share() -> None:
+    """Where no group shares, models with one key-value head a query head cost what they cost before, others more."""
+    for model, more in (("llama-2-7b", False), ("llama-3.1-8b", True)):
+        alone = step("tensorrt-llm-0.9", model, batch=64, input_tokens=2048)
+        shared = step("tensorrt-llm-0.9", model, batch=64, input_tokens=2048, sharing_heads=1)
+        assert (alone > 1.05 * shared) == more
+
+
+def test_contexts_that_are_not_cut_cost_more_beyond_the_switch() -> None:
+    """The first kernel of vLLM takes over where sequences times heads exceed 512, and reads the cache more slowly."""
+    job = replace(JOB, input_tokens=2048)
+
+    def seconds(batch: int) -> float:
+        report = ask("llama-3.1-8b", replace(job, batch=batch), Plan(), "mi300x", engine="vllm-rocm")
+        return report.evaluation.decode.operators["attention"] / batch
+
+    assert seconds(17) > 2 * seconds(16)
+
+
+@pytest.mark.parametrize(("devices", "gain"), [(1, 1.0), (4, 4 * 4 / 7)])
+def test_pieces_of_a_prompt_pass_a_layer_split_in_groups(devices: int, gain: float) -> None:
+    """Four pieces over four devices take seven turns, and one device takes them one after another."""
+    engine = replace(find_engine("llama.cpp"), stage_seconds=0.0, layer_seconds=0.0, step_seconds=0.0)
+    job = Serving(batch=1, input_tokens=2048, output_tokens=1)
+    one = ask("llama-3.1-8b", job, Plan(), "rtx-3090", engine=engine).ttft_seconds
+    split = ask("llama-3.1-8b", job, Plan(pp=devices), "rtx-3090", engine=engine).ttft_seconds
+    assert one / split == pytest.approx(gain, rel=0.08)
+
+
+def test_quantised_prompts_pay_for_weights_written_out() -> None:
+    """With many rows 4-bit weights cost llama.cpp more than 16-bit ones, with one row far less."""
+    for tokens, output, slower in ((512, 1, True), (1, 64, False)):
+        job = Serving(batch=1, input_tokens=tokens, output_tokens=output)
+        times = [
+            ask("llama-3.1-8b", replace(job, weights=weights), Plan(), "rtx-4090", engine="llama.cpp").request_seconds
+            for weights in ("q4_k_m", "fp16")
+        ]
+        assert (times[0] > times[1]) == slower
+
+
+def test_pcie_servers_have_peer_access() -> None:
+    """Ranks of a PCIe node slow each other with less than their square root, whatever node its table came from."""
+    report = ask("llama-3.1-8b", JOB, Plan(tp=8), "l40s", engine="tensorrt-llm")
+    assert Cluster.parse("8xl40s").device.fast_link == "pcie"
+    eight, two = (
+        ask("llama-3.1-8b", JOB, Plan(tp=tp), "l40s", engine="tensorrt-llm").evaluation.prefill.exposed["tp"]
+        for tp in (8, 2)
+    )
+    assert eight / two < 2 * 4**PEER_CROWDING
+    assert report.ttft_seconds > 0

@@ -1,0 +1,85 @@
+"""Which engine, batch and model a row of an inference file means where it does not say so itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwise.models import Model
+from shardwise.validation import Row
+from shardwise.validation._padding import padded
+from validation.test_rows import INFERENCE, only
+
+BATCH = {**INFERENCE, "metric": "batch_latency", "engine_version": ""}
+
+
+def said(row: Row) -> str:
+    """Return everything that was assumed for a row."""
+    return "; ".join(row.assumed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"engine": "vllm"}, "before V1"),
+        ({"engine": "vllm", "device": "mi300x"}, "before V1"),
+        ({"engine": "trtllm"}, "examples/run.py up to 0.11"),
+    ],
+)
+def test_fixed_batches_without_a_version_are_of_their_time(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+    """A fixed batch of an engine whose version is not stated is one of 2024, and the row says so."""
+    found = only(tmp_path, {**BATCH, **changed})
+    assert found.status == "predicted", found.reason
+    assert words in said(found)
+
+
+def test_a_stated_version_decides(tmp_path: Path) -> None:
+    """TensorRT-LLM 0.9 is slower than 1.0 for grouped heads at long context."""
+    row = {**BATCH, "engine": "trtllm", "batch": "64", "input_tokens": "4096"}
+    old, new = (only(tmp_path, {**row, "engine_version": version}).predicted for version in ("0.9", "1.0"))
+    assert old > 1.05 * new
+
+
+def test_a_batch_that_the_cache_does_not_hold_waits(tmp_path: Path) -> None:
+    """A batch twice as large as what the cache holds takes about twice as long, and the row says how many run."""
+    row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}
+    some, twice = (only(tmp_path, {**row, "batch": batch}) for batch in ("400", "800"))
+    assert "the cache does not hold the batch" in said(some)
+    assert twice.predicted / some.predicted == pytest.approx(2, rel=0.1)
+
+
+def test_a_full_queue_keeps_every_stage_at_work(tmp_path: Path) -> None:
+    """Four stages of a pipeline generate nearly four times what one device does, from a full queue."""
+    row = {**INFERENCE, "metric": "output_tokens_per_second", "serving_mode": "offline_throughput", "batch": "",
+           "engine": "trtllm", "engine_version": "1.0", "output_tokens": "1024"}  # fmt: skip
+    one = only(tmp_path, {**row, "batch": "64"}).predicted
+    four = only(tmp_path, {**row, "batch": "256", "num_gpus": "4", "pp": "4"}).predicted
+    assert four / one == pytest.approx(4, rel=0.25)
+
+
+def test_nothing_generated_has_no_time_per_token(tmp_path: Path) -> None:
+    """A row that asks for the time of tokens that are not generated is refused."""
+    found = only(tmp_path, {**INFERENCE, "output_tokens": ""})
+    assert (found.status, "nothing is generated" in found.reason) == ("refused", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "heads", "kv_heads"),
+    [("llama-2-13b", 24, 48, 48), ("llama-3.1-70b", 24, 72, 8), ("llama-3.1-8b", 8, 32, 8)],
+)
+def test_heads_are_filled_up_to_the_ranks(model: str, ranks: int, heads: int, kv_heads: int) -> None:
+    """Heads grow to the next multiple of the ranks; key-value heads only where ranks cannot share them."""
+    mixer = padded(Model.load(model), ranks).layers[0].mixers[0]
+    assert (mixer.heads, mixer.kv_heads) == (heads, kv_heads)
+
+
+def test_neuron_cores_that_do_not_divide_the_heads_are_predicted(tmp_path: Path) -> None:
+    """Neuron pads heads, so 24 cores serve a model of 40."""
+    found = only(
+        tmp_path,
+        {**INFERENCE, "engine": "neuronx", "engine_version": "", "model": "llama-2-13b", "device": "inferentia2-core",
+         "num_gpus": "24", "tp": "24"},
+    )  # fmt: skip
+    assert found.status == "predicted", found.reason
+    assert "pads heads" in said(found)
