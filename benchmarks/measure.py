@@ -9,6 +9,7 @@ the spread of its repeats. docs/measuring.md tells what is measured and how.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--key", default="", help="name of the device in the rows, such as one of the catalogue")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats of kernels")
     parser.add_argument("--fit", metavar="KEY", help="measure nothing: fit cost/cpu.toml for that device")
-    parser.add_argument("--share", "--seed-part", dest="share", default="", metavar="I/N", help="every N-th case of each part, from I")
+    parser.add_argument("--share", default="", metavar="I/N", help="every N-th case of each part, from I")
     return parser.parse_args()
 
 
@@ -40,6 +41,8 @@ def main() -> int:
 
         fit(given.folder, given.fit)
         return 0
+    # Threads of OpenMP that sleep between kernels come back late on a machine where others run too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "ACTIVE")
     import torch
     from measuring import parts
     from measuring.clock import Clock

@@ -23,10 +23,11 @@ from shardwise.hardware import Device, find_device
 
 WIDTHS = {"fp32": 4.0, "bf16": 2.0}
 _ANY = Efficiencies()
-_PRODUCT = {"compute": 0.85, "memory": 0.4, "start_seconds": 5e-6, "sharpness": 1.3, "depth": 70.0}
+_PRODUCT = {"compute": 0.85, "memory": 0.4, "start_seconds": 5e-6, "sharpness": 1.3, "depth": 10.0,
+            "write_share": 0.5}  # fmt: skip
 _PRODUCT_MOST = {"compute": 1.0, "memory": 1.5, "sharpness": 8.0, "depth": 400.0, "start_seconds": 1e-4}
 # A CPU has no tiles to run in waves: nothing is charged for their loads, their joining or a warm-up.
-_PLAIN = {"balance": 0.0, "split_seconds": 0.0, "warm_share": 0.0, "warm_seconds": 0.0}
+_PLAIN = {"whole": 1.0, "balance": 0.0, "split_seconds": 0.0, "warm_share": 0.0, "warm_seconds": 0.0}
 _ATTENTION = {"forward": 0.7, "backward": 0.7, "forward_rows": 20.0, "backward_rows": 20.0, "start_seconds": 1e-5}
 BLOCK_KEYS = 512.0
 TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "cpu.toml"
@@ -108,6 +109,21 @@ def attention(rows: Table, device: Device, dtype: str) -> dict[str, Any]:
     return {**found, "block_keys": BLOCK_KEYS, "residual": left}
 
 
+def cached(rows: Table, device: Device, dtype: str) -> dict[str, float]:
+    """Return the constants of one query over a cache."""
+    rows = quiet(pick(rows, kv_dtype=dtype))
+    B, N, K, H, L = (rows[k] for k in ("batch", "num_heads", "num_kv_heads", "head_dim", "prefix_tokens"))
+    peaks = (device.peak_flops(dtype), device.memory_bytes_per_second)
+
+    def seconds(p: dict[str, float]) -> Any:
+        flops, moved = 4 * B * N * H * (L + 1), 2 * WIDTHS[dtype] * B * K * H * (L + 1)
+        return flops / (p["compute"] * peaks[0]) + moved / (p["memory"] * peaks[1]) + p["start_seconds"]
+
+    start = {"compute": 0.05, "memory": 0.3, "start_seconds": 2e-5}
+    found = fit(lambda p: loss(seconds(p), rows["time_seconds"]), start, {"memory": 2.0}, 300)
+    return {f"cached_{k}": v for k, v in found.items()} | {"cached_residual": summary(errors(seconds(found), rows))}
+
+
 def _blocked(b: Blocks, flops: Any, S: Any, backward: bool) -> Any:
     return np.array([blocked_flops(b, float(f), float(s), backward) for f, s in zip(flops, S, strict=True)])
 
@@ -156,7 +172,8 @@ def fitted(folder: Path, key: str) -> dict[str, Any]:
     """Return the table of constants of a CPU from the kernels in a folder."""
     device = find_device(key).device
     efficiency, moved = own(folder, "op_efficiency"), own(folder, "kernels_memory")
-    by_type = {dtype: attention(efficiency, device, dtype) for dtype in WIDTHS}
+    caches = own(folder, "kernels_attention_decode")
+    by_type = {dtype: attention(efficiency, device, dtype) | cached(caches, device, dtype) for dtype in WIDTHS}
     return {
         "matmul": {dtype: products(efficiency, device, dtype) for dtype in WIDTHS},
         "attention": {**by_type["fp32"], "by_type": by_type},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST = -3, -1, 2**31 - 1
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _PAD_BYTES = -1, -2, -4, 2**29
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,9 @@ def keep_freed_memory() -> bool:
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
-        return bool(libc.mallopt(_MMAP_THRESHOLD, _MOST) and libc.mallopt(_TRIM_THRESHOLD, _MOST))
+        # No mappings of single tensors, never give the top of the heap back, and let it grow in large pieces.
+        settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD_BYTES))
+        return all([libc.mallopt(name, value) for name, value in settings])
     except (OSError, AttributeError):
         return False
 

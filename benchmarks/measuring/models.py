@@ -102,12 +102,13 @@ def run_experts(x: Any, chosen: Any, share: Any, up: Any, down: Any) -> Any:
     k = chosen.shape[-1]
     order = torch.argsort(chosen.reshape(-1), stable=True)
     counts = torch.bincount(chosen.reshape(-1), minlength=up.shape[0]).tolist()
-    rows = x[order // k]
+    rows = x.index_select(0, order // k)
     made = []
-    for e, part in enumerate(rows.split(counts)):
+    # Unbound, so that the gradients of all experts are joined once; an index would make whole ones for each.
+    for part, first, last in zip(rows.split(counts), up.unbind(0), down.unbind(0), strict=True):
         if len(part):
-            gate, value = F.linear(part, up[e]).chunk(2, -1)
-            made.append(F.linear(F.silu(gate) * value, down[e]))
+            gate, value = F.linear(part, first).chunk(2, -1)
+            made.append(F.linear(F.silu(gate) * value, last))
     scaled = torch.cat(made) * share.reshape(-1)[order].unsqueeze(-1)
     return torch.zeros(T, D, dtype=scaled.dtype, device=x.device).index_add(0, order // k, scaled)
 

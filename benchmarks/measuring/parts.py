@@ -45,7 +45,7 @@ class Bench:
     def steps(self) -> str:
         """Time training steps."""
         wanted = list(steps.runs(self.machine.device, self.quick))[self.chosen]
-        found = steps.time_steps(self.clock, wanted, 1 if self.quick else 3, 1 if self.quick else 3)
+        found = steps.time_steps(self.clock, wanted, 1 if self.quick else 2, 1 if self.quick else 3)
         for run in wanted:
             steps.record(self.machine, self.tables, run, found[run.case], {})
         return steps.summary(found)

@@ -7,7 +7,7 @@ block by block, so that its rate depends on the length (constants: cost/cpu.toml
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from shardwise.ledger.number import X, above, minimum
@@ -77,17 +77,21 @@ class Streams:
 class Blocks:
     """How attention is cut: blocks of `keys` whole keys, and what packing them costs beside a row of queries.
 
-    `forward_rows` and `backward_rows` are that cost in rows of a block. No keys means that nothing is cut.
+    `forward_rows` and `backward_rows` are that cost in rows of a block. No keys means that nothing is cut. One query
+    over a cache reaches `cached_compute` of the peak and `cached_memory` of the bandwidth, one after the other.
     """
 
     keys: float = 0.0
     forward_rows: float = 0.0
     backward_rows: float = 0.0
+    cached_compute: float = 0.0
+    cached_memory: float = 0.0
+    cached_start_seconds: float = 0.0
 
     @classmethod
     def stated(cls, attention: Mapping[str, Any]) -> Blocks:
         """Return the blocks that a row of constants states, none where it has no such kernel."""
-        names = ("block_keys", "forward_rows", "backward_rows")
+        names = ("block_keys", *[f.name for f in fields(cls)][1:])
         return cls(*(float(attention.get(name, 0.0)) for name in names))
 
 
@@ -114,3 +118,12 @@ def blocked_flops(b: Blocks, flops: X, keys: X, backward: bool) -> X:
         return flops
     rows = b.backward_rows if backward else b.forward_rows
     return flops * ((keys + minimum(keys, b.keys)) / (keys + 1)) * (1 + rows / block_rows(keys))
+
+
+def cached_seconds(b: Blocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:
+    """Return seconds of one new query a sequence over a cache; `peaks` are FLOP/s and bytes/s of the device.
+
+    >>> cached_seconds(Blocks(512, 0, 0, 0.5, 0.5, 1.0), 2.0, 3.0, (4.0, 6.0))
+    3.0
+    """
+    return flops / (b.cached_compute * peaks[0]) + cache_bytes / (b.cached_memory * peaks[1]) + b.cached_start_seconds
