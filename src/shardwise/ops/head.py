@@ -200,10 +200,11 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "vocab-parallel-compiled": (38, 14),
     "vocab-parallel-in-place": (6, 4),
     "vocab-parallel-narrow": (38, 14),
+    "compiled": (8, 8),
     "fused": (8, 4),
 }
 # Bytes a logit of a second fp32 copy.
-_COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
+_COPIES = {"compiled": 2, "vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
 
 def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
@@ -218,7 +219,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
-    fusion (XLA). "fused" keeps one fp32 copy.
+    fusion (XLA). "compiled" (torchtitan): fp32 logits beside the 16-bit
+    ones, then beside their gradient, 8 T V; "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout

@@ -20,6 +20,7 @@ NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
     "eager",
+    "compiled",
     "fused",
     "vocab-parallel",
     "vocab-parallel-copied",

@@ -315,7 +315,9 @@ def _compiled(cells: Cells, stack: str) -> str:
     notes = cells.text("notes").lower()
     if not stack.startswith("fsdp2") or not ("compile" in notes or re.search(_ASYNC, notes)):
         return stack
-    return "fsdp2-async-tp" if re.search(_ASYNC, notes) else "fsdp2-compiled"
+    if re.search(_ASYNC, notes):
+        return "fsdp2-async-tp"
+    return "fsdp2-compiled" if stack == "fsdp2-2024" else "fsdp2-compiled-loss"
 
 
 def _sent(cells: Cells, named: str | Stack) -> str | Stack:
