@@ -150,6 +150,44 @@ def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
     assert only(tmp_path, {**tight, "recompute": "unknown"}).predicted == 1
 
 
+BRIDGE = {**TRAINING, "framework": "Megatron-Bridge 26.02", "sharding": "dist_opt", "recompute": "unknown"}
+MIXTURE = {**BRIDGE, "model": "qwen3-30b-a3b", "ep": "8", "device": "h100-sxm-80gb"}
+
+
+def test_recipes_of_mixtures_run_single_modules_again(tmp_path: Path) -> None:
+    """Where a mixture of NVIDIA's recipes does not fit, modules run again before whole layers do."""
+    row = {**MIXTURE, "device": "h200-sxm-141gb", "micro_batch": "4"}
+    none, least, full = (only(tmp_path, {**row, "recompute": said}).predicted for said in ("none", "unknown", "full"))
+    assert none < least < 0.5 * (none + full)
+
+
+def test_recipes_near_their_host_offload_what_does_not_fit(tmp_path: Path) -> None:
+    """On GB200 NVIDIA's recipes send activations to the host where other stacks run layers again; the row says so."""
+    big = {**BRIDGE, "model": "llama-3-70b", "device": "gb200", "num_gpus": "64", "gpus_per_node": "4", "dp": "64",
+           "sharding": "fsdp", "seq_len": "8192", "micro_batch": "2", "global_batch": "256"}  # fmt: skip
+    recipe, other = (only(tmp_path, {**big, "framework": name}) for name in ("Megatron-Bridge 26.02", "Megatron-Core"))
+    assert any("go to the host" in one for one in recipe.assumed)
+    assert not any("go to the host" in one for one in other.assumed)
+    assert recipe.predicted < other.predicted
+
+
+def test_notes_name_the_dispatch_of_tokens(tmp_path: Path) -> None:
+    """DeepEP sends a token once to each node, paired micro-batches hide that: each makes a step over nodes shorter."""
+    plain = {**MIXTURE, "framework": "Megatron-Core", "num_gpus": "32", "ep": "32", "dp": "32", "recompute": "none",
+             "global_batch": "128"}  # fmt: skip
+    notes = ("", "dispatcher DeepEP", "dispatcher DeepEP; +1f1b overlap")
+    seconds = [only(tmp_path, {**plain, "notes": said}).predicted for said in notes]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+@pytest.mark.parametrize(("dtype", "device"), [("nvfp4", "gb200"), ("nvfp4", "h100-sxm-80gb"), ("mxfp8", "gb200")])
+def test_narrow_products_run_in_their_own_type_where_the_device_has_it(tmp_path: Path, dtype: str, device: str) -> None:
+    """Steps in NVFP4 are faster than in 8 bits on devices with 4-bit products, and as fast on others."""
+    row = {**BRIDGE, "device": device, "recompute": "none", "sharding": "dist_opt"}
+    narrow, eight = (only(tmp_path, {**row, "compute_dtype": one}).predicted for one in (dtype, "fp8"))
+    assert narrow == eight if (dtype, device) != ("nvfp4", "gb200") else narrow < eight
+
+
 def test_models_and_devices_stand_beside_the_file(tmp_path: Path) -> None:
     """A model and a device that nobody knows come from models*.json and devices*.csv beside the file."""
     config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16,

@@ -275,8 +275,8 @@ def contention_of(device: Device, imposed: Efficiencies) -> float:
 
 
 def narrowed(family: str, row: dict[str, Any]) -> float:
-    """Return what products of a type reach of the share of the peak that 16-bit ones do; grouped ones alike."""
-    return min(1.0, float(row["compute"] / constants()[family]["matmul"]["bf16"]["compute"]))
+    """Return what products of a type reach in lasting runs of the share that 16-bit ones do; grouped ones alike."""
+    return min(1.0, lasting(row) / lasting(constants()[family]["matmul"]["bf16"]))
 
 
 def kernel_row(row: dict[str, Any], kernel: str) -> dict[str, Any]:
