@@ -12,6 +12,7 @@ from shardwise.cost import Efficiencies
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.hardware import find_device
+from shardwise.validation._kernels import AT_HIGHEST_CLOCK
 
 # Table name: (data type of the constants, of the device's peak, bytes of an element of both operands).
 TYPES = {
@@ -34,7 +35,6 @@ LIMITS = {
 # Tables of narrow types hold the quantisation of the input, a kernel of its own: its start and share of the bandwidth.
 QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 _ANY = Efficiencies()
-AT_HIGHEST_CLOCK = {"sustained": 1.0, "sustained_by_device": {}}
 
 
 def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]:
@@ -48,9 +48,7 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     (device, engine), (_, peak, width) = key, TYPES[dtype]
     m, n, k = rows["m"], rows["n"], rows["k"]
     found = find_device(device).device
-    rates = product_rates(
-        found, peak, {"source": "", **row, "sustained": 1.0, "sustained_by_device": {}}, _ANY, ENGINES[engine]
-    )
+    rates = product_rates(found, peak, {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
     seconds = product_seconds(rates, (m, n, k, 1.0), width * (n * k + m * k) + 2 * m * n)
     if "quantise" in row:
         q = row["quantise"][ENGINES[engine]]

@@ -27,7 +27,7 @@ from shardwise.cost._attention import (
     seen_pairs,
 )
 from shardwise.cost._kernels import others_seconds
-from shardwise.cost._kinds import MEASURED, blocked_flops, cached_seconds
+from shardwise.cost._kinds import MEASURED, blocked_flops, one_query_seconds
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import ELEMENT_BYTES, product_rates
 from shardwise.cost._tables import family_of, matmul_row
@@ -64,6 +64,8 @@ EXPERTS = {
 # (huggingface.co/nvidia, aiconfigurator collector). Collectors of these older engines ran every expert with a gate.
 UNGATED = {(2688.0, 1856.0), (1024.0, 2688.0), (2048.0, 5120.0)}
 GATED_VERSIONS = ("0.14.0", "0.5.10")
+# Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
+AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 _LATENT, _ROPE, _KEY, _VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
@@ -123,7 +125,11 @@ def product(cells: Cells, device: Device) -> float:
     if note:
         cells.assume(note)
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
-    rates = product_rates(device, peak, {**row, "sustained": 1.0, "sustained_by_device": {}}, _NONE, engine)
+    if engine in ENGINES.values():
+        row = {**row, **AT_HIGHEST_CLOCK}
+    elif "sustained" in row:
+        cells.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
+    rates = product_rates(device, peak, row, _NONE, engine)
     seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + max(width, 2.0) * m * n)
     quantise = row.get("quantise", {})
     if quantise and name != "bf16":
@@ -172,7 +178,7 @@ def decode(cells: Cells, device: Device) -> float:
         dtype = cells.text("kv_dtype") or "bf16"
         b, peaks = rates_of(device, dtype, 0.0, _NONE).blocks, (device.peak_flops(dtype), device.memory_bytes_per_second)
         cache = 2 * ELEMENT_BYTES[dtype] * B * K * H * tokens
-        return float(cached_seconds(b, 4 * B * N * H * tokens, cache, peaks))
+        return float(one_query_seconds(b, 4 * B * N * H * tokens, cache, peaks))
     kernel = _kernel(cells, device, "decode", cells.text("kv_dtype") or "bf16", H, bool(window))
     work = Cached(
         sequences=B,
