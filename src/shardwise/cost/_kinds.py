@@ -120,10 +120,10 @@ def blocked_flops(b: Blocks, flops: X, keys: X, backward: bool) -> X:
     return flops * ((keys + minimum(keys, b.keys)) / (keys + 1)) * (1 + rows / block_rows(keys))
 
 
-def cached_seconds(b: Blocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:
+def one_query_seconds(b: Blocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:
     """Return seconds of one new query a sequence over a cache; `peaks` are FLOP/s and bytes/s of the device.
 
-    >>> cached_seconds(Blocks(512, 0, 0, 0.5, 0.5, 1.0), 2.0, 3.0, (4.0, 6.0))
+    >>> one_query_seconds(Blocks(512, 0, 0, 0.5, 0.5, 1.0), 2.0, 3.0, (4.0, 6.0))
     3.0
     """
     return flops / (b.cached_compute * peaks[0]) + cache_bytes / (b.cached_memory * peaks[1]) + b.cached_start_seconds

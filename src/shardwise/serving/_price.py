@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shardwise.cost import Chip, Rates, blend, decode_seconds, experts_seconds, kernel_seconds, reduce_seconds
+from shardwise.cost._kinds import one_query_seconds
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
@@ -55,7 +56,7 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     edges = 2 * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
     if m.rates.blocks.keys:
-        return cached_seconds(m.rates.blocks, op.flops, cache, (m.peak, m.bandwidth))
+        return one_query_seconds(m.rates.blocks, op.flops, cache, (m.peak, m.bandwidth))
     items = cache / (m.cache_width * op.inner * op.columns)
     chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
     shared = decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
