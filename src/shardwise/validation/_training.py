@@ -127,7 +127,7 @@ class Asked:
 
     def lighter(self) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:
         """Return what is tried before whole layers: attention's core, or the modules of NVIDIA's recipes."""
-        known = module_names(self.model.kinds)
+        known = module_names(tuple(self.model.kinds))
         if not self.stack.startswith("megatron-bridge") or "moe" not in known:
             return ("none", ()), ("selective", ())
         steps = [tuple(name for name in names if name in known) for names in _RECIPES]
@@ -321,13 +321,15 @@ def _compiled(cells: Cells, stack: str) -> str:
 
 
 def _sent(cells: Cells, named: str | Stack) -> str | Stack:
-    """Return the stack with the dispatch of tokens to experts that a row's notes name."""
+    """Return the stack with the messages that a row's notes say to overlap, and its dispatch of tokens to experts."""
     notes = cells.text("notes").lower()
-    if not re.search("deepep|hybridep|1f1b overlap", notes):
+    if not re.search("deepep|hybridep|1f1b overlap|tp-comm-overlap", notes):
         return named
     stack = find_stack(named) if isinstance(named, str) else named
     if "deepep" in notes or "hybridep" in notes:
         stack = replace(stack, dispatch="deduplicated")
+    if "tp-comm-overlap" in notes:
+        stack = replace(stack, overlap_tensor=True)
     return replace(stack, overlap_experts="always") if "1f1b overlap" in notes else stack
 
 
