@@ -1,0 +1,88 @@
+"""What kinds of kernels cost on a processor that does not hide arithmetic behind memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.cost import Efficiencies, rates_of
+from shardwise.cost._kinds import MEASURED, Blocks, blocked_flops, kind_of
+from shardwise.cost._operators import kernel_seconds
+from shardwise.cost._tables import constants, family_of
+from shardwise.hardware import find_device
+from shardwise.ops.count import WHOLE
+from shardwise.ops.elementwise import norm
+from shardwise.ops.layout import Choices, Layout, Work, lay_out
+from shardwise.plans import find_stack
+
+CPU = find_device("cpu-epyc-zen4-2core").device
+
+
+def layout(stack: str, batch: int = 1, seq_len: int = 512) -> Layout[float]:
+    """Return a layout in fp32."""
+    work = Work(B=batch, S=seq_len, context=0, activation_bytes=4, weight_bytes=4, dtype="fp32")
+    return lay_out(WHOLE, work, Choices(stack=find_stack(stack)))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100_000), st.booleans())
+def test_blocks_never_charge_less_than_the_pairs_that_attend(keys: int, backward: bool) -> None:
+    """Whole blocks of keys hold at least the pairs that a causal mask leaves."""
+    assert blocked_flops(Blocks(512.0, 20.0, 10.0), 1.0, float(keys), backward) >= 1.0
+
+
+@pytest.mark.parametrize(("short", "long"), [(128, 512), (512, 2048), (1024, 16384)])
+def test_longer_sequences_waste_less_of_a_block(short: int, long: int) -> None:
+    """What blocks charge beside the attended pairs falls with the length."""
+    blocks = Blocks(512.0, 20.0, 10.0)
+    assert blocked_flops(blocks, 1.0, float(long), False) < blocked_flops(blocks, 1.0, float(short), False)
+
+
+def test_a_gpu_charges_attention_and_kernels_as_its_own_tables_say() -> None:
+    """Devices without rates by kind have no blocks and stream at one rate."""
+    rates = rates_of(find_device("h100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
+    assert not rates.blocks.keys
+    assert rates.streams.rate(3.0, "activation") == 3.0
+
+
+def test_a_norm_in_steps_takes_longer_than_a_fused_one() -> None:
+    """On a CPU the same norm costs more where the framework writes it out."""
+    rates = rates_of(CPU, "fp32", 0.0, Efficiencies())
+    steps, fused = (
+        kernel_seconds(rates, norm(y, "norm1", 512, "rmsnorm", y.residual("input", 512, "")), "forward")
+        for y in (layout("pytorch-cpu"), layout("pytorch"))
+    )
+    assert steps > fused
+
+
+def test_every_kind_of_the_constants_is_one_that_operators_have() -> None:
+    """The kinds with a rate of their own are those that kernels are measured for."""
+    known = {kind for kind, _ in MEASURED.values()}
+    for dtype, kinds in constants()["cpu"]["memory"]["kinds"].items():
+        assert set(kinds) <= known, dtype
+
+
+def test_other_processors_take_the_constants_of_the_measured_one_and_say_so() -> None:
+    """A CPU that was not measured is priced like the one that was, with a note."""
+    other = find_device("cpu-generic").device
+    assert family_of(CPU) == "cpu"
+    assert family_of(other) == "cpu-other"
+    assert "Zen 4" in rates_of(other, "fp32", 0.0, Efficiencies()).assumptions[0]
+    assert not rates_of(CPU, "fp32", 0.0, Efficiencies()).assumptions
+
+
+def test_ideal_kernels_have_neither_kinds_nor_blocks() -> None:
+    """Where all efficiencies are one, kinds do not differ."""
+    rates = rates_of(CPU, "fp32", 0.0, Efficiencies(ideal=True))
+    assert not rates.blocks.keys
+    assert not rates.streams.shares
+
+
+def test_operators_are_told_apart_by_what_they_do() -> None:
+    """A norm of one kernel and one in steps are different kinds."""
+    kinds = [
+        kind_of(norm(y, "norm1", 8, "rmsnorm", y.residual("input", 8, "")))
+        for y in (layout("pytorch-cpu"), layout("pytorch"))
+    ]
+    assert kinds == ["norm in steps", "norm"]
