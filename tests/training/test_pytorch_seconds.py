@@ -83,6 +83,25 @@ def test_gradients_are_reduced_in_the_width_of_the_stack() -> None:
     assert narrow == pytest.approx(wide / 2)
 
 
+def test_a_pipeline_moves_sharded_weights_once_a_step() -> None:
+    """FSDP keeps a stage's weights gathered and its gradients whole from micro-batch to micro-batch of a pipeline."""
+    plan = Plan(pp=2, dp=0, micro_batch=1, sharding="fsdp")
+    model, sent = load_model("llama-2-7b"), []
+    for keeps in (True, False):
+        stack = replace(find_stack("fsdp2"), pipeline_keeps_gathered=keeps)
+        flows = comm(model, CLUSTER, plan, JOB, Options(stack=stack)).flows[0]
+        by_tensor = {"weights": 0.0, "gradients": 0.0}
+        for flow in flows:
+            if flow.message.tensor in by_tensor:
+                by_tensor[flow.message.tensor] += flow.sent_per_step
+        sent.append(by_tensor)
+    once, every = sent
+    micro_batches = JOB.global_batch / 8
+    assert every["gradients"] == pytest.approx(micro_batches * once["gradients"])
+    assert every["weights"] > micro_batches * once["weights"]
+    assert ask("fsdp2", plan).step_seconds < ask("fsdp2", plan, pipeline_keeps_gathered=False).step_seconds
+
+
 def test_compiled_blocks_move_less_than_eager_ones() -> None:
     """Compiled element-wise kernels are faster than eager ones, which are faster than unfused norms."""
     steps = [ask(name).step_seconds for name in ("fsdp2-compiled", "fsdp2", "fsdp2-2024")]

@@ -17,6 +17,7 @@ from shardwise.training._blocks import Folded
 from shardwise.training._evaluate import Case, Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
 from shardwise.training._memory import root_elements
+from shardwise.training._sharding import unit_exposure, unit_rounds
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
     StateMessage,
@@ -28,7 +29,7 @@ from shardwise.training._state import (
     table_span,
     updates,
 )
-from shardwise.training._step import data_parallel_seconds, timed_parts, unit_exposure
+from shardwise.training._step import data_parallel_seconds, timed_parts
 from shardwise.training.schedule import PipelineShape
 from shardwise.training.schedule_points import sends_of
 
@@ -234,11 +235,13 @@ def of_units(t: Traffic, part: str, folded: Folded[float]) -> list[Timed]:
         return []
     ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
     elements = folded.elements.dense, folded.elements.expert
-    gather = gathers(r, *elements) if r.shards_weights else ()
+    gather, (often, twice) = gathers(r, *elements) if r.shards_weights else (), unit_rounds(z, r)
     first = _state(t, gather, part, "forward")
-    last = [*_state(t, gather, part, "backward"), *_state(t, scatters(z, r, elements), part, "backward")]
-    covered = [sum(m.seconds for m in some) - shown for some, shown in ((first, ahead), (last, behind))]
-    return [*_shared(first, ahead, covered[0]), *_shared(last, behind, covered[1])]
+    again = _state(t, gather if twice else (), part, "backward")
+    last = [*again, *_state(t, scatters(z, r, elements), part, "backward")]
+    covered = [often * sum(m.seconds for m in some) - shown for some, shown in ((first, ahead), (last, behind))]
+    shared = [*_shared(first, ahead, covered[0]), *_shared(last, behind, covered[1])]
+    return [replace(one, count=often) for one in shared]
 
 
 def of_root(t: Traffic, s: Stages[float]) -> list[Timed]:
@@ -249,7 +252,8 @@ def of_root(t: Traffic, s: Stages[float]) -> list[Timed]:
         return []
     first = _state(t, gathers(r, root, 0.0) if r.shards_weights else (), "root unit", "forward")
     last = _state(t, scatters(z, r, (root, 0.0)), "root unit", "backward")
-    return [Timed(message=m, count=1, exposed=m.seconds, hidden=0.0) for m in (*first, *last)]
+    often, _ = unit_rounds(z, r)
+    return [Timed(message=m, count=often, exposed=often * m.seconds, hidden=0.0) for m in (*first, *last)]
 
 
 def _once(t: Traffic, index: int) -> Iterator[Flow]:
