@@ -56,13 +56,14 @@ def test_a_window_leaves_pairs_out_and_says_which() -> None:
 
 
 def test_parts_over_a_cache_by_hand() -> None:
-    """150 items on 100 cores: the cache once, two waves, half of the second idle."""
+    """150 items on 100 cores: the cache once, or two whole waves of it."""
     work = Cached(sequences=75.0, items=150.0, group=4.0, tokens=2048.0, pair_flops=512, item_bytes=512, edge_bytes=0.0)
     parts = dict(zip(DECODE_PARTS, decode_parts(CHIP, work), strict=True))
     assert parts["cache"] == pytest.approx(150 * 512 * 2048 / 1e12)
     assert parts["products"] == pytest.approx(150 * 16 * 512 * 2048 / 1e15)
-    assert (parts["waves"], parts["floor"], parts["first"], parts["far"]) == (2, 0, 1, 0.125)
-    assert parts["idle"] == pytest.approx(parts["cache"] / 3)
+    assert (parts["waves"], parts["first"], parts["far"]) == (2, 1, 0.125)
+    assert parts["floor"] == parts["cache"]
+    assert parts["rounded"] == pytest.approx(parts["cache"] * 2 / 1.5)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.serving_cases import dense_block, latent_block, model_of, moe_block
+from serving.serving_cases import ask, dense_block, latent_block, model_of, moe_block
 from shardwise.hardware import Cluster
 from shardwise.ledger.op import Op
 from shardwise.models import MLP, Block, Model, MoE
@@ -73,3 +73,13 @@ def test_a_prefill_writes_the_tokens_it_computes() -> None:
         ops, _ = served(model_of(dense_block(kv_heads=4)), Plan(), phase)
         write = next(op for op in ops if op.name == "cache_write")
         assert write.forward_bytes == 2 * 8 * tokens * 2 * 4 * 128 * 2
+
+
+def test_experts_split_over_replicas_gather_their_tokens() -> None:
+    """Experts split over more ranks than a tensor-parallel group gather every token once and scatter the outputs."""
+    job = Serving(batch=8, input_tokens=512, output_tokens=8)
+    split = ask(model_of(moe_block(16, 2)), job, Plan(tp=1, etp=4, dp=4), engine="vllm").evaluation
+    alone = ask(model_of(moe_block(16, 2)), job, Plan(tp=1, dp=4), engine="vllm").evaluation
+    assert split.prefill.exposed["etp"] > 8 * 2 * 8 * 512 * 4 * 2048 * 2 * 3 / 4 / 450e9
+    assert split.decode.exposed["etp"] > 0
+    assert alone.prefill.exposed.get("etp", 0.0) == 0

@@ -18,7 +18,7 @@ from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
 PROMPT_PARTS = ("start", "pairs", "tiles", "waves", "edges", "cache", "longest", "masked")
 """Parts of attention of a prompt, as `prompt_parts` returns them."""
 DECODE_PARTS = (
-    "start", "cache", "edges", "products", "waves", "first", "far", "floor", "alone", "idle", "sequences",
+    "start", "cache", "edges", "products", "waves", "first", "far", "floor", "alone", "rounded", "sequences",
 )  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
 _GROUP_ROWS = 16
@@ -113,12 +113,12 @@ def decode_parts(chip: Chip[X], c: Cached[X]) -> tuple[X, ...]:
     """Return what a kernel over a cache does, each part in seconds at the peak of the chip, or as a count.
 
     A start; the cache; queries and output; products in tiles of 16 query heads; waves of items; the chain of the
-    first 1,024 and of 16,384 tokens; what short contexts stream for nothing; one item alone on a core; what the last
-    wave leaves idle; sequences.
+    first 1,024 and of 16,384 tokens; the cache where no context is shorter than 64; one item alone on a core; the
+    cache where the last wave takes as long as the others; sequences. No part falls with a larger batch or context.
     """
     items, L = c.items, c.tokens
     cache, waves = items * c.item_bytes * L / chip.bytes_per_second, items / chip.cores
-    idle = cache * (ceil(waves) / waves - 1)
+    rounded = cache * (ceil(waves) / waves)
     one = 0 * items + 0 * L + 1
     return (
         one,
@@ -128,9 +128,9 @@ def decode_parts(chip: Chip[X], c: Cached[X]) -> tuple[X, ...]:
         ceil(waves) * one,
         minimum(L, _FIRST) / _FIRST * one,
         minimum(L, _FAR) / _FAR * one,
-        items * c.item_bytes * maximum(_FLOOR - L, 0) / chip.bytes_per_second,
+        items * c.item_bytes * maximum(L, _FLOOR) / chip.bytes_per_second,
         c.item_bytes * L / (chip.bytes_per_second / chip.cores) * one,
-        above(waves, 0.5, idle, 0 * idle),
+        above(waves, 0.5, rounded, cache),
         c.sequences * one,
     )
 

@@ -9,6 +9,7 @@ from shardwise.ledger.number import X, above, ceil, total
 from shardwise.ledger.op import Collective, Op, Weight
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
+from shardwise.ops.experts import routed_tokens
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.serving._cache import block_caches, keeps_tokens
 from shardwise.serving._quantization import Format
@@ -42,13 +43,17 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     Inside a tensor-parallel group every rank has all tokens: nothing is dispatched, and one all-reduce adds the
     outputs of all experts, shared ones too (vLLM fused_moe/layer.py, reduce_results). Where experts span several
     groups, ranks share the tokens of theirs, exchange them all-to-all and gather the outputs
-    (arXiv:2412.19437 section 3.4).
+    (arXiv:2412.19437 section 3.4). Where each expert is split over several groups, their tokens are gathered, once
+    each, and the outputs reduced and scattered (vLLM distributed/device_communicators/all2all.py, naive).
     """
     name = op.name
     if name.endswith((".dispatch", ".combine")):
         spread = y.degrees.ep * y.degrees.etp
         hops = [c for c in op.forward if c.verb == "all_to_all"]
         forward = [replace(c, size_bytes=above(spread, y.degrees.tp, c.size_bytes, 0 * c.size_bytes)) for c in hops]
+        tokens = y.a * routed_tokens(y) * y.degrees.etp * D
+        split = above(spread, y.degrees.tp, tokens, 0 * tokens)
+        forward += [replace(c, size_bytes=split) for c in op.forward if c.axis == "etp"]
         if name.endswith(".combine"):
             full = y.a * y.tokens * D
             nothing = 0 * full
