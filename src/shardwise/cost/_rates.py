@@ -323,7 +323,8 @@ def rates_of(
     attention, grouped = kernel_row(table["attention"], kernels[0]), kernel_row(table["grouped"], kernels[1])
     memory = table["memory"]
     attention = merged(attention, attention.get("by_type", {}).get(attention_dtype(device, dtype), {}))
-    attention_peak, peak = device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
+    limited = attention.get("sustained_by_device", {}).get(device.name, 1.0)
+    attention_peak, peak = limited * device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
     scale = relative(device, row, grouped.get("measured_on", device.name))
     forward, backward, experts = (
