@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from measuring.machine import Machine
 from measuring.products import DTYPES, WIDTHS
 from measuring.tables import Tables
 
-_PROMPTS = {"cpu": ((1, 64), (1, 128), (4, 128), (8, 128), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024), (1, 2048)),
+_PROMPTS = {"cpu": ((1, 64), (1, 128), (4, 128), (8, 128), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024),
+                    (1, 2048)),
             "cuda": ((1, 512), (4, 512), (1, 2048), (4, 2048), (1, 8192), (2, 8192), (1, 32768))}  # fmt: skip
 _HEADS = {"cpu": ((4, 4, 64), (8, 4, 64), (8, 8, 64), (12, 12, 64), (16, 4, 64), (8, 8, 128)),
           "cuda": ((32, 8, 128), (32, 32, 128), (64, 8, 128), (16, 16, 64))}  # fmt: skip
@@ -117,28 +119,36 @@ def _add(
     )  # fmt: skip
 
 
+def _over_cache(machine: Machine, dtype: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
+    B, past, N, K, H = shape
+    kind = DTYPES[dtype]
+
+    def one() -> Any:
+        return tuple(values(B, K, past + 1, H, dtype=kind, device=machine.device) for _ in "kv")
+
+    pairs = ring(one, 2.0 * B * K * past * H * kind.itemsize)
+    q = values(B, N, 1, H, dtype=kind, device=machine.device)
+
+    def call(i: int) -> Any:
+        with torch.no_grad():
+            return _sdpa(q, *pairs[i % len(pairs)], False, "")
+
+    return call
+
+
+def _cache_row(machine: Machine, tables: Tables, dtype: str, shape: tuple[int, ...], timing: Timing) -> None:
+    B, past, *heads = shape
+    _add(tables, "kernels_attention_decode", machine, (dtype, ""), (B, 1, past, *heads), timing)
+
+
 def caches(machine: Machine, tables: Tables, quick: bool) -> Iterator[Case]:
     """Yield attention of one new token a sequence over a cache: rows of kernels_attention_decode."""
-    for dtype, kind in DTYPES.items():
-        for N, K, H in _HEADS[machine.device][: 1 if quick else None]:
-            for B, past in _CACHES[machine.device][: 2 if quick else None]:
-
-                def make(B: int = B, past: int = past, N: int = N, K: int = K, H: int = H, kind: Any = kind) -> Any:
-                    def one() -> Any:
-                        return tuple(values(B, K, past + 1, H, dtype=kind, device=machine.device) for _ in "kv")
-
-                    pairs = ring(one, 2.0 * B * K * past * H * kind.itemsize)
-                    q = values(B, N, 1, H, dtype=kind, device=machine.device)
-
-                    def call(i: int) -> Any:
-                        with torch.no_grad():
-                            return _sdpa(q, *pairs[i % len(pairs)], False, "")
-
-                    return call
-
-                def row(timing: Timing, B: int = B, past: int = past, N: int = N, K: int = K, H: int = H,
-                        dtype: str = dtype) -> None:  # fmt: skip
-                    shape = (B, 1, past, N, K, H)
-                    _add(tables, "kernels_attention_decode", machine, (dtype, ""), shape, timing)
-
-                yield Case(f"cache {dtype} {(B, past, N, K, H)}", make, row)
+    for dtype in DTYPES:
+        for heads in _HEADS[machine.device][: 1 if quick else None]:
+            for size in _CACHES[machine.device][: 2 if quick else None]:
+                shape = (*size, *heads)
+                yield Case(
+                    f"cache {dtype} {shape}",
+                    partial(_over_cache, machine, dtype, shape),
+                    partial(_cache_row, machine, tables, dtype, shape),
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,39 +105,45 @@ def _recorder(
 _EXPERTS = ((8, 2, 256, 512), (8, 2, 512, 1024), (16, 4, 256, 256))
 
 
-def experts(machine: Machine, tables: Tables, quick: bool) -> Iterator[Case]:
-    """Yield forward passes of a layer of gated experts over sorted rows, one product an expert: rows of kernels_moe."""
+def _layer(machine: Machine, dtype: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
     from measuring.models import run_experts
 
-    for dtype, kind in DTYPES.items():
-        for E, top, D, F in _EXPERTS[: 1 if quick else None]:
+    E, top, D, F, T = shape
+    kind = DTYPES[dtype]
+
+    def weights() -> Any:
+        up = values(E, 2 * F, D, dtype=kind, device=machine.device)
+        return up, values(E, D, F, dtype=kind, device=machine.device)
+
+    layers = ring(weights, WIDTHS[dtype] * E * 3 * D * F)
+    x = values(T, D, dtype=kind, device=machine.device)
+    chosen = torch.rand(T, E, device=machine.device).topk(top, -1).indices
+    share = torch.full((T, top), 1.0 / top, device=machine.device, dtype=kind)
+
+    def call(i: int) -> Any:
+        with torch.no_grad():
+            return run_experts(x, chosen, share, *layers[i % len(layers)])
+
+    return call
+
+
+def _experts_row(machine: Machine, tables: Tables, dtype: str, shape: tuple[int, ...], timing: Timing) -> None:
+    E, top, D, F, T = shape
+    tables.add(
+        "kernels_moe", device=machine.key, engine=machine.engine, engine_version=machine.torch_version, dtype=dtype,
+        kernel="loop", num_tokens=T, hidden_size=D, intermediate_size=F, top_k=top, num_experts=E, moe_tp=1, moe_ep=1,
+        routing="balanced", time_seconds=timing.seconds, spread=timing.spread,
+    )  # fmt: skip
+
+
+def experts(machine: Machine, tables: Tables, quick: bool) -> Iterator[Case]:
+    """Yield forward passes of a layer of gated experts over sorted rows, one product an expert: rows of kernels_moe."""
+    for dtype in DTYPES:
+        for layer in _EXPERTS[: 1 if quick else None]:
             for T in (1, 4, 16, 64, 256, 1024):
-                size = WIDTHS[dtype] * E * 3 * D * F
-
-                def make(E: int = E, top: int = top, D: int = D, F: int = F, T: int = T, kind: Any = kind,
-                         size: float = size) -> Callable[[int], Any]:  # fmt: skip
-                    def weights() -> Any:
-                        up = values(E, 2 * F, D, dtype=kind, device=machine.device)
-                        return up, values(E, D, F, dtype=kind, device=machine.device)
-
-                    layers = ring(weights, size)
-                    x = values(T, D, dtype=kind, device=machine.device)
-                    scores = torch.rand(T, E, device=machine.device).topk(top, -1)
-                    share = torch.full((T, top), 1.0 / top, device=machine.device, dtype=kind)
-
-                    def call(i: int) -> Any:
-                        with torch.no_grad():
-                            return run_experts(x, scores.indices, share, *layers[i % len(layers)])
-
-                    return call
-
-                def row(timing: Timing, E: int = E, top: int = top, D: int = D, F: int = F, T: int = T,
-                        dtype: str = dtype) -> None:  # fmt: skip
-                    tables.add(
-                        "kernels_moe", device=machine.key, engine=machine.engine,
-                        engine_version=machine.torch_version, dtype=dtype, kernel="loop", num_tokens=T,
-                        hidden_size=D, intermediate_size=F, top_k=top, num_experts=E, moe_tp=1, moe_ep=1,
-                        routing="balanced", time_seconds=timing.seconds, spread=timing.spread,
-                    )  # fmt: skip
-
-                yield Case(f"experts {dtype} {(E, top, D, F, T)}", make, row)
+                shape = (*layer, T)
+                yield Case(
+                    f"experts {dtype} {shape}",
+                    partial(_layer, machine, dtype, shape),
+                    partial(_experts_row, machine, tables, dtype, shape),
+                )

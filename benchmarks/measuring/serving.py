@@ -1,4 +1,4 @@
-"""Static inference in plain PyTorch: seconds of a prompt and seconds a token of a fixed batch, over a key-value cache."""
+"""Static inference in plain PyTorch: seconds of a prompt and of a later token of a fixed batch, over a cache."""
 
 from __future__ import annotations
 

@@ -60,10 +60,9 @@ def gpt(D: int, layers: int, heads: int, V: int) -> Config:
     }  # fmt: skip
 
 
-def mixture(D: int, layers: int, heads: int, kv: int, width: int, V: int, experts: int, k: int) -> Config:
-    """Return a Llama-like configuration whose feed-forwards are experts."""
-    c = llama(D, layers, heads, kv, width, V)
-    return {**c, "model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": k}
+def mixture(like: Config, experts: int, k: int) -> Config:
+    """Return a Llama-like configuration whose feed-forwards are experts, k of them for a token."""
+    return {**like, "model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": k}
 
 
 _CPU_MODELS = {
@@ -74,15 +73,15 @@ _CPU_MODELS = {
     "own-gpt-6m": gpt(256, 4, 4, 8192),
     "own-gpt-19m": gpt(512, 4, 8, 8192),
     "own-gpt-38m": gpt(768, 4, 12, 8192),
-    "own-moe-15m": mixture(256, 4, 4, 2, 512, 4096, 8, 2),
-    "own-moe-24m": mixture(384, 4, 6, 6, 512, 4096, 8, 2),
+    "own-moe-15m": mixture(llama(256, 4, 4, 2, 512, 4096), 8, 2),
+    "own-moe-24m": mixture(llama(384, 4, 6, 6, 512, 4096), 8, 2),
 }
 _CUDA_MODELS = {
     "own-llama-1b": llama(2048, 16, 32, 8, 8192, 32000),
     "own-llama-3b": llama(3072, 28, 24, 8, 8192, 32000),
     "own-gpt-355m": gpt(1024, 24, 16, 50304),
     "own-gpt-1b": gpt(1536, 48, 16, 50304),
-    "own-moe-1b": mixture(1024, 12, 16, 4, 1024, 32000, 16, 2),
+    "own-moe-1b": mixture(llama(1024, 12, 16, 4, 1024, 32000), 16, 2),
 }
 
 
@@ -96,9 +95,11 @@ def runs(device: str, quick: bool) -> Iterator[Run]:
     if quick:
         yield Run(name="own-tiny", config=llama(64, 2, 2, 1, 128, 256), B=1, S=32)
         yield Run(name="own-tiny-gpt", config=gpt(64, 2, 2, 256), B=1, S=32, precision="bf16", optimizer="sgd")
-        yield Run(name="own-tiny-moe", config=mixture(64, 2, 2, 1, 64, 256, 4, 2), B=1, S=32, recompute="full")
+        yield Run(name="own-tiny-moe", config=mixture(llama(64, 2, 2, 1, 64, 256), 4, 2), B=1, S=32, recompute="full")
         return
-    sizes = ((1, 128), (4, 128), (1, 512), (2, 512), (1, 1024)) if device == "cpu" else ((1, 1024), (4, 1024), (2, 4096))
+    sizes = ((1, 1024), (4, 1024), (2, 4096))
+    if device == "cpu":
+        sizes = ((1, 128), (4, 128), (1, 512), (2, 512), (1, 1024))
     for name, config in models(device).items():
         for B, S in sizes:
             large = name.endswith(("63m", "38m", "24m"))

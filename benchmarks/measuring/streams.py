@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,8 +69,10 @@ def _passes(make_inputs: Callable[[], list[Any]], run: Callable[..., Any], size:
         inputs = ring(make_inputs, size)
         results: list[Any] = [None] * len(inputs)
         if not backward:
+
             def call(i: int) -> None:
                 results[i % len(results)] = run(*inputs[i % len(inputs)])
+
             return call
         outputs = [run(*one) for one in inputs]
         gradients = ring(lambda: torch.ones_like(outputs[0]), size)
@@ -169,6 +172,19 @@ class Streams:
                 one = float(2 * width * rows * 512)
                 yield from self._both("embedding", dtype, (rows, 512), look, F.embedding, (one, 0.0))
 
+    def _updates(self, kind: Any, given: dict[str, Any], what: tuple[int, str], size: int) -> Callable[[int], Any]:
+        count, dtype = what
+
+        def one() -> Any:
+            p = nn.Parameter(values(count, dtype=DTYPES[dtype], device=self.machine.device))
+            p.grad = values(count, dtype=DTYPES[dtype], device=self.machine.device)
+            return kind([p], **given)
+
+        made = ring(one, size)
+        for optimizer in made:
+            optimizer.step()
+        return lambda i: made[i % len(made)].step()
+
     def optimizers(self) -> Iterator[Case]:
         """Yield updates of fp32 and bf16 parameters: what AdamW and SGD with momentum stream by the ledger."""
         kinds: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
@@ -179,18 +195,7 @@ class Streams:
         for dtype, width in WIDTHS.items():
             for name, kind, given, moments in kinds:
                 for count in _PARAMETERS[self.machine.device][: 1 if self.quick else None]:
-
-                    def make(kind: Any = kind, given: Any = given, count: int = count, dtype: str = dtype) -> Any:
-                        def one() -> Any:
-                            p = nn.Parameter(values(count, dtype=DTYPES[dtype], device=self.machine.device))
-                            p.grad = values(count, dtype=DTYPES[dtype], device=self.machine.device)
-                            return kind([p], **given)
-
-                        made = ring(one, (2 + moments) * width * count)
-                        for optimizer in made:
-                            optimizer.step()
-                        return lambda i: made[i % len(made)].step()
-
+                    make = partial(self._updates, kind, given, (count, dtype), (2 + moments) * width * count)
                     # As the ledger counts it (training/_update.py): what the loop without fusion adds included.
                     passes = 4 + 2 * moments + (2 if "foreach" in name else 0)
                     moved = float(passes * width * count)
