@@ -26,6 +26,7 @@ VERBS: dict[str, Verb] = {
 # Systems of tables that name no device: device, devices and adapters of a node, bytes a second of one adapter, and
 # the kind of network (docs.nersc.gov/systems/perlmutter/architecture: four A100 and four Slingshot 11 adapters a node).
 SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, 25e9, "slingshot-11")}
+_BRIDGE = 300e9
 _NONE = Efficiencies()
 
 
@@ -42,8 +43,7 @@ def in_node(cells: Cells, places: Places) -> Answer:
     node = cells.whole("gpus_per_node") or n
     if n < 2:
         raise refuse("num_gpus", n, "is no group")
-    found = Lookup(device=device, assumptions=notes)
-    cluster = build_cluster(device.name, found, {"num_devices": n, "devices_per_node": node})
+    cluster = _cluster(Lookup(device=device, assumptions=notes), cells.text("variant"), n, node)
     seconds = _seconds(cluster, verb, size, n)
     row = _own(device, cells) if verb == "all_reduce" and n <= node else None
     own = reduce_of(device, ENGINES[cells.text("engine")]) if row else None
@@ -54,6 +54,23 @@ def in_node(cells: Cells, places: Places) -> Answer:
                 host_seconds(row, device), seconds + 2 * size / (row["copy"] * device.memory_bytes_per_second)
             )
     return Answer(value=seconds, assumed=(*notes, *cluster.assumptions), family=cells.text("dtype") or "-")
+
+
+def _cluster(found: Lookup, variant: str, n: int, node: int) -> Cluster:
+    """Return n devices in nodes of the type that a table states: a DGX has switches, pairwise nodes have bridges.
+
+    A bridge joins two A100 PCIe at 300 GB/s each way (NVIDIA A100 PCIe product brief PB-10137); pairs meet over the
+    host.
+    """
+    given: dict[str, float] = {"num_devices": n, "devices_per_node": node}
+    if "pairwise" in variant and n > 1:
+        given["fast_domain"] = 2
+        if found.device.fast_link == "pcie":
+            given["fast_bandwidth"] = _BRIDGE
+    cluster = build_cluster(found.device.name, found, given)
+    if "dgx" not in variant:
+        return cluster
+    return cluster.with_tiers(replace(tier, mesh=0) for tier in cluster.tiers)
 
 
 def _own(device: Device, cells: Cells) -> dict[str, Any] | None:
