@@ -14,13 +14,17 @@ from shardwise.cost._rates import product_rates
 from shardwise.hardware import find_device
 from shardwise.validation._kernels import AT_HIGHEST_CLOCK
 
-# Table name: (data type of the constants, of the device's peak, bytes of an element of both operands).
+# Table name: (name of the constants, type of the device's peak, bytes of an element of the input, of the weights).
 TYPES = {
-    "bf16": ("bf16", "bf16", 2.0),
-    "fp8": ("fp8", "fp8", 1.0),
-    "nvfp4": ("fp4", "fp4", 0.5625),
-    "int8_sq": ("int8", "int8", 1.0),
+    "bf16": ("bf16", "bf16", 2.0, 2.0),
+    "fp8": ("fp8", "fp8", 1.0, 1.0),
+    "fp8_block": ("fp8_block", "fp8", 1.0, 1.0),
+    "nvfp4": ("fp4", "fp4", 0.5625, 0.5625),
+    "int8_sq": ("int8", "int8", 1.0, 1.0),
+    "int8_wo": ("int8_wo", "bf16", 2.0, 1.0),
+    "int4_wo": ("int4_wo", "bf16", 2.0, 0.53),
 }
+WIDE_INPUT = ("bf16", "int8_wo", "int4_wo")
 START = {
     "compute": 0.75, "memory": 0.8, "start_seconds": 2.5e-6, "sharpness": 2.5, "depth": 40.0, "balance": 50.0,
     "split_seconds": 4e-6, "join_share": 0.5, "warm_share": 0.1, "warm_seconds": 1e-4, "burst_share": 0.1,
@@ -45,11 +49,11 @@ def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]
 
 def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:
     """Return seconds of the products of some rows on one device with one engine's library."""
-    (device, engine), (_, peak, width) = key, TYPES[dtype]
+    (device, engine), (_, peak, width, weight) = key, TYPES[dtype]
     m, n, k = rows["m"], rows["n"], rows["k"]
     found = find_device(device).device
     rates = product_rates(found, peak, {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
-    seconds = product_seconds(rates, (m, n, k, 1.0), width * (n * k + m * k) + 2 * m * n)
+    seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + 2 * m * n)
     if "quantise" in row:
         q = row["quantise"][ENGINES[engine]]
         seconds = seconds + q["start_seconds"] + 3 * m * k / (q["efficiency"] * found.memory_bytes_per_second)
@@ -126,7 +130,7 @@ def fit_row(groups: Groups, dtype: str) -> dict[str, Any]:
         row |= {table: dict.fromkeys(devices, 1.0) for table in ("by_device", "start_by_device")}
     if len(engines) > 1:
         row["by_engine"] = dict.fromkeys(engines, 1.0)
-    if dtype == "bf16":
+    if dtype in WIDE_INPUT:
         return solved(groups, dtype, row)
     row = solved(groups, dtype, row | {"quantise": {e: dict(QUANTISE) for e in engines}})
     if len(engines) == 1:
@@ -145,7 +149,7 @@ def calibrate(table: Table) -> dict[str, Any]:
     """Return matmul rows by family, each with the residual on shapes that were not fitted and on all."""
     found: dict[str, Any] = {}
     for family in FAMILIES:
-        for dtype, (name, _, _) in TYPES.items():
+        for dtype, (name, *_) in TYPES.items():
             groups = parts(table, family, dtype)
             if not groups:
                 continue
@@ -170,7 +174,7 @@ def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, s
     """Return (device, kind, engine, errors) of stored constants on a table, which may be another one."""
     found = []
     for family in FAMILIES:
-        for dtype, (name, _, _) in TYPES.items():
+        for dtype, (name, *_) in TYPES.items():
             row = constants.get(family, {}).get("matmul", {}).get(name)
             for key, rows in (parts(table, family, dtype) if row else {}).items():
                 found.append((key[0], f"product {dtype}", key[1], errors(predicted(rows, key, row, dtype), rows)))

@@ -38,17 +38,18 @@ from shardwise.validation._places import Places
 from shardwise.validation._routing import routed
 from shardwise.validation._row import Answer
 
-# Type of a table -> (row of the constants, type of the device's peak, bytes of an input element, of a weight element).
+# Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
+# input element, of a weight element).
 PRODUCTS = {
-    "fp32": ("fp32", "fp32", 4.0, 4.0),
-    "bf16": ("bf16", "bf16", 2.0, 2.0),
-    "fp16": ("bf16", "fp16", 2.0, 2.0),
-    "fp8": ("fp8", "fp8", 1.0, 1.0),
-    "fp8_block": ("fp8", "fp8", 1.0, 1.0),
-    "nvfp4": ("fp4", "fp4", 0.5625, 0.5625),
-    "int8_sq": ("int8", "int8", 1.0, 1.0),
-    "int8_wo": ("bf16", "bf16", 2.0, 1.0),
-    "int4_wo": ("bf16", "bf16", 2.0, 0.53),
+    "fp32": ("fp32", "fp32", "fp32", 4.0, 4.0),
+    "bf16": ("bf16", "bf16", "bf16", 2.0, 2.0),
+    "fp16": ("bf16", "bf16", "fp16", 2.0, 2.0),
+    "fp8": ("fp8", "fp8", "fp8", 1.0, 1.0),
+    "fp8_block": ("fp8_block", "fp8", "fp8", 1.0, 1.0),
+    "nvfp4": ("fp4", "fp4", "fp4", 0.5625, 0.5625),
+    "int8_sq": ("int8", "int8", "int8", 1.0, 1.0),
+    "int8_wo": ("int8_wo", "bf16", "bf16", 2.0, 1.0),
+    "int4_wo": ("int4_wo", "bf16", "bf16", 2.0, 0.53),
 }
 # Type of fused experts -> (type of the device's peak, bytes of a weight element).
 EXPERTS = {
@@ -118,9 +119,10 @@ def product(cells: Cells, device: Device) -> float:
     dtype = cells.text("dtype")
     if dtype not in PRODUCTS:
         raise refuse("dtype", dtype, "is not a type of products that is modelled")
-    name, peak, width, weight = PRODUCTS[dtype]
+    own, near, peak, width, weight = PRODUCTS[dtype]
     m, n, k = (cells.positive(word) for word in "mnk")
     family = family_of(device)
+    name = own if own in constants()[family]["matmul"] else near
     row, note = matmul_row(constants(), family, name)
     if note:
         cells.assume(note)
