@@ -108,6 +108,10 @@ def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:
     return product_seconds(r, (m, n, k, op.batch), moved)
 
 
+# Products of experts wait for both their weights and their arithmetic: each is short (SimuMax B200 system file).
+_GROUPED_SHARPNESS = 2.0
+
+
 def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds of one pass of an operator: "forward", "input" (gradient) or "weight" (gradient)."""
     flops = {"forward": op.flops, "input": op.backward_flops, "weight": op.weight_flops}[which]
@@ -128,7 +132,9 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             products = matmul_seconds(r, op, moved, "" if which == "forward" else which)
             products = products + (op.batch - 1) * r.matmul_start
         else:
-            products = maximum(flops / (r.grouped_flops * share), moved / r.memory_bytes) + r.grouped_start
+            sharpness = min(r.sharpness, _GROUPED_SHARPNESS) if r.sharpness != math.inf else math.inf
+            products = blend(flops / (r.grouped_flops * share), moved / r.memory_bytes, sharpness)
+            products = products + op.batch * r.grouped_each + r.grouped_start
         return products if which == "weight" else products + _cast(r, op, which)
     if op.kind == "attention":
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops

@@ -137,7 +137,8 @@ class Rates(ProductRates[X]):
     `contention` is by how much compute slows while messages run beside it, as a share of their time, and
     `replica_wait` how long kernels of messages between replicas hold their cores over that time;
     `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
-    same of grouped products for both gradients. `cast_traffic` is the bytes moved to cast an element.
+    same of grouped products for both gradients, `grouped_each` the seconds that one more group costs them.
+    `cast_traffic` is the bytes moved to cast an element.
     """
 
     attention_forward_flops: X
@@ -145,6 +146,7 @@ class Rates(ProductRates[X]):
     attention_start: X
     grouped_flops: X
     grouped_start: X
+    grouped_each: X
     grouped_gradients: tuple[float, float]
     memory_bytes: X
     memory_start: X
@@ -339,6 +341,7 @@ def rates_of(
         grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped["source"]),
         grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped["input_gradient"], grouped["weight_gradient"]),
         grouped_start=leaf("grouped start", start * grouped["start_seconds"], grouped["source"]),
+        grouped_each=leaf("start of one expert", start * grouped.get("each_seconds", 0.0), grouped["source"]),
         memory_bytes=leaf("streaming HBM bytes/s", stream, memory["source"]),
         memory_start=leaf("kernel start", start * memory["start_seconds"], memory["source"]),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
