@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from laws.helpers import tried
 from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
-from shardwise.cost._operators import blend, matmul_seconds
-from shardwise.cost._rates import attention_dtype
+from shardwise.cost._operators import blend, matmul_seconds, product_seconds
+from shardwise.cost._rates import attention_dtype, product_rates
 from shardwise.cost._tables import constants, family_of
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
@@ -208,3 +208,47 @@ def test_products_cut_along_k_fill_the_device() -> None:
     """One tile of a long inner dimension is cut over the cores: far less than one core would take for all of it."""
     alone = 2 * 128 * 128 * 2**20 / (RATES.matmul_flops / 132)
     assert matmul_seconds(RATES, product(128, 128, 2**20), 1.0) < alone / 20
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_longer_product_never_takes_less_time(device: str, dtype: str) -> None:
+    """Doubling the inner dimension, or the rows beyond a wave, makes a product longer."""
+    rates = rates_of(find_device(device).device, dtype, 0.0, Efficiencies())
+    for m in (1, 64, 1024, 16384):
+        times = [
+            matmul_seconds(rates, product(m, 4096, k), 2.0 * (m * k + 4096 * k + m * 4096)) for k in (512, 1024, 8192)
+        ]
+        assert times == sorted(times)
+
+
+def test_short_kernels_run_at_a_higher_clock() -> None:
+    """At the highest clock a product of microseconds reaches more of the peak than one of many milliseconds."""
+    row = {**constants()["hopper"]["matmul"]["bf16"], "sustained": 1.0, "sustained_by_device": {}, "warm_share": 0.0}
+    burst = product_rates(H100, "bf16", row, Efficiencies())
+    long = replace(burst, secondary=replace(burst.secondary, burst_share=0.0))
+    shapes = {n: (float(n), float(n), float(n), 1.0) for n in (2048, 65536)}
+    gain = {
+        n: product_seconds(long, s, 6.0 * n * n) / product_seconds(burst, s, 6.0 * n * n) for n, s in shapes.items()
+    }
+    assert gain[2048] > 1.1
+    assert gain[65536] == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_stays_in_the_cache_is_not_read_again() -> None:
+    """Of the input and the output a part lies in the last cache; weights and what is larger do not."""
+    cached = replace(RATES, secondary=replace(RATES.secondary, cached=2e7, cached_share=0.0))
+    bare = replace(cached, secondary=replace(cached.secondary, cached=0.0))
+    small, large = ((float(m), 64.0, 1024.0, 1.0) for m in (8192, 2**22))
+    assert product_seconds(cached, small, 2.0 * 8192 * 1024) < 0.9 * product_seconds(bare, small, 2.0 * 8192 * 1024)
+    assert product_seconds(cached, large, 2.0 * 2**32) == pytest.approx(
+        product_seconds(bare, large, 2.0 * 2**32), rel=0.01
+    )
+
+
+def test_an_engine_has_products_of_its_own() -> None:
+    """Narrow products of an engine take its own constants, and those of the family where it has none."""
+    row = constants()["hopper"]["matmul"]["fp8"]
+    own, shared = (product_rates(H100, "fp8", row, Efficiencies(), engine) for engine in ("vllm", ""))
+    assert own.matmul_start == pytest.approx(row["engines"]["vllm"]["start_seconds"], rel=0.2)
+    assert own.matmul_start != shared.matmul_start
