@@ -104,7 +104,7 @@ def renewed(table: dict[str, Any], found: dict[str, Any], only: tuple[str, ...])
 
 def leftovers(folder: Path, table: dict[str, Any], only: tuple[str, ...]) -> list[tuple[str, str, str, Any]]:
     """Return (device, kind of kernel, engine, errors) of constants on the tables of a folder."""
-    found = []
+    found: list[tuple[str, str, str, Any]] = []
     for word, module, kind in (("products", products, "gemm"), ("collectives", links, "collective")):
         rows = read(folder, kind) if word in only else {}
         found += module.residuals(rows, table) if rows else []
