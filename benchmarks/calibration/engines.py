@@ -1,4 +1,4 @@
-"""Kernels of engines: attention over a cache, of a prompt, of a latent cache, and fused experts."""
+"""Kernels of engines: fused experts, and attention over a cache where an engine has no tables of its own."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ import numpy as np
 from calibration.minimise import Squares, fit, loss
 from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, read, size, summary, where
 from shardwise.cost._kernels import (
-    TILE_ROWS,
     Chip,
     DecodeFit,
     ExpertsFit,
-    PrefillFit,
     decode_seconds,
     experts_seconds,
     fit_from,
     others_seconds,
-    prefill_seconds,
 )
 from shardwise.hardware import find_device
 from shardwise.validation._kernels import ungated
 from shardwise.validation._routing import routed
 
 Groups = dict[str, Table]
-_LATENT, _ROPE, _KEY, _VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _PEAKS = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int4_wo": "bf16", "w4a16_mxfp4": "bf16",
           "w4a8_mxfp4_mxfp8": "fp8"}  # fmt: skip
 _WIDTHS = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "int4_wo": 0.53, "w4a16_mxfp4": 0.53,
@@ -43,11 +39,6 @@ def _chip(device: str, dtype: str) -> Chip[float]:
     )
 
 
-def _seen(n: Any, window: Any) -> Any:
-    grown = np.where(window > 0, np.minimum(n, window), n)
-    return grown * (grown + 1) / 2 + (n - grown) * window
-
-
 def decode(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
     """Return seconds of attention over a cache."""
     B, N, K, H, window = (rows[k] for k in ("batch", "num_heads", "num_kv_heads", "head_dim", "sliding_window"))
@@ -56,39 +47,6 @@ def decode(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
     width = 1 if rows["kv_dtype"][0] == "fp8" else 2
     work = ((2 * width * B * K * H * tokens, 4 * B * N * H), 4 * B * N * H * tokens, B * K, tokens)
     return decode_seconds(fit_from(DecodeFit, row), _chip(device, "bf16"), *work)
-
-
-def prefill(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
-    """Return seconds of attention of new tokens behind a cached prefix, causal."""
-    names = ("batch", "query_tokens", "prefix_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
-    B, S, past, N, K, H, window = (rows[k] for k in names)
-    keys = np.where(window > 0, np.minimum(S + past, S + window - 1), S + past)
-    width = 1 if rows["kv_dtype"][0] == "fp8" else 2
-    padded = np.ceil(S / TILE_ROWS) * TILE_ROWS
-    flops = 4 * N * H * B * (_seen(S + past, window) - _seen(past, window)) * (padded / S)
-    moved = 4 * B * S * N * H + 2 * width * B * K * H * keys
-    shape = (B * padded, N, 2 * H, keys)
-    return prefill_seconds(fit_from(PrefillFit, row), _chip(device, dtype), moved, flops, shape)
-
-
-def latent_decode(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
-    """Return seconds of attention over a cache of latents, one work item a sequence."""
-    B, N, tokens = rows["batch"], rows["num_heads"], rows["prefix_tokens"] + rows["query_tokens"]
-    width = 1 if rows["kv_dtype"][0] == "fp8" else 2
-    edges, wide = 2 * B * N * (2 * _LATENT + _ROPE), 2 * _LATENT + _ROPE
-    work = ((width * B * (_LATENT + _ROPE) * tokens, edges), 2 * B * N * wide * tokens, B, tokens)
-    return decode_seconds(fit_from(DecodeFit, row), _chip(device, "bf16"), *work)
-
-
-def latent_prefill(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
-    """Return seconds of attention of new tokens with expanded keys and values, causal."""
-    B, S, past, N = (rows[k] for k in ("batch", "query_tokens", "prefix_tokens", "num_heads"))
-    padded = np.ceil(S / TILE_ROWS) * TILE_ROWS
-    dims, pairs = _KEY + _VALUE, _seen(S + past, 0 * S) - _seen(past, 0 * S)
-    moved = 2 * N * B * (S + past) * dims * 2
-    shape = (B * padded, N, dims, S + past)
-    flops = 2 * N * dims * B * pairs * (padded / S)
-    return prefill_seconds(fit_from(PrefillFit, row), _chip(device, "bf16"), moved, flops, shape)
 
 
 def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
@@ -108,8 +66,6 @@ def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
 
 _DECODE = {"memory": 0.85, "compute": 0.2, "start_seconds": 8e-6, "sharpness": 2.0, "floor_tokens": 80.0,
            "item_seconds": 1e-6, "ramp_seconds": 3e-6, "ramp_tokens": 256.0}  # fmt: skip
-_PREFILL = {"memory": 0.5, "compute": 0.6, "start_seconds": 9e-6, "sharpness": 1.5, "extra_dims": 30.0,
-            "extra_keys": 64.0, "path": 0.4, "tile_seconds": 3e-7}  # fmt: skip
 _EXPERTS = {"memory": 0.8, "compute": 0.5, "start_seconds": 25e-6, "sharpness": 2.0, "pad_rows": 32.0,
             "expert_seconds": 1e-7, "row_seconds": 1e-9, "chain_share": 0.5, "row_traffic": 1.0,
             "token_traffic": 1.0}  # fmt: skip
@@ -127,13 +83,6 @@ class Kind:
     start: dict[str, float]
     limits: dict[str, float]
     shape: tuple[str, ...]
-    wanted: tuple[tuple[str, str], ...] = ()
-
-
-def _types(rows: Table) -> Any:
-    return np.array(
-        [a if a == k else f"{a}-{k}" for a, k in zip(rows["attention_dtype"], rows["kv_dtype"], strict=True)]
-    )
 
 
 def _kernels(rows: Table) -> Any:
@@ -144,14 +93,6 @@ _HEADS = ("num_heads", "num_kv_heads", "head_dim", "sliding_window")
 KINDS = (
     Kind(word="decode", table="attention_decode", label=lambda t: t["kv_dtype"], predict=decode, start=_DECODE,
          limits=_SHARES | {"floor_tokens": 300.0, "ramp_tokens": 4000.0, "ramp_seconds": 2e-5}, shape=_HEADS),
-    Kind(word="prefill", table="attention_prefill", label=_types, predict=prefill, start=_PREFILL,
-         limits=_SHARES | {"compute": 1.3, "extra_dims": 200.0, "extra_keys": 200.0, "path": 1.5}, shape=_HEADS),
-    Kind(word="latent_decode", table="mla", label=lambda t: t["kv_dtype"], predict=latent_decode, start=_DECODE,
-         limits=_SHARES | {"floor_tokens": 300.0, "ramp_tokens": 4000.0}, shape=("num_heads", "batch"),
-         wanted=(("op", "generation_mla"),)),
-    Kind(word="latent_prefill", table="mla", label=lambda t: t["kv_dtype"], predict=latent_prefill, start=_PREFILL,
-         limits=_SHARES | {"compute": 1.3, "extra_dims": 200.0, "extra_keys": 200.0}, shape=("num_heads", "batch"),
-         wanted=(("op", "context_mla"),)),
     Kind(word="experts", table="moe", label=_kernels, predict=experts, start=_EXPERTS,
          limits=_SHARES | {"pad_rows": 200.0}, shape=("hidden_size", "intermediate_size", "top_k", "num_experts")),
 )  # fmt: skip
@@ -159,8 +100,6 @@ KINDS = (
 
 def groups(kind: Kind, table: Table) -> Iterator[tuple[str, str, str, Groups]]:
     """Yield (family, engine, label, rows by device) of a kind."""
-    for name, value in kind.wanted:
-        table = pick(table, **{name: value})
     table = table | {"label": kind.label(table)}
     for family, devices in FAMILIES.items():
         for engine in ENGINES:
@@ -171,7 +110,7 @@ def groups(kind: Kind, table: Table) -> Iterator[tuple[str, str, str, Groups]]:
 
 
 def _dtype(kind: Kind, label: str) -> str:
-    return label.split(".")[0] if kind.word == "experts" else label.split("-")[0]
+    return label.split(".")[0]
 
 
 def _cost(kind: Kind, parts: Groups, dtype: str, p: dict[str, float]) -> float:

@@ -38,20 +38,6 @@ class DecodeFit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillFit:
-    """Constants of attention of new tokens: whole tiles of queries, a softmax beside the products, a longest tile."""
-
-    memory: float
-    compute: float
-    start_seconds: float
-    sharpness: float
-    extra_dims: float
-    extra_keys: float
-    path: float
-    tile_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsFit:
     """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved.
 
@@ -86,21 +72,6 @@ def decode_seconds(c: DecodeFit, chip: Chip[X], moved: tuple[X, X], flops: X, it
     worked = flops / (c.compute * chip.flops) + c.item_seconds * items / chip.cores
     ramp = c.ramp_seconds * minimum(tokens, c.ramp_tokens) / c.ramp_tokens
     return blend(streamed, worked, c.sharpness) + ramp + c.start_seconds
-
-
-def prefill_seconds(c: PrefillFit, chip: Chip[X], moved: X, flops: X, shape: tuple[X, X, X, X]) -> X:
-    """Return seconds of attention of new tokens; the shape is (rows, heads, dims of key and value, keys read).
-
-    Rows are those of whole tiles over all sequences. The exponentials of the softmax cost like `extra_dims` more
-    dimensions, a masked tile like `extra_keys` more keys, and the tile with the most keys ends the kernel.
-    """
-    rows, heads, dims, keys = shape
-    rate, wide = c.compute * chip.flops, dims + 2 * c.extra_dims
-    tiles = heads * rows / (TILE_ROWS * chip.cores)
-    products = (flops / dims + 2 * heads * rows * c.extra_keys) * wide / rate
-    longest = c.path * (2 * TILE_ROWS * chip.cores / rate) * wide * keys
-    worked = products + longest + c.tile_seconds * tiles
-    return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + c.start_seconds
 
 
 def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X, X]) -> X:
