@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.cost import Efficiencies, ExpertsFit, constants, fit_from
+from serving.serving_cases import ask
+from shardwise.cost import Efficiencies, ExpertsFit, constants, fit_from, rates_of
 from shardwise.hardware import find_device
+from shardwise.plans import Serving
+from shardwise.serving._case import server_of
 from shardwise.serving._engine import find_engine, kernels_of
+from shardwise.serving._sizes import sizes_of
 
 
 @pytest.mark.parametrize(("products", "values"), [("fp8", "fp8"), ("fp8-block", "fp8_block"), ("bf16", "bf16")])
@@ -16,3 +20,34 @@ def test_block_scaled_experts_take_their_own_kernel(products: str, values: str) 
     kernels = kernels_of(device, "hopper", products, find_engine("vllm"), Efficiencies())
     measured = max(constants()["hopper"]["experts"]["vllm"][values].values(), key=lambda row: row["rows"])
     assert kernels.experts_narrow == fit_from(ExpertsFit, measured)
+
+
+def test_experts_in_mxfp4_take_8_bit_inputs_where_an_engine_was_measured_so() -> None:
+    """On Blackwell the experts of gpt-oss are priced with kernels of 8-bit inputs, on Hopper with those of 16 bits."""
+    for name, family, kind in (
+        ("b200-sxm-180gb", "blackwell", "w4a8_mxfp4_mxfp8"),
+        ("h200-sxm-141gb", "hopper", "bf16"),
+    ):
+        kernels = kernels_of(find_device(name).device, family, "mxfp4", find_engine("tensorrt-llm"), Efficiencies())
+        rows = constants()[family]["experts"]["tensorrt-llm"][kind]
+        measured = max((r for n, r in rows.items() if "nongated" not in n), key=lambda row: row["rows"])
+        assert kernels.experts_wide == fit_from(ExpertsFit, measured)
+        assert kernels.experts_type == ("fp8" if kind.startswith("w4a8") else "")
+
+
+def test_what_fused_experts_do_is_not_charged_again() -> None:
+    """Sorting, activation and the sum of expert outputs are in the tables of experts and cost nothing beside them."""
+    operators = ask("gpt-oss-120b", Serving(batch=8)).evaluation.decode.operators
+    assert operators["mlp.experts.up"] > 0
+    assert not any(operators[name] for name in ("mlp.dispatch", "mlp.experts.activation", "mlp.combine"))
+
+
+def test_inputs_of_four_bits_are_quantised_by_a_kernel_of_their_own() -> None:
+    """Under vLLM each product in nvfp4 starts a quantisation first, as its table has it; fp8 ones do not."""
+    table = constants()["blackwell"]["matmul"]
+    for weights, dtype in (("nvfp4", "fp4"), ("fp8", "fp8")):
+        case = ask("llama-3.1-70b", Serving(weights=weights), device="b200-sxm-180gb").case
+        server = server_of(case, sizes_of(case.model, case.plan, case.job, case.domains), True)
+        alone = rates_of(case.cluster.device, dtype, 0.0, Efficiencies()).matmul_start
+        own = table[dtype]["quantise"]["vllm"]["start_seconds"] if dtype == "fp4" else 0.0
+        assert float(server.narrow.matmul_start) == pytest.approx(float(alone) + own)

@@ -83,3 +83,14 @@ def test_neuron_cores_that_do_not_divide_the_heads_are_predicted(tmp_path: Path)
     )  # fmt: skip
     assert found.status == "predicted", found.reason
     assert "pads heads" in said(found)
+
+
+def test_prompts_share_the_steps_of_tokens_where_engines_mix_them(tmp_path: Path) -> None:
+    """In a closed loop a step of a prompt decodes too under vLLM, and stops decoding in SGLang."""
+    row = {**INFERENCE, "metric": "tpot", "serving_mode": "online", "batch": "", "concurrency": "64",
+           "input_tokens": "1024", "output_tokens": "128", "engine_version": "0.15"}  # fmt: skip
+    mixed, apart = (only(tmp_path, {**row, "engine": engine}).predicted for engine in ("vllm", "sglang"))
+    assert mixed < 0.95 * apart
+    one = {**row, "concurrency": "1"}
+    alone = [only(tmp_path, {**one, "engine": engine}).predicted for engine in ("vllm", "sglang")]
+    assert alone[0] == pytest.approx(alone[1], rel=0.1)

@@ -68,8 +68,8 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     """Return the device and links that a phase runs on."""
     device, wanted = case.cluster.device, case.efficiencies
     fitted = rates_of(device, case.dtype, 0.0, wanted)
-    blocks = case.format.name == "fp8-block" and case.compute == "fp8"
-    kernels = kernels_of(device, fitted.family, "fp8-block" if blocks else case.compute, case.engine, wanted)
+    apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
+    kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
     wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal)
     narrow = wide
     if case.compute != case.dtype:
@@ -85,6 +85,10 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         bandwidth=leaf("HBM bytes/s", bandwidth, "datasheet", "bytes/s"),
         peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
         narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
+        experts_peak=leaf(
+            "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
+        ),
+        fused_experts=not wanted.ideal,
         cores=float(device.num_cores) if device.knows("num_cores") else 1.0,
         cache_width=case.cache_element_bytes,
         kernels=kernels,
@@ -148,13 +152,22 @@ def with_peers(network: Network[X]) -> Network[X]:
 
 
 def _fused_quantisation(rates: Any, case: Case) -> Any:
-    """Return rates of narrow products whose inputs are quantised by the kernel before."""
-    if case.efficiencies.ideal or float(rates.matmul_start) <= case.engine.quantised_start_seconds:
+    """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
+
+    What that kernel starts with is part of the tables of products (docs/calibration.md, `quantise`).
+    """
+    engine = case.engine
+    if case.efficiencies.ideal:
         return rates
-    start = leaf(
-        "kernel start", case.engine.quantised_start_seconds, dict(case.engine.sources)["quantised_start_seconds"]
-    )
-    return replace(rates, matmul_start=start)
+    if case.compute in engine.quantised_apart:
+        measured = constants()[rates.family]["matmul"].get(case.compute, {}).get("quantise", {})
+        own = measured.get(engine.kernels, {}).get("start_seconds", engine.quantised_start_seconds)
+        why = dict(engine.sources)["quantised_apart"]
+        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", own, why))
+    if float(rates.matmul_start) <= engine.quantised_start_seconds:
+        return rates
+    why = dict(engine.sources)["quantised_start_seconds"]
+    return replace(rates, matmul_start=leaf("kernel start", engine.quantised_start_seconds, why))
 
 
 def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:

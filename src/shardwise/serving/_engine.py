@@ -70,6 +70,8 @@ class Engine:
     runs: str = "megatron"
     context_core_bytes: float = 0.0
     page_groups: bool = False
+    mixed_steps: bool = False
+    quantised_apart: tuple[str, ...] = ()
     static_buffers: bool = False
     head_copy: bool = False
     expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -99,6 +101,7 @@ class Kernels:
     decode: DecodeFit
     experts_wide: ExpertsFit
     experts_narrow: ExpertsFit
+    experts_type: str
     all_reduce: EngineReduce | None
     head_bytes_per_second: float
     unsplit_bytes_per_second: float
@@ -139,8 +142,9 @@ def find_engine(name: str) -> Engine:
         problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
         raise InputError([problem])
     row = _table()["engines"][name]
-    apart = ("sources", "fused", "library", "expert_pads")
+    apart = ("sources", "fused", "library", "expert_pads", "quantised_apart")
     values = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
+    values["quantised_apart"] = tuple(row.get("quantised_apart", ()))
     values["library"] = tuple((device, *shares) for device, shares in row.get("library", {}).items())
     values["expert_pads"] = tuple((family, tuple(sides)) for family, sides in row.get("expert_pads", {}).items())
     return Engine(name=name, fused=tuple(row["fused"]), sources=tuple(row["sources"].items()), **values)
@@ -167,6 +171,8 @@ _NARROW = {
     "int8": ("fp8", "fp8_block"),
     "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
 }
+# Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them.
+_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
 
 
 def _own(table: dict[str, Any], engine: str) -> dict[str, Any]:
@@ -185,6 +191,12 @@ def _expert_row(table: dict[str, Any], types: tuple[str, ...]) -> dict[str, Any]
 _WASTE = ("pad_rows", "floor_tokens", "chain_share", "row_traffic", "token_traffic")
 
 
+def _wide_row(experts: dict[str, Any], products: str) -> tuple[str, dict[str, Any]]:
+    """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
+    kind = _WIDENED.get(products, "bf16")
+    return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
+
+
 def _imposed(row: dict[str, Any], imposed: Efficiencies) -> dict[str, Any]:
     """Return a row with the user's efficiencies; ideal kernels stream at full rate and start at once."""
     shares = {"compute": imposed.compute, "memory": imposed.memory}
@@ -196,13 +208,14 @@ def _imposed(row: dict[str, Any], imposed: Efficiencies) -> dict[str, Any]:
 
 
 def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> Kernels:
-    """Return the kernel constants of a family under an engine for products of a type, or of the format "fp8-block".
+    """Return the kernel constants of a family under an engine for products of a type or of a format.
 
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """
     table = constants()[family if "decode" in constants()[family] else "ada"]
     decode, experts = _own(table["decode"], engine.kernels)["bf16"], _own(table["experts"], engine.kernels)
-    wide, narrow = _expert_row(experts, ("bf16",)), _expert_row(experts, _NARROW.get(products, ("bf16",)))
+    kind, wide = _wide_row(experts, products)
+    narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
     own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
     # Engines' own kernels were measured without peer access where ranks slow each other with their square.
     reduce = reduce_of(device, engine.kernels) if own else None
@@ -210,6 +223,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         decode=fit_from(DecodeFit, _imposed(decode, imposed)),
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
+        experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.head_bytes_per_core
         or _core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),

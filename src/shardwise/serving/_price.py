@@ -23,6 +23,8 @@ class Server(Machine[X]):
     bandwidth: X
     peak: X
     narrow_peak: X
+    experts_peak: X
+    fused_experts: bool
     cores: float
     cache_width: float
     kernels: Kernels
@@ -75,7 +77,7 @@ def _attention(m: Server[X], op: Op[X]) -> X:
 def _experts(m: Server[X], op: Op[X]) -> X:
     """Return seconds of one product over the experts that got a token (docs/calibration.md)."""
     narrow = op.dtype == m.narrow_dtype and m.narrow is not m.rates
-    c, peak = (m.kernels.experts_narrow, m.narrow_peak) if narrow else (m.kernels.experts_wide, m.peak)
+    c, peak = (m.kernels.experts_narrow, m.narrow_peak) if narrow else (m.kernels.experts_wide, m.experts_peak)
     chip = Chip(flops=peak, bytes_per_second=m.bandwidth, cores=m.cores)
     hit = op.batch + 0 * op.rows
     return experts_seconds(c, chip, op.forward_bytes, (op.rows * hit, hit, op.columns, op.inner))
@@ -112,9 +114,13 @@ def _written_out(m: Server[X], op: Op[X]) -> X:
     return above(held / elements, 1.5, 0 * seconds, seconds)
 
 
+# What fused experts do beside their two products: the tables of experts hold it (calls from tokens to summed outputs).
+_IN_EXPERTS = (".dispatch", ".experts.activation", ".combine")
+
+
 def op_seconds(m: Server[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
-    if op.kind == "none" or op.kernels == 0:
+    if op.kind == "none" or op.kernels == 0 or (m.fused_experts and op.name.endswith(_IN_EXPERTS)):
         return 0 * op.forward_bytes
     if op.name in m.engine.fused:
         seconds = op.forward_bytes / m.rates.memory_bytes

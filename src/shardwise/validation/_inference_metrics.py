@@ -98,14 +98,25 @@ def whole_batch(cells: Cells, report: InferReport) -> float:
 def per_token(cells: Cells, report: InferReport) -> float:
     """Return seconds per output token; in a closed loop the prompts of the other requests run in between.
 
-    While a request generates, each other request in flight ends once and another begins, so that as many prompts as
-    others are in flight are spread over its output tokens.
+    While a request generates, each other request in flight ends once and another begins: their prompts come one by one.
+    Where prompts and tokens share a step (`Engine.mixed_steps`), its weights are read and its host works once: of the
+    decode step only attention and sampling are added to the prompt's.
     """
-    steps = report.job.output_tokens - 1
-    if cells.text("serving_mode") != "online" or steps < 1:
+    steps, others = report.job.output_tokens - 1, report.job.batch - 1
+    if cells.text("serving_mode") != "online" or steps < 1 or not others:
         return report.tpot_seconds
-    others = (report.job.batch - 1) / report.job.batch
-    return report.tpot_seconds + others * report.ttft_seconds / steps
+    case, decode = report.case, report.evaluation.decode
+    alone = replace(case.job, batch=1, max_batched_tokens=_CHUNK if case.job.input_tokens > _CHUNK else 0)
+    prompt = infer(case.model, case.cluster, case.plan, alone, Options(engine=case.engine)).ttft_seconds
+    if not case.engine.mixed_steps:
+        return report.tpot_seconds + others * prompt / steps
+    apart = sum(float(decode.operators.get(name, 0.0)) for name in ("attention", "sampling"))
+    share = min(1.0, others * -(-case.job.input_tokens // _CHUNK) / steps)
+    return report.tpot_seconds - share * (report.tpot_seconds - apart) + others * prompt / steps
+
+
+# Tokens of a step that engines serve with (github.com/vllm-project/vllm vllm/engine/arg_utils.py).
+_CHUNK = 8192
 
 
 _OF: dict[str, Callable[[Cells, InferReport], float]] = {
