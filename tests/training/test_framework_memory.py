@@ -17,11 +17,13 @@ GIB = 2**30
 LLAMA_70B = Model.load("llama-3-70b")
 
 
-def report_of(stack: str | Stack = "megatron", on: str = "8xb200-sxm-180gb", **plan: object) -> TrainReport:
+def report_of(
+    stack: str | Stack = "megatron", on: str = "8xb200-sxm-180gb", precision: str = "bf16", **plan: object
+) -> TrainReport:
     """Return the report of twelve layers of Llama 3 70B, which SimuMax ran with Megatron-LM on B200."""
     model = replace(LLAMA_70B, layers=LLAMA_70B.layers[:12], name="llama-3-70b-l12")
     one = Plan(**{"micro_batch": 1, "sharding": "distributed-optimizer", **plan})  # type: ignore[arg-type]
-    job = Training(seq_len=4096, global_batch=4 * one.dp, precision="bf16")
+    job = Training(seq_len=4096, global_batch=4 * one.dp, precision=precision)
     return train(model, Cluster.parse(on), one, job, Options(stack=stack))
 
 
@@ -134,4 +136,6 @@ def test_a_backward_pass_in_16_bits_stands_beside_wider_gradients() -> None:
     plan: dict[str, object] = {"pp": 2, "dp": 4, "sharding": "zero1"}
     moments = report_of("megatron-deepspeed", "8xa100-sxm-80gb", **plan).memory.moments
     assert moments["micro-batch complete"] > moments["gradients complete"]
+    fp16 = report_of("megatron-deepspeed", "8xa100-sxm-80gb", precision="fp16-grads16", **plan).evaluation.memory[1]
+    assert fp16.late_block == pytest.approx(fp16.weights / 2 * 4 / 4)  # four bytes a parameter over four replicas
     assert "micro-batch complete" not in report_of("megatron-scores", "8xa100-sxm-80gb", **plan).memory.moments

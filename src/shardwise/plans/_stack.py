@@ -59,6 +59,7 @@ class Stack:
     gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded weights one by
     one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
     `pipeline_keeps_gathered` keeps sharded weights of a stage gathered and its gradients whole between micro-batches.
+    `bucket_elements` is a bucket of gradients and one of weights where its user sets none.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Stack:
     gathers_tensors: bool
     widens_gradients: bool
     pipeline_keeps_gathered: bool
+    bucket_elements: float
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

@@ -50,6 +50,19 @@ def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
     return named(above(s.embeddings, 0, size, zero), "segment of the table's gradient")
 
 
+def flat_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
+    """Return the bytes of a shard of 16-bit gradients that are made flat in fp32 for the step, in one late piece.
+
+    DeepSpeed runtime/zero/stage_1_and_2.py, single_grad_partition of its optimizer for fp16.
+    """
+    zero = 0 * params[0]
+    if not r.stack.micro_gradients or r.precision.gradient_bytes >= r.precision.master_bytes or not r.shards_optimizer:
+        return zero
+    width, (share, expert_share) = r.precision.master_bytes, shares(z, r.stack.settings.optimizer_instances)
+    dense, expert = width * (params[0] + params[1]), width * (params[2] + params[3])
+    return named(divide(dense, share) + divide(expert, expert_share), "segment of the flat gradients")
+
+
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
     """Return what the caching allocator holds of a stage at its fullest, workspaces left out."""
     return m.peak * stack.reserved_over_allocated + m.late_block

@@ -14,6 +14,7 @@ from shardwise.ledger.number import X, above, divide, largest, maximum, minimum,
 from shardwise.ledger.traced import named
 from shardwise.training._beside import (
     device_bytes,
+    flat_gradients,
     late_block,
     reserved_bytes,
     shares,
@@ -158,9 +159,9 @@ def bucket_bytes(r: Recipe, params: tuple[X, X, X, X]) -> X:
     DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements; no bucket is larger than the stage.
     """
     zero = 0 * params[0]
-    if not (r.stack.settings.bucket_elements and r.shards_optimizer):
+    if not (r.bucket_elements and r.shards_optimizer):
         return zero
-    elements = minimum(total(params), r.stack.settings.bucket_elements)
+    elements = minimum(total(params), r.bucket_elements)
     return named((r.precision.gradient_bytes + r.precision.weight_bytes) * elements, "gathered in buckets")
 
 
@@ -232,7 +233,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, z, parts, s)
-    if r.stack.settings.bucket_elements:
+    if r.bucket_elements:
         root = root + bucket_bytes(r, params)
     gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
     beside, widened = stand_in_bytes(r, parts, s) + gathered, widened_bytes(r, z, params)
@@ -268,7 +269,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         in_flight=depth.own + depth.mirrored,
         beside=beside,
         widened=widened,
-        late_block=late_block(r, parts, s),
+        late_block=late_block(r, parts, s) + flat_gradients(r, z, params),
         moments=moments,
         peak=named(largest(moments.values()), "peak of the stage"),
     )

@@ -20,6 +20,11 @@ class Recipe:
     stack: Stack
 
     @property
+    def bucket_elements(self) -> float:
+        """Elements of a bucket of gradients or weights: what the user set, else the framework's own."""
+        return self.stack.settings.bucket_elements or self.stack.bucket_elements
+
+    @property
     def shards_weights(self) -> bool:
         """Whether weights are gathered for each layer."""
         return self.sharding in ("zero3", "fsdp", "hsdp")
