@@ -165,6 +165,15 @@ def watts_per_core(family: str) -> float:
     return float(_table()["measured"]["watts_per_core"].get(family, 0.0))
 
 
+def lasting_memory(family: str) -> float:
+    """Return the share of the streaming rate of measured products that steps of engines keep, 1 where it is all.
+
+    >>> lasting_memory("ampere"), lasting_memory("hopper")
+    (0.91, 1.0)
+    """
+    return float(_table()["measured"]["lasting_memory"].get(family, 1.0))
+
+
 _NARROW = {
     "fp8": ("fp8", "fp8_block"),
     "fp8-block": ("fp8_block", "fp8"),

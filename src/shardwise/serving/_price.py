@@ -11,7 +11,7 @@ from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.serving._attention import AttentionKernels, cached_seconds, prompt_seconds
-from shardwise.serving._engine import Engine, Kernels
+from shardwise.serving._engine import Engine, Kernels, lasting_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,4 +150,5 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
         return rates
     zero = 0 * rates.memory_start
     started = zero + (0.0 if ideal else 1.0) * engine.small_kernel_seconds
-    return replace(rates, memory_start=started, launch=zero, cast_traffic=0.0)
+    streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
+    return replace(rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed)
