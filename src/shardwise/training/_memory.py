@@ -230,18 +230,42 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     weights, gradients, optimizer = state_bytes(r, z, params)
     if r.precision.embedding_bytes:
         weights = named(weights + wide_tables(r, z, parts, s), "weights")
+    gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
+    beside, widened = stand_in_bytes(r, parts, s) + gathered, widened_bytes(r, z, params)
+    m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients))
+    moments = moments_of(r, parts, s, m)
+    update = widened + update_bytes(r, z, params, _biggest_tensor(parts, s))
+    moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
+    return StageMemory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=m.activations,
+        logits=m.logits,
+        recomputed=m.again,
+        buffers=m.root + m.units,
+        in_flight=depth.own + depth.mirrored,
+        beside=beside,
+        widened=widened,
+        late_block=late_block(r, parts, s) + flat_gradients(r, z, params),
+        moments=moments,
+        peak=named(largest(moments.values()), "peak of the stage"),
+    )
+
+
+def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X]) -> Moment[X]:
+    """Return what the moments of a stage are made of; `state` is what lasts, and the gradients."""
+    lasting, gradients = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, z, parts, s)
     if r.bucket_elements:
-        root = root + bucket_bytes(r, params)
-    gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
-    beside, widened = stand_in_bytes(r, parts, s) + gathered, widened_bytes(r, z, params)
+        root = root + bucket_bytes(r, owned(parts, s))
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = (depth.heads - 1) * ends
-    m = Moment(
-        lasting=weights + optimizer + beside,
+    return Moment(
+        lasting=lasting,
         standing=standing,
         root=root,
         units=units,
@@ -254,24 +278,6 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         waiting=waiting,
         logits=named(waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss"),
         last_layer=named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer"),
-    )
-    moments = moments_of(r, parts, s, m)
-    update = widened + update_bytes(r, z, params, _biggest_tensor(parts, s))
-    moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
-    return StageMemory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=m.activations,
-        logits=m.logits,
-        recomputed=m.again,
-        buffers=root + units,
-        in_flight=depth.own + depth.mirrored,
-        beside=beside,
-        widened=widened,
-        late_block=late_block(r, parts, s) + flat_gradients(r, z, params),
-        moments=moments,
-        peak=named(largest(moments.values()), "peak of the stage"),
     )
 
 
