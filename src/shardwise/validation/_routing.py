@@ -36,7 +36,12 @@ def _drawn(exponent: float, tokens: float, top_k: float, experts: int, ranks: in
     low, high = (1.0, max(0.8 * tokens, 1.001)) if tokens * top_k > experts else (0.01, 2.0)
     b = 1 - exponent
     weights = ((high**b - low**b) * np.random.default_rng(0).random((DRAWS, experts)) + low**b) ** (1 / b)
-    rows = np.minimum(weights / weights.sum(1, keepdims=True) * tokens * top_k, tokens)
-    by_rank = np.round(rows).reshape(DRAWS, ranks, experts // ranks)
+    exact = np.minimum(weights / weights.sum(1, keepdims=True) * tokens * top_k, tokens)
+    rows = np.round(exact)
+    # What rounding loses goes to the experts with the most, one each; what it adds is taken from the first of them.
+    missing = tokens * top_k - rows.sum(1, keepdims=True)
+    place = np.argsort(np.argsort(-exact, axis=1), axis=1)
+    rows = np.maximum(rows + (place < missing) + np.where(place == 0, np.minimum(missing, 0), 0), 0)
+    by_rank = rows.reshape(DRAWS, ranks, experts // ranks)
     heaviest = by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
     return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
