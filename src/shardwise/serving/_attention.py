@@ -48,11 +48,12 @@ def _sizes(model: Model, decoding: bool) -> dict[float, tuple[str, float, float]
 
 
 def attention_kernels(
-    device: Device, engine: str, model: Model, widths: tuple[float, float]
+    device: Device, engine: str, model: Model, widths: tuple[float, float], latent: str = ""
 ) -> AttentionKernels | None:
     """Return the measured attention kernels of an engine for a model; None where one of them was not measured.
 
-    `widths` are bytes of an activation and of a cached element.
+    `widths` are bytes of an activation and of a cached element, `latent` the engine whose kernels over latent caches
+    stand for the engine's own.
     """
     narrow = widths[1] < 2
     made: list[Sized] = []
@@ -61,8 +62,9 @@ def attention_kernels(
         sized = []
         for dims, (kind, head, cached) in sorted(_sizes(model, decoding).items()):
             name = label if kind != "latent_prefill" or not narrow else "fp8"
-            costs = kernel_costs(device, kind, (engine, name), head, False)
-            costs = costs or kernel_costs(device, kind, (engine, "bf16"), head, False)
+            owner = latent if latent and kind == "latent_decode" else engine
+            costs = kernel_costs(device, kind, (owner, name), head, False)
+            costs = costs or kernel_costs(device, kind, (owner, "bf16"), head, False)
             if costs is None:
                 return None
             sized.append((float(dims), float(cached), costs))

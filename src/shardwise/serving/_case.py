@@ -104,7 +104,7 @@ def _attention(case: Case) -> AttentionKernels | None:
     if wanted.ideal or wanted.compute or wanted.memory:
         return None
     widths = (case.activation_bytes, case.cache_element_bytes)
-    return attention_kernels(case.cluster.device, case.engine.kernels, case.model, widths)
+    return attention_kernels(case.cluster.device, case.engine.kernels, case.model, widths, case.engine.latent_kernels)
 
 
 def _by_library(rates: Any, case: Case) -> Any:

@@ -32,6 +32,12 @@ class Engine:
     `adds` is the type that products are summed in, `thin_products` whether those of few rows are bound by what a core
     can load. Activations lie in `activation_bytes` and are cast for products. `runs` is the stack whose operators it
     runs, and no `small_kernel_seconds` means that kernels start as in that stack.
+
+    `context_core_bytes` are bytes of the context for each core. Layers that keep different things share pages of one
+    size with `page_groups`; with `static_buffers` all buffers of a pass exist at once, with `head_copy` a tied head has
+    a table of its own. `expert_pads` is what families of devices pad experts in mxfp4 to (`Format.expert_pads`).
+    Prompts and tokens share steps with `mixed_steps`. Inputs of the types `quantised_apart` are quantised by kernels of
+    their own, and the kernels over latent caches of the engine `latent_kernels` stand for its own.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Engine:
     page_groups: bool = False
     mixed_steps: bool = False
     quantised_apart: tuple[str, ...] = ()
+    latent_kernels: str = ""
     static_buffers: bool = False
     head_copy: bool = False
     expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
