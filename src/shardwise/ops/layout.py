@@ -203,6 +203,13 @@ def matmul(
     flops = matmul_flops(m, n, k)
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
+    biased = y.stack.bias_gradients_apart and any(w.name.endswith(".bias") for w in weights)
+    apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
+    behind: X | float = 0
+    if biased or apart:
+        # The sum of the gradient of a bias reads that of the output; a gradient that is made before it is added is read
+        # beside the buffer, which is read and written.
+        behind = biased * y.a * m * n + apart * (y.a + 2 * y.work.gradient_bytes) * n * k
     return Op(
         name=name,
         kind="matmul",
@@ -222,23 +229,10 @@ def matmul(
         dtype=y.work.dtype,
         model_flops=flops,
         output_bytes=y.a * m * n,
-        finish_bytes=finished(y, (m, n, k), weights),
+        finish_bytes=behind,
         kernels=cast(float, kernels),
         **more,  # type: ignore[arg-type]
     )
-
-
-def finished(y: Layout[X], mnk: tuple[X, X, X], weights: tuple[Weight[X], ...]) -> X | float:
-    """Return the bytes that kernels of their own move behind the product of a weight gradient.
-
-    The sum of the gradient of a bias reads that of the output; a gradient that is made before it is added is read
-    beside the buffer, which is read and written.
-    """
-    m, n, k = mnk
-    biased = y.stack.bias_gradients_apart and any(w.name.endswith(".bias") for w in weights)
-    apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
-    summed = y.a * m * n if biased else 0
-    return summed + (y.a + 2 * y.work.gradient_bytes) * n * k if apart else summed
 
 
 def memory_op(y: Layout[X], name: str, region: str, moved: tuple[X, X], **more: object) -> Op[X]:

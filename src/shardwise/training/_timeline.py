@@ -17,13 +17,13 @@ from shardwise.ops.fold import Machine
 from shardwise.plans import Plan
 from shardwise.training._evaluate import Case, Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import Parts, Recipe
+from shardwise.training._sharding import sharding_waits
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import (
     StageSeconds,
     StepJob,
     data_parallel_seconds,
-    sharding_waits,
     tied_seconds,
     timed_parts,
     weighted,
