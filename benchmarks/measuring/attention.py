@@ -113,7 +113,8 @@ def _add(
     (dtype, backend), (B, S, past, N, K, H) = kind, shape
     engine = f"{machine.engine}-{backend}" if backend else machine.engine
     tables.add(
-        name, device=machine.key, engine=engine, engine_version=machine.torch_version, attention_dtype=dtype,
+        name, device=machine.key, engine=engine, engine_version=machine.torch_version,
+        citation=machine.citation, attention_dtype=dtype,
         kv_dtype=dtype, batch=B, query_tokens=S, prefix_tokens=past, num_heads=N, num_kv_heads=K, head_dim=H,
         sliding_window=0, time_seconds=timing.seconds, spread=timing.spread,
     )  # fmt: skip

@@ -89,6 +89,7 @@ def _recorder(
         if stage == "fwd":
             tables.add(
                 "kernels_gemm", device=machine.key, engine=machine.engine, engine_version=machine.torch_version,
+                citation=machine.citation,
                 dtype=dtype, m=m, n=n, k=k, time_seconds=timing.seconds, spread=timing.spread,
             )  # fmt: skip
         rate = 2.0 * m * n * k / timing.seconds
@@ -130,7 +131,8 @@ def _layer(machine: Machine, dtype: str, shape: tuple[int, ...]) -> Callable[[in
 def _experts_row(machine: Machine, tables: Tables, dtype: str, shape: tuple[int, ...], timing: Timing) -> None:
     E, top, D, F, T = shape
     tables.add(
-        "kernels_moe", device=machine.key, engine=machine.engine, engine_version=machine.torch_version, dtype=dtype,
+        "kernels_moe", device=machine.key, engine=machine.engine, engine_version=machine.torch_version,
+        citation=machine.citation, dtype=dtype,
         kernel="loop", num_tokens=T, hidden_size=D, intermediate_size=F, top_k=top, num_experts=E, moe_tp=1, moe_ep=1,
         routing="balanced", time_seconds=timing.seconds, spread=timing.spread,
     )  # fmt: skip

@@ -101,7 +101,8 @@ class Streams:
         def row(timing: Timing) -> None:
             self.tables.add(
                 "kernels_memory", device=self.machine.key, engine=self.machine.engine,
-                engine_version=self.machine.torch_version, op=op, dtype=dtype, rows=size[0], width=size[1],
+                engine_version=self.machine.torch_version,
+                citation=self.machine.citation, op=op, dtype=dtype, rows=size[0], width=size[1],
                 bytes_total=float(moved), time_seconds=timing.seconds, spread=timing.spread,
             )  # fmt: skip
 
