@@ -184,15 +184,15 @@ def fitted(folder: Path, key: str) -> dict[str, Any]:
 def main(folder: Path, key: str, write: bool = True) -> None:
     """Print the constants and store them."""
     table = fitted(folder, key)
-    text = toml(table, key)
+    text = toml(table, key, str(own(folder, "kernels_memory")["engine_version"][0]))
     print(text)
     if write:
         TARGET.write_text(text, encoding="utf-8")
 
 
-def toml(table: dict[str, Any], key: str) -> str:
+def toml(table: dict[str, Any], key: str, version: str) -> str:
     """Return the file of constants."""
-    source = f"benchmarks/measure.py on {find_device(key).device.full_name}, torch 2.13.0, {time.strftime('%Y-%m-%d')}"
+    source = f"benchmarks/measure.py on {find_device(key).device.full_name}, torch {version}, {time.strftime('%Y-%m-%d')}"
     lines = [HEADER, "[cpu]", f'extends = "generic"\ndevices = ["{key}"]\nnote = ""']
     lines += [line for name, row in table.items() for line in _lines(("cpu", name), row, source)]
     lines.append(REST.format(source=source))
