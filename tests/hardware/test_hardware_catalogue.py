@@ -114,10 +114,11 @@ def ahead(device: Device) -> int:
 
 
 def test_memory_and_bandwidth_are_plausible(device: Device) -> None:
-    """Sizes mistaken by 1000, or bits taken for bytes, fall outside what any device has."""
+    """Sizes mistaken by 1000, or bits taken for bytes, fall outside; what a driver or kernel leaves is no round number."""
     assert 8e9 < device.memory_bytes < 600e9
     assert 0.6 < device.usable_memory_bytes / device.memory_bytes <= 1
-    assert device.memory_bytes < 12e9 or device.memory_bytes % 2**20 == 0 or device.vendor == "NVIDIA"
+    rest = device.vendor == "NVIDIA" or device.name.startswith("cpu-")
+    assert device.memory_bytes < 12e9 or device.memory_bytes % 2**20 == 0 or rest
     if device.knows("memory_bytes_per_second"):
         assert 20e9 < device.memory_bytes_per_second < 10e12 * ahead(device)
 
