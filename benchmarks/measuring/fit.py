@@ -192,7 +192,8 @@ def main(folder: Path, key: str, write: bool = True) -> None:
 
 def toml(table: dict[str, Any], key: str, version: str) -> str:
     """Return the file of constants."""
-    source = f"benchmarks/measure.py on {find_device(key).device.full_name}, torch {version}, {time.strftime('%Y-%m-%d')}"
+    full = find_device(key).device.full_name
+    source = f"benchmarks/measure.py on {full}, torch {version}, {time.strftime('%Y-%m-%d')}"
     lines = [HEADER, "[cpu]", f'extends = "generic"\ndevices = ["{key}"]\nnote = ""']
     lines += [line for name, row in table.items() for line in _lines(("cpu", name), row, source)]
     lines.append(REST.format(source=source))
