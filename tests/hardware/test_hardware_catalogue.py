@@ -114,7 +114,7 @@ def ahead(device: Device) -> int:
 
 
 def test_memory_and_bandwidth_are_plausible(device: Device) -> None:
-    """Sizes mistaken by 1000, or bits taken for bytes, fall outside; what a driver or kernel leaves is no round number."""
+    """Sizes mistaken by 1000, or bits taken for bytes, fall outside; what a driver leaves is no round number."""
     assert 8e9 < device.memory_bytes < 600e9
     assert 0.6 < device.usable_memory_bytes / device.memory_bytes <= 1
     rest = device.vendor == "NVIDIA" or device.name.startswith("cpu-")
