@@ -161,4 +161,4 @@ def fitted_widening(runs: Sequence[Residual]) -> float:
         counts = (left_out(runs, lambda one: one.source, widen), left_out(runs, lambda one: one.device, widen))
         return sum((inside / total - SHARE) ** 2 for inside, total in counts if total)
 
-    return min((0.01 * step for step in range(-5, 60)), key=off)
+    return min((0.01 * step for step in range(-20, 60)), key=off)

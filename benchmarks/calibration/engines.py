@@ -175,6 +175,7 @@ def residuals(folder: Path, constants: dict[str, Any], only: tuple[str, ...]) ->
                 row = row.get(key, {})
             for device, rows in parts.items() if row else ():
                 dtype = _dtype(kind, label)
-                name = f"{kind.word.replace('_', ' ')} {label.split('.')[0]}"
+                word = "decode, one form for all heads," if kind.word == "decode" else kind.word
+                name = f"{word} {label.split('.')[0]}"
                 found.append((device, name, engine, errors(kind.predict(rows, device, row, dtype), rows)))
     return found
