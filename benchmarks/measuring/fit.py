@@ -39,6 +39,7 @@ REST = """
 [cpu.weight_gradient]
 rate = 1.0
 source = "{source}: products of the three passes keep the same share of the peak"
+date = "{date}"
 
 [cpu.grouped]
 in_turn = true
@@ -196,7 +197,7 @@ def toml(table: dict[str, Any], key: str, version: str) -> str:
     source = f"benchmarks/measure.py on {full}, torch {version}, {time.strftime('%Y-%m-%d')}"
     lines = [HEADER, "[cpu]", f'extends = "generic"\ndevices = ["{key}"]\nnote = ""']
     lines += [line for name, row in table.items() for line in _lines(("cpu", name), row, source)]
-    lines.append(REST.format(source=source))
+    lines.append(REST.format(source=source, date=time.strftime("%Y-%m")))
     return "\n".join(lines)
 
 

@@ -105,7 +105,7 @@ def test_plan_train_under_limits() -> None:
     assert all(best["usd"] <= limit for best in tree["best"])
     assert {"max_usd", "min_free_bytes"} & {row["name"] for row in tree["rejected"]}
     assert tree["search"]["plans"] == tree["search"]["fitting"] + sum(row["count"] for row in tree["rejected"])
-    sizes = [best["memory"]["peak_bytes"] for best in tree["best"]]
+    sizes = [best["memory"]["device_bytes"] for best in tree["best"]]
     assert sizes == sorted(sizes)
     assert "asked for: a run up to" in run(*words).out
 

@@ -49,7 +49,8 @@ def test_rows_are_written_as_csv(tmp_path: Path) -> None:
         len(Path(file_of(name)).read_text().splitlines()) - 1 for name in ("inference_runs.csv", "kernels_gemm.csv")
     ]
     assert len(rows) == sum(counts)
-    assert all(float(row["predicted"]) > 0 for row in rows if row["status"] == "predicted")
+    made = [row for row in rows if row["status"] == "predicted"]
+    assert all(float(row["predicted"]) >= 0 for row in made)  # nothing is left for a cache where a model does not fit
 
 
 def test_report_and_plot_are_written(tmp_path: Path) -> None:

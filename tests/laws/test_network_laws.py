@@ -139,8 +139,8 @@ def test_no_device_beats_its_datasheet(name: str) -> None:
     device = find_device(name).device
     for dtype in device.matrix_flops:
         rates, peak = rates_of(device, dtype, 5e-6, Efficiencies()), device.peak_flops(dtype)
-        for flops in (rates.matmul_flops, rates.grouped_flops):
-            assert 0 < flops < peak
+        assert 0 < rates.matmul_flops < peak
+        assert 0 < rates.grouped_flops <= peak
         core = device.peak_flops(attention_dtype(device, dtype))
         assert 0 < rates.attention_forward_flops < core
         assert 0 < rates.attention_backward_flops < core
@@ -164,7 +164,9 @@ def test_every_fitted_constant_is_a_possible_one() -> None:
         for row in flat:
             assert row["source"] and row["date"], family
             for key, value in row.items():
-                if key in ("compute", "memory", "efficiency", "forward", "backward", "sustained"):
+                if key == "sustained":  # of the rate in tables, whose libraries may be slower than those of training
+                    assert 0 < value <= 1.3, (family, key)
+                elif key in ("compute", "memory", "efficiency", "forward", "backward"):
                     # The products of a prompt's attention are charged with more dimensions than they have.
                     assert 0 < value <= (1.3 if "extra_dims" in row else 1), (family, key)
                 elif isinstance(value, float):

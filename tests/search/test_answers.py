@@ -39,7 +39,7 @@ MODELS = {
     "experts": Model(name="experts", family="llama", hidden=2048, vocab=32000, layers=(SPARSE,) * 8),
 }
 JOB = Training(seq_len=1024, global_batch=48, token_budget=1e11)
-ON = Cluster.parse("16xa100-sxm-80gb", {"memory": "10GB", "price": 2.0})
+ON = Cluster.parse("16xa100-sxm-80gb", {"memory": "8GB", "price": 2.0})
 SPACE = Space(layout=("1d",), cp=upto(2), sharding=("none", "zero1"), recompute=("none", "full"), micro_batch=upto(8))
 
 
@@ -183,7 +183,7 @@ def test_scaling_is_a_search_on_each_count() -> None:
     assert [row.num_devices for row in rows] == [2, 4, 8, 16]
     first = next(row.best for row in rows if row.best is not None)
     for row in rows:
-        on = Cluster.parse(f"{row.num_devices}xa100-sxm-80gb", {"memory": "10GB", "price": 2.0})
+        on = Cluster.parse(f"{row.num_devices}xa100-sxm-80gb", {"memory": "8GB", "price": 2.0})
         alone = plan_training(MODELS["dense"], on, JOB, SPACE, Wish(top=1)).best
         assert (row.best is None) == (not alone)
         if row.best is not None and alone:

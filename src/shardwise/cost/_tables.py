@@ -35,7 +35,12 @@ def _read(name: str) -> dict[str, Any]:
 def constants() -> dict[str, Any]:
     """Return the table of constants by family; a family that extends another holds what it does not state itself."""
     table = merged(merged(_read("constants.toml"), _read("priors.toml")), _read("cpu.toml"))
-    return {name: merged(table.get(row.get("extends", ""), {}), row) for name, row in table.items()}
+    return {name: _whole(table, name) for name in table}
+
+
+def _whole(table: dict[str, Any], name: str) -> dict[str, Any]:
+    row = table[name]
+    return merged(_whole(table, row["extends"]), row) if "extends" in row else row
 
 
 def family_of(device: Device) -> str:

@@ -46,11 +46,14 @@ def _plain(value: object) -> object:
 def stack_changes(case: Imported) -> dict[str, object]:
     """Return what a file changes in the behaviour of its framework."""
     base = find_stack(case.stack.name)
-    return {
-        f.name: getattr(case.stack, f.name)
-        for f in fields(base)
-        if f.name != "sources" and getattr(base, f.name) != getattr(case.stack, f.name)
-    }
+    changed = _differing(case.stack, base, ("sources", "settings"))
+    changed |= _differing(case.stack.settings, base.settings)
+    return dict(sorted(changed.items()))
+
+
+def _differing(record: Any, base: Any, left_out: tuple[str, ...] = ()) -> dict[str, object]:
+    names = (f.name for f in fields(base) if f.name not in left_out)
+    return {name: getattr(record, name) for name in names if getattr(base, name) != getattr(record, name)}
 
 
 def _sizes(model: Model) -> dict[str, object]:

@@ -178,7 +178,10 @@ def decode(cells: Cells, device: Device) -> float:
     tokens = max(1.0, min(tokens, window) if window else tokens)
     if constants()[family_of(device)].get("attention", {}).get("block_keys"):
         dtype = cells.text("kv_dtype") or "bf16"
-        b, peaks = rates_of(device, dtype, 0.0, _NONE).blocks, (device.peak_flops(dtype), device.memory_bytes_per_second)
+        b, peaks = (
+            rates_of(device, dtype, 0.0, _NONE).blocks,
+            (device.peak_flops(dtype), device.memory_bytes_per_second),
+        )
         cache = 2 * ELEMENT_BYTES[dtype] * B * K * H * tokens
         return float(one_query_seconds(b, 4 * B * N * H * tokens, cache, peaks))
     kernel = _kernel(cells, device, "decode", cells.text("kv_dtype") or "bf16", H, bool(window))
