@@ -9,28 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, read, size, summary, where
+from calibration.tables import ENGINES, LEAST, Table, errors, held, pick, read, size, summary, where
+from calibration.tables import groups as by_label
 from shardwise.cost._attention import (
     Cached,
     Prompt,
     decode_parts,
     prompt_parts,
 )
-from shardwise.cost._kernels import Chip
 from shardwise.hardware import find_device
+from shardwise.validation._kernels import KEY, LATENT, ROPE, VALUE, chip_of
 
 Parts = tuple[Any, ...]
-LATENT, ROPE, KEY, VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _SCALE, _ROUNDS = 0.06, 8
-# Fewer rows than this do not fit a kernel: those of the next head size stand in.
-_LEAST = 20
-
-
-def _chip(device: str, dtype: str) -> Chip[Any]:
-    found = find_device(device).device
-    return Chip(
-        flops=found.peak_flops(dtype), bytes_per_second=found.memory_bytes_per_second, cores=float(found.num_cores)
-    )
 
 
 def _width(rows: Table) -> int:
@@ -43,7 +34,7 @@ def decode(rows: Table, device: str, dtype: str, packs: bool) -> Parts:
     tokens = rows["prefix_tokens"] + rows["query_tokens"]
     tokens = np.where(window > 0, np.minimum(tokens, window), tokens)
     return decode_parts(
-        _chip(device, "bf16"),
+        chip_of(find_device(device).device, "bf16"),
         Cached(sequences=B, items=B * K, group=N / K, tokens=tokens, pair_flops=4 * H, item_bytes=2 * _width(rows) * H,
                edge_bytes=4 * B * N * H),
     )  # fmt: skip
@@ -56,7 +47,7 @@ def prefill(rows: Table, device: str, dtype: str, packs: bool) -> Parts:
     work = Prompt(sequences=B, queries=S, past=past, heads=N, kv_heads=K, pair_flops=4 * H,
                   token_bytes=2 * _width(rows) * H, edge_bytes=4 * B * S * N * H,
                   window=window if window.any() else 0.0)  # fmt: skip
-    return prompt_parts(_chip(device, dtype), work, packs)
+    return prompt_parts(chip_of(find_device(device).device, dtype), work, packs)
 
 
 def latent_decode(rows: Table, device: str, dtype: str, packs: bool) -> Parts:
@@ -64,7 +55,7 @@ def latent_decode(rows: Table, device: str, dtype: str, packs: bool) -> Parts:
     B, N, tokens = rows["batch"], rows["num_heads"], rows["prefix_tokens"] + rows["query_tokens"]
     wide = 2 * LATENT + ROPE
     return decode_parts(
-        _chip(device, "bf16"),
+        chip_of(find_device(device).device, "bf16"),
         Cached(sequences=B, items=B, group=N, tokens=tokens, pair_flops=2 * wide,
                item_bytes=_width(rows) * (LATENT + ROPE), edge_bytes=2 * B * N * wide),
     )  # fmt: skip
@@ -76,7 +67,7 @@ def latent_prefill(rows: Table, device: str, dtype: str, packs: bool) -> Parts:
     dims = KEY + VALUE
     work = Prompt(sequences=B, queries=S, past=past, heads=N, kv_heads=N, pair_flops=2 * dims, token_bytes=2 * dims,
                   edge_bytes=2 * N * B * S * dims)  # fmt: skip
-    return prompt_parts(_chip(device, "bf16"), work, packs)
+    return prompt_parts(chip_of(find_device(device).device, "bf16"), work, packs)
 
 
 def _types(rows: Table) -> Any:
@@ -181,7 +172,9 @@ def _group(kind: Kind, parts: dict[str, Table], dtype: str, packs: bool) -> Grou
 
 def fit(group: Group) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the costs of every kernel of a group, and how much slower each device is than the middle of them."""
-    names = [n for n in np.unique(group.kernels) if (group.kernels == n).sum() >= _LEAST]
+    names = [
+        n for n in np.unique(group.kernels) if (group.kernels == n).sum() >= LEAST
+    ]  # else the next head size stands in
     devices = list(np.unique(group.devices))
     scale = dict.fromkeys(devices, 1.0)
     for _ in range(3 if len(devices) > 1 else 1):
@@ -226,16 +219,8 @@ def stand_in(name: str, names: tuple[str, ...]) -> str:
 
 def groups(kind: Kind, table: Table) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
     """Yield (family, engine, type, rows by device) of a kind."""
-    table = pick(table, op=kind.wanted) if kind.wanted else table
-    table = table | {"label": kind.label(table)}
-    for family, devices in FAMILIES.items():
-        for engine in ENGINES:
-            own = pick(table, engine=engine)
-            for label in sorted(set(own["label"][np.isin(own["device"], devices)])):
-                parts = {d: pick(own, label=label, device=d) for d in devices}
-                parts = {d: rows for d, rows in parts.items() if size(rows) >= _LEAST}
-                if parts:
-                    yield family, engine, str(label), parts
+    rows = pick(table, op=kind.wanted) if kind.wanted else table
+    return by_label(rows, kind.label(rows))
 
 
 def _best(kind: Kind, parts: dict[str, Table], dtype: str) -> tuple[bool, Group]:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from calibration.minimise import Squares, fit, loss
-from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, read, size, summary, where
+from calibration.tables import ENGINES, Table, errors, groups, held, read, size, summary, where
 from shardwise.cost._kernels import (
-    Chip,
     DecodeFit,
     ExpertsFit,
     decode_seconds,
@@ -22,21 +21,10 @@ from shardwise.cost._kernels import (
     others_seconds,
 )
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import ungated
+from shardwise.validation._kernels import EXPERTS, chip_of, ungated
 from shardwise.validation._routing import routed
 
 Groups = dict[str, Table]
-_PEAKS = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int4_wo": "bf16", "w4a16_mxfp4": "bf16",
-          "w4a8_mxfp4_mxfp8": "fp8"}  # fmt: skip
-_WIDTHS = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "int4_wo": 0.53, "w4a16_mxfp4": 0.53,
-           "w4a8_mxfp4_mxfp8": 0.53}  # fmt: skip
-
-
-def _chip(device: str, dtype: str) -> Chip[float]:
-    found = find_device(device).device
-    return Chip(
-        flops=found.peak_flops(dtype), bytes_per_second=found.memory_bytes_per_second, cores=float(found.num_cores)
-    )
 
 
 def decode(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
@@ -46,18 +34,18 @@ def decode(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
     tokens = np.where(window > 0, np.minimum(tokens, window), tokens)
     width = 1 if rows["kv_dtype"][0] == "fp8" else 2
     work = ((2 * width * B * K * H * tokens, 4 * B * N * H), 4 * B * N * H * tokens, B * K, tokens)
-    return decode_seconds(fit_from(DecodeFit, row), _chip(device, "bf16"), *work)
+    return decode_seconds(fit_from(DecodeFit, row), chip_of(find_device(device).device, "bf16"), *work)
 
 
 def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
     """Return seconds of a fused layer of experts: two products, gated unless the kernel says otherwise."""
     names = ("num_tokens", "hidden_size", "intermediate_size", "top_k", "num_experts", "moe_tp", "moe_ep")
     T, D, inner, k, E, tp, ep = (rows[name] for name in names)
-    width, F = _WIDTHS[dtype], inner / tp
+    (peak, width), F = EXPERTS[dtype], inner / tp
     hit, own = np.array([routed(*case) for case in zip(rows["routing"], T, k, E, ep, strict=True)]).T
     cases = zip(rows["kernel"], rows["engine_version"], D, inner, strict=True)
     up = np.where([ungated(*case) for case in cases], 1, 2) * F
-    chip, c = _chip(device, _PEAKS[dtype]), fit_from(ExpertsFit, row)
+    chip, c = chip_of(find_device(device).device, peak), fit_from(ExpertsFit, row)
     products = ((up, D), (D + 0 * F, F))
     return others_seconds(c, chip, np.maximum(T - own, 0), D) + sum(
         experts_seconds(c, chip, width * hit * n * k + 2 * own * (n + k), (own, hit, n, k)) for n, k in products
@@ -98,17 +86,6 @@ KINDS = (
 )  # fmt: skip
 
 
-def groups(kind: Kind, table: Table) -> Iterator[tuple[str, str, str, Groups]]:
-    """Yield (family, engine, label, rows by device) of a kind."""
-    table = table | {"label": kind.label(table)}
-    for family, devices in FAMILIES.items():
-        for engine in ENGINES:
-            own = pick(table, engine=engine)
-            for label in sorted(set(own["label"][np.isin(own["device"], devices)])):
-                parts = {d: pick(own, label=label, device=d) for d in devices}
-                yield family, engine, label, {d: rows for d, rows in parts.items() if size(rows) >= 20}
-
-
 def _dtype(kind: Kind, label: str) -> str:
     return label.split(".")[0]
 
@@ -142,7 +119,7 @@ def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     """Yield the place in the table of constants and the row of every kernel of every family and engine."""
     for kind in (k for k in KINDS if k.word in only):
         table = read(folder, kind.table)
-        for family, engine, label, parts in groups(kind, table) if table else ():
+        for family, engine, label, parts in groups(table, kind.label(table)) if table else ():
             if sum(map(size, parts.values())) < 60:
                 continue
             dtype = _dtype(kind, label)
@@ -169,7 +146,7 @@ def residuals(folder: Path, constants: dict[str, Any], only: tuple[str, ...]) ->
     found = []
     for kind in (k for k in KINDS if k.word in only):
         table = read(folder, kind.table)
-        for family, engine, label, parts in groups(kind, table) if table else ():
+        for family, engine, label, parts in groups(table, kind.label(table)) if table else ():
             row: Any = constants.get(family, {})
             for key in (kind.word, ENGINES[engine], *label.split(".")):
                 row = row.get(key, {})

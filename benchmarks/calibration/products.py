@@ -12,18 +12,10 @@ from shardwise.cost import Efficiencies
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import AT_HIGHEST_CLOCK
+from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS
 
-# Table name: (name of the constants, type of the device's peak, bytes of an element of the input, of the weights).
-TYPES = {
-    "bf16": ("bf16", "bf16", 2.0, 2.0),
-    "fp8": ("fp8", "fp8", 1.0, 1.0),
-    "fp8_block": ("fp8_block", "fp8", 1.0, 1.0),
-    "nvfp4": ("fp4", "fp4", 0.5625, 0.5625),
-    "int8_sq": ("int8", "int8", 1.0, 1.0),
-    "int8_wo": ("int8_wo", "bf16", 2.0, 1.0),
-    "int4_wo": ("int4_wo", "bf16", 2.0, 0.53),
-}
+# Types of the tables that are fitted.
+TYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "int8_sq", "int8_wo", "int4_wo")
 WIDE_INPUT = ("bf16", "int8_wo", "int4_wo")
 START = {
     "compute": 0.75, "memory": 0.8, "start_seconds": 2.5e-6, "sharpness": 2.5, "depth": 40.0, "balance": 50.0,
@@ -49,7 +41,7 @@ def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]
 
 def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:
     """Return seconds of the products of some rows on one device with one engine's library."""
-    (device, engine), (_, peak, width, weight) = key, TYPES[dtype]
+    (device, engine), (_, _, peak, width, weight) = key, PRODUCTS[dtype]
     m, n, k = rows["m"], rows["n"], rows["k"]
     found = find_device(device).device
     rates = product_rates(found, peak, {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
@@ -149,7 +141,7 @@ def calibrate(table: Table) -> dict[str, Any]:
     """Return matmul rows by family, each with the residual on shapes that were not fitted and on all."""
     found: dict[str, Any] = {}
     for family in FAMILIES:
-        for dtype, (name, *_) in TYPES.items():
+        for dtype, name in ((one, PRODUCTS[one][0]) for one in TYPES):
             groups = parts(table, family, dtype)
             if not groups:
                 continue
@@ -174,7 +166,7 @@ def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, s
     """Return (device, kind, engine, errors) of stored constants on a table, which may be another one."""
     found = []
     for family in FAMILIES:
-        for dtype, (name, *_) in TYPES.items():
+        for dtype, name in ((one, PRODUCTS[one][0]) for one in TYPES):
             row = constants.get(family, {}).get("matmul", {}).get(name)
             for key, rows in (parts(table, family, dtype) if row else {}).items():
                 found.append((key[0], f"product {dtype}", key[1], errors(predicted(rows, key, row, dtype), rows)))

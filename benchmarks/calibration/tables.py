@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from shardwise.validation._kernels import ENGINES
+
 Table: TypeAlias = dict[str, Any]
-ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
+# Fewer rows than this do not fit a kernel.
+LEAST = 20
 FAMILIES: dict[str, tuple[str, ...]] = {
     "ampere": ("a100-sxm-80gb",),
     "hopper": ("h100-sxm-80gb", "h200-sxm-141gb"),
@@ -55,6 +58,18 @@ def where(table: Table, mask: Any) -> Table:
 def size(table: Table) -> int:
     """Return how many rows there are."""
     return len(table["time_seconds"]) if table else 0
+
+
+def groups(table: Table, labels: Any) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
+    """Yield (family, engine, label, rows by device) of a table, for devices that have enough rows."""
+    table = table | {"label": labels}
+    for family, devices in FAMILIES.items():
+        for engine in ENGINES:
+            own = pick(table, engine=engine)
+            for label in sorted(set(own["label"][np.isin(own["device"], devices)])):
+                parts = {d: pick(own, label=label, device=d) for d in devices}
+                if kept := {d: rows for d, rows in parts.items() if size(rows) >= LEAST}:
+                    yield family, engine, str(label), kept
 
 
 def held(table: Table, *names: str) -> Any:

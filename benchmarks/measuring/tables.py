@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_ATTENTION = (
+    *("device", "engine", "engine_version", "attention_dtype", "kv_dtype", "batch", "query_tokens", "prefix_tokens"),
+    *("num_heads", "num_kv_heads", "head_dim", "sliding_window", "time_seconds", "spread", "citation"),
+)
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "training": (
         *(
@@ -51,32 +55,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("device", "engine", "engine_version", "op", "dtype", "rows", "width", "bytes_total", "time_seconds"),
         *("spread", "citation"),
     ),
-    "kernels_attention_prefill": (
-        *("device", "engine", "engine_version", "attention_dtype", "kv_dtype", "batch", "query_tokens"),
-        *(
-            "prefix_tokens",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "sliding_window",
-            "time_seconds",
-            "spread",
-            "citation",
-        ),
-    ),
-    "kernels_attention_decode": (
-        *("device", "engine", "engine_version", "attention_dtype", "kv_dtype", "batch", "query_tokens"),
-        *(
-            "prefix_tokens",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "sliding_window",
-            "time_seconds",
-            "spread",
-            "citation",
-        ),
-    ),
+    "kernels_attention_prefill": _ATTENTION,
+    "kernels_attention_decode": _ATTENTION,
     "kernels_moe": (
         *("device", "engine", "engine_version", "dtype", "kernel", "num_tokens", "hidden_size", "intermediate_size"),
         *("top_k", "num_experts", "moe_tp", "moe_ep", "routing", "time_seconds", "spread", "citation"),

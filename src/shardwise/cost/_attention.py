@@ -96,16 +96,29 @@ def prompt_parts(chip: Chip[X], p: Prompt[X], packs: bool) -> tuple[X, ...]:
     group = p.heads / p.kv_heads if packs else 1.0
     tiles = p.sequences * (p.kv_heads if packs else p.heads) * ceil(S * group / TILE_ROWS)
     keys = S + past if _no_window(p.window) else minimum(S + past, p.window + TILE_ROWS / group)
+    pairs, masked = p.heads * p.sequences * seen * flops, p.heads * p.sequences * (whole - seen) * flops
+    cache = p.kv_heads * p.sequences * p.token_bytes * (S + past)
+    return tiled_parts(chip, (tiles, keys, flops), (pairs, masked), (p.edge_bytes, cache))
+
+
+def tiled_parts(chip: Chip[X], tiled: tuple[X, X, X], products: tuple[X, X], moved: tuple[X, X]) -> tuple[X, ...]:
+    """Return the parts of attention of a prompt from what its tiles are, compute and move.
+
+    `tiled` are the number of tiles, the keys of the longest and the seconds of a query and a key, `products` the
+    seconds of the pairs that the mask leaves and of those it does not, `moved` bytes of queries and output, of the
+    cache.
+    """
+    (tiles, keys, pair), (pairs, masked), (edges, cache) = tiled, products, moved
     one = 0 * tiles + 1
     return (
         one,
-        p.heads * p.sequences * seen * flops,
-        tiles * TILE_ROWS * 64 * flops,
+        pairs,
+        tiles * TILE_ROWS * 64 * pair,
         ceil(tiles / chip.cores),
-        p.edge_bytes / chip.bytes_per_second,
-        p.kv_heads * p.sequences * p.token_bytes * (S + past) / chip.bytes_per_second,
-        TILE_ROWS * keys * flops * chip.cores * one,
-        p.heads * p.sequences * (whole - seen) * flops,
+        edges / chip.bytes_per_second,
+        cache / chip.bytes_per_second,
+        TILE_ROWS * keys * pair * chip.cores * one,
+        masked,
     )
 
 

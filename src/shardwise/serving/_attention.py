@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.cost import Chip
-from shardwise.cost._attention import Cached, KernelCosts, costed_seconds, decode_parts, kernel_costs
+from shardwise.cost._attention import Cached, KernelCosts, costed_seconds, decode_parts, kernel_costs, tiled_parts
 from shardwise.cost._kernels import TILE_ROWS
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Device
@@ -102,16 +102,7 @@ def _prompt_parts(kernels: AttentionKernels, chip: Chip[X], op: Op[X], packs: bo
     items = cache / (kernels.cache_width * op.inner * op.columns)
     longest = minimum(op.columns, op.flops / (op.inner * queries))
     tiles = items * ceil(queries / items / TILE_ROWS) if packs else maximum(queries / TILE_ROWS, op.batch)
-    return (
-        0 * op.flops + 1,
-        op.flops / chip.flops,
-        tiles * TILE_ROWS * 64 * flops,
-        ceil(tiles / chip.cores),
-        edges / chip.bytes_per_second,
-        cache / chip.bytes_per_second,
-        TILE_ROWS * longest * flops * chip.cores,
-        0 * op.flops,
-    )
+    return tiled_parts(chip, (tiles, longest, flops), (op.flops / chip.flops, 0 * op.flops), (edges, cache))
 
 
 def cached_seconds(kernels: AttentionKernels, chip: Chip[X], op: Op[X]) -> X:

@@ -21,6 +21,16 @@ def shares(z: Sizes[X], groups: int) -> tuple[X, X]:
     return maximum(divide(z.shard_share, groups), 1), maximum(divide(z.expert_share, groups), 1)
 
 
+def _wide_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
+    """Return the bytes of a rank's gradients in the type of the optimizer, its own shard where that is sharded."""
+    width = r.precision.master_bytes
+    dense, expert = width * (params[0] + params[1]), width * (params[2] + params[3])
+    if not r.shards_optimizer:
+        return dense + expert
+    share, expert_share = shares(z, r.stack.settings.optimizer_instances)
+    return divide(dense, share) + divide(expert, expert_share)
+
+
 def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
     """Return the bytes of 16-bit gradients in fp32, which the optimizer keeps from its step to the next forward pass.
 
@@ -29,12 +39,7 @@ def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
     zero = 0 * params[0]
     if not r.stack.widens_gradients or r.precision.gradient_bytes >= r.precision.master_bytes:
         return zero
-    width = r.precision.master_bytes
-    dense, expert = width * (params[0] + params[1]), width * (params[2] + params[3])
-    if r.shards_optimizer:
-        share, expert_share = shares(z, r.stack.settings.optimizer_instances)
-        dense, expert = divide(dense, share), divide(expert, expert_share)
-    return named(dense + expert, "gradients in fp32")
+    return named(_wide_gradients(r, z, params), "gradients in fp32")
 
 
 def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
@@ -58,9 +63,7 @@ def flat_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
     zero = 0 * params[0]
     if not r.stack.micro_gradients or r.precision.gradient_bytes >= r.precision.master_bytes or not r.shards_optimizer:
         return zero
-    width, (share, expert_share) = r.precision.master_bytes, shares(z, r.stack.settings.optimizer_instances)
-    dense, expert = width * (params[0] + params[1]), width * (params[2] + params[3])
-    return named(divide(dense, share) + divide(expert, expert_share), "segment of the flat gradients")
+    return named(_wide_gradients(r, z, params), "segment of the flat gradients")
 
 
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from shardwise.formats.megatron import Launch, read_args
 from shardwise.training import Options, train
-from shardwise.validation._cells import Cells
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
 from shardwise.validation._training import Predicted
-from shardwise.validation._training_stack import refuse
 
 
 def blas_workspace(environment: Mapping[str, object]) -> float:

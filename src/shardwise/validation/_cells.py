@@ -19,6 +19,11 @@ def _tokens(word: str) -> float:
     return float(found[1]) * _SCALE[found[2]] if found else 0.0
 
 
+def refuse(field: str, value: object, rule: str) -> InputError:
+    """Return the error that refuses a row."""
+    return InputError([Problem(field, value, rule, "the row is not predicted")])
+
+
 class Cells:
     """One row of a file, read cell by cell, with a list of what was assumed for blank ones.
 

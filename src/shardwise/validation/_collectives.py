@@ -10,8 +10,8 @@ from shardwise.cost._tables import family_of
 from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.ledger.op import Verb
-from shardwise.validation._cells import Cells
-from shardwise.validation._kernels import ENGINES, refuse
+from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._kernels import ENGINES
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
 

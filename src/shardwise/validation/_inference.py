@@ -11,9 +11,8 @@ from shardwise.hardware._build import build_cluster
 from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, Options, infer
-from shardwise.validation._cells import Cells
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._inference_metrics import interval_of, value_of
-from shardwise.validation._kernels import refuse
 from shardwise.validation._padding import padded
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer

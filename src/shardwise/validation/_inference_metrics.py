@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.serving import InferReport, Options, infer
-from shardwise.validation._cells import Cells
-from shardwise.validation._kernels import refuse
+from shardwise.validation._cells import Cells, refuse
 
 # Metric -> the headline whose interval it takes.
 _NAMES = {

@@ -31,9 +31,9 @@ from shardwise.cost._kinds import MEASURED, blocked_flops, one_query_seconds
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import ELEMENT_BYTES, product_rates
 from shardwise.cost._tables import family_of, matmul_row
-from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device, find_device
-from shardwise.validation._cells import Cells
+from shardwise.serving import find_engine
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import routed
 from shardwise.validation._row import Answer
@@ -68,14 +68,9 @@ GATED_VERSIONS = ("0.14.0", "0.5.10")
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
-_LATENT, _ROPE, _KEY, _VALUE = 512, 64, 192, 128  # DeepSeek-V3
+LATENT, ROPE, KEY, VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
 Seconds = Callable[[Cells, Device], float]
-
-
-def refuse(field: str, value: object, rule: str) -> InputError:
-    """Return the error that refuses a row."""
-    return InputError([Problem(field, value, rule, "the row is not predicted")])
 
 
 def kernel_answer(seconds: Seconds) -> Callable[[Cells, Places], Answer]:
@@ -98,6 +93,16 @@ def chip_of(device: Device, dtype: str) -> Chip[float]:
     return Chip(flops=device.peak_flops(dtype), bytes_per_second=device.memory_bytes_per_second, cores=cores)
 
 
+def _engine(cells: Cells, table: dict[str, Any]) -> str:
+    """Return the engine of a row among those of a table; what stands in for another is said."""
+    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
+    if engine in table:
+        return engine
+    near = "vllm" if "vllm" in table else next(iter(table))
+    cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
+    return near
+
+
 def _family(cells: Cells, device: Device, kind: str) -> dict[str, Any]:
     """Return the constants of an engine's kernels of a kind on a device; the nearest ones are said."""
     family = family_of(device)
@@ -105,12 +110,7 @@ def _family(cells: Cells, device: Device, kind: str) -> dict[str, Any]:
         cells.assume(f"kernels of {family}: those of ada")
         family = "ada"
     table: dict[str, Any] = constants()[family][kind]
-    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
-    if engine not in table:
-        near = "vllm" if "vllm" in table else next(iter(table))
-        cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
-        engine = near
-    found: dict[str, Any] = table[engine]
+    found: dict[str, Any] = table[_engine(cells, table)]
     return found
 
 
@@ -156,11 +156,7 @@ def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, wi
         cells.assume(f"kernels of {family}: those of ada")
         device, family = find_device("l40s").device, "ada"
     table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
-    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
-    if engine not in table:
-        near = "vllm" if "vllm" in table else next(iter(table))
-        cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
-        engine = near
+    engine = _engine(cells, table)
     near = next((k for k in (label, label.split("-")[0], "bf16") if k in table[engine]), next(iter(table[engine])))
     if near != label:
         cells.assume(f"{label}: constants of {near}")
@@ -245,21 +241,21 @@ def latent(cells: Cells, device: Device) -> float:
     S, past = cells.positive("query_tokens"), cells.number("prefix_tokens")
     label, chip = cells.text("kv_dtype") or "bf16", chip_of(device, "bf16")
     if op == "generation_mla":
-        wide, width = 2 * _LATENT + _ROPE, 1 if label == "fp8" else 2
+        wide, width = 2 * LATENT + ROPE, 1 if label == "fp8" else 2
         cached = Cached(
             sequences=B,
             items=B,
             group=N,
             tokens=past + S,
             pair_flops=2 * wide,
-            item_bytes=width * (_LATENT + _ROPE),
+            item_bytes=width * (LATENT + ROPE),
             edge_bytes=2 * B * N * wide,
         )
-        kernel = _kernel(cells, device, "latent_decode", label, _LATENT + _ROPE)
+        kernel = _kernel(cells, device, "latent_decode", label, LATENT + ROPE)
         return float(costed_seconds(kernel, decode_parts(chip, cached)))
     if op != "context_mla":
         raise refuse("op", op, "is a module with its projections: the kernels are priced one by one")
-    dims = _KEY + _VALUE
+    dims = KEY + VALUE
     prompt = Prompt(
         sequences=B,
         queries=S,
@@ -270,7 +266,7 @@ def latent(cells: Cells, device: Device) -> float:
         token_bytes=2 * dims,
         edge_bytes=2 * N * B * S * dims,
     )
-    kernel = _kernel(cells, device, "latent_prefill", label, _KEY)
+    kernel = _kernel(cells, device, "latent_prefill", label, KEY)
     return float(costed_seconds(kernel, prompt_parts(chip, prompt, kernel.packs)))
 
 
@@ -319,5 +315,5 @@ def streaming(cells: Cells, device: Device) -> float:
         r = rates_of(device, cells.text("dtype"), 0.0, _NONE)
         moved = cells.positive("bytes_total") / r.streams.rate(r.memory_bytes, found[0], word == "backward")
         return float(moved + found[1] * r.memory_start)
-    start = 2.2e-6  # shortest element-wise kernels replayed in a graph (engines.toml, small_kernel_seconds)
+    start = find_engine("vllm").small_kernel_seconds
     return float(cells.positive("bytes_total") / (row["efficiency"] * device.memory_bytes_per_second) + start)

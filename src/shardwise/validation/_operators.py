@@ -6,8 +6,8 @@ from shardwise.cost import Efficiencies, Rates, rates_of
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import ELEMENT_BYTES
 from shardwise.hardware import Device
-from shardwise.validation._cells import Cells
-from shardwise.validation._kernels import blocked, refuse
+from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._kernels import blocked
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
 

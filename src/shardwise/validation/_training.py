@@ -12,11 +12,11 @@ from shardwise.plans import Plan, Recompute, Training
 from shardwise.plans._laws import module_names
 from shardwise.plans._plan import ContextKind, Sharding
 from shardwise.training import Options, TrainReport, train
-from shardwise.validation._cells import Cells
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
 from shardwise.validation._rules import Framework, framework_of, words
-from shardwise.validation._training_stack import dropout_of, named_stack, precision_of, refuse, used_stack
+from shardwise.validation._training_stack import dropout_of, named_stack, precision_of, used_stack
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from shardwise.training import TrainReport
 from shardwise.training._memory import StageMemory, reserved_bytes
-from shardwise.validation._cells import Cells
-from shardwise.validation._training_stack import refuse
+from shardwise.validation._cells import Cells, refuse
 
 _NAMES = {
     "step_time": "step_seconds",

@@ -6,22 +6,16 @@ import re
 from dataclasses import replace
 from typing import cast
 
-from shardwise.errors import InputError, Problem
 from shardwise.models import Model, MoE
 from shardwise.plans import PRECISIONS, Stack, default_stack, find_stack
 from shardwise.plans._stack import LossKernel
-from shardwise.validation._cells import Cells
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._rules import Framework
 
 # Megatron-LM before 2024: dropout is on by default.
 _OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023")
 _ASYNC = r"async ?tp"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
-
-
-def refuse(field: str, value: object, rule: str) -> InputError:
-    """Return the error that refuses a row."""
-    return InputError([Problem(field, value, rule, "the row is not predicted")])
 
 
 def named_stack(cells: Cells, framework: Framework, sharding: str, model: Model) -> str:
