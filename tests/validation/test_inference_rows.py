@@ -41,6 +41,27 @@ def test_a_stated_version_decides(tmp_path: Path) -> None:
     assert old > 1.05 * new
 
 
+@pytest.mark.parametrize(
+    ("version", "untuned"), [("", False), ("0.6.0", True), ("rocm6.3.1_py3.12_vllm_0.6.6", False), ("0.7.3", False)]
+)
+def test_products_of_the_first_image_for_rocm_are_those_of_its_release(
+    tmp_path: Path, version: str, untuned: bool
+) -> None:
+    """Only vLLM up to 0.6.1, which its repository builds without tuned products, runs at a twentieth of an MI300X."""
+    row = {**BATCH, "device": "mi300x", "input_tokens": "2048", "output_tokens": "1", "batch": "16"}
+    found = only(tmp_path, {**row, "engine_version": version})
+    tuned = only(tmp_path, {**row, "engine_version": "0.6.6"})
+    assert (found.predicted > 3 * tuned.predicted) == untuned
+    assert found.predicted >= tuned.predicted
+
+
+def test_a_source_may_document_the_release_of_some_of_its_rows(tmp_path: Path) -> None:
+    """LLM-Inference-Bench names vLLM 0.6.1 for AMD devices, and its other rows stay without a version."""
+    row = {**BATCH, "citation": "github:argonne-lcf/LLM-Inference-Bench@4211f5d4 Plots/All_results.csv row 1"}
+    assert "engine_version: 0.6.1, as documented" in said(only(tmp_path, {**row, "device": "mi300x"}))
+    assert "as documented" not in said(only(tmp_path, row))
+
+
 def test_a_batch_that_the_cache_does_not_hold_waits(tmp_path: Path) -> None:
     """A batch twice as large as what the cache holds takes about twice as long, and the row says how many run."""
     row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}

@@ -144,11 +144,17 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
     return named(seconds, op.name)
 
 
-def captured(rates: Rates[X], engine: Engine, ideal: bool) -> Rates[X]:
-    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
+def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
+    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python.
+
+    No kernel of a graph takes less than `replay` seconds.
+    """
     if not engine.small_kernel_seconds:
         return rates
     zero = 0 * rates.memory_start
-    started = zero + (0.0 if ideal else 1.0) * engine.small_kernel_seconds
+    started = zero + (0.0 if ideal else 1.0) * max(engine.small_kernel_seconds, replay)
+    start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
     streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
-    return replace(rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed)
+    return replace(
+        rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
+    )

@@ -46,7 +46,7 @@ class Cells:
         >>> Cells(row).completed().whole("global_batch")
         256
         """
-        told, source = documented(self.text("citation"))
+        told, source = documented(self.text("citation"), self.row)
         blank = {name: value for name, value in told.items() if name in self.row and not self.says(name)}
         found = Cells({**self.row, **blank})
         tokens = _tokens(self.notes.get("batch_tokens", ""))

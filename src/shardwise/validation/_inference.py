@@ -62,6 +62,7 @@ class InferenceRows:
 
     def __call__(self, cells: Cells, places: Places) -> Answer:
         """Return the predicted value of a row, its interval and what was assumed."""
+        cells = cells.completed()
         mode = cells.text("serving_mode")
         closed = mode == "online" and cells.whole("concurrency") and cells.text("metric") in _STEADY
         if mode not in _MODES and not closed:
@@ -118,17 +119,28 @@ def _engine(cells: Cells, device: Device) -> str:
         raise refuse("engine", word, "is not an engine that is modelled")
     if found != word and found not in (word, "tensorrt-llm"):
         cells.assume(f"engine {word}: overheads of {found}")
-    early = re.match(r"v?0\.([0-7])(\D|$)", version)
+    release = _release(version)
     fixed = cells.text("serving_mode") in ("static", "single_stream")
-    if found == "vllm" and (early or (not version and fixed)):
-        cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
-        return "vllm-rocm" if device.vendor == "AMD" and not version else "vllm-v0"
+    if found == "vllm" and (release < (0, 8) if release else not version and fixed):
+        if not release:
+            cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
+        return "vllm-rocm" if device.vendor == "AMD" and () < release < (0, 6, 2) else "vllm-v0"
     if found == "tensorrt-llm" and not version and fixed:
         cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: examples/run.py up to 0.11")
         return "tensorrt-llm-0.11"
-    if found == "tensorrt-llm" and re.match(r"v?0\.(\d|1[01])(\D|$)", version):
+    if found == "tensorrt-llm" and () < release < (0, 12):
         return "tensorrt-llm-0.9"
     return found
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of an engine's release, of an image of it too; empty where the text holds none.
+
+    >>> _release("0.6.1"), _release("rocm6.3.1_py3.12_vllm_0.6.6"), _release("dynamo-0.8.1")
+    ((0, 6, 1), (0, 6, 6), ())
+    """
+    found = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
+    return tuple(map(int, found[1].split("."))) if found else ()
 
 
 def _plan(cells: Cells, model: Model) -> Plan:

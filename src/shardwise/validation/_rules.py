@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -70,14 +71,25 @@ def framework_of(name: str) -> Framework:
 
 
 @cache
-def documented(citation: str) -> tuple[dict[str, str], str]:
+def _of_citation(citation: str) -> tuple[dict[str, Any], ...]:
+    return tuple(row for row in _tables()["documented"] if re.search(row["citation"], citation))
+
+
+def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:
     """Return the settings that a cited source documents beside its table of results, and where.
+
+    What it documents of a part of its rows counts for rows whose cells match.
 
     >>> documented("github:MooreThreads/SimuMax@4dcaae5:docs/b200")[0]
     {'cp_kind': 'a2a'}
     """
-    found = (row for row in _tables()["documented"] if re.search(row["citation"], citation))
-    return next(((row["cells"], row["source"]) for row in found), ({}, ""))
+    cells = row or {}
+    found = (
+        one
+        for one in _of_citation(citation)
+        if all(re.fullmatch(pattern, cells.get(name) or "") for name, pattern in one.get("where", {}).items())
+    )
+    return next(((one["cells"], one["source"]) for one in found), ({}, ""))
 
 
 @cache
