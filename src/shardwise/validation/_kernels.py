@@ -116,11 +116,21 @@ def _family(cells: Cells, device: Device, kind: str) -> dict[str, Any]:
 
 def product(cells: Cells, device: Device) -> float:
     """Return seconds of one matrix product, its input quantised where the table's type does so."""
-    dtype = cells.text("dtype")
+    m, n, k = (cells.positive(word) for word in "mnk")
+    return timed(cells, device, cells.text("dtype"), (m, n, k, 1.0))
+
+
+def timed(
+    cells: Cells, device: Device, dtype: str, shape: tuple[float, float, float, float], held: float = 0.0
+) -> float:
+    """Return seconds of a batch of products of a type as a table times them; the shape is (m, n, k, batch).
+
+    `held` is the share of the seconds of its weights that a cache saves, where they are not read from memory.
+    """
     if dtype not in PRODUCTS:
         raise refuse("dtype", dtype, "is not a type of products that is modelled")
     own, near, peak, width, weight = PRODUCTS[dtype]
-    m, n, k = (cells.positive(word) for word in "mnk")
+    m, n, k, batch = shape
     family = family_of(device)
     name = own if own in constants()[family]["matmul"] else near
     row, note = matmul_row(constants(), family, name)
@@ -132,7 +142,8 @@ def product(cells: Cells, device: Device) -> float:
     elif "sustained" in row:
         cells.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
     rates = product_rates(device, peak, row, _NONE, engine)
-    seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + max(width, 2.0) * m * n)
+    moved = weight * (1 - held) * n * k + width * m * k + max(width, 2.0) * m * n
+    seconds = product_seconds(rates, shape, batch * moved)
     quantise = row.get("quantise", {})
     if quantise and name != "bf16":
         q = quantise.get(engine) or next(iter(quantise.values()))
