@@ -20,6 +20,9 @@ from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import Traced, leaf, plain, tracing
+from shardwise.models import Model
+from shardwise.ops.count import whole_layout
+from shardwise.ops.head import head
 
 H100 = find_device("h100-sxm-80gb").device
 RATES = rates_of(H100, "bf16", 5e-6, Efficiencies())
@@ -195,6 +198,21 @@ def test_narrow_products_pay_for_their_casts() -> None:
     assert paid.forward - bare.forward == pytest.approx(4 * 4096 * 512 / narrow.memory_bytes)
     assert paid.backward_input - bare.backward_input == pytest.approx(4 * 4096 * 1024 / narrow.memory_bytes)
     assert paid.backward_weight == bare.backward_weight
+
+
+def test_products_that_stay_wide_run_at_the_rate_of_sixteen_bits() -> None:
+    """Beside 8-bit products one in bf16 takes the seconds that it takes in a bf16 run, and casts nothing."""
+    narrow = rates_of(H100, "fp8", 5e-6, Efficiencies())
+    assert op_seconds(narrow, product(4096, 8192, 4096, dtype="bf16")) == op_seconds(RATES, product(4096, 8192, 4096))
+
+
+def test_the_head_stays_in_sixteen_bits_in_training() -> None:
+    """Megatron-Core and torchtitan leave the output head out of 8-bit training; fp32 runs have it in fp32."""
+    model = Model.load("llama-3-8b")
+    for dtype, wide in (("fp8", "bf16"), ("fp4", "bf16"), ("bf16", "bf16"), ("fp32", "fp32")):
+        y = whole_layout(1, 128)
+        y = replace(y, work=replace(y.work, phase="train", dtype=dtype))
+        assert head(y, model)[0].dtype == wide
 
 
 def test_an_older_attention_kernel_is_slower() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 from shardwise.cost._kinds import blocked_flops, kind_of
-from shardwise.cost._rates import ProductRates, Rates, Tiling
+from shardwise.cost._rates import WIDE_DTYPES, ProductRates, Rates, Tiling
 from shardwise.ledger.number import X, evaluate, maximum, minimum, register
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
@@ -98,7 +98,7 @@ def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved:
     return seconds + r.matmul_start
 
 
-def matmul_seconds(r: Rates[X], op: Op[X], moved: X, swap: str = "") -> X:
+def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X:
     """Return seconds of a matrix product; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
     m, n, k = op.rows, op.columns, op.inner
     if swap == "input":
@@ -122,9 +122,10 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         if op.region.endswith("core") and which == "input":
             # Both operands are activations: two products, each the size of the forward one.
             return 2 * matmul_seconds(r, op, moved / 2, "input")
-        seconds = matmul_seconds(r, op, moved, "" if which == "forward" else which)
+        wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
+        seconds = matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
         if which != "weight":
-            return seconds + _cast(r, op, which)
+            return seconds if wide else seconds + _cast(r, op, which)
         return seconds / r.weight_gradient + _finish(r, op)
     if op.kind == "grouped":
         share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]

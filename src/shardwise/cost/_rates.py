@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
@@ -66,6 +66,7 @@ class Efficiencies:
 
 # The tiles of cuBLAS and CUTLASS products (rows, columns); the thin ones stand for split and skinny kernels.
 TILES = ((16, 64), (32, 128), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
+WIDE_DTYPES = ("bf16", "fp16")
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
 
 
@@ -138,7 +139,8 @@ class Rates(ProductRates[X]):
     `replica_wait` how long kernels of messages between replicas hold their cores over that time;
     `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
     same of grouped products for both gradients, `grouped_each` the seconds that one more group costs them.
-    `cast_traffic` is the bytes moved to cast an element.
+    `cast_traffic` is the bytes moved to cast an element. `wide` are the rates of products that stay in 16 bits beside
+    narrower ones.
     """
 
     attention_forward_flops: X
@@ -158,6 +160,7 @@ class Rates(ProductRates[X]):
     family: str
     assumptions: tuple[str, ...] = ()
     blocks: Blocks = Blocks()  # noqa: RUF009 (frozen)
+    wide: ProductRates[X] | None = None
     streams: Streams = Streams()  # noqa: RUF009 (frozen)
     experts_in_turn: bool = False
 
@@ -198,8 +201,8 @@ def attention_dtype(device: Device, dtype: str) -> str:
     >>> attention_dtype(find_device("h100-sxm-80gb").device, "fp8")
     'bf16'
     """
-    narrow = dtype not in ("fp32", "tf32", "bf16", "fp16")
-    return next((d for d in ("bf16", "fp16") if narrow and d in device.matrix_flops), dtype)
+    narrow = dtype not in ("fp32", "tf32", *WIDE_DTYPES)
+    return next((d for d in WIDE_DTYPES if narrow and d in device.matrix_flops), dtype)
 
 
 def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None:
@@ -353,7 +356,17 @@ def rates_of(
         assumptions=tuple(notes),
         blocks=Blocks() if imposed.ideal else Blocks.stated(attention),
         streams=Streams()
+        wide=_wide(device, dtype, family, imposed),
         if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
+
+
+def _wide(device: Device, dtype: str, family: str, imposed: Efficiencies) -> ProductRates[Any] | None:
+    """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones."""
+    wide = attention_dtype(device, dtype)
+    if wide == dtype:
+        return None
+    own = replace(imposed, matmul_flops_per_second=min(imposed.matmul_flops_per_second, device.peak_flops(wide)))
+    return product_rates(device, wide, matmul_row(constants(), family, wide)[0], own)
         else Streams.stated(memory, dtype),
         experts_in_turn=grouped.get("in_turn", False),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+from shardwise.cost._rates import WIDE_DTYPES
 from shardwise.ledger.number import X, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Attention, LatentAttention, Mixer, Model
@@ -145,7 +146,9 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     """Return the output head: a product with the vocabulary split over tp; it owns no weights when tied.
 
     Inference needs the last token of each sequence alone: `tokens` then counts those, and the rank's logits are not
-    gathered here. Capped logits (Gemma 2) go through a tanh, which is kept.
+    gathered here. Capped logits (Gemma 2) go through a tanh, which is kept. Training in fewer bits leaves the head in
+    16: Megatron-LM core/models/gpt/gpt_model.py, whose output_layer is no layer of Transformer Engine, and torchtitan's
+    filter_fqns, which names the output layer.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -160,6 +163,8 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     shape = Shape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias,
                   kind="head", owned=not m.tied)  # fmt: skip
     op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
+    if y.work.phase == "train":
+        op = replace(op, dtype=op.dtype if op.dtype in ("fp32", "tf32") else WIDE_DTYPES[0])
     if m.tied and m.head_bias:
         op = replace(op, weights=(vector("head.bias", V, m.vocab),))
     if not y.stack.vocab_parallel:

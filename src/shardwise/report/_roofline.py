@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from shardwise.cost import op_seconds as trained_seconds
-from shardwise.cost._rates import attention_dtype
+from shardwise.cost._rates import WIDE_DTYPES, attention_dtype
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.report._train import step_tree, without_residue
@@ -164,8 +164,8 @@ def _only(thing: Any, kept: Bound) -> Any:
     changed: dict[str, Any] = {}
     for f in fields(thing):
         name, value = f.name, getattr(thing, f.name)
-        if name in ("rates", "narrow", "kernels", "decode", "experts_wide", "experts_narrow"):
-            changed[name] = _only(value, kept)
+        if name in ("rates", "narrow", "wide", "kernels", "decode", "experts_wide", "experts_narrow"):
+            changed[name] = value and _only(value, kept)
         elif name.endswith(("_flops", "peak")) or name == "compute":
             changed[name] = value if kept == "compute" else _NO_LIMIT
         elif name.endswith("_bytes") or name in ("bandwidth", "memory"):
@@ -195,8 +195,9 @@ def _shape(op: Op[float], phase: str) -> tuple[float, ...]:
 
 
 def _dtype(device: Device, op: Op[float], dtype: str) -> str:
-    """Return the data type whose peak limits an operator; the attention core stays in 16 bit."""
-    return attention_dtype(device, dtype) if op.kind == "attention" else dtype
+    """Return the data type whose peak limits an operator; the attention core and the head stay in 16 bit."""
+    wide = op.kind == "attention" or (op.kind == "matmul" and op.dtype in WIDE_DTYPES)
+    return attention_dtype(device, dtype) if wide else dtype
 
 
 def _trained(report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]) -> Iterable[Point]:
