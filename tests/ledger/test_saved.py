@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.ledger.op import Op, Tensor, within
-from shardwise.ledger.saved import Checkpoint, keep, rerun, tensor_bytes
+from shardwise.ledger.op import Op, Tensor, Weight, within
+from shardwise.ledger.saved import Checkpoint, keep, rerun, run_again, tensor_bytes
 
 Rows = tuple[tuple[str, Any, str], ...]
 
@@ -115,3 +115,26 @@ def test_bytes_are_of_distinct_tensors() -> None:
 def test_regions_nest_by_their_path(path: str, region: str, expected: bool) -> None:
     """A path lies in the regions it starts with, whole words alone."""
     assert within(path, region) is expected
+
+
+def _product(name: str, parts: tuple[int, ...], last: bool = False) -> Op[Any]:
+    weight = Weight(name=f"{name}.weight", elements=1, whole=1)
+    one = replace(_op(name, "mlp", (("y" if last else "x", 8.0, "mlp" if last else ""),)), kind="matmul")
+    return replace(one, weights=(weight,), columns=sum(parts), parts=parts, output_bytes=10.0 * sum(parts))
+
+
+def test_a_policy_by_operator_keeps_every_second_product() -> None:
+    """Of three joint products the first and third are kept and do not run again; of two more the second."""
+    ops = (_product("qkv", (4, 1, 1)), _product("out", (2,)), _product("down", (3,), last=True))
+    unit = Checkpoint(("",), alternates=True)
+    kept = {t.name: t.size_bytes for t in keep(ops, (unit,)).kept}
+    assert kept == {"x": 8.0, "qkv.result": 50.0, "out.result": 0.0, "down.result": 30.0}
+    again = run_again(ops, (unit,))
+    assert [again[id(op)] for op in ops] == pytest.approx([1 / 6, 1, 0])
+
+
+def test_a_compiler_keeps_no_result_that_only_a_sum_reads() -> None:
+    """The last product's result is left out where the unit prunes."""
+    ops = (_product("up", (4, 4)), _product("down", (3,), last=True))
+    names = {t.name for t in keep(ops, (Checkpoint(("",), alternates=True, prunes=True),)).kept}
+    assert names == {"x", "up.result"}

@@ -19,12 +19,17 @@ class Checkpoint:
 
     `discards_output` also drops what the unit hands on (Megatron-LM's output-discarding checkpoint of moe_act,
     layernorm and mla_up_proj, core/tensor_parallel/random.py CheckpointWithoutOutput). `stops_early` ends the second
-    run when everything that backward needs is there again.
+    run when everything that backward needs is there again. `alternates` keeps what fused attention makes, scattered
+    sums, and the result of every second product, the first one's with them (github.com/pytorch/torchtitan
+    parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block: selective, by operator); `prunes` leaves
+    out of these what no gradient reads, as a compiler does.
     """
 
     regions: tuple[str, ...]
     discards_output: bool = False
     stops_early: bool = False
+    alternates: bool = False
+    prunes: bool = False
 
     def holds(self, path: str) -> bool:
         """Return whether a path lies in the unit."""
@@ -46,8 +51,10 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
     """Return the distinct tensors that a block keeps, and those that recompute drops.
 
     An operator outside every unit keeps what it saves. One inside keeps what it saves or reads from outside its unit,
-    and drops what is born within (torch.utils.checkpoint). A tensor has one name and is counted once.
+    and drops what is born within (torch.utils.checkpoint), but for results that the unit's policy keeps. A tensor has
+    one name and is counted once.
     """
+    ops = tuple(ops)
     kept: dict[str, Tensor[X]] = {}
     dropped: dict[str, Tensor[X]] = {}
     for op in ops:
@@ -55,8 +62,65 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
         for tensor in (*op.saves, *(op.reads if unit else ())):
             makers = [u for u in units if tensor.born and u.holds(tensor.born)]
             again = bool(makers) and (unit in makers or makers[0].discards_output)
+            again = again and not (unit and unit.alternates and op.kind == "attention" and tensor.born == op.region)
             (dropped if again else kept)[tensor.name] = tensor
+    for unit in units:
+        kept |= {tensor.name: tensor for tensor in _results(_inside(ops, unit), unit)}
     return Kept(kept=tuple(kept.values()), dropped=tuple(t for n, t in dropped.items() if n not in kept))
+
+
+def _inside(ops: Iterable[Op[X]], unit: Checkpoint) -> list[Op[X]]:
+    return [op for op in ops if unit.holds(op.region)]
+
+
+def _chosen(inside: list[Op[X]]) -> list[tuple[Op[X], X | float]]:
+    """Return the products of a unit that alternates, and which share of the result of each is kept.
+
+    Joint products count as the separate ones that they stand for. A router is not counted (torchtitan since 2025:
+    per_op_sac_force_recompute_mm_shapes_by_fqns), nor are products of 4 bits, which are operators of their own.
+    """
+    found: list[tuple[Op[X], X | float]] = []
+    place = 0
+    for op in inside:
+        if op.kind != "matmul" or not op.weights or op.name.endswith(".router") or op.dtype == "fp4":
+            continue
+        parts = op.parts or (op.columns,)
+        ours = total((n for i, n in enumerate(parts, start=place) if i % 2 == 0), 0 * op.columns)
+        found.append((op, ours / total(parts, 0 * op.columns)))
+        place += len(parts)
+    return found
+
+
+def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
+    """Return the results that the policy of a unit keeps; the last one enters a sum, whose gradient reads nothing."""
+    if not unit.alternates:
+        return []
+    chosen = _chosen(inside)
+    last = inside[-1].region if unit.prunes else None
+    entry = next((t for op in inside for t in (*op.saves, *op.reads) if not t.born), None)
+    made = [
+        Tensor(name=f"{op.name}.result", size_bytes=share * op.output_bytes, born=op.region)
+        for op, share in chosen
+        if op.region != last or op is not chosen[-1][0]
+    ]
+    if entry is None:
+        return made
+    summed = (op for op in inside if any(c.verb == "reduce_scatter" for c in op.forward))
+    sums = (Tensor(name=f"{op.name}.sum", size_bytes=entry.size_bytes, born=op.region) for op in summed)
+    return [*made, *(t for t in sums if last is None or not t.name.startswith(chosen[-1][0].name))]
+
+
+def run_again(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, X | float]:
+    """Return which share of each operator backward runs again, by identity; others are left out."""
+    ops = tuple(ops)
+    found: dict[int, X | float] = {id(op): 1.0 for op in rerun(ops, units)}
+    for unit in units:
+        if unit.alternates:
+            inside = _inside(ops, unit)
+            kept: dict[int, X | float] = {id(op): share for op, share in _chosen(inside)}
+            kept |= {id(op): 1.0 for op in inside if op.kind == "attention"}
+            found = {key: 1 - kept.get(key, 0.0) for key in found}
+    return found
 
 
 def rerun(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple[Op[X], ...]:
@@ -69,7 +133,7 @@ def rerun(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple[Op[X], .
     ops = tuple(ops)
     again: set[int] = set()
     for unit in units:
-        inside = [op for op in ops if unit.holds(op.region)]
+        inside = _inside(ops, unit)
         again.update(id(op) for op in (_until_saved(inside) if unit.stops_early else inside))
     return tuple(op for op in ops if id(op) in again)
 

@@ -66,11 +66,13 @@ def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
     heads, kv, inputs = y.split(m.heads), y.kv_heads(m.kv_heads), m.input_width or D
     per_query = m.head_dim + (m.value_dim if m.output_gate else 0)
     per_key = 0 if m.kv_from_earlier else m.head_dim + (0 if m.shared_key_value else m.value_dim)
-    parts = 1 + (per_key > 0) + (per_key > m.head_dim)
+    per_value = max(per_key - m.head_dim, 0)
+    parts = tuple(n for n, each in ((heads * per_query, 1), (kv * (per_key - per_value), per_key),
+                                    (kv * per_value, per_value)) if each)  # fmt: skip
     return Shape(
         inputs=inputs + 0 * heads, outputs=heads * per_query + kv * per_key, whole_inputs=inputs,
         whole_outputs=m.heads * per_query + m.kv_heads * per_key, bias=m.qkv_bias,
-        kernels=1 if y.stack.activation == "fused" else parts,
+        kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts,
     )  # fmt: skip
 
 

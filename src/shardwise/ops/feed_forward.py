@@ -65,7 +65,7 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
     F, sides = y.split(m.ffn), 2 if m.gated else 1
     one_kernel = y.stack.activation == "fused"
     up = Shape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
-               kernels=1 if one_kernel else sides)  # fmt: skip
+               kernels=1 if one_kernel else sides, parts=(F,) * sides)  # fmt: skip
     down = Shape(inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias)
     act, product = activation_op(y, name, m, y.tokens, F)
     ops = (y.column(f"{name}.up", name, up, source), act, y.row(f"{name}.down", name, down, product))

@@ -210,7 +210,7 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "fused": (8, 4),
 }
 # Bytes a logit of a second fp32 copy.
-_COPIES = {"compiled": 2, "vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
+_COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
 
 def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
@@ -225,8 +225,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
-    fusion (XLA). "compiled" (torchtitan): fp32 logits beside the 16-bit
-    ones, then beside their gradient, 8 T V; "fused" keeps one fp32 copy.
+    fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
+    reduction, backward reads them again and writes their gradient, 4 T V; "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -238,7 +238,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         return ()
     scores = y.tokens * local_vocab(y, m)
     in_place = y.stack.loss in ("vocab-parallel-in-place", "vocab-parallel-narrow")
-    kept = Tensor(name="loss.softmax", size_bytes=(y.a if in_place else 4) * scores, born="loss")
+    narrow = in_place or y.stack.loss == "compiled"
+    kept = Tensor(name="loss.softmax", size_bytes=(y.a if narrow else 4) * scores, born="loss")
     extra = (8 if y.stack.loss == "eager" else y.a * (y.stack.loss != "fused") + _COPIES.get(y.stack.loss, 0)) * scores
     if in_place:
         extra = y.a * y.tokens * m.hidden

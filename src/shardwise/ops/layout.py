@@ -143,7 +143,10 @@ class Layout(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(Generic[X]):
-    """A linear layer: features in and out on one rank where split, and `whole_*` in the model; `kernels` launches."""
+    """A linear layer: features in and out on one rank where split, and `whole_*` in the model; `kernels` launches.
+
+    `parts` are the features out of the layers that a joint one stands for.
+    """
 
     inputs: X
     outputs: X
@@ -153,6 +156,7 @@ class Shape(Generic[X]):
     kernels: float = 1
     kind: Literal["matrix", "head"] = "matrix"
     owned: bool = True
+    parts: tuple[X, ...] = ()
 
 
 def linear_weights(name: str, shape: Shape[X], sides: tuple[X, X]) -> tuple[Weight[X], ...]:
@@ -309,7 +313,8 @@ class OneD(Layout[X]):
     def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.tokens, shape.outputs, shape.inputs)
-        return matmul(self, name, region, sizes, weights, source, kernels=shape.kernels, **more)
+        more |= {"kernels": shape.kernels, "parts": shape.parts}
+        return matmul(self, name, region, sizes, weights, source, **more)
 
 
 class Summa(Layout[X]):

@@ -59,7 +59,9 @@ class Stack:
     gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded weights one by
     one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
     `pipeline_keeps_gathered` keeps sharded weights of a stage gathered and its gradients whole between micro-batches.
-    `bucket_elements` is a bucket of gradients and one of weights where its user sets none.
+    `bucket_elements` is a bucket of gradients and one of weights where its user sets none. `apart_pools` allocates
+    gathered weights and sharded gradients on streams of their own, whose memory others cannot use. `stage_buffers`
+    makes the buffers of a stage's messages for every micro-batch of a step at once.
     """
 
     name: str
@@ -114,6 +116,8 @@ class Stack:
     widens_gradients: bool
     pipeline_keeps_gathered: bool
     bucket_elements: float
+    apart_pools: bool
+    stage_buffers: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

@@ -9,7 +9,7 @@ from typing import Generic
 from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.number import X, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
-from shardwise.ledger.saved import Checkpoint, keep, rerun
+from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
@@ -168,7 +168,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
     hidden: dict[str, X] = {}
     forward_exposed: dict[str, X] = {}
     replay_exposed: dict[str, X] = {}
-    again = {id(op) for op in rerun(ops, units)}
+    again = run_again(ops, units)
     for op in ops:
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
@@ -188,8 +188,9 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
             merge(exposed, side.exposed)
             merge(hidden, side.hidden)
         if id(op) in again:
-            replay = replay + one
-            compute = compute + t.forward
+            share = again[id(op)]
+            replay = replay + share * one
+            compute = compute + share * t.forward
             merge(exposed, ahead.exposed)
             merge(replay_exposed, ahead.exposed)
             merge(hidden, ahead.hidden)
@@ -213,6 +214,6 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
         ),
         elements=elements(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
-        + total((o.flops for o in ops if id(o) in again), zero),
+        + total((again[id(o)] * o.flops for o in ops if id(o) in again), zero),
         model_flops=total((3 * (zero + o.model_flops) for o in ops), zero),
     )

@@ -85,14 +85,17 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
 def ledger_of(model: Model, plan: Plan, kinds: tuple[Kind, ...], y: Layout[X]) -> Ledger[X]:
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
-    early = y.stack.checkpoint_stops_early
+    whole = y.stack.settings.keeps_products and plan.recompute == "full"
+    early, compiled = y.stack.checkpoint_stops_early, y.stack.activation == "fused"
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     return Ledger(
         kinds=tuple(
             Lines(
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
                 ops=layer_ops(y, model, plan, kind),
-                units=tuple(replace(u, stops_early=early) for u in units_of(plan, kind)),
+                units=tuple(
+                    replace(u, stops_early=early, alternates=whole, prunes=compiled) for u in units_of(plan, kind)
+                ),
             )
             for i, kind in enumerate(kinds)
         ),

@@ -122,6 +122,11 @@ def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
     return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
 
 
+def unit_elements(parts: Parts[X], alone: bool = False) -> list[X]:
+    """Return the parameters that are gathered together for each kind of layer: all of it, or its largest tensor."""
+    return [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
+
+
 def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
@@ -136,8 +141,7 @@ def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tup
         return zero, zero
     width = r.precision.activation_bytes
     alone = r.stack.gathers_tensors
-    units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
-    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    units, held = unit_elements(parts, alone), [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:
@@ -151,6 +155,21 @@ def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tup
         named(0 * unit if alone else width * root, "gathered root unit"),
         named(working, "gathered layers and gradients"),
     )
+
+
+def stage_buffers(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
+    """Return the bytes of a stage's messages beside what its layers keep: buffers of micro-batches, and outputs.
+
+    The input of a layer in flight is the buffer that it came in. Of the messages to the next stage the outputs of the
+    micro-batches in flight are held, and a buffer for the gradient of each (torch.distributed.pipelining).
+    """
+    zero = 0 * parts.stream_bytes
+    if not r.stack.stage_buffers:
+        return zero
+    one = parts.stream_bytes
+    ahead = above(s.embeds, 0, zero, one * maximum(z.num_micro - depth.own, 0))
+    behind = above(s.heads, 0, zero, one * (z.num_micro + depth.own))
+    return named(above(z.pp, 1, ahead + behind, zero), "buffers between stages")
 
 
 def bucket_bytes(r: Recipe, params: tuple[X, X, X, X]) -> X:
@@ -231,11 +250,13 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     if r.precision.embedding_bytes:
         weights = named(weights + wide_tables(r, z, parts, s), "weights")
     gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
-    beside, widened = stand_in_bytes(r, parts, s) + gathered, widened_bytes(r, z, params)
+    beside = stand_in_bytes(r, parts, s) + gathered + stage_buffers(r, z, parts, s, depth)
+    widened = widened_bytes(r, z, params)
     m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients))
     moments = moments_of(r, parts, s, m)
     update = widened + update_bytes(r, z, params, _biggest_tensor(parts, s))
     moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
+    peak = named(largest(moments.values()), "peak of the stage")
     return StageMemory(
         weights=weights,
         gradients=gradients,
@@ -247,10 +268,29 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         in_flight=depth.own + depth.mirrored,
         beside=beside,
         widened=widened,
-        late_block=late_block(r, parts, s) + flat_gradients(r, z, params),
+        late_block=late_block(r, parts, s) + flat_gradients(r, z, params) + held_apart(r, parts, s, m, moments) - peak,
         moments=moments,
-        peak=named(largest(moments.values()), "peak of the stage"),
+        peak=peak,
     )
+
+
+def held_apart(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X], moments: dict[str, X]) -> X:
+    """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
+
+    The block of 16-bit logits, freed before backward, is too small for any of the fp32 tensors that follow
+    (c10/cuda/CUDACachingAllocator.cpp splits and joins blocks, but moves none). Gathered weights and sharded gradients
+    lie in the pools of their streams: the root's and one layer's at once, and the gradients, whatever else is there.
+    """
+    found = dict(moments)
+    if r.stack.loss == "eager" and r.stack.reserved_over_allocated > 1:
+        found["loss"] = found["loss"] + s.heads * parts.loss.kept_bytes * r.precision.activation_bytes / 4
+    if not (r.stack.apart_pools and r.shards_weights):
+        return largest(found.values())
+    during = ("forward", "loss", "backward")
+    others = [value - (m.standing if name in during else m.gradients) for name, value in found.items()]
+    unit = _largest_layer(parts, s, lambda k: k.elements.dense + k.elements.expert)
+    gathered = r.precision.activation_bytes * (root_elements(parts, s) + unit)
+    return named(largest(others) + m.gradients + gathered, "peak of the pools")
 
 
 def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X]) -> Moment[X]:

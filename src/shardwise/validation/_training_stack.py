@@ -15,6 +15,8 @@ from shardwise.validation._rules import Framework
 # Megatron-LM before 2024: dropout is on by default.
 _OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023")
 _ASYNC = r"async ?tp"
+# torchtitan's selective checkpointing by operator.
+_BY_OPERATOR = r"\bsac\b|by operator|per[ -]op"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
 
 
@@ -25,7 +27,21 @@ def named_stack(cells: Cells, framework: Framework, sharding: str, model: Model)
 
 def used_stack(cells: Cells, name: str) -> str | Stack:
     """Return the stack with what the notes of a row say of its loss and of its messages."""
-    return _sent(cells, _settled(cells, name))
+    return _kept(cells, _sent(cells, _settled(cells, name)))
+
+
+def by_operator(cells: Cells) -> bool:
+    """Return whether recompute keeps chosen operators, as torchtitan's policy does."""
+    detail = cells.text("recompute_detail").lower()
+    return cells.text("recompute") == "selective" and bool(re.search(_BY_OPERATOR, detail))
+
+
+def _kept(cells: Cells, named: str | Stack) -> str | Stack:
+    """Return the stack with what its recompute keeps."""
+    if not by_operator(cells):
+        return named
+    stack = find_stack(named) if isinstance(named, str) else named
+    return replace(stack, settings=replace(stack.settings, keeps_products=True))
 
 
 def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
@@ -112,7 +128,10 @@ def _narrow(cells: Cells, stack: str, dtype: str, rates: set[str]) -> str:
     name = "fp4" if dtype == "nvfp4" and "fp4" in rates else "fp8"
     if dtype == "nvfp4":
         cells.taken("nvfp4")
-    return f"{name}-grads16" if find_stack(stack).precision.endswith("grads16") else name
+    recipe = find_stack(stack).precision
+    if cells.text("param_dtype") == "fp32" or (recipe.startswith("amp") and not cells.says("param_dtype")):
+        return f"amp-{name}"
+    return f"{name}-grads16" if recipe.endswith("grads16") else name
 
 
 def dropout_of(cells: Cells, model: Model, stack: str) -> bool | None:
