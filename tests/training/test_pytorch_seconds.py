@@ -115,8 +115,17 @@ def test_input_gradients_that_wait_are_exposed() -> None:
     assert behind > beside
 
 
-def test_messages_between_replicas_hold_their_cores_longer() -> None:
-    """A hidden message between replicas takes more from compute than one within a product."""
-    assert RATES.replica_wait > 1
-    step = ask("fsdp2").evaluation.step.stages[0]
-    assert step.hidden["dp"] > 0
+def lost_share(plan: Plan) -> float:
+    """Return the seconds that compute loses to hidden messages between replicas, over the seconds of those."""
+    sharded, whole = (
+        ask("fsdp2", replace(plan, sharding=kind), gather_copy_bytes=0.0, scatter_copy_bytes=0.0)  # type: ignore[arg-type]
+        for kind in ("fsdp", "none")
+    )
+    stage, without = (report.evaluation.step.stages[0] for report in (sharded, whole))
+    return float((stage.compute - without.compute) / stage.hidden["dp"])
+
+
+def test_replicas_of_whole_nodes_take_more_of_compute_than_those_of_one_rank_a_node() -> None:
+    """Hidden messages of groups that fill nodes hold eight times the cores of groups with one rank in each."""
+    assert lost_share(FSDP) == pytest.approx(1.6 * 16 / 108)
+    assert lost_share(TENSOR) == pytest.approx(1.6 * 2 / 108)

@@ -6,11 +6,13 @@ from shardwise.cost._network import Network, collective_seconds, exchanged_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
 from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
+from shardwise.cost._replicas import Beside, beside_of
 from shardwise.cost._tables import constants
 
 __all__ = [
     "OVERLAP_AXES",
     "Band",
+    "Beside",
     "Chip",
     "DecodeFit",
     "Efficiencies",
@@ -21,6 +23,7 @@ __all__ = [
     "Rates",
     "band_names",
     "band_of",
+    "beside_of",
     "blend",
     "collective_seconds",
     "constants",

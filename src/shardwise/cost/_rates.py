@@ -135,8 +135,7 @@ class ProductRates(Generic[X]):
 class Rates(ProductRates[X]):
     """Achieved rates of one device and data type; every field is a number that explains itself when traced.
 
-    `contention` is by how much compute slows while messages run beside it, as a share of their time, and
-    `replica_wait` how long kernels of messages between replicas hold their cores over that time;
+    `contention` is by how much compute slows while messages run beside it, as a share of their time;
     `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
     same of grouped products for both gradients, `grouped_each` the seconds that one more group costs them.
     `cast_traffic` is the bytes moved to cast an element. `wide` are the rates of products that stay in 16 bits beside
@@ -154,7 +153,6 @@ class Rates(ProductRates[X]):
     memory_start: X
     launch: X
     contention: float
-    replica_wait: float
     weight_gradient: float
     cast_traffic: float
     family: str
@@ -349,7 +347,6 @@ def rates_of(
         memory_start=leaf("kernel start", start * memory["start_seconds"], memory["source"]),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),
-        replica_wait=constants()["passes"]["message_cores"]["replica_wait"],
         weight_gradient=1.0 if imposed.ideal else weight_gradient(table),
         cast_traffic=0.0 if imposed.ideal else cast_bytes(dtype),
         family=family,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.cost import Network, Rates, collective_seconds
+from shardwise.cost import Beside, Network, Rates, collective_seconds
 from shardwise.ledger.number import X, maximum, total
 from shardwise.ledger.op import Collective
 
@@ -20,13 +20,17 @@ class Messages(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine(Generic[X]):
-    """What blocks run on: rates of the device, links, and how each axis' groups lie on them."""
+    """What blocks run on: rates of the device, links, and how each axis' groups lie on them.
+
+    `replicas` is what messages between replicas take of compute; nothing where it is not given.
+    """
 
     rates: Rates[X]
     network: Network[X]
     spans: dict[str, tuple[X, ...]]
     overlap: bool = True
     exposed_axes: tuple[str, ...] = ()
+    replicas: Beside | None = None
 
     def hides(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""
@@ -36,12 +40,10 @@ class Machine(Generic[X]):
         """Return seconds that compute loses to messages that run so long beside it."""
         return hidden * self.rates.contention
 
-    def held(self, hidden: X) -> X:
-        """Return seconds that compute loses to messages between replicas that run so long beside it.
-
-        Their kernels hold cores while they wait for the last replica too.
-        """
-        return hidden * (self.rates.contention * self.rates.replica_wait)
+    def lost_share(self, group: str) -> X:
+        """Return the share that compute loses of the seconds of messages between replicas that are hidden beside it."""
+        at = self.spans[group]
+        return self.replicas.lost_share(at) if self.replicas else 0 * at[-1]
 
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""

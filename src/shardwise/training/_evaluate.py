@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
-from shardwise.cost import Efficiencies, Network, Rates, network_of, rates_of
+from shardwise.cost import Efficiencies, Network, Rates, beside_of, network_of, rates_of
 from shardwise.cost._tables import family_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, total
@@ -270,10 +270,17 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
     stack, compute = case.stack, case.recipe.precision.compute
     kernels = stack.attention_kernel, stack.experts_kernel
-    rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels)
+    together = case.cluster.num_devices > 1
+    rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, together)
     network = network_of(case.cluster, case.efficiencies)
-    axes = case.efficiencies.exposed_axes
-    return Machine(rates=rates, network=network, spans=shared, overlap=case.overlap, exposed_axes=axes)
+    return Machine(
+        rates=rates,
+        network=network,
+        spans=shared,
+        overlap=case.overlap,
+        exposed_axes=case.efficiencies.exposed_axes,
+        replicas=beside_of(case.cluster, compute, case.efficiencies),
+    )
 
 
 def tables_of(case: Case, m: Machine[X], z: Sizes[X]) -> Tables[X]:

@@ -12,7 +12,7 @@ from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe, root_elements
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
-from shardwise.training._state import gathers, scatters, state_seconds
+from shardwise.training._state import gathers, lost_seconds, scatters, state_seconds
 
 
 def unit_rounds(z: Sizes[X], r: Recipe) -> tuple[X, X]:
@@ -40,8 +40,8 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     if not r.shards_gradients:
         return zero, zero, zero, zero, zero
     dense, expert = k.elements.dense, k.elements.expert
-    scatter = state_seconds(m, scatters(z, r, (dense, expert)), zero)
-    gather = state_seconds(m, gathers(r, dense, expert), zero) if r.shards_weights else zero
+    scattered, gathered = scatters(z, r, (dense, expert)), gathers(r, dense, expert) if r.shards_weights else ()
+    scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
     hides = m.hides("dp") and r.stack.overlap_gradients
     often, twice = unit_rounds(z, r)
     first, last = often * gather, often * (twice * gather + scatter)
@@ -53,8 +53,11 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
         named(ahead, "waiting for weights"),
         named(behind, "waiting for weights and gradients"),
         hidden,
-        named(m.held(first - ahead) + copied, "slowed by gathers and their copies"),
-        named(m.held(last - behind) + twice * copied + returned, "slowed by messages and their copies"),
+        named(lost_seconds(m, gathered, first - ahead) + copied, "slowed by gathers and their copies"),
+        named(
+            lost_seconds(m, (*gathered, *scattered), last - behind) + twice * copied + returned,
+            "slowed by messages and their copies",
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.cost import collective_seconds
-from shardwise.ledger.number import X, above, divide
+from shardwise.ledger.number import X, above, divide, maximum
 from shardwise.ledger.op import Verb
 from shardwise.ops.fold import Machine
 from shardwise.training._memory import Parts, Recipe, owned
@@ -34,6 +34,16 @@ def state_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], zero: X)
     for one in messages:
         found = found + collective_seconds(m.network, one.verb, one.size_bytes, m.spans[one.group])
     return found
+
+
+def lost_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
+    """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
+    zero = 0 * hidden
+    whole = state_seconds(m, messages, zero)
+    lost = zero
+    for one in messages:
+        lost = lost + state_seconds(m, (one,), zero) * m.lost_share(one.group)
+    return hidden * (lost / maximum(whole, 1e-30))
 
 
 def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:

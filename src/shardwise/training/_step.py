@@ -17,6 +17,7 @@ from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
     boundary_messages,
+    lost_seconds,
     reductions,
     state_seconds,
     table_seconds,
@@ -184,16 +185,17 @@ def data_parallel_seconds(
     zero = 0 * t.forward
     if r.shards_weights:
         return zero, zero, zero, zero
-    grads = named(state_seconds(m, reductions(r, parts, s), zero), "gradient reduction")
+    reduced, updated = reductions(r, parts, s), updates(r, parts, s)
+    grads = named(state_seconds(m, reduced, zero), "gradient reduction")
     backward = t.backward_input + t.backward_weight
     shown = _overlapped(grads, backward, s, m.hides("dp") and r.stack.overlap_gradients)
     hidden = grads - shown
-    shown = shown + m.held(hidden)
+    shown = shown + lost_seconds(m, reduced, hidden)
     if not r.shards_optimizer:
         return shown, hidden, zero, zero
-    gather = named(state_seconds(m, updates(r, parts, s), zero), "weight gather")
+    gather = named(state_seconds(m, updated, zero), "weight gather")
     waits = _overlapped(gather, t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
-    return shown, hidden, waits + m.held(gather - waits), gather - waits
+    return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:

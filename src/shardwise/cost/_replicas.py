@@ -1,0 +1,72 @@
+"""What messages between replicas take of the compute they run beside: cores that NCCL holds, products that wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.cost._rates import Efficiencies, contention_of
+from shardwise.cost._tables import constants, family_of, matmul_row
+from shardwise.hardware import Cluster
+from shardwise.ledger.number import X, above, maximum, minimum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """What a message between replicas takes of a device's compute.
+
+    A message within a node holds `node_cores` of `cores`, one over the network `rank_cores` for each rank that its
+    group has in a node, up to `most_cores`. Products that start a block on all but `spare_cores` take twice as long
+    beside one that holds more than those. The message takes `longer` than alone.
+    """
+
+    cores: float
+    node_cores: float
+    rank_cores: float
+    most_cores: float
+    spare_cores: float
+    longer: float
+
+    def lost_share(self, at: tuple[X, ...]) -> X:
+        """Return the share of a hidden message's seconds that compute loses; `at` are the group's ranks by tier.
+
+        NCCL runs a block on a core for each channel. A ring takes a channel for each adapter that its ranks of a node
+        have, twice (src/graph/search.cc, connect.cc ncclTopoPostset), or fills the links of a node.
+
+        >>> found = Beside(cores=100.0, node_cores=24.0, rank_cores=2.0, most_cores=16.0, spare_cores=20.0, longer=1.0)
+        >>> found.lost_share((8, 8)), found.lost_share((8, 64)), found.lost_share((1, 8))
+        (0.5, 0.16, 0.02)
+        """
+        across = minimum(self.rank_cores * at[0], self.most_cores)
+        held = above(at[-1], at[0], across, 0 * across + self.node_cores)
+        share = held / self.cores
+        return above(held, self.spare_cores, maximum(share, 0.5), share) * self.longer
+
+
+def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | None:
+    """Return what messages between replicas take of compute in a data type; None where they take nothing.
+
+    Nothing where every efficiency is one, or where a device is not made of many equal cores.
+
+    >>> round(beside_of(Cluster.parse("16xa100-sxm-80gb"), "bf16", Efficiencies()).lost_share((8, 16)), 3)
+    0.237
+    """
+    row, device = constants()["passes"]["replica_messages"], cluster.device
+    if not contention_of(device, imposed):
+        return None
+    family = family_of(device)
+    adapter = _adapter_cores(row, cluster.tiers[-1].bytes_per_second)
+    persistent = matmul_row(constants(), family, dtype)[0].get("persistent", False)
+    return Beside(
+        cores=float(device.num_cores),
+        node_cores=row["node_cores"].get(family, row["node_cores"]["other"]),
+        rank_cores=adapter["each"],
+        most_cores=adapter["most"],
+        spare_cores=device.num_cores - row["persistent_blocks"] if persistent else float(device.num_cores),
+        longer=row["longer"],
+    )
+
+
+def _adapter_cores(row: dict[str, Any], bytes_per_second: float) -> dict[str, Any]:
+    """Return how many cores an adapter of so many bytes a second takes: the last of the rows that it reaches."""
+    return [a for a in row["adapters"] if bytes_per_second >= a["bytes_per_second"]][-1]
