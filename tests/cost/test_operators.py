@@ -206,6 +206,15 @@ def test_products_that_stay_wide_run_at_the_rate_of_sixteen_bits() -> None:
     assert op_seconds(narrow, product(4096, 8192, 4096, dtype="bf16")) == op_seconds(RATES, product(4096, 8192, 4096))
 
 
+@pytest.mark.parametrize(("device", "slower"), [("b200-sxm-180gb", True), ("gb200", False), ("a100-sxm-80gb", False)])
+def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, slower: bool) -> None:
+    """Products, attention and experts of B200 slow down where eight share a node; racks on liquid do not."""
+    alone, busy = (rates_of(find_device(device).device, "bf16", 0.0, Efficiencies(), together=t) for t in (False, True))
+    for name in ("matmul_flops", "attention_forward_flops", "attention_backward_flops", "grouped_flops"):
+        assert (getattr(busy, name) < getattr(alone, name)) == slower, name
+    assert busy.memory_bytes == alone.memory_bytes
+
+
 def test_the_head_stays_in_sixteen_bits_in_training() -> None:
     """Megatron-Core and torchtitan leave the output head out of 8-bit training; fp32 runs have it in fp32."""
     model = Model.load("llama-3-8b")

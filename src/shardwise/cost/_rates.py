@@ -158,9 +158,9 @@ class Rates(ProductRates[X]):
     family: str
     assumptions: tuple[str, ...] = ()
     blocks: Blocks = Blocks()  # noqa: RUF009 (frozen)
-    wide: ProductRates[X] | None = None
     streams: Streams = Streams()  # noqa: RUF009 (frozen)
     experts_in_turn: bool = False
+    wide: ProductRates[X] | None = None
 
 
 def lasting(row: dict[str, Any]) -> float:
@@ -301,22 +301,36 @@ def weight_gradient(table: dict[str, Any]) -> float:
     return float(table.get("weight_gradient", constants()["passes"]["weight_gradient"])["rate"])
 
 
+def paced(row: dict[str, Any], device: Device, together: bool) -> dict[str, Any]:
+    """Return a row of rates measured on one device alone as devices of a busy node keep them, where it says so.
+
+    >>> from shardwise.hardware import find_device
+    >>> row = {"compute": 0.8, "together": 0.5, "together_by_device": {"gb200": 1.0}}
+    >>> [paced(row, find_device(name).device, True)["compute"] for name in ("b200-sxm-180gb", "gb200")]
+    [0.4, 0.8]
+    """
+    share = row.get("together_by_device", {}).get(device.name, row.get("together", 1.0)) if together else 1.0
+    return row | {name: row[name] * share for name in ("compute", "forward", "backward") if name in row}
+
+
 def rates_of(
     device: Device,
     dtype: str,
     launch_seconds: float,
     imposed: Efficiencies,
     kernels: tuple[str, str] = ("", ""),
+    together: bool = False,
 ) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. `kernels` are the
-    framework's of attention and of experts. Raises `InputError`
+    framework's of attention and of experts; `together` says that other devices work beside it. Raises `InputError`
     when the device has no rate for the data type or an imposed efficiency is out of range.
     """
     family = family_of(device)
     table = constants()[family]
     row, note = matmul_row(constants(), family, dtype)
+    row = paced(row, device, together)
     notes = [note] if note else []
     if table.get("note"):
         notes.append(f"{device.name}: {table['note']}")
@@ -326,6 +340,7 @@ def rates_of(
     attention, grouped = kernel_row(table["attention"], kernels[0]), kernel_row(table["grouped"], kernels[1])
     memory = table["memory"]
     attention = merged(attention, attention.get("by_type", {}).get(attention_dtype(device, dtype), {}))
+    attention = paced(attention, device, together)
     limited = attention.get("sustained_by_device", {}).get(device.name, 1.0)
     attention_peak, peak = limited * device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
@@ -353,17 +368,18 @@ def rates_of(
         assumptions=tuple(notes),
         blocks=Blocks() if imposed.ideal else Blocks.stated(attention),
         streams=Streams()
-        wide=_wide(device, dtype, family, imposed),
         if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
+        else Streams.stated(memory, dtype),
+        experts_in_turn=grouped.get("in_turn", False),
+        wide=_wide(device, dtype, imposed, together),
+    )
 
 
-def _wide(device: Device, dtype: str, family: str, imposed: Efficiencies) -> ProductRates[Any] | None:
+def _wide(device: Device, dtype: str, imposed: Efficiencies, together: bool) -> ProductRates[Any] | None:
     """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones."""
     wide = attention_dtype(device, dtype)
     if wide == dtype:
         return None
     own = replace(imposed, matmul_flops_per_second=min(imposed.matmul_flops_per_second, device.peak_flops(wide)))
-    return product_rates(device, wide, matmul_row(constants(), family, wide)[0], own)
-        else Streams.stated(memory, dtype),
-        experts_in_turn=grouped.get("in_turn", False),
-    )
+    row = paced(matmul_row(constants(), family_of(device), wide)[0], device, together)
+    return product_rates(device, wide, row, own)
