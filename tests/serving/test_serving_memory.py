@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from serving.serving_cases import ask
@@ -124,3 +126,22 @@ def test_a_larger_memory_never_unfits() -> None:
     small, large = (ask("llama-3.1-8b", job, device=d) for d in ("h100-sxm-80gb", "h200-sxm-141gb"))
     assert small.fits and large.fits
     assert large.kv_cache_tokens > small.kv_cache_tokens
+
+
+@pytest.mark.parametrize(("tp", "linear"), [(1, 54_272), (2, 37_888)])
+def test_adapters_add_two_thin_matrices_to_every_linear_layer(tp: int, linear: int) -> None:
+    """Queries, keys and values have a first matrix each; ranks split what their layers split (vllm/lora/layers.py)."""
+    job = Serving(weights="fp16")
+    plain, more = (ask("llama-3.2-3b", replace(job, adapter_rank=r), Plan(tp=tp)) for r in (0, 64))
+    tables = 2 * (128_256 + 3_072)
+    assert more.weights_bytes_per_gpu - plain.weights_bytes_per_gpu == 64 * 2 * (28 * linear + tables)
+    assert more.kv_cache_tokens < plain.kv_cache_tokens
+
+
+def test_several_adapters_take_several_times_the_room() -> None:
+    """Room is set aside for every adapter that the engine may hold at once, and none without a rank."""
+    sizes = [
+        ask("llama-3.1-8b", Serving(adapter_rank=rank, adapters=count), Plan()).weights_bytes_per_gpu
+        for rank, count in ((0, 4), (16, 1), (16, 4))
+    ]
+    assert sizes[2] - sizes[0] == 4 * (sizes[1] - sizes[0])

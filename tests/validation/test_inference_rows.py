@@ -62,6 +62,15 @@ def test_a_source_may_document_the_release_of_some_of_its_rows(tmp_path: Path) -
     assert "as documented" not in said(only(tmp_path, row))
 
 
+def test_logs_whose_notebook_states_a_rank_hold_its_adapters(tmp_path: Path) -> None:
+    """The rank of the adapters stands in the notebook that the log is from, not in the log."""
+    row = {**INFERENCE, "metric": "weights_bytes_per_gpu", "serving_mode": "memory_log", "notes": "lora_possible=1"}
+    without = only(tmp_path, row)
+    found = only(tmp_path, {**row, "citation": "github:unslothai/notebooks@bdda2efc nb/Llama3.1_(8B)-GRPO.ipynb"})
+    assert "lora_rank=32" in said(found)
+    assert found.predicted > 1.005 * without.predicted
+
+
 def test_a_batch_that_the_cache_does_not_hold_waits(tmp_path: Path) -> None:
     """A batch twice as large as what the cache holds takes about twice as long, and the row says how many run."""
     row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}

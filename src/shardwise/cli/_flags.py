@@ -288,6 +288,8 @@ def infer_flags() -> dict[str, Flag]:
         ("prefix_tokens", k.whole(0), "tokens of the prompt that the cache holds already"),
         ("max_batched_tokens", k.WHOLE, "tokens of one prefill step"),
         ("max_sequences", k.WHOLE, "requests the engine sets buffers aside for"),
+        ("adapter_rank", k.whole(0), "rank of the adapters (LoRA) that the engine has room for; 0 for none"),
+        ("adapters", k.WHOLE, "adapters held at once"),
         ("shard_weights", k.SWITCH, "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),
         ("misc_memory", k.BYTES, "memory beside all else on a device, such as 5GiB"),
         ("use_kv_cache", k.SWITCH, "keep keys and values; --no-use-kv-cache runs all tokens again for each new one"),

@@ -74,7 +74,7 @@ class Serving:
     what the engine sets buffers aside for; 0 means the batch. `memory_fraction` 0 is the engine's own. No output tokens
     ask for one pass over the input. Without `use_kv_cache` each output token runs all tokens before it again.
     `shard_weights` splits weights over the replicas and gathers them layer by layer (ZeRO-Inference), `misc_bytes` are
-    beside all else on a device.
+    beside all else on a device. `adapters` of `adapter_rank` (LoRA) have their room on every device.
 
     >>> Serving(batch=8, input_tokens=512, output_tokens=32).total_tokens
     544
@@ -94,6 +94,8 @@ class Serving:
     use_kv_cache: bool = True
     shard_weights: bool = False
     misc_bytes: float = 0.0
+    adapter_rank: int = 0
+    adapters: int = 1
 
     @property
     def total_tokens(self) -> int:

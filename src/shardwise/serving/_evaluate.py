@@ -15,6 +15,7 @@ from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.models import Block, MoE
 from shardwise.ops.layout import Layout
+from shardwise.serving._adapters import adapter_bytes
 from shardwise.serving._cache import Cache, block_caches, breakpoints
 from shardwise.serving._case import Case, Step, server_of, views_of
 from shardwise.serving._fold import Part, Parts, Phase, add, fold, weighted
@@ -79,7 +80,11 @@ def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
     """Return the model folded for one step."""
     model, form = case.model, case.format
     views = views_of(case, z, step)
-    found = [fold(ops, m, form, label) for label, ops in lines_of(case, views)]
+    lines = lines_of(case, views)
+    found = [fold(ops, m, form, label) for label, ops in lines]
+    if case.job.adapter_rank:
+        sizes = adapter_bytes(case, [ops for _, ops in lines], 0 * z.tp)
+        found = [replace(part, weight_bytes=part.weight_bytes + n) for part, n in zip(found, sizes, strict=True)]
     if case.job.shard_weights:
         found = [gathered(part, m) for part in found]
     *kinds, before, after = found

@@ -49,10 +49,10 @@ class Question:
 def job_problems(job: Serving, model: Model) -> Problems:
     """Return what is wrong with a job by itself."""
     found = Problems()
-    for name in ("batch", "input_tokens"):
+    for name in ("batch", "input_tokens", "adapters"):
         if not is_count(getattr(job, name)):
             found.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
-    for name in ("output_tokens", "prefix_tokens", "max_batched_tokens", "max_sequences"):
+    for name in ("output_tokens", "prefix_tokens", "max_batched_tokens", "max_sequences", "adapter_rank"):
         value = getattr(job, name)
         if value != 0 and not is_count(value):
             found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
@@ -210,6 +210,8 @@ def _stated(case: Case) -> list[str]:
         notes.append("shard_weights: no effect, there is one replica")
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no key-value cache: each output token runs all tokens before it again")
+    if job.adapter_rank:
+        notes.append(f"adapters {job.adapters}: room of rank {job.adapter_rank} in every linear layer, no time")
     if case.model.mtp:
         notes.append("multi-token-prediction layers are not loaded")
     if case.model.max_context and job.total_tokens > case.model.max_context:

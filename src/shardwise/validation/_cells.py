@@ -38,7 +38,7 @@ class Cells:
         self._notes: dict[str, str] | None = None
 
     def completed(self) -> Cells:
-        """Return the row with what its source documents elsewhere in the place of blank cells.
+        """Return the row with what its source documents elsewhere in the place of blank cells, notes beside its own.
 
         A global batch that the notes state in tokens is counted in sequences.
 
@@ -48,7 +48,10 @@ class Cells:
         """
         told, source = documented(self.text("citation"), self.row)
         blank = {name: value for name, value in told.items() if name in self.row and not self.says(name)}
-        found = Cells({**self.row, **blank})
+        if "notes" in told:
+            blank["notes"] = told["notes"]
+        more = {"notes": "; ".join(filter(None, (self.text("notes"), told["notes"])))} if "notes" in told else {}
+        found = Cells({**self.row, **blank, **more})
         tokens = _tokens(self.notes.get("batch_tokens", ""))
         if tokens and not found.says("global_batch"):
             found = Cells({**found.row, "global_batch": str(max(round(tokens / found.positive("seq_len")), 1))})

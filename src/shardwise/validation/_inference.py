@@ -42,6 +42,7 @@ _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
 _MOST = {
     "vllm": 256,
+    "vllm-flashinfer": 256,
     "vllm-v0": 256,
     "vllm-rocm": 256,
     "deepspeed-mii": 256,
@@ -125,6 +126,8 @@ def _engine(cells: Cells, device: Device) -> str:
         if not release:
             cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
         return "vllm-rocm" if device.vendor == "AMD" and () < release < (0, 6, 2) else "vllm-v0"
+    if found == "vllm" and cells.notes.get("sampler") == "flashinfer":
+        return "vllm-flashinfer"
     if found == "tensorrt-llm" and not version and fixed:
         cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: examples/run.py up to 0.11")
         return "tensorrt-llm-0.11"
@@ -189,7 +192,7 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         return Serving(
             batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
             memory_fraction=fraction, max_batched_tokens=min(chunk, length) if chunk else 0,
-            max_sequences=int(noted) or sequences,
+            max_sequences=int(noted) or sequences, adapter_rank=int(cells.noted("lora_rank")),
         )  # fmt: skip
     replicas = plan.dp
     batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
