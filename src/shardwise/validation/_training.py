@@ -13,6 +13,7 @@ from shardwise.plans._laws import module_names
 from shardwise.plans._plan import ContextKind, Sharding
 from shardwise.training import Options, TrainReport, train
 from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._layers import spread
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
 from shardwise.validation._rules import Framework, framework_of, words
@@ -192,8 +193,7 @@ def _plan(cells: Cells, model: Model, framework: Framework, node: int) -> Plan:
     plan = _shard(cells, plan)
     if model.num_layers % (pp * vpp):
         cells.taken("stage_layers")
-        each, more = divmod(model.num_layers, pp * vpp)
-        plan = replace(plan, stage_layers=tuple(each + (i < more) for i in range(pp * vpp)))
+        plan = replace(plan, stage_layers=spread(model.num_layers, pp * vpp))
     return plan
 
 

@@ -1,0 +1,49 @@
+"""Where layers lie that do not divide by the chunks of a pipeline, and what recipes run again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.validation._layers import spread
+from shardwise.validation._rules import documented
+
+BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-archive.md"
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks", "first", "last"),
+    [(126, 64, 1, 1), (94, 8, 11, 11), (70, 12, 5, 5), (61, 16, 4, 1), (61, 4, 16, 13), (10, 4, 2, 2)],
+)
+def test_a_chunk_with_the_loss_holds_fewer_layers(layers: int, chunks: int, first: int, last: int) -> None:
+    """Layouts that are printed: Llama 405B, Qwen3-235B, BLOOM, DeepSeek-V3 and Kimi K2."""
+    found = spread(layers, chunks)
+    assert (found[0], found[-1]) == (first, last)
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_every_layer_lies_on_one_chunk(layers: int, chunks: int) -> None:
+    """Layers of all chunks add up to the model, and no chunk but the first and last differs by more than one."""
+    found = spread(layers, chunks)
+    assert sum(found) == layers and len(found) == chunks and min(found) >= 0
+    assert max(found) - min(found[:-1], default=max(found)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "dtype", "said"),
+    [
+        ("nemotron-3-nano-30b-a3b", "h100-sxm-80gb", "fp8", "moe, layernorm, core_attn, moe_act"),
+        ("gpt-oss-120b", "gb200", "bf16", "layernorm, moe_act"),
+        ("gpt-oss-120b", "gb300", "bf16", None),
+        ("qwen3-30b-a3b", "b200-sxm-180gb", "mxfp8", None),
+        ("deepseek-v3", "h100-sxm-80gb", "fp8", "mla_up_proj, mlp"),
+    ],
+)
+def test_recipes_say_what_runs_again(model: str, device: str, dtype: str, said: str | None) -> None:
+    """NVIDIA's tables leave recompute out: the recipes behind them name the modules, or none."""
+    row = {"model": model, "device": device, "compute_dtype": dtype, "framework": "Megatron-Bridge 26.02"}
+    cells, source = documented(BRIDGE, row)
+    assert cells.get("recompute_detail") == said
+    assert cells["recompute"] == ("selective" if said else "none")
+    assert "Megatron-Bridge" in source
