@@ -16,7 +16,7 @@ def spread(layers: int, chunks: int) -> tuple[int, ...]:
     ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1))
     """
     whole = -(-layers // chunks)
-    if chunks > 1 < whole and (layers + 2) % chunks == 0:
+    if layers % chunks and (layers + 2) % chunks == 0 and whole > 1:
         return (whole - 1, *(whole,) * (chunks - 2), whole - 1)
     left = layers - whole * (chunks - 1)
     if left > 0:
