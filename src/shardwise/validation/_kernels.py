@@ -27,12 +27,11 @@ from shardwise.cost._attention import (
     seen_pairs,
 )
 from shardwise.cost._kernels import others_seconds
-from shardwise.cost._kinds import MEASURED, blocked_flops, one_query_seconds
+from shardwise.cost._kinds import blocked_flops, one_query_seconds
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import ELEMENT_BYTES, product_rates
 from shardwise.cost._tables import family_of, matmul_row
 from shardwise.hardware import Device, find_device
-from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import routed
@@ -313,18 +312,3 @@ def experts(cells: Cells, device: Device) -> float:
         return float(experts_seconds(c, chip, width * hit * n * m + 2 * rows * (n + m), (rows, hit, n, m)))
 
     return one(up, D) + one(D, F) + float(others_seconds(c, chip, max(T - rows, 0.0), D))
-
-
-def streaming(cells: Cells, device: Device) -> float:
-    """Return seconds of a kernel that only moves bytes, started from a captured graph; on a CPU by what it does."""
-    row = constants()[family_of(device)]["memory"]
-    if "kinds" in row:
-        name, _, word = cells.text("op").rpartition("_")
-        found = MEASURED.get(name if word in ("forward", "backward") else cells.text("op"))
-        if found is None:
-            raise refuse("op", cells.text("op"), "is not a kernel that is modelled")
-        r = rates_of(device, cells.text("dtype"), 0.0, _NONE)
-        moved = cells.positive("bytes_total") / r.streams.rate(r.memory_bytes, found[0], word == "backward")
-        return float(moved + found[1] * r.memory_start)
-    start = find_engine("vllm").small_kernel_seconds
-    return float(cells.positive("bytes_total") / (row["efficiency"] * device.memory_bytes_per_second) + start)

@@ -66,7 +66,7 @@ def rows_of(table: Table, folder: Path) -> Iterator[Row]:
 
 def predictor_of(kind: str) -> Predictor:
     """Return what predicts the rows of a kind of file."""
-    from shardwise.validation import _collectives, _kernels, _operators
+    from shardwise.validation import _collectives, _kernels, _modules, _operators, _streaming
 
     if kind == "training":
         return TrainingRows()
@@ -77,9 +77,9 @@ def predictor_of(kind: str) -> Predictor:
     kernels = {
         "gemm": _kernels.product,
         "attention": _kernels.attention,
-        "mla": _kernels.latent,
+        "mla": _modules.latent,
         "moe": _kernels.experts,
-        "memory": _kernels.streaming,
+        "memory": _streaming.streaming,
     }
     if kind in kernels:
         return _kernels.kernel_answer(kernels[kind])

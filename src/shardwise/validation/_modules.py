@@ -1,0 +1,225 @@
+"""Rows of whole latent-attention modules: projections, norms, rotation, joins and attention, as an engine runs them.
+
+The operators are the ledger's (`ops.latent`), priced as the tables of products, attention and streaming kernels are.
+What an engine does otherwise than the ledger says stands in modules.toml, each with its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from shardwise.cost._tables import family_of
+from shardwise.hardware import Device
+from shardwise.ledger.op import Op
+from shardwise.models import LatentAttention, Model
+from shardwise.ops.attention import rotary
+from shardwise.ops.count import WHOLE
+from shardwise.ops.latent import latent_attention
+from shardwise.ops.layout import Choices, Layout, Work, lay_out, memory_op
+from shardwise.serving import find_engine
+from shardwise.validation import _kernels
+from shardwise.validation._cells import Cells
+from shardwise.validation._streaming import cached_rate, engine_steps, memory_rate, replayed_start, step_rate
+
+PROMPT, DECODE = "mla_context_module", "mla_generation_module"
+OPS = (PROMPT, DECODE)
+_DOWN = ("q_down", "kv_down")
+
+
+@cache
+def _model() -> tuple[int, LatentAttention]:
+    model = Model.load("deepseek-v3")
+    (mixer,) = model.layers[0].mixers
+    if not isinstance(mixer, LatentAttention):
+        raise TypeError("deepseek-v3 has latent attention")
+    return model.hidden, mixer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Module:
+    """One row: sequences of new tokens after `past` ones, heads of the rank, types of products and cache, its engine.
+
+    `decodes` says that attention runs over the cached latent; `unfused` that norms and rotation run step by step.
+    """
+
+    cells: Cells
+    device: Device
+    family: str
+    engine: str
+    row: dict[str, Any]
+    sequences: float
+    tokens: float
+    past: float
+    heads: int
+    decodes: bool
+    unfused: bool
+
+    @property
+    def phase(self) -> str:
+        """The word of modules.toml for what runs."""
+        return "decode" if self.decodes else "prompt"
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes of an element of the cache."""
+        return 1.0 if self.cells.text("kv_dtype") == "fp8" else 2.0
+
+
+def module_of(cells: Cells, device: Device) -> Module:
+    """Return what a row times; an engine without modules of its own runs those of vLLM, which is said."""
+    word = _kernels.ENGINES.get(cells.text("engine"), cells.text("engine"))
+    known = word if word in engine_steps()["engines"] else "vllm"
+    if known != word:
+        cells.assume(f"modules of {word or 'an engine that is not stated'}: those of {known}")
+    row = engine_steps()["engines"][known]
+    tokens = cells.positive("query_tokens")
+    single = tokens == 1 and row.get("one_token_decodes", False)
+    return Module(
+        cells=cells,
+        device=device,
+        family=family_of(device),
+        engine=known,
+        row=row,
+        sequences=cells.positive("batch"),
+        tokens=tokens,
+        past=cells.number("prefix_tokens"),
+        heads=int(cells.positive("num_heads")),
+        decodes=cells.text("op") == DECODE or single,
+        unfused="fused_on" in row and device.name not in row["fused_on"],
+    )
+
+
+def operators(m: Module) -> tuple[Op[float], ...]:
+    """Return the ledger's operators of a module, both down-projections as one product, and the engine's copies."""
+    hidden, mixer = _model()
+    stack = find_engine(m.engine).stack
+    if m.unfused:
+        stack = replace(stack, norm="eager", activation="eager")
+    work: Work[float] = Work(
+        B=m.sequences,
+        S=m.tokens,
+        context=m.past,
+        phase="decode" if m.decodes else "prefill",
+        cache_bytes=m.cache_bytes,
+    )
+    y = lay_out(WHOLE, work, Choices(stack=stack))
+    ops = joined(latent_attention(y, replace(mixer, heads=m.heads), hidden, y.residual("input", hidden, "")))
+    if m.decodes:
+        ops = (*ops, rotary(y, (m.heads + 1.0) * mixer.qk_rope_head_dim))
+    return (*ops, *(_copy(y, word, mixer, m.heads) for word in m.row["joins"][m.phase]))
+
+
+def joined(ops: Iterable[Op[float]]) -> tuple[Op[float], ...]:
+    """Return operators with the two down-projections, which read the same input, as one product."""
+    found = list(ops)
+    first, second = (op for op in found if op.name in _DOWN)
+    read_once = 2 * first.rows * first.inner
+    one = replace(
+        first,
+        name="down",
+        columns=first.columns + second.columns,
+        flops=first.flops + second.flops,
+        forward_bytes=first.forward_bytes + second.forward_bytes - read_once,
+    )
+    return (one, *(op for op in found if op.name not in _DOWN))
+
+
+def _copy(y: Layout[float], word: str, a: LatentAttention, heads: int) -> Op[float]:
+    """Return a copy that joins two halves: each is read once, and the whole is written."""
+    rope = a.qk_rope_head_dim
+    read, written = {
+        "latent": (a.kv_lora_rank + rope, a.kv_lora_rank + rope),
+        "keys": (heads * a.qk_nope_head_dim + rope, heads * a.qk_head_dim),
+        "queries": (heads * (a.kv_lora_rank + rope), heads * (a.kv_lora_rank + rope)),
+    }[word]
+    return memory_op(y, f"join.{word}", "attention", (y.a * y.tokens * (read + written), 0.0))
+
+
+def _chosen(table: dict[str, Any], m: Module, default: Any = None) -> Any:
+    """Return the entry of a family and type of cache, of the family, or of any."""
+    keys = (f"{m.family}-{m.cells.text('kv_dtype')}", m.family, "any")
+    return next((table[key] for key in keys if key in table), default)
+
+
+def attention_seconds(m: Module) -> float:
+    """Return seconds of attention by the measured kernel that the module calls, rotation and cache as its table has."""
+    name = _chosen(m.row[m.phase], m)
+    said = {**m.cells.row, "query_tokens": f"{m.tokens:g}"}
+    if m.decodes:
+        # The token of the step is among the tokens that vLLM's tables count.
+        before = m.past - 1 if m.row["rotates"] and m.past else m.past
+        told = {**said, "op": "generation_mla", "engine": name, "prefix_tokens": f"{before:g}"}
+        return _kernels.latent(Cells(told), m.device)
+    if name == "flash":
+        _, a = _model()
+        mean = (a.qk_head_dim + a.v_head_dim) / 2
+        own = {"num_kv_heads": f"{m.heads}", "head_dim": f"{mean:g}", "kv_dtype": m.cells.text("mla_dtype")}
+        return _kernels.prefill(Cells({**said, **own, "attention_dtype": m.cells.text("mla_dtype")}), m.device)
+    kept = m.cells.text("mla_dtype") if m.row["rotates"] else m.cells.text("kv_dtype")
+    told = {**said, "op": "context_mla", "engine": name, "kv_dtype": kept}
+    return _kernels.latent(Cells(told), m.device)
+
+
+def held_share(m: Module, moved: float) -> float:
+    """Return the share of the seconds of reading its weights that the last cache saves when a module is replayed.
+
+    Halves of the cache of devices with two each hold what both read (NVIDIA A100 whitepaper).
+    """
+    copies = 2 if m.family in ("ampere", "hopper", "blackwell") else 1
+    return 1 - memory_rate(m.device) / cached_rate(m.device, moved, copies)
+
+
+def _products(m: Module, op: Op[float], held: float) -> float:
+    """Return seconds of the products of an operator: the absorbed projections are two batches in 16 bits."""
+    _, a = _model()
+    if op.name == "absorb":
+        shapes = [(a.kv_lora_rank, a.qk_nope_head_dim), (a.v_head_dim, a.kv_lora_rank)]
+        told = [_kernels.timed(m.cells, m.device, "bf16", (op.rows, n, k, m.heads), held) for n, k in shapes]
+        return sum(told)
+    dtype = m.cells.text("gemm_dtype") or "bf16"
+    if op.name in m.row.get("wide", {}).get(dtype, ()):
+        dtype = "bf16"
+    cells = Cells({**m.cells.row, "engine": m.row.get("products", {}).get(dtype, m.engine)})
+    return _kernels.timed(cells, m.device, dtype, (op.rows, op.columns, op.inner, op.batch), held)
+
+
+def _streamed(m: Module, op: Op[float]) -> float:
+    """Return seconds of an operator that only moves bytes, from a captured graph."""
+    moved, unfused = op.forward_bytes, engine_steps()["unfused"]
+    if op.name == "rotary" and not m.row["rotates"]:
+        return 0.0
+    if op.name == "rotary" and m.unfused:
+        moved *= unfused["rotary_bytes"] / 2
+    # One step of an unfused norm reads and writes what it leaves, and passes a share of its bytes.
+    rate = step_rate(m.device, moved / unfused["passes"]) if m.unfused else cached_rate(m.device, moved)
+    if op.name == "join.queries":
+        rate = _chosen(m.row["joins"].get("queries_bytes_per_second", {}), m, rate)
+        if not rate:
+            return 0.0
+    kernels = 0.0 if op.name in m.row.get("beside", ()) else op.kernels
+    # Queries and the shared key are rotated one after the other.
+    kernels *= 2 if op.name == "rotary" and m.unfused else 1
+    return moved / rate + kernels * replayed_start(m.device, m.engine)
+
+
+def parts(m: Module) -> dict[str, float]:
+    """Return seconds of a module by operator."""
+    ops = operators(m)
+    held = held_share(m, sum(op.forward_bytes for op in ops))
+    found = {}
+    for op in ops:
+        if op.kind == "attention":
+            found[op.name] = attention_seconds(m)
+        else:
+            found[op.name] = _products(m, op, held) if op.kind == "matmul" else _streamed(m, op)
+    return found
+
+
+def latent(cells: Cells, device: Device) -> float:
+    """Return seconds of a row of latent attention: of its kernel alone, or of a whole module."""
+    if cells.text("op") in OPS:
+        return sum(parts(module_of(cells, device)).values())
+    return _kernels.latent(cells, device)

@@ -1,0 +1,88 @@
+"""Rows of kernels that move bytes: start, bytes over the memory's rate, and what the last cache saves.
+
+A replayed kernel finds its input where the last one left it; one that PyTorch runs step by step moves more bytes and is
+bound by its cores (modules.toml).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.cost import Efficiencies, constants, rates_of
+from shardwise.cost._kinds import MEASURED
+from shardwise.cost._tables import family_of
+from shardwise.hardware import Device
+from shardwise.serving import find_engine
+from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._kernels import ENGINES
+
+# A cyclic walk through so much of the last cache hits everything, through so much nothing (L40S: all of 90 MB and
+# little of 110 of its 96; H100: all of 40 MB and nothing of 52 of its 50).
+_ALL, _NONE = 0.85, 1.1
+
+
+@cache
+def engine_steps() -> dict[str, Any]:
+    """Return what engines run around and beside their kernels (modules.toml)."""
+    text = resources.files("shardwise.validation").joinpath("modules.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def memory_rate(device: Device) -> float:
+    """Return bytes a second of streaming kernels on a device."""
+    return float(constants()[family_of(device)]["memory"]["efficiency"] * device.memory_bytes_per_second)
+
+
+def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
+    """Return bytes a second where so many bytes are walked through again and again, each held `copies` times."""
+    row, rate = constants()[family_of(device)]["memory"], memory_rate(device)
+    if "cached_bytes" not in row or not device.knows("num_cores"):
+        return rate
+    full = walked * copies / row["cached_bytes"]
+    hit = min(max((_NONE - full) / (_NONE - _ALL), 0.0), 1.0)
+    inside = max(row["cached_bytes_per_second_per_core"] * device.num_cores, rate)
+    return float(1 / (hit / inside + (1 - hit) / rate))
+
+
+def step_rate(device: Device, walked: float) -> float:
+    """Return bytes a second of one of PyTorch's element-wise kernels: its cores bind it before the memory does."""
+    rate = cached_rate(device, walked)
+    if not device.knows("num_cores"):
+        return rate
+    return float(min(rate, engine_steps()["unfused"]["bytes_per_second_per_core"] * device.num_cores))
+
+
+def replayed_start(device: Device, engine: str) -> float:
+    """Return seconds to start a small kernel of a captured graph, of the engine where the device's is not measured."""
+    known = engine if engine in ENGINES.values() else "vllm"
+    row = constants()[family_of(device)]["memory"]
+    return float(row.get("replayed_start_seconds", find_engine(known).small_kernel_seconds))
+
+
+def streaming(cells: Cells, device: Device) -> float:
+    """Return seconds of a kernel that only moves bytes, started from a captured graph; on a CPU by what it does."""
+    row, moved = constants()[family_of(device)]["memory"], cells.positive("bytes_total")
+    if "kinds" in row:
+        return _on_cpu(cells, device, moved)
+    engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
+    apart = engine_steps()["unfused"]["kernels"].get(f"{engine}-{cells.text('op')}")
+    if apart:
+        start = apart["kernels"] * replayed_start(device, engine)
+        return float(start + apart["times"] * moved / step_rate(device, apart["widest"] * moved))
+    seconds = moved / cached_rate(device, moved)
+    if engine not in engine_steps()["flat"]["engines"] and "cached_bytes" in row:
+        # One core runs a row: few long ones leave the others idle.
+        seconds = max(seconds, moved / cells.number("rows", moved) / row["cached_bytes_per_second_per_core"])
+    return float(replayed_start(device, engine) + seconds)
+
+
+def _on_cpu(cells: Cells, device: Device, moved: float) -> float:
+    name, _, word = cells.text("op").rpartition("_")
+    found = MEASURED.get(name if word in ("forward", "backward") else cells.text("op"))
+    if found is None:
+        raise refuse("op", cells.text("op"), "is not a kernel that is modelled")
+    r = rates_of(device, cells.text("dtype"), 0.0, Efficiencies())
+    return float(moved / r.streams.rate(r.memory_bytes, found[0], word == "backward") + found[1] * r.memory_start)

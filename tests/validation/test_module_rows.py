@@ -1,0 +1,122 @@
+"""Claims about rows of whole latent-attention modules and of streaming kernels."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from shardwise.hardware import find_device
+from shardwise.validation import Row, validate
+from shardwise.validation._cells import Cells
+from shardwise.validation._modules import held_share, module_of, operators, parts
+from shardwise.validation._streaming import cached_rate, memory_rate, streaming
+
+MODULE = {
+    "device": "b200-sxm-180gb", "engine": "trtllm", "engine_version": "1.3.0rc20", "op": "mla_context_module",
+    "mla_dtype": "bf16", "kv_dtype": "bf16", "gemm_dtype": "bf16", "batch": "1", "query_tokens": "256",
+    "prefix_tokens": "0", "num_heads": "16", "time_seconds": "1e-4",
+}  # fmt: skip
+STREAM = {
+    "device": "h100-sxm-80gb", "engine": "vllm", "op": "quantize_bf16_to_fp8", "dtype": "fp8", "rows": "64",
+    "bytes_total": "786432", "time_seconds": "2e-6",
+}  # fmt: skip
+
+
+def only(folder: Path, row: dict[str, str]) -> Row:
+    """Return the one row of a file with its prediction."""
+    path = folder / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    (found,) = validate([str(path)]).rows
+    return found
+
+
+def module(**changed: str) -> dict[str, float]:
+    """Return the seconds of a module by operator."""
+    row = {**MODULE, **changed}
+    return parts(module_of(Cells(row), find_device(row["device"]).device))
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "vllm", "sglang", ""])
+@pytest.mark.parametrize("op", ["mla_context_module", "mla_generation_module"])
+def test_a_module_is_predicted_for_every_engine(tmp_path: Path, engine: str, op: str) -> None:
+    """Both phases have a prediction; an engine without modules of its own takes another's, and says so."""
+    past = "4096" if op == "mla_generation_module" else "0"
+    row = {**MODULE, "engine": engine, "op": op, "prefix_tokens": past, "query_tokens": "1" if past != "0" else "256"}
+    found = only(tmp_path, row)
+    assert found.status == "predicted", found.reason
+    assert found.predicted > 1e-5
+    assert any("modules of" in said for said in found.assumed) is (engine not in ("trtllm", "vllm"))
+
+
+def test_the_operators_are_those_of_the_ledger() -> None:
+    """A prompt expands keys and values, a decode step absorbs the up-projection; down-projections are one product."""
+    device = find_device("b200-sxm-180gb").device
+    prompt = {op.name: op for op in operators(module_of(Cells(MODULE), device))}
+    step = {**MODULE, "op": "mla_generation_module", "query_tokens": "1", "prefix_tokens": "64"}
+    decode = {op.name: op for op in operators(module_of(Cells(step), device))}
+    assert prompt["down"].columns == 1536 + 512 + 64
+    assert "kv_up" in prompt and "absorb" not in prompt
+    assert "absorb" in decode and "kv_up" not in decode
+
+
+@pytest.mark.parametrize(
+    ("field", "small", "large"),
+    [("num_heads", "4", "64"), ("batch", "2", "32"), ("query_tokens", "128", "4096")],
+)
+@pytest.mark.parametrize("engine", ["trtllm", "vllm"])
+def test_more_work_takes_longer(engine: str, field: str, small: str, large: str) -> None:
+    """Seconds of a module grow with heads, sequences and tokens."""
+    assert sum(module(engine=engine, **{field: small}).values()) < sum(module(engine=engine, **{field: large}).values())
+
+
+def test_a_prompt_of_one_token_is_a_decode_step_in_vllm() -> None:
+    """VLLM counts a batch of single tokens as decodes, which absorb; TensorRT-LLM runs its prompt kernel."""
+    assert "absorb" in module(engine="vllm", query_tokens="1")
+    assert "absorb" not in module(engine="trtllm", query_tokens="1")
+
+
+def test_norms_that_are_not_fused_cost_more() -> None:
+    """VLLM's modules of devices that were measured step by step spend more on norms and rotation."""
+    fused, steps = module(engine="vllm"), module(engine="vllm", device="b300")
+    assert steps["q_norm"] > 2 * fused["q_norm"] and steps["rotary"] > 2 * fused["rotary"]
+
+
+def test_a_small_module_is_read_from_the_last_cache() -> None:
+    """What fits the last cache is read faster than memory; what is larger is not."""
+    m = module_of(Cells(MODULE), find_device("rtx-pro-6000-server").device)
+    assert held_share(m, 40e6) > 0.5
+    assert held_share(m, 400e6) == 0.0
+
+
+def stream(**changed: str) -> float:
+    """Return the seconds of a streaming kernel."""
+    row = {**STREAM, **changed}
+    return streaming(Cells(row), find_device(row["device"]).device)
+
+
+def test_a_kernel_that_runs_in_steps_moves_more() -> None:
+    """SGLang's quantisation in four steps moves seven times the bytes of the fused one."""
+    large = {"bytes_total": "3e9", "rows": "65536"}
+    assert stream(engine="sglang", **large) > 6 * stream(engine="vllm", **large)
+
+
+def test_few_long_rows_are_bound_by_their_cores() -> None:
+    """One row of 64k values takes one core; TensorRT-LLM's kernel shares it out."""
+    one = {"rows": "1", "bytes_total": str(3 * 65536)}
+    assert stream(**one) > 2 * stream(engine="trtllm", **one)
+
+
+@pytest.mark.parametrize(
+    "name", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s", "mi300x", "v100-sxm-32gb"]
+)
+def test_the_cache_is_never_slower_than_memory(name: str) -> None:
+    """Rates fall from that of the cache to that of memory as more is walked through."""
+    device = find_device(name).device
+    rates = [cached_rate(device, size) for size in (1e6, 30e6, 60e6, 1e8, 1e9)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(memory_rate(device))
