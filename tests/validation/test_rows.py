@@ -145,7 +145,7 @@ def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
     small = only(tmp_path, {**TRAINING, "recompute": "unknown"})
     none = only(tmp_path, TRAINING)
     assert small.predicted == none.predicted
-    tight = {**TRAINING, "micro_batch": "4", "seq_len": "8192", "metric": "fits", "value": "1"}
+    tight = {**TRAINING, "micro_batch": "2", "seq_len": "8192", "metric": "fits", "value": "1"}
     assert only(tmp_path, {**tight, "recompute": "none"}).predicted == 0
     assert only(tmp_path, {**tight, "recompute": "unknown"}).predicted == 1
 

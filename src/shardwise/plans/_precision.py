@@ -50,8 +50,8 @@ def _recipes() -> dict[str, Precision]:
         ("fp4", "fp4", 2, 2, 4, 4, 4),
         ("fp4-grads16", "fp4", 2, 2, 2, 4, 4),
         ("amp-bf16", "bf16", 4, 2, 4, 0, 4),
-        ("amp-fp8", "fp8", 4, 2, 4, 0, 4),
-        ("amp-fp4", "fp4", 4, 2, 4, 0, 4),
+        ("fp8-amp", "fp8", 4, 2, 4, 0, 4),
+        ("fp4-amp", "fp4", 4, 2, 4, 0, 4),
     )
     return {
         n: Precision(

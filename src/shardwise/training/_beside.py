@@ -56,14 +56,15 @@ def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
 
 
 def flat_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
-    """Return the bytes of a shard of 16-bit gradients that are made flat in fp32 for the step, in one late piece.
+    """Return the bytes of a shard of 16-bit gradients that are made flat for the step, then flat in fp32, late pieces.
 
-    DeepSpeed runtime/zero/stage_1_and_2.py, single_grad_partition of its optimizer for fp16.
+    DeepSpeed runtime/zero/stage_1_and_2.py, step: single_grad_partition is flatten(averaged_gradients).to(fp32).
     """
     zero = 0 * params[0]
     if not r.stack.micro_gradients or r.precision.gradient_bytes >= r.precision.master_bytes or not r.shards_optimizer:
         return zero
-    return named(_wide_gradients(r, z, params), "segment of the flat gradients")
+    both = (r.precision.gradient_bytes + r.precision.master_bytes) / r.precision.master_bytes
+    return named(_wide_gradients(r, z, params) * both, "segments of the flat gradients")
 
 
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:

@@ -64,6 +64,12 @@ def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
     )
 
 
+def tensors_of(parts: Parts[X], s: Stages[X]) -> X:
+    """Return how many tensors of weights the layers of a stage have, with its tables."""
+    layers = total((n * k.elements.tensors for n, k in zip(s.layers, parts.kinds, strict=True)), 0 * s.count)
+    return layers + s.embeddings + s.heads
+
+
 def tied_copy(parts: Parts[X], s: Stages[X]) -> X:
     """Return the parameters of the second copy of a shared table: on a last stage that does not hold the first too.
 
@@ -268,20 +274,21 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         in_flight=depth.own + depth.mirrored,
         beside=beside,
         widened=widened,
-        late_block=late_block(r, parts, s) + flat_gradients(r, z, params) + held_apart(r, parts, s, m, moments) - peak,
+        late_block=late_block(r, parts, s) + held_apart(r, parts, s, m, moments, flat_gradients(r, z, params)) - peak,
         moments=moments,
         peak=peak,
     )
 
 
-def held_apart(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X], moments: dict[str, X]) -> X:
+def held_apart(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X], moments: dict[str, X], flat: X) -> X:
     """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
 
     The block of 16-bit logits, freed before backward, is too small for any of the fp32 tensors that follow
     (c10/cuda/CUDACachingAllocator.cpp splits and joins blocks, but moves none). Gathered weights and sharded gradients
     lie in the pools of their streams: the root's and one layer's at once, and the gradients, whatever else is there.
+    Gradients that are made `flat` for the update find no room among what the passes have freed.
     """
-    found = dict(moments)
+    found = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
     if r.stack.loss == "eager" and r.stack.reserved_over_allocated > 1:
         found["loss"] = found["loss"] + s.heads * parts.loss.kept_bytes * r.precision.activation_bytes / 4
     if not (r.stack.apart_pools and r.shards_weights):

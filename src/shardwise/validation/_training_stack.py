@@ -13,7 +13,9 @@ from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._rules import Framework
 
 # Megatron-LM before 2024: dropout is on by default.
-_OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023")
+_OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023", "oneflow")
+# Gradients have the type of the weights unless a source says otherwise.
+_NARROW_SUMS = ("megatron-deepspeed", "internevo")
 _ASYNC = r"async ?tp"
 # torchtitan's selective checkpointing by operator.
 _BY_OPERATOR = r"\bsac\b|by operator|per[ -]op"
@@ -107,7 +109,7 @@ def precision_of(cells: Cells, stack: str, rates: set[str]) -> str:
     if dtype not in ("bf16", "fp16"):
         raise refuse("compute_dtype", dtype, "is not a known data type")
     weights, gradients = cells.text("param_dtype"), cells.text("grad_dtype")
-    if not gradients and dtype == "fp16" and stack == "megatron-deepspeed":
+    if not gradients and stack in _NARROW_SUMS and find_stack(stack).precision == f"{dtype}-grads16":
         gradients = dtype
     if weights == "fp32" and dtype == "bf16":
         return "amp-bf16"
@@ -130,7 +132,7 @@ def _narrow(cells: Cells, stack: str, dtype: str, rates: set[str]) -> str:
         cells.taken("nvfp4")
     recipe = find_stack(stack).precision
     if cells.text("param_dtype") == "fp32" or (recipe.startswith("amp") and not cells.says("param_dtype")):
-        return f"amp-{name}"
+        return f"{name}-amp"
     return f"{name}-grads16" if recipe.endswith("grads16") else name
 
 
