@@ -72,6 +72,18 @@ def test_only_grouped_heads_pay_for_kernels_that_do_not_share() -> None:
         assert (alone > 1.05 * shared) == more
 
 
+def test_kernels_that_do_not_share_count_elements() -> None:
+    """A cache in 8 bits spares a kernel with one block a query head nothing: its cores widen what they read."""
+    job = replace(JOB, batch=64, input_tokens=2048)
+
+    def attention(engine: str, cache: str) -> float:
+        report = ask("llama-3.1-8b", replace(job, kv_cache=cache), Plan(), engine=engine)
+        return report.evaluation.decode.operators["attention"]
+
+    assert attention("tensorrt-llm-0.9", "fp8") == pytest.approx(attention("tensorrt-llm-0.9", ""), rel=0.01)
+    assert attention("tensorrt-llm", "fp8") < 0.7 * attention("tensorrt-llm", "")
+
+
 def test_contexts_that_are_not_cut_cost_more_beyond_the_switch() -> None:
     """The first kernel of vLLM takes over where sequences times heads exceed 512, and reads the cache more slowly."""
     job = replace(JOB, input_tokens=2048)

@@ -12,6 +12,7 @@ from shardwise.ledger.op import Op
 from shardwise.models import MLP, Block, Model, MoE
 from shardwise.plans import Plan, Serving
 from shardwise.serving._case import Step, views_of
+from shardwise.serving._evaluate import lines_of
 from shardwise.serving._ledger import head_ops, layer_ops
 from shardwise.serving._resolve import Question, complete
 from shardwise.serving._sizes import sizes_of
@@ -46,6 +47,16 @@ def test_a_layer_all_reduces_twice(block: Block) -> None:
     reduces = [(axis, verb, size) for axis, verb, size in sent(ops) if verb == "all_reduce"]
     assert reduces == [("tp", "all_reduce", 8 * 2048 * 2)] * 2
     assert [m for m in sent(ops) if m[1] == "all_to_all"] == []
+
+
+@pytest.mark.parametrize(("family", "reduces"), [("falcon", 1), ("llama", 2)])
+def test_falcon_adds_both_branches_before_it_reduces_them(family: str, reduces: int) -> None:
+    """Engines sum attention and feed-forward of Falcon's parallel layers and send the sum alone."""
+    model = model_of(replace(dense_block(), parallel=True))
+    report = ask(replace(model, family=family), Serving(batch=8, input_tokens=100, output_tokens=2), Plan(tp=4))
+    views = views_of(report.case, report.evaluation.sizes, Step(phase="decode", tokens=1, context=100))
+    ops = lines_of(report.case, views)[0][1]
+    assert sent(ops) == [("tp", "all_reduce", 8 * 2048 * 2)] * reduces
 
 
 def test_experts_over_replicas_exchange_their_tokens() -> None:

@@ -79,6 +79,26 @@ def test_a_batch_that_the_cache_does_not_hold_waits(tmp_path: Path) -> None:
     assert twice.predicted / some.predicted == pytest.approx(2, rel=0.1)
 
 
+def test_first_tokens_wait_for_room(tmp_path: Path) -> None:
+    """In a batch twice as large as the cache holds half wait a batch, for the mean first token half of it."""
+    row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}
+    held = int(said(only(tmp_path, {**row, "batch": "900"})).split("the batch: ")[1].split(" ")[0])
+    first, whole = (
+        only(tmp_path, {**row, "batch": str(2 * held), "metric": metric}).predicted
+        for metric in ("ttft", "batch_latency")
+    )
+    alone = only(tmp_path, {**row, "batch": str(held // 2), "metric": "ttft"}).predicted
+    assert whole / 4 < first < whole / 4 + 3 * alone
+    rate = only(tmp_path, {**row, "batch": str(2 * held), "metric": "output_tokens_per_second"}).predicted
+    assert rate == pytest.approx(2 * held * 2048 / whole)
+
+
+def test_turbomind_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    """LMDeploy's batches are not those of TensorRT-LLM's examples of 2024."""
+    found = only(tmp_path, {**BATCH, "engine": "lmdeploy", "device": "a100-sxm-80gb"})
+    assert "examples/run.py" not in said(found)
+
+
 def test_a_full_queue_keeps_every_stage_at_work(tmp_path: Path) -> None:
     """Four stages of a pipeline generate nearly four times what one device does, from a full queue."""
     row = {**INFERENCE, "metric": "output_tokens_per_second", "serving_mode": "offline_throughput", "batch": "",

@@ -55,7 +55,7 @@ def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]
     """Return the operators of every kind of layer, of the embedding and of the head, each with its name."""
     model = case.model
     kinds = [
-        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache))
+        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, model.family == "falcon"))
         for i, block in enumerate(model.kinds)
     ]
     return [*kinds, ("embedding", embedding_ops(views, model)), ("head", head_ops(views, model))]

@@ -67,9 +67,16 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     return op
 
 
-def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True) -> tuple[Op[X], ...]:
-    """Return the operators of one layer, with the write to the cache where there is one."""
+def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True, summed: bool = False) -> tuple[Op[X], ...]:
+    """Return the operators of one layer, with the write to the cache where there is one.
+
+    Where both branches of a parallel block are `summed` before they are reduced, attention sends nothing (Falcon:
+    TensorRT-LLM tensorrt_llm/models/falcon/model.py, is_parallel_attention; vLLM falcon.py,
+    reduce_row_parallel_results).
+    """
     ops = v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D))
+    if summed and block.parallel:
+        ops = tuple(replace(op, forward=()) if op.name == "out" else op for op in ops)
     return (*(_served(v.wide, op, D) for op in ops), *_cache_write(v.wide, block, caches))
 
 

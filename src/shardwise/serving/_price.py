@@ -64,11 +64,13 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     shared = decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
     if not m.kernels.head_bytes_per_second:
         return shared
-    # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds.
-    read = op.flops / 2 * m.cache_width
-    alone = maximum(shared, read / (m.kernels.head_bytes_per_second * m.cores))
+    # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds. What bounds
+    # them counts elements, not bytes: 8-bit ones are widened by the core that reads them.
+    elements = op.flops / 2
+    read = elements * m.cache_width
+    alone = maximum(shared, elements * 2 / (m.kernels.head_bytes_per_second * m.cores))
     if m.kernels.unsplit_bytes_per_second:
-        whole = maximum(shared, read / (m.kernels.unsplit_bytes_per_second * m.cores))
+        whole = maximum(shared, elements * 2 / (m.kernels.unsplit_bytes_per_second * m.cores))
         alone = above(op.rows * op.batch, m.engine.unsplit_items, whole, alone)
     group, shares = read / cache, m.engine.sharing_heads
     return above(group, shares - 0.5, above(group, shares + 0.5, alone, shared), alone)

@@ -46,6 +46,7 @@ _MOST = {
     "vllm-v0": 256,
     "vllm-rocm": 256,
     "deepspeed-mii": 256,
+    "lmdeploy": 128,
     "tensorrt-llm": 2048,
     "tensorrt-llm-0.9": 2048,
     "tensorrt-llm-0.11": 2048,

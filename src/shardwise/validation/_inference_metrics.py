@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ def rate(cells: Cells, report: InferReport) -> float:
     The prompts of a batch pass the stages as a pipeline by themselves; decode steps of as many batches as stages do.
     """
     if cells.text("serving_mode") != "offline_throughput":
-        return report.output_tokens_per_second
+        return report.output_tokens_per_second * report.request_seconds / whole_batch(cells, report)
     pp, whole = report.plan.pp, report.request_seconds
     return report.output_tokens_per_second * pp * whole / (whole + (pp - 1) * report.ttft_seconds)
 
@@ -79,19 +80,34 @@ def _of(report: InferReport, batch: int) -> InferReport:
     return infer(case.model, case.cluster, case.plan, replace(case.job, batch=batch), Options(engine=case.engine))
 
 
-def whole_batch(cells: Cells, report: InferReport) -> float:
-    """Return seconds until a batch is done; what the cache cannot hold waits until others are done.
+def _running(cells: Cells, report: InferReport) -> InferReport:
+    """Return the deployment with as much of a fixed batch as its cache holds at once.
 
-    Sequences that come and go hold half of what they generate on average, and the batch ends as many times later as
-    it is larger than what runs at once (continuous batching, arXiv:2309.06180 section 4.5).
+    Sequences that come and go hold half of what they generate on average (continuous batching, arXiv:2309.06180
+    section 4.5).
     """
-    job, running = report.job, report
-    if not report.fits:
-        one = _of(report, 1)
-        at_once = one.kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
-        running = _of(report, max(1, min(job.batch, int(at_once))))
-        cells.assume(f"the cache does not hold the batch: {running.job.batch} sequences at once")
-    return running.request_seconds * job.batch / running.job.batch
+    job = report.job
+    if report.fits:
+        return report
+    at_once = _of(report, 1).kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
+    running = _of(report, max(1, min(job.batch, int(at_once))))
+    cells.assume(f"the cache does not hold the batch: {running.job.batch} sequences at once")
+    return running
+
+
+def whole_batch(cells: Cells, report: InferReport) -> float:
+    """Return seconds until a batch is done: as many times later as it is larger than what runs at once."""
+    running = _running(cells, report)
+    return running.request_seconds * report.job.batch / running.job.batch
+
+
+def first_token(cells: Cells, report: InferReport) -> float:
+    """Return the mean seconds to the first token of a batch; who finds no room waits until others are done."""
+    running = _running(cells, report)
+    size, whole = running.job.batch, report.job.batch
+    waves = math.ceil(whole / size) - 1
+    waited = sum(min(size, whole - size * n) * n for n in range(1, waves + 1)) / whole
+    return running.ttft_seconds + waited * running.request_seconds
 
 
 def per_token(cells: Cells, report: InferReport) -> float:
@@ -120,7 +136,7 @@ _CHUNK = 8192
 
 _OF: dict[str, Callable[[Cells, InferReport], float]] = {
     "batch_latency": whole_batch,
-    "ttft": lambda c, r: r.ttft_seconds,
+    "ttft": first_token,
     "ttft_p50": lambda c, r: r.ttft_seconds,
     "ttft_min": lambda c, r: r.ttft_seconds,
     "tpot": per_token,
