@@ -120,3 +120,26 @@ def test_the_cache_is_never_slower_than_memory(name: str) -> None:
     rates = [cached_rate(device, size) for size in (1e6, 30e6, 60e6, 1e8, 1e9)]
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == pytest.approx(memory_rate(device))
+
+
+@pytest.mark.parametrize("op", ["send_recv", "send"])
+def test_messages_between_two_devices_are_predicted(tmp_path: Path, op: str) -> None:
+    """Tables of point-to-point messages, in the names that sources use, never beat the links of a device."""
+    row = {
+        "device": "a100-sxm-80gb", "engine": "vidur", "op": op, "dtype": "fp16", "num_gpus": "2", "gpus_per_node": "2",
+        "message_bytes": "268435456", "variant": "a100_dgx", "time_seconds": "1e-3",
+    }  # fmt: skip
+    found = only(tmp_path, row)
+    assert found.status == "predicted", found.reason
+    assert found.predicted > 268435456 / 300e9
+
+
+@pytest.mark.parametrize("name", ["v100-sxm-32gb", "t4"])
+def test_devices_without_bf16_run_attention_in_fp16(tmp_path: Path, name: str) -> None:
+    """A device that has no bf16 rate has those of fp16."""
+    row = {
+        "device": name, "engine": "vllm", "attention_dtype": "fp16", "kv_dtype": "fp16", "batch": "8",
+        "query_tokens": "1", "prefix_tokens": "1024", "num_heads": "32", "num_kv_heads": "8", "head_dim": "128",
+        "sliding_window": "0", "time_seconds": "1e-4",
+    }  # fmt: skip
+    assert only(tmp_path, row).status == "predicted"

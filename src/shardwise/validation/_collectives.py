@@ -22,6 +22,8 @@ VERBS: dict[str, Verb] = {
     "alltoall": "all_to_all",
     "all_to_all": "all_to_all",
     "broadcast": "broadcast",
+    "send_recv": "send",
+    "send": "send",
 }
 # Systems of tables that name no device: device, devices and adapters of a node, bytes a second of one adapter, and
 # the kind of network (docs.nersc.gov/systems/perlmutter/architecture: four A100 and four Slingshot 11 adapters a node).

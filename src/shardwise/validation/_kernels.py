@@ -53,6 +53,7 @@ PRODUCTS = {
 # Type of fused experts -> (type of the device's peak, bytes of a weight element).
 EXPERTS = {
     "bf16": ("bf16", 2.0),
+    "fp16": ("fp16", 2.0),
     "fp8": ("fp8", 1.0),
     "fp8_block": ("fp8", 1.0),
     "nvfp4": ("fp4", 0.5625),
@@ -89,6 +90,8 @@ def _type(cells: Cells) -> str:
 def chip_of(device: Device, dtype: str) -> Chip[float]:
     """Return what constants of kernels are shares of; a device whose cores are not known counts as one of 100."""
     cores = float(device.num_cores) if device.knows("num_cores") else 100.0
+    if dtype == "bf16" and dtype not in device.matrix_flops:
+        dtype = "fp16"
     return Chip(flops=device.peak_flops(dtype), bytes_per_second=device.memory_bytes_per_second, cores=cores)
 
 
