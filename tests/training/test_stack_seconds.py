@@ -16,6 +16,7 @@ from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import Options, TrainReport, train
+from shardwise.training._step import covering_passes
 from shardwise.training._waits import axis_seconds
 
 JOB = Training(seq_len=4096, global_batch=128)
@@ -37,6 +38,18 @@ def test_gradients_wait_where_nothing_overlaps() -> None:
     assert plain.gradients_exposed > core.gradients_exposed
     assert plain.parameters_exposed > core.parameters_exposed
     assert plain.total > core.total
+
+
+def test_chunks_of_an_interleaved_pipeline_cover_each_others_gradients() -> None:
+    """Of 2 chunks on 4 stages each waits beside 2.5 passes of a micro-batch instead of one; plain 1F1B keeps to one."""
+    plain = Plan(pp=4, dp=0, micro_batch=1, sharding="distributed-optimizer")
+    mixed = replace(plain, vpp=2, schedule="interleaved")
+    model, cluster, short = load_model("llama-3-8b"), Cluster.parse("32xb200-sxm-180gb"), replace(JOB, seq_len=256)
+    options = Options(stack=find_stack("megatron"))
+    steps = [train(model, cluster, plan, short, options).evaluation for plan in (plain, mixed)]
+    assert [covering_passes(e.sizes, p.schedule) for e, p in zip(steps, (plain, mixed), strict=True)] == [1, 2.5]
+    assert steps[1].step.gradients_exposed < steps[0].step.gradients_exposed
+    assert steps[1].step.parameters_exposed < steps[0].step.parameters_exposed
 
 
 def test_passes_over_the_gradient_buffer_cost_its_bytes() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.ledger.number import X, above, largest, maximum, total
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.plans import Stack
@@ -173,28 +173,41 @@ def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
     return maximum(seconds / layers, seconds - compute * (layers - 1) / layers)
 
 
+def covering_passes(z: Sizes[X], schedule: ScheduleName) -> X:
+    """Return beside how many passes of a micro-batch through a stage its gradients are reduced, and weights gathered.
+
+    One; interleaved, the last of v chunks waits for its own pass alone, and the p micro-batches of each other chunk
+    follow it: (1 + (v - 1) p) / v (Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func
+    of each chunk).
+    """
+    one = 0 * z.pp + 1
+    if schedule != "interleaved":
+        return one
+    return divide(1 + (z.vpp - 1) * minimum(z.pp, z.num_micro), z.vpp)
+
+
 def data_parallel_seconds(
-    m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], t: StageSeconds[X]
+    m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], t: StageSeconds[X], passes: X | float = 1
 ) -> tuple[X, X, X, X]:
     """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
 
     Without sharding gradients are all-reduced; with a sharded optimizer they are reduce-scattered and the new weights
     gathered; ZeRO-2 scatters every micro-batch instead (`unit_exposure`). Gradients hide behind the last micro-batch's
-    backward, weights behind the first one's forward (docs/formulas.md).
+    backward, weights behind the first one's forward, or more of its `passes` (docs/formulas.md).
     """
     zero = 0 * t.forward
     if r.shards_weights:
         return zero, zero, zero, zero
     reduced, updated = reductions(r, parts, s), updates(r, parts, s)
     grads = named(state_seconds(m, reduced, zero), "gradient reduction")
-    backward = t.backward_input + t.backward_weight
+    backward = passes * (t.backward_input + t.backward_weight)
     shown = _overlapped(grads, backward, s, m.hides("dp") and r.stack.overlap_gradients)
     hidden = grads - shown
     shown = shown + lost_seconds(m, reduced, hidden)
     if not r.shards_optimizer:
         return shown, hidden, zero, zero
     gather = named(state_seconds(m, updated, zero), "weight gather")
-    waits = _overlapped(gather, t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
+    waits = _overlapped(gather, passes * t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
     return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
 
 
@@ -298,7 +311,8 @@ def with_update(
 ) -> StepSeconds[X]:
     """Return the seconds of a step: its micro-batches, what data parallelism exposes, and the update."""
     job, per_stage, pipeline = piped.job, piped.stages, piped.pipeline
-    reduced = [data_parallel_seconds(m, r, parts, s, t) for s, t in zip(stages, per_stage, strict=True)]
+    passes = covering_passes(z, job.schedule)
+    reduced = [data_parallel_seconds(m, r, parts, s, t, passes) for s, t in zip(stages, per_stage, strict=True)]
     grads, grads_hidden, gather, gather_hidden = (
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)

@@ -23,6 +23,7 @@ from shardwise.training._stages import Stages
 from shardwise.training._step import (
     StageSeconds,
     StepJob,
+    covering_passes,
     data_parallel_seconds,
     tied_seconds,
     timed_parts,
@@ -178,7 +179,8 @@ class _Drawing:
     def _around(self, e: Evaluation[float], s: Stages[float], t: StageSeconds[float]) -> _Around:
         case = self.case
         # What the step reads once a step it reads from the blocks as they are, not as a schedule pairs them.
-        shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, t)
+        passes = covering_passes(e.sizes, self.plan.schedule)
+        shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, t, passes)
         shared = (self.machine, case.recipe, e.sizes, e.parts, s)
         update = optimizer_seconds(*shared) + muon_seconds(*shared)
         return _Around(gather=waits, gather_hidden=covered, gradients=shown, gradients_hidden=hidden, update=update)

@@ -29,7 +29,7 @@ from shardwise.training._state import (
     table_span,
     updates,
 )
-from shardwise.training._step import data_parallel_seconds, timed_parts
+from shardwise.training._step import covering_passes, data_parallel_seconds, timed_parts
 from shardwise.training.schedule import PipelineShape
 from shardwise.training.schedule_points import sends_of
 
@@ -260,7 +260,8 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
     """Yield what a stage sends once a step: gradients, new weights, and the table it shares."""
     e, r = t.evaluation, t.case.recipe
     s, m = e.stages[index], t.machine
-    shown, covered, waits, behind = data_parallel_seconds(m, r, e.parts, s, e.step.stages[index])
+    passes = covering_passes(e.sizes, t.case.plan.schedule)
+    shown, covered, waits, behind = data_parallel_seconds(m, r, e.parts, s, e.step.stages[index], passes)
     rows = [
         *_shared(_state(t, reductions(r, e.parts, s), "stage", "gradients"), shown, covered),
         *_shared(_state(t, updates(r, e.parts, s), "stage", "weights"), waits, behind),
