@@ -136,6 +136,9 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             sharpness = min(r.sharpness, _GROUPED_SHARPNESS) if r.sharpness != math.inf else math.inf
             products = blend(flops / (r.grouped_flops * share), moved / r.memory_bytes, sharpness)
             products = products + op.batch * r.grouped_each + r.grouped_start
+            if which == "forward" and r.sharpness != math.inf and not plain_zero(op.host_seconds):
+                # Behind the count of rows, for which the host has waited.
+                products = maximum(products, named(op.host_seconds, "launches by the host"))
         return products if which == "weight" else products + _cast(r, op, which)
     if op.kind == "attention":
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
@@ -144,6 +147,15 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
     return maximum(scan, maximum(moved / streaming, op.kernels * r.launch)) + op.kernels * r.memory_start
+
+
+def plain_zero(number: object) -> bool:
+    """Return whether a number is the plain zero of what does not apply.
+
+    >>> plain_zero(0.0), plain_zero(1.0)
+    (True, False)
+    """
+    return isinstance(number, (int, float)) and not number
 
 
 def _cast(r: Rates[X], op: Op[X], which: str) -> X:

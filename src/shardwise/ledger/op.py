@@ -76,7 +76,8 @@ class Op(Generic[X]):
     the m, n and k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs
     again when its region is recomputed; `kernels` how many launches an unfused implementation makes. `finish_bytes`
     is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
-    `parts` are the columns of the products that a joint one stands for, in their order.
+    `parts` are the columns of the products that a joint one stands for, in their order. `host_seconds` is what the
+    host needs to launch the kernels of one pass: they never take less.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Op(Generic[X]):
     finish_bytes: X | float = 0
     shapes: tuple[tuple[str, tuple[X | float, ...]], ...] = ()
     parts: tuple[X, ...] = ()
+    host_seconds: X | float = 0
 
 
 def within(path: str, region: str) -> bool:

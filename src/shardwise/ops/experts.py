@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic, cast
 
+from shardwise.cost._rates import WIDE_DTYPES
 from shardwise.ledger.number import X, divide, maximum, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE
@@ -66,6 +67,12 @@ def experts_of(y: Layout[X], m: MoE, D: int) -> Experts[X]:
                    F=divide(cast(X, m.ffn), etp))  # fmt: skip
 
 
+def _launch_seconds(y: Layout[X]) -> float:
+    """Return the seconds in which the host quantises the rows of one expert and launches its product."""
+    narrow = y.work.phase == "train" and y.work.dtype not in ("fp32", "tf32", *WIDE_DTYPES)
+    return y.stack.narrow_expert_seconds if narrow else 0.0
+
+
 def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
     """Return one product of every local expert with its rows; experts that got no token are not read."""
     n, k = shape.outputs, shape.inputs
@@ -81,6 +88,7 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Te
         backward_flops=flops, backward_bytes=edges + weight, weight_flops=flops, weight_bytes=edges + gradient,
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
         saves=(source,), model_flops=2 * e.fair * n * k, dtype=y.work.dtype, output_bytes=y.a * e.rows * n,
+        host_seconds=e.local * _launch_seconds(y),
     )  # fmt: skip
 
 

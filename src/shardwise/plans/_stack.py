@@ -41,7 +41,9 @@ class Stack:
     schedules; `overlap_input_gradients` says whether what reduces an input gradient runs beside the weight gradient,
     `scattered_sends` splits a boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input
     gradients of q, k, v, gate and up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token
-    once to each node with one of its experts. `layernorm_statistics_bytes` is the width of the mean and of the
+    once to each node with one of its experts. `narrow_expert_seconds` is what the host takes to quantise the rows of
+    one expert in fewer than 16 bits and to launch one product of it.
+    `layernorm_statistics_bytes` is the width of the mean and of the
     deviation that LayerNorm keeps for a row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused
     kernels whose rates apply ("" the best of the device, and grouped products of libraries). `gather_copy_bytes` and
     `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device memory, a parameter.
@@ -90,6 +92,7 @@ class Stack:
     overlap_experts: Literal["never", "between nodes", "always"]
     eager_launch_seconds: float
     step_overhead_seconds: float
+    narrow_expert_seconds: float
     attention_kernel: str
     experts_kernel: str
     gather_copy_bytes: float

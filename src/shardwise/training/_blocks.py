@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from shardwise.cost import PassSeconds, op_seconds
+from shardwise.cost._operators import plain_zero
 from shardwise.ledger.number import X, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep, run_again
@@ -160,6 +162,20 @@ def _slowed(m: Machine[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], ba
     )
 
 
+def _late(m: Machine[X], ops: Sequence[Op[X]], backward: X) -> X:
+    """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
+
+    Both gradients of a product are launched each.
+    """
+    zero = 0 * backward
+    if m.rates.sharpness == math.inf:
+        return zero
+    launches = [zero + op.host_seconds for op in ops if not plain_zero(op.host_seconds)]
+    if not launches:
+        return zero
+    return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")
+
+
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
@@ -194,6 +210,8 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
             merge(exposed, ahead.exposed)
             merge(replay_exposed, ahead.exposed)
             merge(hidden, ahead.hidden)
+    late = _late(m, ops, backward + weight)
+    backward, compute = backward + late, compute + late
     kept = keep(ops, units)
     return Folded(
         forward=named(forward, f"{label}forward"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -30,6 +30,7 @@ class Framework:
     sharding: str
     sequence_parallel: bool
     source: str
+    where: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -60,14 +61,19 @@ def frameworks() -> tuple[Framework, ...]:
     return tuple(Framework(**row) for row in _tables()["framework"])
 
 
-@cache
-def framework_of(name: str) -> Framework:
-    """Return the entry of a framework by its name in a file.
+def framework_of(name: str, row: Mapping[str, str] | None = None) -> Framework:
+    """Return the entry of a framework by its name in a file; an entry for a part of its runs asks for matching cells.
 
     >>> framework_of("torchtitan 2025-06").stack
     'fsdp2'
     """
-    return next(one for one in frameworks() if re.search(one.pattern, name.lower()))
+    cells = row or {}
+    return next(one for one in frameworks() if re.search(one.pattern, name.lower()) and _matches(one.where, cells))
+
+
+def _matches(where: Mapping[str, str], cells: Mapping[str, str]) -> bool:
+    """Return whether every named cell of a row matches its whole pattern."""
+    return all(re.fullmatch(pattern, cells.get(name) or "") for name, pattern in where.items())
 
 
 @cache
@@ -84,11 +90,7 @@ def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dic
     {'cp_kind': 'a2a'}
     """
     cells = row or {}
-    found = (
-        one
-        for one in _of_citation(citation)
-        if all(re.fullmatch(pattern, cells.get(name) or "") for name, pattern in one.get("where", {}).items())
-    )
+    found = (one for one in _of_citation(citation) if _matches(one.get("where", {}), cells))
     return next(((one["cells"], one["source"]) for one in found), ({}, ""))
 
 

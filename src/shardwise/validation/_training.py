@@ -59,7 +59,7 @@ def predict(cells: Cells, places: Places) -> Predicted:
     _check(cells)
     model = places.model(cells.text("model"))
     device, notes = places.device(cells.text("device"))
-    framework = framework_of(cells.text("framework"))
+    framework = framework_of(cells.text("framework"), cells.row)
     cluster = cluster_of(cells, device, notes)
     plan = _plan(cells, model, framework, cluster.devices_per_node)
     stack = named_stack(cells, framework, plan.sharding, model)
