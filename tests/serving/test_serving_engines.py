@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.serving_cases import ask
+from shardwise.cost._network import PEER_CROWDING
 from shardwise.hardware import Cluster
 from shardwise.plans import Plan, Serving
-from shardwise.serving._case import PEER_CROWDING
 from shardwise.serving._engine import engine_names, find_engine
 
 JOB = Serving(batch=16, input_tokens=512, output_tokens=128)

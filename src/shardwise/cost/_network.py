@@ -9,7 +9,7 @@ latency. docs/formulas.md, collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from shardwise.cost._rates import Efficiencies
@@ -18,6 +18,9 @@ from shardwise.hardware import Cluster, Tier, find_link
 from shardwise.ledger.number import X, above, maximum, minimum, power, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
+
+# The most that ranks of PCIe servers slow each other, as a power of their number.
+PEER_CROWDING = 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +127,20 @@ def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
     links = tuple(link_of(cluster, tier, imposed) for tier in cluster.tiers)
     notes = ("links use generic efficiencies",) if family_of(cluster.device) == "generic" and len(links) else ()
     return Network(links=links, assumptions=notes)
+
+
+def with_peers(network: Network[X]) -> Network[X]:
+    """Return a network whose devices reach each other over their host bridge, as servers and trainers are set up.
+
+    The tables of L40S come from a node without peer access: its ranks slow each other with their square, 1.5 GB/s at
+    8 of them, where TensorRT-LLM's published throughput on 4 and 8 L40S needs 14 to 24 GB/s. Those of RTX PRO 6000,
+    with peer access, have powers of 0.25 to 0.58 (docs/calibration.md).
+    """
+    links = tuple(
+        replace(one, wires={v: replace(w, crowding=min(w.crowding, PEER_CROWDING)) for v, w in one.wires.items()})
+        for one in network.links
+    )
+    return replace(network, links=links)
 
 
 def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, Network, constants, network_of, rates_of
+from shardwise.cost import Efficiencies, constants, network_of, rates_of
+from shardwise.cost._network import with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
@@ -19,8 +20,6 @@ from shardwise.serving._ledger import Views
 from shardwise.serving._price import Server, captured
 from shardwise.serving._quantization import Format
 from shardwise.serving._sizes import Sizes
-
-PEER_CROWDING = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,20 +135,6 @@ def _summed(rates: Any, case: Case) -> Any:
     share = min(row["compute"] * row.get("sustained", 1.0) * clocks, 0.9)
     flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
     return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
-
-
-def with_peers(network: Network[X]) -> Network[X]:
-    """Return a network whose devices reach each other over their host bridge, as servers are set up.
-
-    The tables of L40S come from a node without peer access: its ranks slow each other with their square, 1.5 GB/s at
-    8 of them, where TensorRT-LLM's published throughput on 4 and 8 L40S needs 14 to 24 GB/s. Those of RTX PRO 6000,
-    with peer access, have powers of 0.25 to 0.58 (docs/calibration.md).
-    """
-    links = tuple(
-        replace(one, wires={v: replace(w, crowding=min(w.crowding, PEER_CROWDING)) for v, w in one.wires.items()})
-        for one in network.links
-    )
-    return replace(network, links=links)
 
 
 def _fused_quantisation(rates: Any, case: Case) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from shardwise.cost import Efficiencies, Network, Rates, beside_of, network_of, rates_of
+from shardwise.cost._network import with_peers
 from shardwise.cost._tables import family_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, total
@@ -272,7 +273,7 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     kernels = stack.attention_kernel, stack.experts_kernel
     together = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, together)
-    network = network_of(case.cluster, case.efficiencies)
+    network = with_peers(network_of(case.cluster, case.efficiencies))
     return Machine(
         rates=rates,
         network=network,

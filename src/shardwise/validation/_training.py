@@ -185,7 +185,7 @@ def _plan(cells: Cells, model: Model, framework: Framework, node: int) -> Plan:
         ep=_degree(cells, "ep") if experts else 1,
         etp=_etp(cells, tp) if experts else 1,
         micro_batch=_micro_batch(cells, framework.stack, pp, max(cells.whole("num_gpus") // (tp * cp * pp), 1)),
-        sequence_parallel=_sequence_parallel(cells, framework, tp),
+        sequence_parallel=_sequence_parallel(cells, framework, tp, experts),
         schedule="interleaved" if vpp > 1 else "1f1b",
         cp_kind=_cp_kind(cells, cp),
         sharding=_sharding(cells, framework),
@@ -240,12 +240,13 @@ def _searched(cells: Cells) -> bool:
     return cells.text("recompute") == "selective" and "=custom" in cells.text("recompute_detail")
 
 
-def _sequence_parallel(cells: Cells, framework: Framework, tp: int) -> bool:
+def _sequence_parallel(cells: Cells, framework: Framework, tp: int, experts: bool) -> bool:
     if cells.says("sp"):
         return cells.whole("sp") > 0
     if tp > 1:
         cells.taken("sp")
-    return framework.sequence_parallel
+    # Without it every rank of a tensor-parallel group would route all tokens (Megatron-LM arguments.py).
+    return framework.sequence_parallel or (experts and tp > 1)
 
 
 def _cp_kind(cells: Cells, cp: int) -> ContextKind:
