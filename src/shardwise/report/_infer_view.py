@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from shardwise.errors import InputError
 from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import interval_tree
 from shardwise.report._train_view import assumptions, describe, legend, mark_limit
+from shardwise.report._whole import whole_bytes
 from shardwise.serving import InferReport, Options, infer
 from shardwise.units import show_bytes, show_count, show_seconds
 
@@ -36,7 +37,7 @@ class Change:
 def infer_tree(report: InferReport) -> dict[str, Any]:
     """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
     cluster = report.case.cluster
-    return {
+    found = {
         **report.to_dict(),
         "interval": interval_tree(report),
         "model": report.case.model.name,
@@ -45,6 +46,7 @@ def infer_tree(report: InferReport) -> dict[str, Any]:
         "job": asdict(report.job),
         "changes": [asdict(c) for c in infer_changes(report)],
     }
+    return cast(dict[str, Any], whole_bytes(found))
 
 
 def infer_changes(report: InferReport) -> tuple[Change, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from shardwise.ledger.traced import parts
+from shardwise.report._whole import whole_bytes
 from shardwise.training import Change, TrainReport
 from shardwise.training._memory import device_bytes, reserved_bytes
 from shardwise.training._report import CATEGORIES
@@ -29,7 +30,7 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
     True
     """
     asked = report.job.run_tokens > 0
-    return {
+    found = {
         "fits": report.fits,
         "memory": _memory(report),
         "step_seconds": report.step_seconds,
@@ -58,6 +59,7 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
         "assumptions": list(report.assumptions),
         "changes": [change_tree(c) for c in report.changes],
     }
+    return cast(dict[str, Any], whole_bytes(found))
 
 
 def interval_tree(report: object) -> dict[str, dict[str, float]] | None:

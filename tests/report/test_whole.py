@@ -1,0 +1,32 @@
+"""Bytes of memory in reports are whole numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise import Cluster, Plan, Training, load_model, train
+from shardwise.report import train_tree
+from shardwise.report._whole import whole_bytes
+
+
+def _bytes(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        return [found for key, value in tree.items() for found in _bytes(value, f"{path}.{key}")]
+    return [(path, tree)] if path.endswith("_bytes") and tree is not None else []
+
+
+def test_memory_of_a_training_report_is_in_whole_bytes() -> None:
+    """Tensors, what is reserved, what the device shows and every part of the peak are integers."""
+    job = Training(seq_len=1024, global_batch=8)
+    tree = train_tree(train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), job))
+    assert all(isinstance(value, int) for _, value in _bytes(tree["memory"]))
+    assert all(isinstance(value, int) for value in tree["memory"]["at_peak"].values())
+    assert isinstance(tree["memory"]["reserved_bytes"], int)
+
+
+def test_rates_and_seconds_stay_as_they_are() -> None:
+    """Only bytes of memory are rounded, to the nearest."""
+    tree = {"memory_bytes_per_second": 1.5, "kv_bytes_per_gpu": 2.6, "peak_bytes": {"low": 1.2}, "n": (0.5,)}
+    whole = {"memory_bytes_per_second": 1.5, "kv_bytes_per_gpu": 3, "peak_bytes": {"low": 1}, "n": (0.5,)}
+    assert whole_bytes(tree) == whole
+    assert whole_bytes(None) is None
