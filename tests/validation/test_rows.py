@@ -147,7 +147,15 @@ def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
     assert small.predicted == none.predicted
     tight = {**TRAINING, "micro_batch": "2", "seq_len": "8192", "metric": "fits", "value": "1"}
     assert only(tmp_path, {**tight, "recompute": "none"}).predicted == 0
-    assert only(tmp_path, {**tight, "recompute": "unknown"}).predicted == 1
+    assert only(tmp_path, {**tight, "recompute": "unknown", "metric": "step_time", "value": "9"}).fits
+
+
+def test_a_verdict_takes_no_recompute_that_nobody_states(tmp_path: Path) -> None:
+    """Whether a plan fits is not asked of the recompute with which it would."""
+    tight = {**TRAINING, "micro_batch": "2", "seq_len": "8192", "metric": "fits", "value": "0", "recompute": "unknown"}
+    found = only(tmp_path, tight)
+    assert found.predicted == 0
+    assert any(one.startswith("verdict: recompute not stated") for one in found.assumed)
 
 
 BRIDGE = {**TRAINING, "framework": "Megatron-Bridge 26.02", "sharding": "dist_opt", "recompute": "unknown"}

@@ -206,6 +206,7 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "vocab-parallel-compiled": (38, 14),
     "vocab-parallel-in-place": (12, 8),
     "vocab-parallel-narrow": (38, 14),
+    "chunked": (10, 8),
     "compiled": (8, 8),
     "fused": (8, 4),
 }
@@ -226,7 +227,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
     fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
-    reduction, backward reads them again and writes their gradient, 4 T V; "fused" keeps one fp32 copy.
+    reduction, backward reads them again and writes their gradient, 4 T V; "chunked" (litgpt) takes the
+    log-softmax of 16-bit logits in pieces: logits, result and gradient, 6 T V; "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout

@@ -20,6 +20,7 @@ NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
     "eager",
+    "chunked",
     "compiled",
     "fused",
     "vocab-parallel",
@@ -53,6 +54,8 @@ class Stack:
     in a kernel of its own, `gradients_apart` makes the gradient of a weight before it is added to the buffer,
     `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the gradients), `metric_logit_bytes`
     what metrics of training read and write a logit beside the loss. `settings` are what its user set.
+    `reduces_whole` gives every replica the whole sum of the gradients though it updates a shard, `broadcasts_weights`
+    sends new weights from each owner in turn, not by one gather.
     `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and
     of the library's own products, by family of devices ("other" for the rest), and `grouped_streams` run grouped
     products, each with its own. `expandable_segments` is an allocator that can lengthen its segments.
@@ -63,7 +66,9 @@ class Stack:
     `pipeline_keeps_gathered` keeps sharded weights of a stage gathered and its gradients whole between micro-batches.
     `bucket_elements` is a bucket of gradients and one of weights where its user sets none. `apart_pools` allocates
     gathered weights and sharded gradients on streams of their own, whose memory others cannot use. `stage_buffers`
-    makes the buffers of a stage's messages for every micro-batch of a step at once.
+    makes the buffers of a stage's messages for every micro-batch of a step at once. `buffered_stages` holds so many
+    micro-batches a stage of the pipeline before each stage but the last, whatever the schedule needs (0: that).
+    `accumulates_whole` keeps gradients whole between micro-batches though they are sharded (FSDP.no_sync).
     """
 
     name: str
@@ -84,6 +89,8 @@ class Stack:
     merged_attention_copy: bool
     overlap_gradients: bool
     overlap_parameters: bool
+    reduces_whole: bool
+    broadcasts_weights: bool
     overlap_sends: tuple[str, ...]
     scattered_sends: bool
     reduces_apart: bool
@@ -121,6 +128,8 @@ class Stack:
     bucket_elements: float
     apart_pools: bool
     stage_buffers: bool
+    buffered_stages: float
+    accumulates_whole: bool
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
 

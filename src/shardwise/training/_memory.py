@@ -155,6 +155,8 @@ def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tup
         gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
     root, whole = root_elements(parts, s), total(owned(parts, s))
     working = gathered + r.precision.gradient_bytes * unit
+    if r.stack.accumulates_whole:
+        working = above(z.num_micro, 1, gathered + r.precision.gradient_bytes * whole, working)
     if r.stack.pipeline_keeps_gathered:
         working = above(z.pp, 1, width * (whole - root) + r.precision.gradient_bytes * whole, working)
     return (
@@ -178,16 +180,25 @@ def stage_buffers(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: 
     return named(above(z.pp, 1, ahead + behind, zero), "buffers between stages")
 
 
-def bucket_bytes(r: Recipe, params: tuple[X, X, X, X]) -> X:
+def bucket_bytes(r: Recipe, params: tuple[X, X, X, X], biggest: X) -> X:
     """Return bytes of the buckets of a sharded optimizer: one of gradients, one of weights on their way.
 
-    DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements; no bucket is larger than the stage.
+    DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements; no bucket is larger than the stage. Where
+    gradients of 16 bits are added to fp32 ones a bucket holds at least one tensor, whatever its size
+    (deepspeed/runtime/engine.py buffered_allreduce_fallback, split_half_float_double).
     """
     zero = 0 * params[0]
     if not (r.bucket_elements and r.shards_optimizer):
         return zero
     elements = minimum(total(params), r.bucket_elements)
-    return named((r.precision.gradient_bytes + r.precision.weight_bytes) * elements, "gathered in buckets")
+    reduced = maximum(elements, biggest) if _adds_narrow(r) else elements
+    held = r.precision.gradient_bytes * reduced + r.precision.weight_bytes * elements
+    return named(held, "gathered in buckets")
+
+
+def _adds_narrow(r: Recipe) -> bool:
+    """Return whether 16-bit gradients of a whole backward pass are added to fp32 ones behind it."""
+    return r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4
 
 
 def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
@@ -307,7 +318,7 @@ def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlig
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     root, units = gathered_bytes(r, z, parts, s)
     if r.bucket_elements:
-        root = root + bucket_bytes(r, owned(parts, s))
+        root = root + bucket_bytes(r, owned(parts, s), _biggest_tensor(parts, s))
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = (depth.heads - 1) * ends
@@ -345,7 +356,7 @@ def moments_of(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X]) -> dict[s
         "backward": base + m.units + m.activations + m.waiting + back,
         "gradients complete": complete,
     }
-    if r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4:
+    if _adds_narrow(r):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
         made = named(r.precision.activation_bytes * total(owned(parts, s)), "16-bit gradients")
         done = minimum(one_micro(parts, s.layers, s.embeds, 0 * s.count), m.activations)

@@ -17,7 +17,7 @@ from shardwise.validation._layers import spread
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
 from shardwise.validation._rules import Framework, framework_of, words
-from shardwise.validation._training_stack import dropout_of, named_stack, precision_of, used_stack
+from shardwise.validation._training_stack import by_operator, dropout_of, named_stack, precision_of, used_stack
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (
@@ -27,8 +27,6 @@ SETTINGS = (
     *("offload", "framework", "notes"),
 )
 _TUNED = "fine-tuning of adapters or on unpacked samples is not modelled"
-# torchtitan's policy by operator keeps every second product: half of the work runs again.
-_HALF = r"\bsac\b"
 # Modules that Megatron-Bridge's recipes of mixtures run again (perf_recipes/*/recompute_modules), the least first.
 _RECIPES = (
     (),
@@ -74,7 +72,10 @@ def predict(cells: Cells, places: Places) -> Predicted:
     question = Asked(model, cluster, job, Options(stack=used_stack(cells, stack)))
     if not plan.micro_batch:
         plan = question.filled(plan if not _searched(cells) else replace(plan, recompute="full"))
-    if _searched(cells):
+    if _searched(cells) and cells.text("metric") == "fits":
+        cells.taken("verdict")
+        report = question.train(replace(plan, recompute="none"))
+    elif _searched(cells):
         cells.taken("recompute")
         report = question.least(plan)
         if question.offloads and not report.fits:
@@ -275,8 +276,8 @@ def _shard(cells: Cells, plan: Plan) -> Plan:
     size, replicas = int(cells.noted("shard_size")), cells.whole("dp") or 0
     if plan.sharding == "hsdp":
         return replace(plan, shard=size or cells.whole("gpus_per_node") or 8)
-    if size and replicas and size < replicas and plan.sharding == "fsdp":
-        return replace(plan, sharding="hsdp", shard=size)
+    if size and replicas and size < replicas and plan.sharding in ("fsdp", "zero1", "distributed-optimizer"):
+        return replace(plan, sharding="hsdp" if plan.sharding == "fsdp" else plan.sharding, shard=size)
     return plan
 
 
@@ -302,8 +303,8 @@ def _global_batch(cells: Cells, plan: Plan, devices: int) -> int:
 def _recomputed(cells: Cells, plan: Plan, model: Model) -> Plan:
     """Return the plan with the recompute that a row states."""
     word, each = cells.text("recompute"), -(-model.num_layers // plan.pp)
-    if word == "selective" and re.search(_HALF, cells.text("recompute_detail").lower()):
-        return replace(plan, recompute="full", recompute_layers=max(1, each // 2))
+    if by_operator(cells):
+        return replace(plan, recompute="full")
     if word == "selective":
         return _selective(cells, plan)
     if word == "partial":
