@@ -102,7 +102,7 @@ def expert_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Proble
         good = [e for e in divisors(moes[0].experts) if stage % (e * plan.etp) == 0]
         rule = f"ep x etp = {plan.ep * plan.etp} must divide tp x cp x dp = {stage}"
         found.add("ep", plan.ep, rule, one_of(good) if good else "use ep 1 with etp 1")
-    elif plan.sharding == "hsdp" and (plan.expert_dp * plan.shard) % plan.dp and plan.expert_dp * plan.shard > plan.dp:
+    elif plan.shard > 1 and (plan.expert_dp * plan.shard) % plan.dp and plan.expert_dp * plan.shard > plan.dp:
         share = plan.expert_dp * plan.shard / plan.dp
         good = [s for s in divisors(plan.dp) if s > 1 and (plan.expert_dp * s) % plan.dp == 0]
         rule = f"would shard each expert over {share:g} of its {plan.expert_dp} copies"
@@ -248,13 +248,13 @@ def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, 
 
 def sharding_laws(plan: Plan, found: Problems) -> None:
     """Record a sharding group that the replicas do not hold, or that nothing uses."""
-    if plan.sharding != "hsdp":
+    if plan.sharding not in ("hsdp", "zero1", "distributed-optimizer"):
         if plan.shard != 1:
-            rule = "is the sharding group of hsdp alone"
+            rule = "is the sharding group of hsdp and of a sharded optimizer alone"
             found.add("shard", plan.shard, rule, "use 1, or sharding hsdp")
         return
     good = divisors(plan.dp)[1:] or [1]
     if plan.dp % plan.shard:
         found.add("shard", plan.shard, f"must divide dp = {plan.dp}", one_of(good))
-    elif plan.shard == 1 and plan.dp > 1:
+    elif plan.sharding == "hsdp" and plan.shard == 1 and plan.dp > 1:
         found.add("shard", plan.shard, "is the size of a sharding group, which hsdp needs", one_of(good))

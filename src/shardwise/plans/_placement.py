@@ -131,6 +131,20 @@ def with_groups(dense: Placed, sizes: Mapping[str, Any], how: Whole = PLAIN) -> 
     return found
 
 
+def shard_of(plan: Plan) -> int:
+    """Return how many replicas share one sharded copy: all of dp unless a plan says less.
+
+    >>> shard_of(Plan(dp=8, sharding="zero1")), shard_of(Plan(dp=8, sharding="hsdp", shard=4))
+    (8, 4)
+    """
+    return plan.shard if plan.sharding == "hsdp" or splits_replicas(plan) else plan.dp
+
+
+def splits_replicas(plan: Plan) -> bool:
+    """Return whether a sharded optimizer is split over groups of replicas, not over all of them."""
+    return plan.sharding in ("zero1", "distributed-optimizer") and plan.shard > 1
+
+
 def spans(plan: Plan, domains: Sequence[int]) -> Spans:
     """Return for every axis how many ranks of one of its groups sit in one domain of each tier, fastest tier first.
 
@@ -140,7 +154,7 @@ def spans(plan: Plan, domains: Sequence[int]) -> Spans:
     >>> spans(Plan(tp=4, dp=8, pp=2), (8, 64))["dp"]
     (2, 8)
     """
-    shard = plan.shard if plan.sharding == "hsdp" else plan.dp
+    shard = shard_of(plan)
     sizes = {"dp": plan.dp, "shard": shard, "ep": plan.ep, "etp": plan.etp}
     return with_groups(dense_spans(degrees(plan), plan.order, domains, fast=fast_ranks(plan)), sizes)
 
@@ -199,7 +213,7 @@ def named_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
 
 def _sharding_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
     """Ranks of neighbouring replicas that shard one copy of the dense weights, or that hold the same shard."""
-    shard = plan.shard if plan.sharding == "hsdp" else plan.dp
+    shard = shard_of(plan)
     for line in groups(plan, ("dp",)):
         if name == "replicate":
             yield from (line[i::shard] for i in range(shard))
@@ -220,7 +234,7 @@ def _lines_within(plan: Plan, both: tuple[int, ...]) -> Iterator[tuple[int, ...]
 def _expert_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
     """Ranks of a stage by their place in the mixed radix etp, ep, edp."""
     inner = plan.etp * plan.ep
-    share = max(1, plan.expert_dp * (plan.shard if plan.sharding == "hsdp" else plan.dp) // plan.dp)
+    share = max(1, plan.expert_dp * shard_of(plan) // plan.dp)
     for stage in groups(plan, ("tp", "tp2", "cp", "dp")):
         ranks = sorted(stage)
         if name == "etp":

@@ -25,10 +25,11 @@ class Plan:
     """One way to lay a training job or a served model out.
 
     `tp2` is the second axis of the "summa" layout (1 otherwise). `dp` counts all replicas, sharded or not; `shard` is
-    the sharding group of "hsdp" (elsewhere all of dp). `recompute_layers` limits recompute to so many layers of each
-    stage (0: all). `modules` adds Megatron's named modules to recompute. `stage_layers` gives the layers of every
-    stage when they are not equal. `order` lists the axes from the fastest links outwards; `fast` says how many ranks of
-    each of `AXES` share the fastest domain (left out, the first axes of the order fill it).
+    the sharding group of "hsdp", and of a sharded optimizer where it is over 1 (elsewhere all of dp).
+    `recompute_layers` limits recompute to so many layers of each stage (0: all). `modules` adds Megatron's named
+    modules to recompute. `stage_layers` gives the layers of every stage when they are not equal. `order` lists the axes
+    from the fastest links outwards; `fast` says how many ranks of each of `AXES` share the fastest domain (left out,
+    the first axes of the order fill it).
 
     >>> Plan(tp=8, pp=4).tp
     8

@@ -44,7 +44,7 @@ def checkpoints(mode: str, modules: Iterable[str]) -> tuple[Checkpoint, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elements(Generic[X]):
-    """Parameters on one rank by how they are sharded and updated.
+    """Parameters on one rank by how they are sharded and updated, and of how many tensors they are.
 
     `matrix` are those that Muon treats apart, `work` the FLOPs of orthogonalising them.
     """
@@ -56,6 +56,7 @@ class Elements(Generic[X]):
     dense_work: X
     expert_work: X
     largest: X
+    tensors: int
 
     @property
     def dense(self) -> X:
@@ -84,6 +85,7 @@ def elements(ops: Sequence[Op[X]], zero: X) -> Elements[X]:
         dense_work=newton_schulz_flops(ops, False, zero),
         expert_work=newton_schulz_flops(ops, True, zero),
         largest=largest([zero, *(w.elements for w in weights)]),
+        tensors=len(weights),
     )
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training
-from shardwise.plans._placement import named_groups
+from shardwise.plans._placement import named_groups, splits_replicas
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._memory import owned
 from shardwise.training._report import Options, TrainReport, report_of, train
@@ -35,18 +35,19 @@ TITLES: dict[str, tuple[str, str]] = {
 }
 
 
-def axis_names(sharding: str) -> dict[str, str]:
+def axis_names(sharding: str, splits_replicas: bool = False) -> dict[str, str]:
     """Return the axis of the report for every kind of group; hybrid sharding splits data parallelism in two.
 
-    >>> axis_names("fsdp")["shard"], axis_names("hsdp")["shard"]
-    ('dp', 'dp_shard')
+    >>> axis_names("fsdp")["shard"], axis_names("hsdp")["shard"], axis_names("zero1", splits_replicas=True)["shard"]
+    ('dp', 'dp_shard', 'dp_shard')
     """
     same = {axis: axis for axis in ("tp", "tp2", "cp", "ep", "etp", "pp")}
     if sharding == "hsdp":
         words = ("shard", "replicate")
         split = {w: f"dp_{w}" for w in words} | {f"expert_{w}": f"expert_dp_{w}" for w in words}
         return {**same, **split, "table": "embedding"}
-    fsdp = {"shard": "dp", "expert_shard": "expert_dp"}
+    whole = "" if not splits_replicas else "_shard"
+    fsdp = {"shard": f"dp{whole}", "expert_shard": f"expert_dp{whole}"}
     return {**same, "dp_cp": "dp", "edp": "expert_dp", **fsdp, "table": "embedding"}
 
 
@@ -109,7 +110,7 @@ class CommReport:
     @property
     def names(self) -> dict[str, str]:
         """The axis of the report for every kind of group."""
-        return axis_names(self.plan.sharding)
+        return axis_names(self.plan.sharding, splits_replicas(self.plan))
 
     def on(self, axis: str, index: int) -> tuple[Flow, ...]:
         """Return what a device of a run of stages sends on an axis."""

@@ -13,7 +13,7 @@ from shardwise.cost import Efficiencies, Network, Rates, beside_of, network_of, 
 from shardwise.cost._network import with_peers
 from shardwise.cost._tables import family_of
 from shardwise.hardware import Cluster
-from shardwise.ledger.number import X, above, divide, largest, total
+from shardwise.ledger.number import X, above, divide, largest, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
@@ -21,6 +21,7 @@ from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
+from shardwise.plans._placement import splits_replicas
 from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
 from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import (
@@ -68,6 +69,7 @@ class Case:
             optimizer=find_optimizer(self.job.optimizer),
             sharding=self.plan.sharding,
             stack=self.stack,
+            splits_replicas=splits_replicas(self.plan),
         )
 
     @property
@@ -229,7 +231,7 @@ def structure(plan: Plan) -> tuple[object, ...]:
     (True, False)
     """
     same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules")
-    return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers))
+    return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
 
 
 def evaluate_columns(case: Case, plans: Sequence[Plan]) -> Evaluation[Any]:
@@ -249,6 +251,9 @@ def held_in_flight(case: Case, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
     shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
     held = in_flight(schedule, shape, s.position)
     zero = 0 * held
+    if case.stack.buffered_stages:
+        deep = above(s.heads, 0, held, minimum(z.num_micro, case.stack.buffered_stages * z.pp))
+        held = above(z.pp, 1, deep, held)
     if schedule == "dualpipe":
         mirrored = held * divide(s.position + 1, z.pp + 1)
         return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)

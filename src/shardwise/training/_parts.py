@@ -12,12 +12,16 @@ from shardwise.training._blocks import Elements, Folded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it."""
+    """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it.
+
+    `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them.
+    """
 
     precision: Precision
     optimizer: Optimizer
     sharding: Sharding
     stack: Stack
+    splits_replicas: bool = False
 
     @property
     def bucket_elements(self) -> float:
@@ -38,6 +42,11 @@ class Recipe:
     def shards_optimizer(self) -> bool:
         """Whether optimizer state is sharded."""
         return self.sharding != "none"
+
+    @property
+    def reduces_whole(self) -> bool:
+        """Whether every replica gets the whole sum of the gradients, of which it updates a shard at most."""
+        return not self.shards_optimizer or self.splits_replicas or self.stack.reduces_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Generic
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.plans import Plan, spans
+from shardwise.plans._placement import shard_of, splits_replicas
 
 _DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_batch", "shard")
 
@@ -63,7 +64,7 @@ def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> Sizes[Any
         for axis, at in spans(plan, domains).items()
     }
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
-    if plan.sharding != "hsdp":
+    if plan.sharding != "hsdp" and not splits_replicas(plan):
         values["shard"] = values["dp"]
     return Sizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
 
@@ -78,5 +79,5 @@ def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence
     placed = [spans(p, domains) for p in plans]
     shared = {a: tuple(column([s[a][i] for s in placed]) for i in range(len(domains))) for a in placed[0]}
     values = {name: column([getattr(p, name) for p in plans]) for name in _DEGREES}
-    values["shard"] = column([p.shard if p.sharding == "hsdp" else p.dp for p in plans])
+    values["shard"] = column([shard_of(p) for p in plans])
     return Sizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)

@@ -6,33 +6,46 @@ arXiv:2304.11277 and torch.distributed.fsdp (FSDP, HSDP), Megatron-LM core/distr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.cost import collective_seconds
-from shardwise.ledger.number import X, above, divide, maximum
+from shardwise.ledger.number import X, above, divide, maximum, minimum
 from shardwise.ledger.op import Verb
 from shardwise.ops.fold import Machine
-from shardwise.training._memory import Parts, Recipe, owned
+from shardwise.training._memory import Parts, Recipe, owned, tensors_of
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateMessage(Generic[X]):
-    """One collective over copies of parameters: the group's name, and bytes of the whole (gathered) tensor."""
+    """One collective over copies of parameters: the group's name, and bytes of the whole (gathered) tensor.
+
+    Of so many `tensors` each rank sends its own, one rank after another.
+    """
 
     group: str
     verb: Verb
     size_bytes: X
     tensor: str
+    tensors: X | None = None
+
+
+def message_seconds(m: Machine[X], one: StateMessage[X]) -> X:
+    """Return the seconds of one message, or of one from each rank that has any of its tensors."""
+    at = m.spans[one.group]
+    if one.tensors is None:
+        return collective_seconds(m.network, one.verb, one.size_bytes, at)
+    owners = maximum(minimum(one.tensors, at[-1]), 1)
+    return owners * collective_seconds(m.network, one.verb, divide(one.size_bytes, owners), at)
 
 
 def state_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
     """Return the seconds of messages one after another."""
     found = zero
     for one in messages:
-        found = found + collective_seconds(m.network, one.verb, one.size_bytes, m.spans[one.group])
+        found = found + message_seconds(m, one)
     return found
 
 
@@ -75,7 +88,7 @@ def reductions(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X
     """Return what brings the gradients of a stage together once a step; nothing where a micro-batch does it already."""
     if r.shards_gradients:
         return ()
-    verb: Verb = "reduce_scatter" if r.shards_optimizer else "all_reduce"
+    verb: Verb = "all_reduce" if r.reduces_whole else "reduce_scatter"
     return _whole_stage(parts, s, verb, r.precision.gradient_bytes, "gradients")
 
 
@@ -83,7 +96,14 @@ def updates(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], 
     """Return what hands the new weights of a stage to all copies once a step, where the optimizer is sharded."""
     if not r.shards_optimizer or r.shards_weights:
         return ()
-    return _whole_stage(parts, s, "all_gather", r.precision.weight_bytes, "weights")
+    verb: Verb = "broadcast" if r.stack.broadcasts_weights else "all_gather"
+    dense, expert = _whole_stage(parts, s, verb, r.precision.weight_bytes, "weights")
+    if r.splits_replicas:
+        dense, expert = replace(dense, group="shard"), replace(expert, group="expert_shard")
+    if not r.stack.broadcasts_weights:
+        return dense, expert
+    tensors = tensors_of(parts, s)
+    return replace(dense, tensors=tensors), replace(expert, tensors=tensors)
 
 
 def _whole_stage(

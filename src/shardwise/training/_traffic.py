@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from shardwise.cost import collective_seconds, exchanged_bytes, op_seconds, sent_bytes
+from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
 from shardwise.ops.fold import Machine, waits_of
 from shardwise.training._blocks import Folded
@@ -23,6 +23,7 @@ from shardwise.training._state import (
     StateMessage,
     boundary_messages,
     gathers,
+    message_seconds,
     reductions,
     scatters,
     table_message,
@@ -213,7 +214,7 @@ def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, pha
                     shape=(),
                     size_bytes=one.size_bytes,
                     sent_bytes=sent_bytes(one.verb, group[-1], one.size_bytes),
-                    seconds=collective_seconds(t.machine.network, one.verb, one.size_bytes, group),
+                    seconds=message_seconds(t.machine, one),
                 )
             )
     return found

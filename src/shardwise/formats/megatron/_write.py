@@ -261,7 +261,7 @@ def _plan(p: Plan, m: Model) -> Words:
     words |= _SHARDINGS.get(p.sharding, {})
     if "--use-megatron-fsdp" in words:
         words |= {"--ckpt-format": "fsdp_dtensor"}
-    if p.sharding == "hsdp" and p.shard:
+    if p.shard > 1:
         words["--num-distributed-optimizer-instances"] = p.dp // p.shard
     return words | _pieces(p) | _recompute(p)
 
