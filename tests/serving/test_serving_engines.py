@@ -32,7 +32,8 @@ def test_every_engine_says_where_its_figures_come_from(name: str) -> None:
     figures = {
         field
         for field in ("block_seconds", "worker_seconds", "layer_seconds", "stage_seconds", "split_seconds", "library",
-                      "unsplit_items", "chunk_tokens", "chunks_together", "dequantise_rows", "head_bytes_per_core")
+                      "unsplit_items", "widened_per_core", "narrow_alone", "chunk_tokens", "chunks_together",
+                      "dequantise_rows", "head_bytes_per_core")
         if getattr(engine, field)
     }  # fmt: skip
     assert figures <= set(said)
@@ -82,6 +83,28 @@ def test_kernels_that_do_not_share_count_elements() -> None:
 
     assert attention("tensorrt-llm-0.9", "fp8") == pytest.approx(attention("tensorrt-llm-0.9", ""), rel=0.01)
     assert attention("tensorrt-llm", "fp8") < 0.7 * attention("tensorrt-llm", "")
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "cache", "slower"),
+    [
+        ("vllm-v0", "a100-sxm-80gb", "fp8", True),
+        ("tensorrt-llm-0.9", "a100-sxm-80gb", "fp8", True),
+        ("tensorrt-llm-0.9", "a100-sxm-80gb", "int8", False),
+        ("vllm-v0", "l40s", "fp8", False),
+        ("vllm", "a100-sxm-80gb", "fp8", False),
+    ],
+)
+def test_caches_of_8_bit_floats_cost_what_their_device_cannot_convert(
+    engine: str, device: str, cache: str, slower: bool
+) -> None:
+    """Kernels of 2024 widen an fp8 cache in software where the device has no instruction, and pay for every element."""
+    job = replace(JOB, batch=64, input_tokens=2048)
+    narrow, wide = (
+        ask("llama-3.1-8b", replace(job, kv_cache=kind), Plan(), device, engine=engine) for kind in (cache, "")
+    )
+    times = [report.evaluation.decode.operators["attention"] for report in (narrow, wide)]
+    assert (times[0] > 1.5 * times[1]) == slower
 
 
 def test_contexts_that_are_not_cut_cost_more_beyond_the_switch() -> None:

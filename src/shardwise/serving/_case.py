@@ -21,6 +21,8 @@ from shardwise.serving._price import Server, captured
 from shardwise.serving._quantization import Format
 from shardwise.serving._sizes import Sizes
 
+UNSHARED = 1000  # larger than any group of query heads
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -66,6 +68,7 @@ class Step:
 def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     """Return the device and links that a phase runs on."""
     device, wanted = case.cluster.device, case.efficiencies
+    case = _alone(case)
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
     kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
@@ -94,8 +97,24 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         kernels=kernels,
         engine=case.engine,
         decoding=decoding,
+        widened=_widened(case),
         attention=_attention(case),
     )
+
+
+def _alone(case: Case) -> Case:
+    """Return the case with the engine's kernel for its cache: one that shares nothing, for some narrow ones."""
+    if not case.engine.narrow_alone or case.cache_element_bytes >= 2:
+        return case
+    return replace(case, engine=replace(case.engine, sharing_heads=UNSHARED))
+
+
+def _widened(case: Case) -> float:
+    """Return cached elements a second that a device without 8-bit floats widens in a kernel, 0 if none are."""
+    device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
+    if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
+        return 0.0
+    return case.engine.widened_per_core * device.num_cores
 
 
 def _attention(case: Case) -> AttentionKernels | None:

@@ -16,7 +16,10 @@ from shardwise.serving._engine import Engine, Kernels, lasting_memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server(Machine[X]):
-    """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine."""
+    """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine.
+
+    `widened` are cached elements a second that all cores widen, 0 where that takes no time.
+    """
 
     narrow: Rates[X]
     narrow_dtype: str
@@ -31,6 +34,7 @@ class Server(Machine[X]):
     engine: Engine
     decoding: bool
     starts: float = 1.0
+    widened: float = 0.0
     attention: AttentionKernels | None = None
 
     def message(self, c: Collective[X]) -> X:
@@ -72,6 +76,8 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     if m.kernels.unsplit_bytes_per_second:
         whole = maximum(shared, elements * 2 / (m.kernels.unsplit_bytes_per_second * m.cores))
         alone = above(op.rows * op.batch, m.engine.unsplit_items, whole, alone)
+    if m.widened:
+        alone, shared = maximum(alone, elements / m.widened), maximum(shared, cache / m.cache_width / m.widened)
     group, shares = read / cache, m.engine.sharing_heads
     return above(group, shares - 0.5, above(group, shares + 0.5, alone, shared), alone)
 
