@@ -14,7 +14,7 @@ BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-
 
 @pytest.mark.parametrize(
     ("layers", "chunks", "first", "last"),
-    [(126, 64, 1, 1), (94, 8, 11, 11), (70, 12, 5, 5), (61, 16, 4, 1), (61, 4, 16, 13), (10, 4, 2, 2)],
+    [(126, 64, 1, 1), (126, 128, 0, 0), (94, 8, 11, 11), (70, 12, 5, 5), (61, 16, 4, 1), (61, 4, 16, 13), (10, 4, 2, 2)],
 )
 def test_a_chunk_with_the_loss_holds_fewer_layers(layers: int, chunks: int, first: int, last: int) -> None:
     """Layouts that are printed: Llama 405B, Qwen3-235B, BLOOM, DeepSeek-V3 and Kimi K2."""
@@ -47,3 +47,10 @@ def test_recipes_say_what_runs_again(model: str, device: str, dtype: str, said: 
     assert cells.get("recompute_detail") == said
     assert cells["recompute"] == ("selective" if said else "none")
     assert "Megatron-Bridge" in source
+
+
+@pytest.mark.parametrize(("length", "recompute"), [("8192", "none"), ("131072", None)])
+def test_llama_405b_ran_chunks_of_one_layer(length: str, recompute: str | None) -> None:
+    """The paper's table leaves out what its text says: eight chunks a stage, and no recompute at 8,192 tokens."""
+    cells, _ = documented("arXiv 2407.21783 Table 4", {"model": "llama-3.1-405b", "pp": "16", "seq_len": length})
+    assert (cells["vpp"], cells["cp_kind"], cells.get("recompute")) == ("8", "all_gather", recompute)

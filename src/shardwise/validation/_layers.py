@@ -12,11 +12,15 @@ def spread(layers: int, chunks: int) -> tuple[int, ...]:
     loss and the prediction layers, holds what is left: DeepSeek-V3 and Kimi K2 (github.com/NVIDIA-NeMo/Megatron-Bridge
     recipes/deepseek/deepseek_v3.py, set_deepseek_v3_pipeline_model_parallel_layout).
 
+    With a layer a chunk those two have none (arXiv:2407.21783 section 3.3.2).
+
+    >>> spread(6, 8)
+    (0, 1, 1, 1, 1, 1, 1, 0)
     >>> spread(126, 16), spread(61, 16)
     ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1))
     """
     whole = -(-layers // chunks)
-    if layers % chunks and (layers + 2) % chunks == 0 and whole > 1:
+    if layers % chunks and (layers + 2) % chunks == 0:
         return (whole - 1, *(whole,) * (chunks - 2), whole - 1)
     left = layers - whole * (chunks - 1)
     if left > 0:

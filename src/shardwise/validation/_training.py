@@ -208,7 +208,7 @@ def _vpp(cells: Cells, model: Model, pp: int) -> int:
     if pp > 1 and not cells.says("vpp"):
         cells.taken("vpp")
     vpp = max(cells.whole("vpp", 1), 1) if pp > 1 else 1
-    return vpp if pp * vpp <= model.num_layers else 1
+    return vpp if pp * vpp <= model.num_layers or pp * vpp == model.num_layers + 2 else 1
 
 
 def _etp(cells: Cells, tp: int) -> int:
