@@ -14,7 +14,15 @@ BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-
 
 @pytest.mark.parametrize(
     ("layers", "chunks", "first", "last"),
-    [(126, 64, 1, 1), (126, 128, 0, 0), (94, 8, 11, 11), (70, 12, 5, 5), (61, 16, 4, 1), (61, 4, 16, 13), (10, 4, 2, 2)],
+    [
+        (126, 64, 1, 1),
+        (126, 128, 0, 0),
+        (94, 8, 11, 11),
+        (70, 12, 5, 5),
+        (61, 16, 4, 1),
+        (61, 4, 16, 13),
+        (10, 4, 2, 2),
+    ],
 )
 def test_a_chunk_with_the_loss_holds_fewer_layers(layers: int, chunks: int, first: int, last: int) -> None:
     """Layouts that are printed: Llama 405B, Qwen3-235B, BLOOM, DeepSeek-V3 and Kimi K2."""
