@@ -144,3 +144,23 @@ def test_prompts_share_the_steps_of_tokens_where_engines_mix_them(tmp_path: Path
     one = {**row, "concurrency": "1"}
     alone = [only(tmp_path, {**one, "engine": engine}).predicted for engine in ("vllm", "sglang")]
     assert alone[0] == pytest.approx(alone[1], rel=0.1)
+
+
+def test_attention_groups_are_replicas_that_share_experts(tmp_path: Path) -> None:
+    """Four groups of attention with experts over all of them keep a quarter of the experts and of the requests each."""
+    row = {**INFERENCE, "model": "qwen3-30b-a3b", "num_gpus": "4", "tp": "1", "ep": "4", "attention_dp": "4",
+           "batch": "32"}  # fmt: skip
+    found = only(tmp_path, row)
+    assert found.status == "predicted", found.reason
+    assert "4 groups of attention" in said(found)
+    shared = only(tmp_path, {**row, "metric": "weights_bytes_per_gpu"}).predicted
+    alone = only(
+        tmp_path, {**row, "metric": "weights_bytes_per_gpu", "attention_dp": "1", "ep": "1", "dp": "4"}
+    ).predicted
+    assert shared < 0.4 * alone
+
+
+def test_attention_groups_that_are_not_counted_are_refused(tmp_path: Path) -> None:
+    """A source that says that attention is grouped but not how many groups share experts cannot be predicted."""
+    found = only(tmp_path, {**INFERENCE, "model": "qwen3-30b-a3b", "notes": "attention_dp_enabled=1"})
+    assert (found.status, "attention_dp" in found.reason) == ("refused", True)

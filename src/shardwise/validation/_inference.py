@@ -89,8 +89,8 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
     """Return the report of a deployment and what had to be assumed for it."""
     model = places.model(cells.text("model"))
     device, notes = places.device(_ANY_DEVICE if cells.text("device") == "any" else cells.text("device"))
-    if cells.number("attention_dp") > 1 or "attention_dp_enabled" in cells.notes:
-        raise refuse("attention_dp", cells.text("attention_dp"), "attention groups that share experts are not modelled")
+    if "attention_dp_enabled" in cells.notes:
+        raise refuse("attention_dp", cells.text("attention_dp"), "how many attention groups share experts is not stated")
     engine = _engine(cells, device)
     plan = _plan(cells, model)
     if cells.text("engine").lower() == "neuronx" and padded(model, plan.tp) != model:
@@ -156,13 +156,17 @@ def _plan(cells: Cells, model: Model) -> Plan:
         if count > 1:
             cells.taken("tp")
         tp = max(count // (pp * dp), 1)
-    plan = Plan(tp=tp, pp=pp, dp=dp)
+    # Groups of attention are replicas that share their experts: each serves its part of the requests.
+    groups = max(cells.whole("attention_dp"), 1)
+    if groups > 1:
+        cells.assume(f"{groups} groups of attention share their experts, with requests and routed tokens spread evenly")
+    plan = Plan(tp=tp, pp=pp, dp=dp * groups)
     if any(isinstance(block.feed_forward, MoE) for block in model.kinds):
         ep = cells.whole("ep")
         if not ep:
             cells.taken("ep")
             ep = 1
-        plan = replace(plan, ep=ep, etp=max(tp // ep, 1))
+        plan = replace(plan, ep=ep, etp=max(tp * groups // ep, 1))
     return plan
 
 
@@ -210,6 +214,7 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         kv_cache=cache,
         memory_fraction=fraction,
         prefix_tokens=cells.whole("prefix_tokens"),
+        same_prompts=cells.notes.get("prompts") == "same",
     )
 
 
