@@ -90,7 +90,7 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
     model = places.model(cells.text("model"))
     device, notes = places.device(_ANY_DEVICE if cells.text("device") == "any" else cells.text("device"))
     if "attention_dp_enabled" in cells.notes:
-        raise refuse("attention_dp", cells.text("attention_dp"), "how many attention groups share experts is not stated")
+        raise refuse("attention_dp", cells.text("attention_dp"), "how many groups share experts is not stated")
     engine = _engine(cells, device)
     plan = _plan(cells, model)
     if cells.text("engine").lower() == "neuronx" and padded(model, plan.tp) != model:
