@@ -59,6 +59,18 @@ def test_falcon_adds_both_branches_before_it_reduces_them(family: str, reduces: 
     assert sent(ops) == [("tp", "all_reduce", 8 * 2048 * 2)] * reduces
 
 
+def test_copies_of_one_prompt_read_the_experts_of_one_sequence() -> None:
+    """A step over copies of one request reads as many experts as one token does, with the rows of all of them."""
+    job = Serving(batch=32, input_tokens=64, output_tokens=32)
+    many, same, one = (
+        ask("mixtral-8x7b", one, Plan(tp=2)).evaluation.decode.operators
+        for one in (job, replace(job, same_prompts=True), replace(job, batch=1))
+    )
+    name = next(name for name in many if name.endswith("experts.up"))
+    assert many[name] > 2 * same[name]
+    assert same[name] == pytest.approx(one[name], rel=0.5)
+
+
 def test_experts_over_replicas_exchange_their_tokens() -> None:
     """Experts on twice the ranks of a replica are reached by two all-to-alls and a gather instead of an all-reduce."""
     ops, _ = served(model_of(SHARED), Plan(tp=4, dp=2, ep=8))

@@ -294,6 +294,7 @@ def infer_flags() -> dict[str, Flag]:
         ("misc_memory", k.BYTES, "memory beside all else on a device, such as 5GiB"),
         ("use_kv_cache", k.SWITCH, "keep keys and values; --no-use-kv-cache runs all tokens again for each new one"),
         ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
+        ("same_prompts", k.SWITCH, "all requests are copies of one prompt and route to the same experts"),
         ("engine", k.TEXT, "inference engine"),
     )
     machine = {key: flag for key, flag in efficiency_flags().items() if not key.startswith("overlap")}

@@ -62,7 +62,7 @@ def experts_of(y: Layout[X], m: MoE, D: int) -> Experts[X]:
     """Return the routed experts of one rank."""
     T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
     local, fair = divide(cast(X, m.experts), ep), T * m.top_k * etp
-    hit = minimum(distinct_experts(local, m.experts, m.top_k, T * ep * etp), local)
+    hit = minimum(distinct_experts(local, m.experts, m.top_k, T * ep * etp / y.work.copies), local)
     return Experts(local=local, hit=hit, rows=fair * y.work.imbalance, fair=fair, D=m.latent or D,
                    F=divide(cast(X, m.ffn), etp))  # fmt: skip
 

@@ -35,7 +35,7 @@ class Work(Generic[X]):
 
     `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
     `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
-    key-value cache.
+    key-value cache. Of `copies` tokens that are alike all go to the same experts.
     """
 
     B: X
@@ -54,6 +54,7 @@ class Work(Generic[X]):
     hidden_dropout: bool | None = None
     density: float = 1.0
     imbalance: float = 1.0
+    copies: X | float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

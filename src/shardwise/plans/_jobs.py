@@ -75,6 +75,7 @@ class Serving:
     ask for one pass over the input. Without `use_kv_cache` each output token runs all tokens before it again.
     `shard_weights` splits weights over the replicas and gathers them layer by layer (ZeRO-Inference), `misc_bytes` are
     beside all else on a device. `adapters` of `adapter_rank` (LoRA) have their room on every device.
+    With `same_prompts` all requests are copies of one, as in some benchmarks, and route to the same experts.
 
     >>> Serving(batch=8, input_tokens=512, output_tokens=32).total_tokens
     544
@@ -96,6 +97,7 @@ class Serving:
     misc_bytes: float = 0.0
     adapter_rank: int = 0
     adapters: int = 1
+    same_prompts: bool = False
 
     @property
     def total_tokens(self) -> int:

@@ -190,6 +190,7 @@ def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
             cache_bytes=case.cache_element_bytes,
             dtype=dtype,
             imbalance=case.job.expert_imbalance,
+            copies=z.batch if case.job.same_prompts and not step.sequences else 1.0,
         )
         one = zero + 1
         degrees = Degrees(tp=z.tp, tp2=one, cp=one, ep=z.ep, etp=z.etp, panels=one)

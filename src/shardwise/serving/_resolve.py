@@ -76,7 +76,7 @@ def job_problems(job: Serving, model: Model) -> Problems:
 
 
 def _choices(job: Serving, found: Problems) -> None:
-    for name in ("use_kv_cache", "shard_weights"):
+    for name in ("use_kv_cache", "shard_weights", "same_prompts"):
         if not isinstance(getattr(job, name), bool):
             found.add(name, getattr(job, name), "must be true or false", "use true or false")
     if not _is_number(job.misc_bytes) or not 0 <= job.misc_bytes < float("inf"):
