@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from laws.helpers import tried
 from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
 from shardwise.cost._operators import blend, matmul_seconds, product_seconds
+from shardwise.cost._power import lasting_share
 from shardwise.cost._rates import attention_dtype, product_rates
-from shardwise.cost._tables import constants, family_of
+from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
@@ -213,6 +214,17 @@ def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, 
     for name in ("matmul_flops", "attention_forward_flops", "attention_backward_flops", "grouped_flops"):
         assert (getattr(busy, name) < getattr(alone, name)) == slower, name
     assert busy.memory_bytes == alone.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("device", "share"),
+    [("h100-pcie-80gb", 0.90), ("b100-sxm-192gb", 0.97), ("t4", 0.96), ("h20", 1.0), ("gh200-96gb", 1.0)],
+)
+def test_fewer_watts_for_a_peak_leave_less_of_it(device: str, share: float) -> None:
+    """A device never measured keeps the family's lasting share of its peak, less where it has fewer watts for it."""
+    found = find_device(device).device
+    row = matmul_row(constants(), family_of(found), "bf16")[0]
+    assert lasting_share(row, found) == pytest.approx(share, abs=0.01)
 
 
 def test_the_head_stays_in_sixteen_bits_in_training() -> None:

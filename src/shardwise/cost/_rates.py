@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
+from shardwise.cost._power import lasting_share, paced, power_share
 from shardwise.cost._tables import constants, family_of, matmul_row, merged
 from shardwise.errors import Problems
 from shardwise.hardware import Device
@@ -227,8 +228,7 @@ def product_rates(
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
     scale = 1.0 if own else row.get("by_engine", {}).get(engine, 1.0)
-    for table in ("by_device", "sustained_by_device"):
-        scale *= row.get(table, {}).get(device.name, 1.0)
+    scale *= row.get("by_device", {}).get(device.name, 1.0) * lasting_share(row, device)
     flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
     moved = imposed.memory_bytes_per_second or effective(imposed, row["memory"], imposed.memory) * bandwidth
     start = 0.0 if imposed.ideal else row.get("start_by_device", {}).get(device.name, 1.0)
@@ -301,18 +301,6 @@ def weight_gradient(table: dict[str, Any]) -> float:
     return float(table.get("weight_gradient", constants()["passes"]["weight_gradient"])["rate"])
 
 
-def paced(row: dict[str, Any], device: Device, together: bool) -> dict[str, Any]:
-    """Return a row of rates measured on one device alone as devices of a busy node keep them, where it says so.
-
-    >>> from shardwise.hardware import find_device
-    >>> row = {"compute": 0.8, "together": 0.5, "together_by_device": {"gb200": 1.0}}
-    >>> [paced(row, find_device(name).device, True)["compute"] for name in ("b200-sxm-180gb", "gb200")]
-    [0.4, 0.8]
-    """
-    share = row.get("together_by_device", {}).get(device.name, row.get("together", 1.0)) if together else 1.0
-    return row | {name: row[name] * share for name in ("compute", "forward", "backward") if name in row}
-
-
 def rates_of(
     device: Device,
     dtype: str,
@@ -341,7 +329,8 @@ def rates_of(
     memory = table["memory"]
     attention = merged(attention, attention.get("by_type", {}).get(attention_dtype(device, dtype), {}))
     attention = paced(attention, device, together)
-    limited = attention.get("sustained_by_device", {}).get(device.name, 1.0)
+    weaker = power_share(table["matmul"].get("bf16", {}), device)
+    limited = attention.get("sustained_by_device", {}).get(device.name, weaker)
     attention_peak, peak = limited * device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
     scale = relative(device, row, grouped.get("measured_on", device.name))
