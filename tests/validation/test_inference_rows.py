@@ -24,6 +24,10 @@ def said(row: Row) -> str:
     [
         ({"engine": "vllm"}, "before V1"),
         ({"engine": "vllm", "device": "mi300x"}, "before V1"),
+        (
+            {"engine": "vllm", "citation": "github:mlc-ai/llm-perf-bench@d401356f README.md line 59"},
+            "0.2, as documented",
+        ),
         ({"engine": "trtllm"}, "examples/run.py up to 0.11"),
     ],
 )

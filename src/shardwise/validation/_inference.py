@@ -44,6 +44,7 @@ _MOST = {
     "vllm": 256,
     "vllm-flashinfer": 256,
     "vllm-v0": 256,
+    "vllm-0.2": 256,
     "vllm-rocm": 256,
     "deepspeed-mii": 256,
     "lmdeploy": 128,
@@ -126,6 +127,8 @@ def _engine(cells: Cells, device: Device) -> str:
     if found == "vllm" and (release < (0, 8) if release else not version and fixed):
         if not release:
             cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
+        if () < release < (0, 2, 7):
+            return "vllm-0.2"
         return "vllm-rocm" if device.vendor == "AMD" and () < release < (0, 6, 2) else "vllm-v0"
     if found == "vllm" and cells.notes.get("sampler") == "flashinfer":
         return "vllm-flashinfer"
