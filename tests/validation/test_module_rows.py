@@ -143,3 +143,16 @@ def test_devices_without_bf16_run_attention_in_fp16(tmp_path: Path, name: str) -
         "sliding_window": "0", "time_seconds": "1e-4",
     }  # fmt: skip
     assert only(tmp_path, row).status == "predicted"
+
+
+def test_products_that_a_table_calls_from_the_host_take_the_host(tmp_path: Path) -> None:
+    """Short products of vLLM in fp8 blocks take the call's time whatever their size, long ones that of the kernel."""
+    row = {
+        "device": "h100-sxm-80gb", "engine": "vllm", "engine_version": "0.24.0", "dtype": "fp8_block", "m": "64",
+        "n": "4096", "k": "4096", "time_seconds": "1e-4",
+    }  # fmt: skip
+    short, wider = only(tmp_path, row), only(tmp_path, {**row, "n": "6144"})
+    assert short.predicted == wider.predicted
+    assert any("called from the host" in said for said in short.assumed)
+    assert only(tmp_path, {**row, "m": "32768"}).predicted > 5 * short.predicted
+    assert only(tmp_path, {**row, "dtype": "fp8"}).predicted < short.predicted

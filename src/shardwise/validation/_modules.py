@@ -22,7 +22,8 @@ from shardwise.ops.layout import Choices, Layout, Work, lay_out, memory_op
 from shardwise.serving import find_engine
 from shardwise.validation import _kernels
 from shardwise.validation._cells import Cells
-from shardwise.validation._streaming import cached_rate, engine_steps, memory_rate, replayed_start, step_rate
+from shardwise.validation._steps import engine_steps
+from shardwise.validation._streaming import cached_rate, memory_rate, replayed_start, step_rate
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)

@@ -6,11 +6,6 @@ bound by its cores (modules.toml).
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-from importlib import resources
-from typing import Any
-
 from shardwise.cost import Efficiencies, constants, rates_of
 from shardwise.cost._kinds import MEASURED
 from shardwise.cost._tables import family_of
@@ -18,17 +13,11 @@ from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._kernels import ENGINES
+from shardwise.validation._steps import engine_steps
 
 # A cyclic walk through so much of the last cache hits everything, through so much nothing (L40S: all of 90 MB and
 # little of 110 of its 96; H100: all of 40 MB and nothing of 52 of its 50).
 _ALL, _NONE = 0.85, 1.1
-
-
-@cache
-def engine_steps() -> dict[str, Any]:
-    """Return what engines run around and beside their kernels (modules.toml)."""
-    text = resources.files("shardwise.validation").joinpath("modules.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
 
 
 def memory_rate(device: Device) -> float:

@@ -1,0 +1,36 @@
+"""What engines run around and beside their kernels in tables of measurements, each with its source (modules.toml)."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_DEEP_COLUMNS, _DEEP_INNER, _FEW_ROWS = 64, 128, 32
+
+
+@cache
+def engine_steps() -> dict[str, Any]:
+    """Return the tables of modules.toml."""
+    text = resources.files("shardwise.validation").joinpath("modules.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float, float]) -> float:
+    """Return seconds that the host takes to call one product where a table times calls, 0 where it replays a graph.
+
+    By kernel: DeepGEMM takes outputs in steps of 64 and inner sizes in steps of 128, another one few rows of them, and
+    a third the other shapes (vllm/utils/deep_gemm.py, should_use_deepgemm_for_fp8_linear). The shape is (m, n, k).
+
+    >>> host_seconds("vllm", "fp8_block", "h100-sxm-80gb", (4096, 4096, 4096))
+    8.9e-05
+    """
+    table = engine_steps()["called"].get(f"{engine}-{dtype}")
+    if table is None:
+        return 0.0
+    seconds = table["seconds"].get(device, table["seconds"]["any"])
+    m, n, k = shape
+    if n % _DEEP_COLUMNS or k % _DEEP_INNER:
+        return float(seconds[2])
+    return float(seconds[0] if m < _FEW_ROWS else seconds[1])
