@@ -129,3 +129,36 @@ def test_replicas_of_whole_nodes_take_more_of_compute_than_those_of_one_rank_a_n
     """Hidden messages of groups that fill nodes hold eight times the cores of groups with one rank in each."""
     assert lost_share(FSDP) == pytest.approx(1.6 * 16 / 108)
     assert lost_share(TENSOR) == pytest.approx(1.6 * 2 / 108)
+
+
+def test_weights_gathered_in_8_bits_are_half_the_message() -> None:
+    """Megatron-Bridge's recipes in fp8 gather sharded weights as they are multiplied: half the bytes of 16 bits."""
+    stacks = [replace(find_stack("megatron-bridge"), gather_bytes=b) for b in (0.0, 1.0)]
+    wide, narrow = (comm(load_model("llama-2-7b"), CLUSTER, FSDP, JOB, Options(stack=s)).axes["dp"] for s in stacks)
+    assert narrow.bytes_per_step < wide.bytes_per_step
+    assert narrow.hidden_seconds < wide.hidden_seconds
+
+
+def test_an_optimizer_sharded_in_a_node_keeps_its_weights_off_the_network() -> None:
+    """InternEvo's optimizer, sharded over a node, sends new weights within it; over all replicas across nodes."""
+    job, cluster = Training(seq_len=2048, global_batch=256), Cluster.parse("64xa100-sxm-80gb")
+    sent = []
+    for shard in (1, 8):
+        plan = Plan(dp=64, micro_batch=2, sharding="zero1", shard=shard)
+        found = comm(load_model("llama-2-7b"), cluster, plan, job, Options(stack="internevo"))
+        sent.append(sum(axis.tiers["network"] for axis in found.axes.values()))
+        assert found.report.evaluation.step.gradients_hidden > 0
+        assert found.report.evaluation.step.parameters_hidden == 0
+    assert sent[1] == pytest.approx(2 / 3 * sent[0], rel=0.05)
+
+
+def test_owners_that_broadcast_in_turn_pay_for_each_of_them() -> None:
+    """New weights that their owners broadcast one after another take longer over more owners, to one a tensor."""
+    steps = []
+    for nodes in (2, 16, 128, 512):
+        plan = Plan(dp=8 * nodes, micro_batch=2, sharding="zero1")
+        job, cluster = Training(seq_len=2048, global_batch=64 * nodes), Cluster.parse(f"{8 * nodes}xa100-sxm-80gb")
+        report = train(load_model("llama-2-7b"), cluster, plan, job, Options(stack="internevo"))
+        steps.append(report.evaluation.step.parameters_exposed)
+    assert steps == sorted(steps)
+    assert steps[2] > 2 * steps[0]

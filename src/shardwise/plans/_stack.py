@@ -52,7 +52,8 @@ class Stack:
     `update_copy_bytes` what an update moves a parameter of the shard beside the optimizer itself.
     `checkpoint_stops_early` ends recompute at the last saved tensor, `bias_gradients_apart` sums the gradient of a bias
     in a kernel of its own, `gradients_apart` makes the gradient of a weight before it is added to the buffer,
-    `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the gradients), `metric_logit_bytes`
+    `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the gradients), `gather_bytes` that
+    in which sharded weights are gathered (0: that of compute's input), `metric_logit_bytes`
     what metrics of training read and write a logit beside the loss. `settings` are what its user set.
     `reduces_whole` gives every replica the whole sum of the gradients though it updates a shard, `broadcasts_weights`
     sends new weights from each owner in turn, not by one gather.
@@ -110,6 +111,7 @@ class Stack:
     bias_gradients_apart: bool
     gradients_apart: bool
     scatter_bytes: float
+    gather_bytes: float
     metric_logit_bytes: float
     context_bytes: float
     communicator_bytes: float

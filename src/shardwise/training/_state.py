@@ -77,7 +77,7 @@ def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[
 
 def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     """Return what gathers the sharded weights of a unit in the type of compute."""
-    w = r.precision.activation_bytes
+    w = r.stack.gather_bytes or r.precision.activation_bytes
     return (
         StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
         StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),

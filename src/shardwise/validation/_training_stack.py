@@ -29,7 +29,19 @@ def named_stack(cells: Cells, framework: Framework, sharding: str, model: Model)
 
 def used_stack(cells: Cells, name: str) -> str | Stack:
     """Return the stack with what the notes of a row say of its loss and of its messages."""
-    return _kept(cells, _sent(cells, _settled(cells, name)))
+    return _gathered(cells, _kept(cells, _sent(cells, _settled(cells, name))))
+
+
+def _gathered(cells: Cells, named: str | Stack) -> str | Stack:
+    """Return the stack with the width in which its recipes gather sharded weights: that of 8-bit products.
+
+    github.com/NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py: fp8_param_gather with one scale a tensor; blocks
+    of MXFP8 have two copies, as many bytes as in 16 bits.
+    """
+    stack = find_stack(named) if isinstance(named, str) else named
+    if cells.text("compute_dtype").lower() != "fp8" or not stack.name.startswith("megatron-bridge"):
+        return named
+    return replace(stack, gather_bytes=1.0)
 
 
 def by_operator(cells: Cells) -> bool:
