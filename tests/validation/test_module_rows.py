@@ -156,3 +156,14 @@ def test_products_that_a_table_calls_from_the_host_take_the_host(tmp_path: Path)
     assert any("called from the host" in said for said in short.assumed)
     assert only(tmp_path, {**row, "m": "32768"}).predicted > 5 * short.predicted
     assert only(tmp_path, {**row, "dtype": "fp8"}).predicted < short.predicted
+
+
+def test_a_scale_of_a_whole_tensor_takes_its_rows_in_turn(tmp_path: Path) -> None:
+    """Many narrow rows in fp8 take vLLM the time of their maxima, TensorRT-LLM not."""
+    row = {
+        "device": "h100-sxm-80gb", "engine": "vllm", "engine_version": "0.24.0", "dtype": "fp8", "m": "32768",
+        "n": "64", "k": "128", "time_seconds": "1e-4",
+    }  # fmt: skip
+    found = only(tmp_path, row).predicted
+    assert found > 32768 * 7e-9
+    assert found > 5 * only(tmp_path, {**row, "engine": "trtllm"}).predicted

@@ -36,7 +36,7 @@ from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import routed
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import engine_steps, host_seconds
+from shardwise.validation._steps import engine_steps, host_seconds, maxima_seconds
 
 # Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
 # input element, of a weight element).
@@ -156,7 +156,8 @@ def timed(
     quantise = row.get("quantise", {})
     if quantise and name != "bf16":
         q = quantise.get(engine) or next(iter(quantise.values()))
-        seconds += q["start_seconds"] + 3 * m * k / (q["efficiency"] * device.memory_bytes_per_second)
+        moved = 3 * m * k / (q["efficiency"] * device.memory_bytes_per_second)
+        seconds += q["start_seconds"] + max(moved, maxima_seconds(engine, dtype, family, m))
     return float(seconds)
 
 

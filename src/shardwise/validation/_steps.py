@@ -34,3 +34,13 @@ def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float
     if n % _DEEP_COLUMNS or k % _DEEP_INNER:
         return float(seconds[2])
     return float(seconds[0] if m < _FEW_ROWS else seconds[1])
+
+
+def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
+    """Return seconds that a dynamic scale of a whole tensor takes its rows in turn, 0 where each row has its own.
+
+    >>> round(1e6 * maxima_seconds("vllm", "fp8", "hopper", 1024), 1)
+    7.2
+    """
+    table = engine_steps()["row_maxima"].get(f"{engine}-{dtype}", {})
+    return float(table.get("seconds", {}).get(family, 0.0) * rows)
