@@ -217,8 +217,25 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         kv_cache=cache,
         memory_fraction=fraction,
         prefix_tokens=cells.whole("prefix_tokens"),
+        max_batched_tokens=_step_tokens(cells, engine, model, device),
+        max_sequences=profiled(engine, device)[1] if engine.startswith("vllm") else 0,
         same_prompts=cells.notes.get("prompts") == "same",
     )
+
+
+def _step_tokens(cells: Cells, engine: str, model: Model, device: Device) -> int:
+    """Return the tokens of prompts that vLLM runs in a step of a fixed batch, 0 for the whole batch.
+
+    Before V1 whole prompts up to the length of the context, and 2,048 at least (vllm 0.6 vllm/config.py,
+    SchedulerConfig); a prompt is never cut.
+    """
+    stated = cells.whole("max_num_batched_tokens")
+    if stated or cells.text("serving_mode") not in ("static", "single_stream"):
+        return stated
+    if not engine.startswith("vllm"):
+        return 0
+    old = engine in ("vllm-v0", "vllm-0.2", "vllm-rocm")
+    return max(cells.whole("max_model_len") or model.max_context, 2048) if old else profiled(engine, device)[0]
 
 
 def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
