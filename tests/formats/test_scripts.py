@@ -31,7 +31,7 @@ def old(width: int, heads: int, gated: int = 0) -> Block:
 def oss(window: int) -> Block:
     """Return a layer of gpt-oss."""
     core = Attention(heads=64, kv_heads=8, head_dim=64, qkv_bias=True, out_bias=True, sinks=True, window=window)
-    experts = MoE(experts=32, top_k=4, ffn=2880, bias=True, router_bias=True, activation="gelu")
+    experts = MoE(experts=32, top_k=4, ffn=2880, bias=True, router_bias=True, activation="gelu", clamped=True)
     return Block(mixers=(core,), feed_forward=experts)
 
 

@@ -260,6 +260,7 @@ class MoE:
     buffer in some implementations and a parameter (`router_bias`) in others. `zero_experts` have no weights and cost
     nothing. `normalised` is whether the weights of the chosen experts are made to sum to one, `float_weights` whether
     they stay in fp32 (Mixtral in transformers), `float_router` whether the router works on an fp32 copy of its input.
+    `clamped` is whether gate and up are held within limits before the activation (gpt-oss).
     """
 
     experts: int
@@ -278,6 +279,7 @@ class MoE:
     normalised: bool = False
     float_weights: bool = False
     float_router: bool = False
+    clamped: bool = False
 
 
 FeedForward: TypeAlias = MLP | MoE

@@ -103,10 +103,31 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     down = Shape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias)
     found = (
         _grouped(y, e, f"{region}.up", up, permuted),
+        *_clamps(y, m, e, region),
         act,
         _grouped(y, e, f"{region}.down", down, _weighted(y, region, product)),
     )
     return (*found, *_added_bias(y, m, e, region))
+
+
+# Widths of the experts that clamping moves, forward and backward. Forward: gate and up are clamped each (2 + 2) and
+# joined again (2 + 2). Backward: each clamp reads the gradient and its input and writes (3 + 3), both are joined (4).
+_CLAMPED_WIDTHS = (8, 10)
+
+
+def _clamps(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
+    """Return what holds gate and up within limits in kernels of their own, in training; the joined copy is kept.
+
+    Source: Megatron-LM core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl: both clamps and torch.cat
+    stand outside the compiled activation. The one kernel of all experts has them inside.
+    """
+    if not m.clamped or y.work.phase != "train" or y.stack.experts != "permuted" or y.stack.experts_kernel:
+        return ()
+    one = y.a * e.rows * e.F
+    moved = (_CLAMPED_WIDTHS[0] * one, _CLAMPED_WIDTHS[1] * one)
+    entry = Tensor(name=f"{region}.up", size_bytes=2 * one, born=region)
+    joined = Tensor(name=f"{region}.clamped", size_bytes=2 * one, born=f"{region}.act")
+    return (memory_op(y, f"{region}.clamps", f"{region}.act", moved, kernels=3, reads=(entry,), saves=(joined,)),)
 
 
 # Bytes an element of the experts' outputs that adding their biases moves, forward and backward. Forward: the bias times

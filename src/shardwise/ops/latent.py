@@ -14,7 +14,7 @@ from shardwise.models import Indexer, LatentAttention, NormKind
 from shardwise.ops.attention import REGION, merged, rotary
 from shardwise.ops.core import CORE, Core, Mask, attended_pairs, attention_core, core_output, read_tokens, share
 from shardwise.ops.elementwise import Norm, norm_op, with_statistics
-from shardwise.ops.layout import Layout, Shape
+from shardwise.ops.layout import Layout, Shape, memory_op
 
 UP = "attention.up"
 
@@ -156,7 +156,20 @@ def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
         values,
     )
     core = _core(y, m)
-    return [rotary(y, (heads + 1) * m.qk_rope_head_dim), *attention_core(y, core, inputs)]
+    return [rotary(y, (heads + 1) * m.qk_rope_head_dim), *_joined(y, m), *attention_core(y, core, inputs)]
+
+
+def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
+    """Return what cuts the up-projection into keys and values and joins keys with their rotary part, in training.
+
+    One kernel each way: it reads the up-projection's output and writes keys and values, backward the other way about
+    (Megatron-LM core/fusions/fused_mla_yarn_rope_apply.py, fused_apply_mla_rope_for_kv; queries stay in place).
+    """
+    if y.work.phase != "train":
+        return []
+    width = 2 * (m.qk_nope_head_dim + m.v_head_dim) + m.qk_rope_head_dim
+    moved = y.a * y.tokens * y.split(m.heads) * width
+    return [memory_op(y, "keys and values", UP, (moved, moved))]
 
 
 def _core(y: Layout[X], m: LatentAttention) -> Core[X]:

@@ -84,7 +84,22 @@ def _delta_rule(y: Layout[X], m: GatedDelta) -> Scan[X]:
     state = heads * m.key_dim * m.value_dim
     flops = 8 * y.tokens * state
     moved = y.a * y.tokens * heads * (2 * m.key_dim + 2 * m.value_dim)
-    return Scan(flops=flops, model_flops=flops, moved=moved, state=state)
+    return Scan(flops=flops, model_flops=flops, moved=moved, state=state, chunked=_delta_passes(y, m), kernels=7)
+
+
+def _delta_passes(y: Layout[X], m: GatedDelta) -> tuple[X, X]:
+    """Return the bytes of the chunked kernels, dk and dv a head and token, 64 of a chunk, dk dv / 64 of its state.
+
+    Forward: norms of q and k (4 dk), products of keys (dk + 128), their inverse (192), w and u (2 dk + 2 dv + 64),
+    states (2 dk + 2 dv and one state), output (2 dk + 2 dv and one state). Backward makes w, u and states again and
+    reads them in a kernel each for values, states, queries with keys and decay, and w with u; then the norms: two and
+    a half times as much. Source: fla-org/flash-linear-attention ops/gated_delta_rule/chunk.py,
+    chunk_gated_delta_rule_fwd and chunk_gated_delta_rule_bwd.
+    """
+    dk, dv, chunk = m.key_dim, m.value_dim, DELTA_CHUNK
+    width = 11 * dk + 6 * dv + 6 * chunk + 2 * dk * dv / chunk
+    forward = y.a * y.tokens * y.split(m.value_heads) * width
+    return forward, 2.5 * forward
 
 
 def _delta_output(y: Layout[X], m: GatedDelta, source: Tensor[X]) -> list[Op[X]]:

@@ -25,13 +25,17 @@ STATE_BYTES = 4
 class Scan(Generic[X]):
     """A recurrence on one rank: FLOPs of its kernel and by convention, bytes in and out a pass, its state in elements.
 
-    `state` is of one sequence; serving reads and writes it once a step whatever was seen before.
+    `state` is of one sequence; serving reads and writes it once a step whatever was seen before. `chunked` are the
+    bytes that the kernels of training move forward and backward where they hand on states and products of chunks
+    through memory, in so many kernels.
     """
 
     flops: X
     model_flops: X
     moved: X
     state: X
+    chunked: tuple[X, X] | None = None
+    kernels: int = 1
 
 
 def scan_op(
@@ -39,10 +43,13 @@ def scan_op(
 ) -> Op[X]:
     """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2)."""
     zero = 0 * s.flops
-    kept = 0 * s.moved if y.work.phase == "train" else 2 * STATE_BYTES * y.work.B * s.state
+    train = y.work.phase == "train"
+    kept = 0 * s.moved if train else 2 * STATE_BYTES * y.work.B * s.state
+    ahead, back = s.chunked if s.chunked is not None and train else (s.moved, 3 * s.moved)
     return Op(
-        name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=s.moved + kept,
-        backward_flops=3 * s.flops, backward_bytes=3 * s.moved, weight_flops=zero, weight_bytes=zero, rows=y.tokens,
+        name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=ahead + kept,
+        kernels=s.kernels if train else 1, backward_flops=3 * s.flops, backward_bytes=back, weight_flops=zero,
+        weight_bytes=zero, rows=y.tokens,
         columns=zero + 1, inner=zero + 1, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
         output_bytes=s.moved / 2,
     )  # fmt: skip
@@ -205,7 +212,24 @@ def _dual(y: Layout[X], m: Mamba2) -> Scan[X]:
     chunk = minimum(y.work.S, m.chunk)
     chunked = 2 * T * (chunk * (groups * n + inner) + 2 * n * inner)
     flops = recurrent if y.work.phase == "decode" else chunked
-    return Scan(flops=flops, model_flops=recurrent, moved=moved, state=inner * n)
+    return Scan(flops=flops, model_flops=recurrent, moved=moved, state=inner * n, chunked=_passes(y, m), kernels=6)
+
+
+def _passes(y: Layout[X], m: Mamba2) -> tuple[X, X]:
+    """Return the bytes of the chunked kernels: streams of I, fp32 states of I n / Q and fp32 products of G Q a token.
+
+    Forward: the stream is read for the states and for the output, which is written; states are written, passed on and
+    read, C B^T written and read. Backward makes both again, then reads stream, gradient and states in a kernel each for
+    the gradients of states, stream, B, C, C B^T and decay: 11 streams, 10 states, 4 products; the convolution runs
+    again before. Source: state-spaces/mamba ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_fwd and _bwd.
+    """
+    T, inner, groups = y.tokens, y.split(m.inner), y.kv_heads(m.groups)
+    chunk = minimum(y.work.S, m.chunk)
+    stream, states, products = y.a * inner, STATE_BYTES * inner * m.state / chunk, STATE_BYTES * groups * chunk
+    edges = 2 * y.a * groups * m.state
+    again = 2 * (stream + edges)
+    forward = 3 * stream + 4 * states + 2 * products + 2 * edges
+    return T * forward, T * (11 * stream + 10 * states + 4 * products + 6 * edges + again)
 
 
 def _gated_norm(y: Layout[X], m: Mamba2, groups: X, source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -349,4 +349,5 @@ def _moe(r: Reader) -> MoE:
         shared_gate=bool(shared) and r.flag("moe_shared_expert_gate"),
         latent=r.whole("moe_latent_size", 0) or 0,
         normalised=r.word("moe_router_score_function") == "sigmoid" and top_k > 1,
+        clamped=r.has("activation_func_clamp_value"),
     )

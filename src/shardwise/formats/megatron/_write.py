@@ -192,6 +192,10 @@ def _latent(a: LatentAttention) -> Words:
     return words
 
 
+# What gpt-oss clamps to, the only one of its kind (config.json of openai/gpt-oss-120b, swiglu_limit, 2026-11).
+_LIMIT = 7.0
+
+
 def _feeds(m: Model) -> Words:
     core, dense, moe = _first(m, Attention), _first(m, MLP), _first(m, MoE)
     biased = (dense.bias if dense else False) or (moe.bias if moe else False) or (core.out_bias if core else False)
@@ -209,6 +213,7 @@ def _feeds(m: Model) -> Words:
         "--moe-shared-expert-intermediate-size": moe.shared.ffn if moe.shared else None,
         "--moe-shared-expert-gate": moe.shared_gate,
         "--moe-latent-size": moe.latent or None,
+        "--activation-func-clamp-value": _LIMIT if moe.clamped else None,
         "--moe-router-enable-expert-bias": moe.correction_bias,
         "--moe-grouped-gemm": True,
         "--moe-token-dispatcher-type": "alltoall",

@@ -77,7 +77,7 @@ def gpt_oss(c: Config) -> Model:
     """Return gpt-oss: biases everywhere, a sink for each head, every other layer windowed."""
     bias, number = c.flag("attention_bias", default=True), c.layers()
     core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), sinks=True)
-    experts = replace(parts.moe(c, "intermediate_size"), bias=True, router_bias=True)
+    experts = replace(parts.moe(c, "intermediate_size"), bias=True, router_bias=True, clamped=True)
     window = c.size("window")
     kinds = parts.windows(c, number, ("sliding", "full"))
     layers = parts.build(kinds, lambda k: Block(mixers=(_windowed(core, k, window),), feed_forward=experts))

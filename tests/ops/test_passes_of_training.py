@@ -1,0 +1,72 @@
+"""What kernels of training move beside products: clamps of gpt-oss, keys and values of latents, chunks of scans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.ledger.op import Op
+from shardwise.models import load_model
+from shardwise.ops.block import block_ops
+from shardwise.ops.count import whole_layout
+from shardwise.ops.layout import Layout
+
+
+def layout(stack: str = "megatron-bridge", tokens: int = 4096, phase: Any = "train") -> Layout[float]:
+    """Return a layer whole on one device under a stack."""
+    y = whole_layout(1, tokens, stack=stack)
+    return replace(y, work=replace(y.work, phase=phase))
+
+
+def named(model: str, name: str, y: Layout[float]) -> list[Op[float]]:
+    """Return the operators of a name in the first layer of a model that has one."""
+    m = load_model(model)
+    found = ([op for op in block_ops(y, block, m.hidden) if op.name == name] for block in m.layers)
+    return next((ops for ops in found if ops), [])
+
+
+def test_gpt_oss_clamps_gate_and_up_in_kernels_of_their_own() -> None:
+    """Eight widths of the experts a row forward, ten backward, and the joined copy is kept until then."""
+    (op,) = named("gpt-oss-120b", "mlp.experts.clamps", layout())
+    rows = 4096 * 4
+    assert op.forward_bytes == 2 * 8 * rows * 2880
+    assert op.backward_bytes == 2 * 10 * rows * 2880
+    assert [t.size_bytes for t in op.saves] == [2 * 2 * rows * 2880]
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "phase"),
+    [
+        ("qwen3-30b-a3b", "megatron-bridge", "train"),
+        ("gpt-oss-120b", "megatron-bridge-2606", "train"),
+        ("gpt-oss-120b", "transformers", "train"),
+        ("gpt-oss-120b", "megatron-bridge", "prefill"),
+    ],
+)
+def test_nothing_is_clamped_elsewhere(model: str, stack: str, phase: str) -> None:
+    """Other models, the kernel of all experts, other frameworks and engines have no such kernels."""
+    assert not named(model, "mlp.experts.clamps", layout(stack, phase=phase))
+
+
+def test_keys_and_values_of_latents_are_written_apart() -> None:
+    """The up-projection is read, keys with their rotary part and values are written: 576 elements a head."""
+    (op,) = named("deepseek-v3", "keys and values", layout())
+    assert op.forward_bytes == op.backward_bytes == 2 * 4096 * 128 * (2 * 256 + 64)
+    assert not named("deepseek-v3", "keys and values", layout(phase="prefill"))
+
+
+@pytest.mark.parametrize("model", ["nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"])
+def test_scans_of_training_hand_chunks_on_through_memory(model: str) -> None:
+    """Chunked kernels move several times what goes in and out, backward more than twice as much as forward."""
+    (train,), (served,) = (named(model, "scan", layout(phase=phase)) for phase in ("train", "prefill"))
+    assert train.forward_bytes > 2 * served.forward_bytes
+    assert train.backward_bytes > 2 * train.forward_bytes
+    assert train.kernels > served.kernels == 1
+
+
+def test_states_of_a_scan_cost_less_in_longer_chunks() -> None:
+    """A short sequence is one chunk: its states are as many as its tokens are few."""
+    short, long = (named("nemotron-3-nano-30b-a3b", "scan", layout(tokens=n))[0] for n in (64, 4096))
+    assert short.forward_bytes / 64 > long.forward_bytes / 4096
