@@ -34,7 +34,7 @@ def verdict(row: dict[str, str], failed: bool, places: Places) -> str:
     if any(word in said for word in _WORDS):
         return "to the host"
     what = "failed" if failed else "ran"
-    return what if found.report.fits is not failed else f"{what}, called otherwise"
+    return what if found.fits is not failed else f"{what}, called otherwise"
 
 
 def configurations(file: Path) -> Iterator[tuple[dict[str, str], bool]]:

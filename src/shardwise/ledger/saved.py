@@ -96,18 +96,18 @@ def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
     if not unit.alternates:
         return []
     chosen = _chosen(inside)
-    last = inside[-1].region if unit.prunes else None
+    products = [op for op in inside if op.kind == "matmul" and op.weights]
+    last = products[-1] if unit.prunes and products and products[-1].region == inside[-1].region else None
     entry = next((t for op in inside for t in (*op.saves, *op.reads) if not t.born), None)
-    made = [
-        Tensor(name=f"{op.name}.result", size_bytes=share * op.output_bytes, born=op.region)
+    made: list[Tensor[X]] = [
+        Tensor(name=f"{op.name}.result", size_bytes=0 * op.columns + share * op.output_bytes, born=op.region)
         for op, share in chosen
-        if op.region != last or op is not chosen[-1][0]
+        if op is not last
     ]
     if entry is None:
         return made
-    summed = (op for op in inside if any(c.verb == "reduce_scatter" for c in op.forward))
-    sums = (Tensor(name=f"{op.name}.sum", size_bytes=entry.size_bytes, born=op.region) for op in summed)
-    return [*made, *(t for t in sums if last is None or not t.name.startswith(chosen[-1][0].name))]
+    summed = (op for op in inside if op is not last and any(c.verb == "reduce_scatter" for c in op.forward))
+    return [*made, *(Tensor(name=f"{op.name}.sum", size_bytes=entry.size_bytes, born=op.region) for op in summed)]
 
 
 def run_again(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, X | float]:

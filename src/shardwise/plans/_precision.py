@@ -63,6 +63,10 @@ def _recipes() -> dict[str, Precision]:
 
 PRECISIONS: dict[str, Precision] = _recipes()
 
+# Weights that are not trained: bytes of a stored one (bitsandbytes nf4: an fp32 scale for 64 weights, or 8 bits for one
+# and fp32 for 256 of those; autocast keeps 16-bit copies beside fp32 weights).
+_FROZEN = {"frozen-bf16": 2.0, "frozen-amp": 6.0, "frozen-nf4": 0.5 + 4 / 64, "frozen-nf4-dq": 0.5 + 1 / 64 + 4 / 16384}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
@@ -99,6 +103,8 @@ def find_precision(name: str) -> Precision:
         return _own_precision(own)
     if name in DTYPES:
         return _preset(name)
+    if name in _FROZEN:
+        return _frozen(name)
     if name not in PRECISIONS:
         known = ", ".join(n for n in precision_names() if n not in DTYPES)
         raise InputError([Problem("precision", name, "is not a known recipe", "use one of " + known)])
@@ -112,6 +118,14 @@ def precision_names() -> tuple[str, ...]:
     (True, True)
     """
     return tuple(dict.fromkeys((*PRECISIONS, *(own.name for own in own_files("precisions")), *DTYPES)))
+
+
+def _frozen(name: str) -> Precision:
+    """Return the recipe of weights that are not trained: no gradients and no state; tables stay in 16 bits."""
+    return Precision(
+        name=name, compute="bf16", weight_bytes=_FROZEN[name], activation_bytes=2, gradient_bytes=0, master_bytes=0,
+        state_bytes=0, embedding_bytes=max(2.0, _FROZEN[name]),
+    )  # fmt: skip
 
 
 def _preset(name: str) -> Precision:

@@ -160,7 +160,7 @@ class TrainingRows:
         """Return the predicted value of a row, its interval and what was assumed."""
         from shardwise.validation import _training, _training_metrics
 
-        key = tuple(cells.text(name) for name in ("case_id", *_training.SETTINGS))
+        key = (*(cells.text(name) for name in ("case_id", *_training.SETTINGS)), _training.asked(cells))
         if key not in self._known:
             try:
                 self._known[key] = _training.predict(cells, places)
@@ -170,7 +170,11 @@ class TrainingRows:
         if isinstance(found, InputError):
             raise found
         own = Cells(cells.row)
-        value = _training_metrics.value_of(own, found.report)
+        value = (
+            float(found.fits)
+            if found.beside and own.text("metric") == "fits"
+            else (_training_metrics.value_of(own, found.report) + found.beside)
+        )
         interval = _training_metrics.interval_of(own, found.report, value, found.assumed)
         assumed = tuple(dict.fromkeys((*found.assumed, *own.assumed)))
-        return Answer(value=value, interval=interval, assumed=assumed, fits=found.report.fits)
+        return Answer(value=value, interval=interval, assumed=assumed, fits=found.fits)

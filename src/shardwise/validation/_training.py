@@ -13,6 +13,7 @@ from shardwise.plans._laws import module_names
 from shardwise.plans._plan import ContextKind, Sharding
 from shardwise.training import Options, TrainReport, train
 from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._frozen import beside, frozen_cells, frozen_recipe, trains_adapters
 from shardwise.validation._layers import spread
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
@@ -41,10 +42,22 @@ _NEAR = 1e11
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The report of one configuration and what had to be assumed for it."""
+    """The report of one configuration, what had to be assumed for it, and bytes that its adapters add."""
 
     report: TrainReport
     assumed: tuple[str, ...]
+    beside: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the configuration fits its device."""
+        return self.report.device_bytes + self.beside <= self.report.case.cluster.device.usable_memory_bytes
+
+
+def asked(cells: Cells) -> str:
+    """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
+    metric = cells.text("metric")
+    return metric if metric == "fits" or trains_adapters(cells) else ""
 
 
 def predict(cells: Cells, places: Places) -> Predicted:
@@ -53,7 +66,10 @@ def predict(cells: Cells, places: Places) -> Predicted:
         from shardwise.validation._arguments import predict_arguments
 
         return predict_arguments(cells, places)
-    cells = cells.completed()
+    cells = row = cells.completed()
+    adapters = trains_adapters(cells)
+    if adapters:
+        cells = frozen_cells(cells)
     _check(cells)
     model = places.model(cells.text("model"))
     device, notes = places.device(cells.text("device"))
@@ -61,7 +77,7 @@ def predict(cells: Cells, places: Places) -> Predicted:
     cluster = cluster_of(cells, device, notes)
     plan = _plan(cells, model, framework, cluster.devices_per_node)
     stack = named_stack(cells, framework, plan.sharding, model)
-    precision = precision_of(cells, stack, set(device.matrix_flops))
+    precision = frozen_recipe(row) if adapters else precision_of(cells, stack, set(device.matrix_flops))
     job = Training(
         seq_len=int(cells.positive("seq_len")),
         global_batch=_global_batch(cells, plan, cluster.num_devices),
@@ -82,7 +98,8 @@ def predict(cells: Cells, places: Places) -> Predicted:
             cells.assume("activations over the device's memory go to the host beside compute, as in NVIDIA's recipes")
     else:
         report = question.train(_recomputed(cells, plan, model))
-    return Predicted(report, (*notes, *cells.assumed))
+    extra = beside(row, report) if adapters else 0.0
+    return Predicted(report, tuple(dict.fromkeys((*notes, *cells.assumed, *row.assumed))), extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +255,8 @@ def _searched(cells: Cells) -> bool:
     """Return whether the amount of recompute is not told: not stated, or by a policy of its own."""
     if not cells.says("recompute"):
         return True
-    return cells.text("recompute") == "selective" and "=custom" in cells.text("recompute_detail")
+    some = "=custom" in cells.text("recompute_detail") or framework_of(cells.text("framework")).stack == "fms-fsdp"
+    return cells.text("recompute") == "selective" and some
 
 
 def _sequence_parallel(cells: Cells, framework: Framework, tp: int, experts: bool) -> bool:

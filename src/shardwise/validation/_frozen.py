@@ -1,0 +1,144 @@
+"""Memory of runs that train adapters beside frozen weights (LoRA, QLoRA): the model without state, and the adapters.
+
+Times of such runs are not predicted. Frozen weights have no gradient, so that products keep no input for them unless an
+adapter reads it (torch autograd), and norms keep no normalised stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwise.ledger.op import Op
+from shardwise.ledger.saved import keep
+from shardwise.training import TrainReport
+from shardwise.training._layer_tables import lines_of
+from shardwise.validation._cells import Cells, refuse
+
+ADAPTERS = ("lora", "qlora")
+_MEMORY = ("peak_memory", "fits")
+# Recipes of frozen weights by the type that a row states (bitsandbytes: 4 bits and an fp32 scale for 64 weights, or one
+# of 8 bits where scales are quantised too; autocast keeps 16-bit copies beside fp32 weights).
+_RECIPES = {"bf16": "frozen-bf16", "fp16": "frozen-bf16", "fp32": "frozen-amp",
+            "nf4": "frozen-nf4", "nf4_dq": "frozen-nf4-dq"}  # fmt: skip
+# Products of the ledger by the words of `lora_targets`.
+_TARGETS = {
+    "query": "qkv", "key": "qkv", "value": "qkv", "q": "qkv", "k": "qkv", "v": "qkv", "projection": "out", "o": "out",
+    "mlp": "mlp", "gate": "mlp", "up": "mlp", "down": "mlp", "head": "head",
+}  # fmt: skip
+# What a product keeps for the gradient of its weight alone, by the adapter that would read it.
+_INPUTS = {"norm1.output": "qkv", "norm2.output": "mlp", "mlp.product": "mlp"}
+_NORMALISED = ("norm1.normalised", "norm2.normalised")
+# Bytes of an adapter's parameter: weight, gradient and Adam's moments in 16 bits, or in fp32.
+_OWN_BYTES = {"litgpt": 8.0}
+_WIDE_OWN = 16.0
+# Bytes that dropout before an adapter keeps, over those of its 16-bit input: the dropped copy and a mask of one byte
+# (github.com/Lightning-AI/litgpt litgpt/finetune/lora.py: lora_dropout 0.05).
+_DROPOUT = {"litgpt": 1.5}
+
+
+def trains_adapters(cells: Cells) -> bool:
+    """Return whether a row is of a run that trains adapters alone."""
+    return cells.text("finetune") in ADAPTERS
+
+
+def frozen_cells(cells: Cells) -> Cells:
+    """Return the row of a run with adapters as that of its frozen model; raises `InputError` where it is not modelled.
+
+    Samples of natural length count with the longest, which sets the peak.
+    """
+    if cells.text("metric") not in _MEMORY:
+        raise refuse("finetune", cells.text("finetune"), "times of fine-tuned adapters are not modelled")
+    if "unsloth" in cells.text("framework").lower():
+        raise refuse("framework", cells.text("framework"), "its checkpoints in the host's memory are not modelled")
+    longest, length = int(cells.noted("longest_sample")), cells.text("seq_len")
+    found = Cells({**cells.row, "seq_len": length or str(longest or ""), "finetune": "pretrain", "optimizer": "adam"})
+    for said in cells.assumed:
+        found.assume(said)
+    if longest and not length:
+        found.assume("seq_len: the longest sample, which sets the peak")
+    return found
+
+
+def frozen_recipe(cells: Cells) -> str:
+    """Return the recipe of the frozen weights of a row: the stated one, 4 bits under QLoRA, else 16."""
+    word = cells.text("param_dtype")
+    if not word:
+        word = "nf4" if cells.text("finetune") == "qlora" else "bf16"
+        cells.assume(f"param_dtype: not stated: {word}, as {cells.text('finetune')} has it")
+    if word not in _RECIPES:
+        raise refuse("param_dtype", word, "is not a type of frozen weights that is known")
+    return _RECIPES[word]
+
+
+def _targets(cells: Cells) -> set[str]:
+    """Return the products with adapters: the stated ones, queries and values where none is stated."""
+    words = [word for part in cells.text("notes").split(";") for word in _listed(part)]
+    if not words and "all linear" in cells.text("notes").lower():
+        return {"qkv", "out", "mlp"}
+    if not words:
+        cells.assume("lora_targets: not stated: queries and values (arXiv:2106.09685 section 4.2)")
+    return {_TARGETS[word] for word in words if word in _TARGETS} or {"qkv"}
+
+
+def _listed(part: str) -> list[str]:
+    key, _, names = part.partition("=")
+    return [name.strip() for name in names.split(",")] if key.strip() == "lora_targets" else []
+
+
+def beside(cells: Cells, report: TrainReport) -> float:
+    """Return the bytes by which a run with adapters differs from the frozen model: adapters, and inputs not kept."""
+    targets, stack, plan = _targets(cells), report.case.stack, report.plan
+    quantised = "nf4" in report.case.recipe.precision.name
+    own = _OWN_BYTES.get(stack.name, _WIDE_OWN) * _parameters(cells, report, targets)
+    sharded = plan.sharding in ("fsdp", "zero3")
+    found = own / (plan.dp if sharded else 1) - _unkept(report, targets, quantised)
+    if stack.accumulates_whole and sharded:
+        # A flat parameter of FSDP1 has one gradient for all of it, frozen weights too.
+        found += 2 * plan.dp * float(report.evaluation.memory[0].weights) / report.case.recipe.precision.weight_bytes
+    if stack.name in _DROPOUT and plan.recompute == "none":
+        found += _DROPOUT[stack.name] * sum(size for _, size in _adapted(report, targets))
+    return found + (_widened(report) if quantised else 0.0)
+
+
+def _unkept(report: TrainReport, targets: set[str], quantised: bool) -> float:
+    """Return the bytes that layers do not keep where weights are frozen; products of 4 bits keep their inputs.
+
+    github.com/bitsandbytes-foundation/bitsandbytes bitsandbytes/autograd/_functions.py, MatMul4Bit: ctx.tensors.
+    """
+    found = 0.0
+    for lines, layers in zip(lines_of(report.case), report.evaluation.stages[0].layers, strict=False):
+        for tensor in keep(lines.ops, lines.units).kept:
+            read = _INPUTS.get(tensor.name)
+            if tensor.name in _NORMALISED or (read and read not in targets and not quantised):
+                found += float(layers * tensor.size_bytes)
+    return found
+
+
+def _adapted(report: TrainReport, targets: set[str]) -> Iterator[tuple[Op[float], float]]:
+    """Yield the products with adapters, and the bytes of the input of each in all layers."""
+    for lines, layers in zip(lines_of(report.case), report.evaluation.stages[0].layers, strict=False):
+        for op in lines.ops:
+            if op.kind == "matmul" and op.weights and op.name.split(".")[0] in targets:
+                yield op, float(layers * op.saves[0].size_bytes)
+
+
+def _widened(report: TrainReport) -> float:
+    """Return the bytes of the largest weight of a layer in 16 bits, and of a head that stays in them."""
+    parts, precision = report.evaluation.parts, report.case.recipe.precision
+    largest = max(float(kind.elements.largest) for kind in parts.kinds)
+    head = 0.0 if report.case.stack.name == "litgpt" else float(parts.head.elements.largest)
+    return 2 * largest + (2 - precision.weight_bytes) * head
+
+
+def _parameters(cells: Cells, report: TrainReport, targets: set[str]) -> float:
+    """Return the parameters of the adapters: the stated number, or rank times both sides of each product."""
+    stated = cells.noted("trainable_params")
+    if stated:
+        return stated
+    rank = cells.whole("lora_rank") or 8
+    layers = sum(float(n) for n in report.evaluation.stages[0].layers)
+    found = 0.0
+    for op, size in _adapted(report, targets):
+        times = size / float(op.saves[0].size_bytes) if op.saves[0].size_bytes else layers
+        found += times * rank * sum(float(n) + float(op.inner) for n in (op.parts or (op.columns,)))
+    return found

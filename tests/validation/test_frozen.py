@@ -1,0 +1,68 @@
+"""Memory of runs that train adapters beside frozen weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.validation._cells import Cells
+from shardwise.validation._frozen import frozen_recipe
+from shardwise.validation._places import Places
+from shardwise.validation._training import Predicted, predict
+from shardwise.validation._training_metrics import peak_memory
+
+# github.com/Lightning-AI/litgpt tutorials/resource-tables.md and github.com/hiyouga/LLaMA-Factory wiki, performance.
+LITGPT = {
+    "case_id": "a", "metric": "peak_memory", "model": "llama-2-7b", "device": "a100-sxm-40gb", "num_gpus": "1",
+    "gpus_per_node": "8", "micro_batch": "1", "global_batch": "128", "tp": "1", "cp": "1", "pp": "1", "dp": "1",
+    "sharding": "none", "recompute": "unknown", "compute_dtype": "bf16", "param_dtype": "bf16", "grad_dtype": "bf16",
+    "finetune": "lora", "lora_rank": "8", "framework": "LitGPT", "memory_kind": "allocated", "seq_len": "",
+    "citation": "github:Lightning-AI/litgpt", "notes": "longest_sample=1304 tokens",
+}  # fmt: skip
+TWO = {**LITGPT, "num_gpus": "2", "dp": "2", "sharding": "fsdp"}
+FACTORY = {
+    **LITGPT, "global_batch": "4", "param_dtype": "nf4", "finetune": "qlora", "framework": "LLaMA-Factory",
+    "memory_kind": "", "seq_len": "32768", "notes": "LoRA on all linear modules", "citation": "",
+}  # fmt: skip
+
+
+def found(tmp_path: object, row: dict[str, str]) -> tuple[Predicted, float]:
+    """Return the prediction of a row, and its peak in GB."""
+    cells = Cells(row)
+    one = predict(cells, Places(tmp_path))  # type: ignore[arg-type]
+    return one, (peak_memory(cells, one.report) + one.beside) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("row", "measured"), [(TWO, 22.18), ({**TWO, "micro_batch": "4"}, 23.39), (FACTORY, 32.0)],
+    ids=["two devices", "four sequences", "4 bits"],
+)  # fmt: skip
+def test_measured_peaks_of_adapters_are_met(tmp_path: object, row: dict[str, str], measured: float) -> None:
+    """Peaks of LoRA under FSDP and of QLoRA over a long sequence are met within 8 %."""
+    assert found(tmp_path, row)[1] == pytest.approx(measured, rel=0.08)
+
+
+def test_flat_parameters_have_gradients_for_frozen_weights(tmp_path: object) -> None:
+    """Two devices under FSDP hold two bytes a parameter more than their shards: whole gradients of flat parameters."""
+    two = found(tmp_path, TWO)[0]
+    assert two.beside > 2 * 6.7e9
+
+
+def test_quantised_weights_take_four_bits_and_their_scales(tmp_path: object) -> None:
+    """QLoRA stores products at 0.5625 bytes a weight and the table of words in 16 bits."""
+    weights = float(found(tmp_path, {**LITGPT, "param_dtype": "nf4"})[0].report.memory.weights)
+    table = 32000 * 4096
+    assert weights == pytest.approx(0.5625 * (6738415616 - table) + 2 * table, rel=1e-3)
+    assert frozen_recipe(Cells({"finetune": "qlora", "param_dtype": ""})) == "frozen-nf4"
+
+
+def test_times_of_adapters_are_refused(tmp_path: object) -> None:
+    """Only memory of such runs is predicted."""
+    with pytest.raises(Exception, match="times of fine-tuned adapters"):
+        predict(Cells({**LITGPT, "metric": "step_time"}), Places(tmp_path))  # type: ignore[arg-type]
+
+
+def test_inputs_that_no_gradient_reads_are_not_kept(tmp_path: object) -> None:
+    """Adapters on every product need more memory than those on queries and values."""
+    few = found(tmp_path, LITGPT)[1]
+    all_of_them = {**LITGPT, "notes": "longest_sample=1304; lora_targets=query,key,value,projection,mlp"}
+    assert found(tmp_path, all_of_them)[1] > few
