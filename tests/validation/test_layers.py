@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.validation._cells import Cells
 from shardwise.validation._layers import spread
 from shardwise.validation._rules import documented
 
@@ -62,3 +63,24 @@ def test_llama_405b_ran_chunks_of_one_layer(length: str, recompute: str | None) 
     """The paper's table leaves out what its text says: eight chunks a stage, and no recompute at 8,192 tokens."""
     cells, _ = documented("arXiv 2407.21783 Table 4", {"model": "llama-3.1-405b", "pp": "16", "seq_len": length})
     assert (cells["vpp"], cells["cp_kind"], cells.get("recompute")) == ("8", "all_gather", recompute)
+
+
+@pytest.mark.parametrize(
+    ("citation", "framework", "wanted"),
+    [
+        ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "Megatron-LM", "Megatron-LM (2021)"),
+        ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "NeMo 25.07", "NeMo 25.07"),
+        ("another page", "Megatron-LM", "Megatron-LM"),
+    ],
+)
+def test_a_dated_page_says_which_release_ran(citation: str, framework: str, wanted: str) -> None:
+    """Megatron-LM of January 2021 reduced gradients behind both products; a framework that is stated whole stays."""
+    cells = Cells({"citation": citation, "framework": framework, "notes": ""}).completed()
+    assert cells.text("framework") == wanted
+
+
+def test_the_scripts_of_a_paper_fill_its_table() -> None:
+    """Table 1 of arXiv:2104.04473 leaves out micro-batches and chunks, which its scripts state for each model."""
+    row = {"citation": "arXiv 2104.04473 Table 1, read elsewhere", "model": "gpt-l60-h10240-a80-v51200", "notes": ""}
+    cells = Cells({**row, "micro_batch": "", "vpp": "", "framework": "Megatron-LM"}).completed()
+    assert (cells.whole("micro_batch"), cells.whole("vpp"), cells.text("framework")) == (2, 3, "Megatron-LM (2021)")

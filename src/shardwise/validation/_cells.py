@@ -47,7 +47,7 @@ class Cells:
         256
         """
         told, source = documented(self.text("citation"), self.row)
-        blank = {name: value for name, value in told.items() if name in self.row and not self.says(name)}
+        blank = {name: value for name, value in told.items() if name in self.row and self._lacks(name, value)}
         if "notes" in told:
             blank["notes"] = told["notes"]
         more = {"notes": "; ".join(filter(None, (self.text("notes"), told["notes"])))} if "notes" in told else {}
@@ -58,6 +58,10 @@ class Cells:
         for name, value in blank.items():
             found.assume(f"{name}: {value}, as documented: {source}")
         return found
+
+    def _lacks(self, name: str, value: str) -> bool:
+        """Return whether a cell is blank, or names a framework without the release that `value` adds."""
+        return not self.says(name) or (name == "framework" and value.startswith(f"{self.text(name)} ("))
 
     def text(self, name: str) -> str:
         """Return a cell without spaces around it, empty where it is blank."""
