@@ -18,15 +18,16 @@ from shardwise.plans import DTYPES
 class Format:
     """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its products.
 
-    `scope` says which weights take it: "linear" every linear layer but router and head, "experts" the routed experts,
-    "all" everything. The rest stays in `rest_bits`. Where tensors differ, `bits` is the mean of a whole model, and
-    `layer_bits`, `table_bits` and `head_bits` those of the layers' matrices, the embedding and the head. `expert_pads`
-    are multiples that an engine pads experts to: inner and outer side of the first products, then of the second.
+    `scope` says which weights take it: "linear" every linear layer but router and head, "feed-forward" those between
+    attentions, "experts" the routed experts, "all" everything. The rest stays in `rest_bits`. Where tensors differ,
+    `bits` is the mean of a whole model, and `layer_bits`, `table_bits` and `head_bits` those of the layers' matrices,
+    the embedding and the head. `expert_pads` are multiples that an engine pads experts to: inner and outer side of the
+    first products, then of the second.
     """
 
     name: str
     bits: float
-    scope: Literal["linear", "experts", "all"]
+    scope: Literal["linear", "feed-forward", "experts", "all"]
     group: int = 0
     scale_bits: float = 0.0
     compute: str = ""
@@ -57,6 +58,8 @@ class Format:
             return weight.kind != "vector" or self.bits >= 16
         if weight.kind != "matrix":
             return False
+        if self.scope == "feed-forward":
+            return weight.expert or weight.name.startswith("mlp.")
         return weight.expert if self.scope == "experts" else "router" not in weight.name
 
     def element_bytes(self, weight: Weight[Any]) -> float:

@@ -196,7 +196,12 @@ def _formats(q: Question, device: Device, found: Problems, notes: list[str]) -> 
 def _stated(case: Case) -> list[str]:
     """Return what was assumed because the input was silent."""
     form, engine, job = case.format, case.engine, case.job
-    scope = {"linear": "linear layers but router and head", "experts": "routed experts alone", "all": "all matrices"}
+    scope = {
+        "linear": "linear layers but router and head",
+        "feed-forward": "feed-forward layers alone",
+        "experts": "routed experts alone",
+        "all": "all matrices",
+    }
     group = f", scales of {form.scale_bits:g} bits a group of {form.group}" if form.group else ""
     fraction = job.memory_fraction or engine.memory_fraction
     spelled = {

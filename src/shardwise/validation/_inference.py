@@ -259,7 +259,8 @@ def _weights(cells: Cells) -> str:
     found = words("weights").get(word)
     if found is None:
         raise refuse("weight_dtype", word, "is not a format that is modelled")
-    return found
+    # Meta's own checkpoint of 405B.
+    return "fp8-ffn" if found == "fp8" and cells.notes.get("checkpoint") == "meta-fp8" else found
 
 
 def _cache(cells: Cells, engine: str) -> str:
