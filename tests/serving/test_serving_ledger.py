@@ -106,3 +106,14 @@ def test_experts_split_over_replicas_gather_their_tokens() -> None:
     assert split.prefill.exposed["etp"] > 8 * 2 * 8 * 512 * 4 * 2048 * 2 * 3 / 4 / 450e9
     assert split.decode.exposed["etp"] > 0
     assert alone.prefill.exposed.get("etp", 0.0) == 0
+
+
+def test_down_projections_of_latents_are_one_product() -> None:
+    """Engines multiply the stream by both down-projections of latent attention at once, weights and all."""
+    model = Model.load("deepseek-v3")
+    ops, _ = served(model, Plan(), "decode")
+    (down,) = (op for op in ops if op.name == "down")
+    assert down.columns == 1536 + 512 + 64
+    assert sorted(w.name for w in down.weights) == ["kv_down.weight", "q_down.weight"]
+    # The input is read once; the checkpoint's weights have 8 bits and scales of blocks.
+    assert down.forward_bytes - 2 * 8 * (7168 + 2112) == pytest.approx(7168 * 2112, rel=1e-3)

@@ -67,6 +67,31 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     return op
 
 
+_DOWN = ("q_down", "kv_down")
+
+
+def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
+    """Return operators with both down-projections of latent attention, which read the same input, as one product.
+
+    vLLM fused_qkv_a_proj, SGLang fused_qkv_a_proj_with_mqa, TensorRT-LLM kv_a_proj_with_mqa (2025).
+    """
+    both = [op for op in ops if op.name in _DOWN]
+    if len(both) != len(_DOWN):
+        return ops
+    first, second = both
+    one = replace(
+        first,
+        name="down",
+        columns=first.columns + second.columns,
+        flops=first.flops + second.flops,
+        model_flops=first.model_flops + second.model_flops,
+        forward_bytes=first.forward_bytes + second.forward_bytes - 2 * first.rows * first.inner,
+        output_bytes=first.output_bytes + second.output_bytes,
+        weights=(*first.weights, *second.weights),
+    )
+    return tuple(one if op is first else op for op in ops if op is not second)
+
+
 def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True, summed: bool = False) -> tuple[Op[X], ...]:
     """Return the operators of one layer, with the write to the cache where there is one.
 
@@ -74,7 +99,7 @@ def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True, summed: bo
     TensorRT-LLM tensorrt_llm/models/falcon/model.py, is_parallel_attention; vLLM falcon.py,
     reduce_row_parallel_results).
     """
-    ops = v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D))
+    ops = joined_down(v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D)))
     if summed and block.parallel:
         ops = tuple(replace(op, forward=()) if op.name == "out" else op for op in ops)
     return (*(_served(v.wide, op, D) for op in ops), *_cache_write(v.wide, block, caches))

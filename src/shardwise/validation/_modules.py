@@ -6,7 +6,6 @@ What an engine does otherwise than the ledger says stands in modules.toml, each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,6 +19,7 @@ from shardwise.ops.count import WHOLE
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Choices, Layout, Work, lay_out, memory_op
 from shardwise.serving import find_engine
+from shardwise.serving._ledger import joined_down
 from shardwise.validation import _kernels
 from shardwise.validation._cells import Cells
 from shardwise.validation._steps import engine_steps
@@ -27,7 +27,6 @@ from shardwise.validation._streaming import cached_rate, memory_rate, replayed_s
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)
-_DOWN = ("q_down", "kv_down")
 
 
 @cache
@@ -107,25 +106,10 @@ def operators(m: Module) -> tuple[Op[float], ...]:
         cache_bytes=m.cache_bytes,
     )
     y = lay_out(WHOLE, work, Choices(stack=stack))
-    ops = joined(latent_attention(y, replace(mixer, heads=m.heads), hidden, y.residual("input", hidden, "")))
+    ops = joined_down(latent_attention(y, replace(mixer, heads=m.heads), hidden, y.residual("input", hidden, "")))
     if m.decodes:
         ops = (*ops, rotary(y, (m.heads + 1.0) * mixer.qk_rope_head_dim))
     return (*ops, *(_copy(y, word, mixer, m.heads) for word in m.row["joins"][m.phase]))
-
-
-def joined(ops: Iterable[Op[float]]) -> tuple[Op[float], ...]:
-    """Return operators with the two down-projections, which read the same input, as one product."""
-    found = list(ops)
-    first, second = (op for op in found if op.name in _DOWN)
-    read_once = 2 * first.rows * first.inner
-    one = replace(
-        first,
-        name="down",
-        columns=first.columns + second.columns,
-        flops=first.flops + second.flops,
-        forward_bytes=first.forward_bytes + second.forward_bytes - read_once,
-    )
-    return (one, *(op for op in found if op.name not in _DOWN))
 
 
 def _copy(y: Layout[float], word: str, a: LatentAttention, heads: int) -> Op[float]:
