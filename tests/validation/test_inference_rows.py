@@ -97,6 +97,16 @@ def test_first_tokens_wait_for_room(tmp_path: Path) -> None:
     assert rate == pytest.approx(2 * held * 2048 / whole)
 
 
+def test_full_queues_run_on_small_replicas_where_no_layout_is_stated(tmp_path: Path) -> None:
+    """Eight devices that are all a source names run eight replicas of a small model, and one of a large one."""
+    row = {**INFERENCE, "metric": "output_tokens_per_second", "serving_mode": "offline_throughput", "batch": ""}
+    row |= {"engine": "trtllm", "engine_version": "1.0", "output_tokens": "512", "num_gpus": "8", "tp": "", "dp": ""}
+    small = only(tmp_path, row)
+    assert "replicas of tp 1" in said(small)
+    assert small.predicted > 1.5 * only(tmp_path, {**row, "tp": "8"}).predicted
+    assert "replicas" not in said(only(tmp_path, {**row, "model": "llama-3.1-405b"}))
+
+
 def test_turbomind_has_an_engine_of_its_own(tmp_path: Path) -> None:
     """LMDeploy's batches are not those of TensorRT-LLM's examples of 2024."""
     found = only(tmp_path, {**BATCH, "engine": "lmdeploy", "device": "a100-sxm-80gb"})

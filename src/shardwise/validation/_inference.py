@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.errors import InputError
@@ -41,7 +42,6 @@ _STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
 # Sequences that an engine runs at once unless it is told otherwise.
 _MOST = {
-    "vllm": 256,
     "vllm-flashinfer": 256,
     "vllm-v0": 256,
     "vllm-0.2": 256,
@@ -99,10 +99,37 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
         model = padded(model, plan.tp)
     cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
     job = _job(cells, model, engine, plan, device)
-    report = infer(model, cluster, plan, job, Options(engine=engine))
-    if cells.text("serving_mode") == "offline_throughput":
-        report = _full(cells, report, engine)
+    if cells.text("serving_mode") != "offline_throughput":
+        return infer(model, cluster, plan, job, Options(engine=engine)), (*notes, *cells.assumed)
+    report = None if cells.whole("tp") else _spread(cells, infer_with(model, cluster, job, engine), plan)
+    report = _full(cells, report or infer(model, cluster, plan, job, Options(engine=engine)), engine)
     return report, (*notes, *cells.assumed)
+
+
+def infer_with(model: Model, cluster: Cluster, job: Serving, engine: str) -> Callable[[Plan], InferReport]:
+    """Return what predicts one deployment under a plan."""
+    return lambda plan: infer(model, cluster, plan, job, Options(engine=engine))
+
+
+# Requests at once for which a replica is worth running.
+_WORTH = 32
+
+
+def _spread(cells: Cells, ask: Callable[[Plan], InferReport], plan: Plan) -> InferReport | None:
+    """Return a full queue on the smallest replicas with room for a batch, None where the whole deployment is one.
+
+    Replicas send nothing to each other, so that throughput is highest where they are small.
+    """
+    for tp in (n for n in range(1, plan.tp) if plan.tp % n == 0):
+        etp = max(tp // plan.ep, 1) if plan.etp > 1 else plan.etp
+        try:
+            report = ask(replace(plan, tp=tp, dp=plan.dp * plan.tp // tp, etp=etp))
+        except InputError:
+            continue
+        if report.fits and report.max_concurrency >= _WORTH:
+            cells.assume(f"offline: replicas of tp {tp}, the fewest ranks with room for {_WORTH} requests")
+            return report
+    return None
 
 
 def _cluster(cells: Cells, found: Lookup, plan: Plan) -> Cluster:
@@ -241,7 +268,8 @@ def _step_tokens(cells: Cells, engine: str, model: Model, device: Device) -> int
 def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
     """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
     stated = cells.whole("batch")
-    most = stated or _MOST.get(engine, 256)
+    usual = profiled(engine, report.case.cluster.device)[1] if engine == "vllm" else _MOST.get(engine, 256)
+    most = stated or usual
     batch = max(1, min(report.max_concurrency, most))
     cells.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
     case = report.case
