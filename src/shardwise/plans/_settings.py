@@ -19,7 +19,8 @@ class Settings:
     all else on every device. `blas_workspace_bytes` is the scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG).
     `separate_weight_gradients` makes the gradient of a weight before it is added to the buffer. `attention_mask` brings
     a mask of one byte a pair of tokens with each micro-batch. `optimizer_instances` shards optimizer state over so many
-    groups of replicas apart. `keeps_products` lets recompute keep attention and every second product, as torchtitan's
+    groups of replicas apart. `updates_in_backward` updates each tensor as soon as its gradient is made, and frees that.
+    `keeps_products` lets recompute keep attention and every second product, as torchtitan's
     selective checkpointing by operator does.
 
     >>> Settings(norm_bytes=4).problems().items
@@ -39,6 +40,7 @@ class Settings:
     attention_mask: bool = False
     optimizer_instances: int = 1
     keeps_products: bool = False
+    updates_in_backward: bool = False
 
     @property
     def quantises(self) -> bool:
@@ -60,7 +62,8 @@ class Settings:
             value = getattr(self, one.name)
             if one.type == "float" and (isinstance(value, bool) or not 0 <= value < float("inf")):
                 found.add(one.name, value, "must be a number of at least 0", "use 0 to leave it out")
-        for name in ("partition_activations", "separate_weight_gradients", "attention_mask", "keeps_products"):
-            if not isinstance(getattr(self, name), bool):
+        for one in fields(self):
+            name = one.name
+            if one.type == "bool" and not isinstance(getattr(self, name), bool):
                 found.add(name, getattr(self, name), "must be true or false", "use true or false")
         return found

@@ -264,6 +264,9 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
     params = owned(parts, s)
     weights, gradients, optimizer = state_bytes(r, z, params)
+    if r.stack.settings.updates_in_backward:
+        one = r.precision.gradient_bytes * _biggest_tensor(parts, s)
+        gradients = named(minimum(one, gradients), "gradient of the largest tensor")
     if r.precision.embedding_bytes:
         weights = named(weights + wide_tables(r, z, parts, s), "weights")
     gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")

@@ -244,6 +244,9 @@ def _micro_batch(cells: Cells, stack: str, pp: int, replicas: int) -> int:
     if not stated:
         cells.taken("micro_batch")
         return 1 if pp > 1 or not batch else 0
+    if pp > 1 and stack == "automodel":
+        cells.assume("micro_batch: one sequence of the batch of a replica (AutoModel, pp_microbatch_size)")
+        return 1
     whole = batch == stated * replicas or stack.startswith("fsdp2")
     if pp > 1 and stated >= pp and stated % pp == 0 and whole:
         cells.assume("micro_batch: the batch of a replica, cut into as many micro-batches as stages")

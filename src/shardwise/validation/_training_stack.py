@@ -17,6 +17,8 @@ _OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023
 # Gradients have the type of the weights unless a source says otherwise.
 _NARROW_SUMS = ("megatron-deepspeed", "internevo")
 _ASYNC = r"async ?tp"
+# torchtune recipes/full_finetune_single_device.py, optimizer_in_bwd.
+_IN_BACKWARD = r"optimi[sz]er[ _-]in[ _-](bwd|backward)"
 # torchtitan's selective checkpointing by operator.
 _BY_OPERATOR = r"\bsac\b|by operator|per[ -]op"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
@@ -29,7 +31,15 @@ def named_stack(cells: Cells, framework: Framework, sharding: str, model: Model)
 
 def used_stack(cells: Cells, name: str) -> str | Stack:
     """Return the stack with what the notes of a row say of its loss and of its messages."""
-    return _gathered(cells, _kept(cells, _sent(cells, _settled(cells, name))))
+    return _gathered(cells, _updated(cells, _kept(cells, _sent(cells, _settled(cells, name)))))
+
+
+def _updated(cells: Cells, named: str | Stack) -> str | Stack:
+    """Return the stack with whether its notes say that tensors are updated within the backward pass."""
+    if not re.search(_IN_BACKWARD, cells.text("notes").lower()):
+        return named
+    stack = find_stack(named) if isinstance(named, str) else named
+    return replace(stack, settings=replace(stack.settings, updates_in_backward=True))
 
 
 def _gathered(cells: Cells, named: str | Stack) -> str | Stack:
@@ -71,8 +81,13 @@ def _stack(cells: Cells, framework: Framework, sharding: str) -> str:
 
 
 def _recipe(stack: str, model: Model) -> str:
-    """Return the stack of a row: the fused kernels of release 26.06 are those of gated experts."""
+    """Return the stack of a row: the fused kernels of release 26.06 are those of gated experts.
+
+    NeMo AutoModel has layers of its own for mixtures, and runs those of transformers otherwise.
+    """
     experts = [b.feed_forward for b in model.kinds if isinstance(b.feed_forward, MoE)]
+    if stack == "automodel" and not experts:
+        return "transformers"
     plain = stack == "megatron-bridge-2606" and not all(e.gated for e in experts)
     return "megatron-bridge" if plain else stack
 
