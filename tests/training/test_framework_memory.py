@@ -139,3 +139,42 @@ def test_a_backward_pass_in_16_bits_stands_beside_wider_gradients() -> None:
     fp16 = report_of("megatron-deepspeed", "8xa100-sxm-80gb", precision="fp16-grads16", **plan).evaluation.memory[1]
     assert fp16.late_block == pytest.approx(fp16.weights / 2 * (2 + 4) / 4)  # flat in 16 bits, then in 32, of four
     assert "micro-batch complete" not in report_of("megatron-scores", "8xa100-sxm-80gb", **plan).memory.moments
+
+
+def test_a_graph_of_buffers_holds_twice_as_many_micro_batches_as_stages() -> None:
+    """OneFlow holds them before every stage but the last; 1F1B holds as many as stages follow."""
+    plan: dict[str, object] = {"pp": 2, "dp": 1, "tp": 4, "sharding": "none", "sequence_parallel": False}
+    job = Training(seq_len=4096, global_batch=8)
+    depths = [
+        [float(m.in_flight) for m in train(
+            replace(LLAMA_70B, layers=LLAMA_70B.layers[:12]), Cluster.parse("8xb200-sxm-180gb"),
+            Plan(micro_batch=1, **plan), job, Options(stack=stack),  # type: ignore[arg-type]
+        ).evaluation.memory]
+        for stack in ("oneflow", "megatron-scores")
+    ]  # fmt: skip
+    assert depths == [[4.0, 1.0], [2.0, 1.0]]
+
+
+def test_gradients_stay_whole_between_micro_batches_under_no_sync() -> None:
+    """LitGPT's accumulation keeps whole 16-bit gradients on every device, and one micro-batch only those of a layer."""
+    model = replace(LLAMA_70B, layers=LLAMA_70B.layers[:2])
+    plan = Plan(micro_batch=1, dp=4, sharding="fsdp", recompute="full")
+
+    def buffers(batch: int) -> float:
+        job = Training(seq_len=512, global_batch=batch)
+        one = train(model, Cluster.parse("4xa100-sxm-80gb"), plan, job, Options(stack="litgpt")).evaluation.memory[0]
+        return float(one.buffers)
+
+    layer, tables = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672 + 2), 2 * 128256 * 8192 + 8192
+    assert buffers(8) - buffers(4) == pytest.approx(2 * (layer + tables), rel=1e-6)
+
+
+def test_a_bucket_of_wider_gradients_holds_at_least_one_tensor() -> None:
+    """DeepSpeed's bf16 optimizer reduces a table of over 500 million words in one bucket, fp16 in its own place."""
+    plan: dict[str, object] = {"dp": 4, "tp": 1, "sharding": "zero1"}
+    wide, narrow = (
+        report_of("megatron-deepspeed", "4xa100-sxm-80gb", precision=name, **plan).evaluation.memory[0].buffers
+        for name in ("bf16", "fp16-grads16")
+    )
+    assert wide == 4 * 128256 * 8192 + 2 * 5e8
+    assert narrow == 2 * 5e8 + 2 * 5e8
