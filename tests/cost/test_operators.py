@@ -207,9 +207,12 @@ def test_products_that_stay_wide_run_at_the_rate_of_sixteen_bits() -> None:
     assert op_seconds(narrow, product(4096, 8192, 4096, dtype="bf16")) == op_seconds(RATES, product(4096, 8192, 4096))
 
 
-@pytest.mark.parametrize(("device", "slower"), [("b200-sxm-180gb", True), ("gb200", False), ("a100-sxm-80gb", False)])
+@pytest.mark.parametrize(
+    ("device", "slower"),
+    [("b200-sxm-180gb", True), ("h100-sxm-80gb", True), ("gb200", False), ("a100-sxm-80gb", False)],
+)
 def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, slower: bool) -> None:
-    """Products, attention and experts of B200 slow down where eight share a node; racks on liquid do not."""
+    """Products, attention and experts of B200 and H100 slow down where eight share a node; racks on liquid do not."""
     alone, busy = (rates_of(find_device(device).device, "bf16", 0.0, Efficiencies(), together=t) for t in (False, True))
     for name in ("matmul_flops", "attention_forward_flops", "attention_backward_flops", "grouped_flops"):
         assert (getattr(busy, name) < getattr(alone, name)) == slower, name
