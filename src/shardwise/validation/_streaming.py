@@ -6,6 +6,8 @@ bound by its cores (modules.toml).
 
 from __future__ import annotations
 
+import math
+
 from shardwise.cost import Efficiencies, constants, rates_of
 from shardwise.cost._kinds import MEASURED
 from shardwise.cost._tables import family_of
@@ -47,8 +49,9 @@ def step_rate(device: Device, walked: float) -> float:
 def replayed_start(device: Device, engine: str) -> float:
     """Return seconds to start a small kernel of a captured graph, of the engine where the device's is not measured."""
     known = engine if engine in ENGINES.values() else "vllm"
-    row = constants()[family_of(device)]["memory"]
-    return float(row.get("replayed_start_seconds", find_engine(known).small_kernel_seconds))
+    row, own = constants()[family_of(device)]["memory"], engine_steps()["replayed"].get(known, {})
+    usual = row.get("replayed_start_seconds", find_engine(known).small_kernel_seconds)
+    return float(own.get(family_of(device), usual))
 
 
 def streaming(cells: Cells, device: Device) -> float:
@@ -61,11 +64,13 @@ def streaming(cells: Cells, device: Device) -> float:
     if apart:
         start = apart["kernels"] * replayed_start(device, engine)
         return float(start + apart["times"] * moved / step_rate(device, apart["widest"] * moved))
-    seconds = moved / cached_rate(device, moved)
-    if engine not in engine_steps()["flat"]["engines"] and "cached_bytes" in row:
-        # One core runs a row: few long ones leave the others idle.
-        seconds = max(seconds, moved / cells.number("rows", moved) / row["cached_bytes_per_second_per_core"])
-    return float(replayed_start(device, engine) + seconds)
+    rate, flat = cached_rate(device, moved), engine_steps()["flat"]
+    if engine in flat["engines"]:
+        most = flat["bytes_per_second_per_core"].get(family_of(device), math.inf) * float(device.num_cores)
+        return float(replayed_start(device, engine) + moved / min(rate, most))
+    # One core runs a row: few long ones leave the others idle.
+    alone = moved / cells.number("rows", moved) / row.get("cached_bytes_per_second_per_core", math.inf)
+    return float(replayed_start(device, engine) + max(moved / rate, alone))
 
 
 def _on_cpu(cells: Cells, device: Device, moved: float) -> float:
