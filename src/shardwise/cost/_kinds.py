@@ -42,6 +42,8 @@ def kind_of(op: Op[X]) -> str:
         return "norm" if op.kernels == 1 else "norm in steps"
     if op.name.endswith("activation"):
         return "activation" if op.kernels == 1 else "gated activation"
+    if op.name.endswith(("dispatch", "combine")):
+        return "permute"
     for word in ("rotary", "loss", "embedding", "add"):
         if word in op.name:
             return word
@@ -56,8 +58,9 @@ class Streams:
 
     @classmethod
     def stated(cls, memory: Mapping[str, Any], dtype: str) -> Streams:
-        """Return the shares that a row of constants states for a data type."""
-        kinds = memory.get("kinds", {}).get(dtype, {})
+        """Return the shares that a row of constants states for a data type, and those of all types."""
+        stated = memory.get("kinds", {})
+        kinds = stated.get(dtype, {}) | {name: pair for name, pair in stated.items() if isinstance(pair, list)}
         return cls(tuple((name, float(ahead), float(back)) for name, (ahead, back) in kinds.items()))
 
     def rate(self, streaming: X, kind: str, backward: bool = False) -> X:
@@ -70,7 +73,8 @@ class Streams:
         >>> Streams((("add", 0.9, 0.8),)).share("add", backward=True), Streams().share("add")
         (0.8, 1.0)
         """
-        return next((back if backward else ahead for name, ahead, back in self.shares if name == kind), 1.0)
+        found = {name: back if backward else ahead for name, ahead, back in self.shares}
+        return found.get(kind, found.get("other", 1.0) if kind == "permute" else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

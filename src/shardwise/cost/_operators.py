@@ -108,6 +108,7 @@ def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X
     return product_seconds(r, (m, n, k, op.batch), moved)
 
 
+_FULL_HEAD = 128.0
 # Products of experts wait for both their weights and their arithmetic: each is short (SimuMax B200 system file).
 _GROUPED_SHARPNESS = 2.0
 
@@ -142,11 +143,24 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         return products if which == "weight" else products + _cast(r, op, which)
     if op.kind == "attention":
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
+        if r.pair_dims and op.region.endswith("core"):
+            rate = rate * named(head_share(op.inner / 2, r.pair_dims), "share of the rate of heads of 128")
         flops = blocked_flops(r.blocks, flops, op.columns, which != "forward")
         return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
     streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
     return maximum(scan, maximum(moved / streaming, op.kernels * r.launch)) + op.kernels * r.memory_start
+
+
+def head_share(dims: X, pair_dims: float) -> X:
+    """Return the rate of attention with heads of so many values over that with heads of 128 or more.
+
+    A pair of a query and a key costs an exponential beside its products, as much as the products of `pair_dims` values.
+
+    >>> head_share(128, 182.0), round(head_share(64, 182.0), 2)
+    (1.0, 0.63)
+    """
+    return minimum(dims * ((_FULL_HEAD + pair_dims) / _FULL_HEAD) / (dims + pair_dims), 1.0)
 
 
 def plain_zero(number: object) -> bool:

@@ -146,6 +146,7 @@ class Rates(ProductRates[X]):
     attention_forward_flops: X
     attention_backward_flops: X
     attention_start: X
+    pair_dims: float
     grouped_flops: X
     grouped_start: X
     grouped_each: X
@@ -343,6 +344,7 @@ def rates_of(
         attention_forward_flops=leaf("attention forward FLOP/s", forward * attention_peak, attention["source"]),
         attention_backward_flops=leaf("attention backward FLOP/s", backward * attention_peak, attention["source"]),
         attention_start=leaf("attention start", start * attention["start_seconds"], attention["source"]),
+        pair_dims=0.0 if imposed.ideal else attention.get("pair_dims", 0.0),
         grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped["source"]),
         grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped["input_gradient"], grouped["weight_gradient"]),
         grouped_start=leaf("grouped start", start * grouped["start_seconds"], grouped["source"]),

@@ -224,8 +224,9 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
     )
     scatter = replace(gather, verb="reduce_scatter", tensor="expert outputs")
     sent, back = _dispatch_tensors(y, m, e, name)
-    # Rows are read and written once to gather them by rank and, where a rank has several experts, once to sort them.
-    passes = 4 if y.work.phase == "train" else 2
+    # Rows are read and written once to gather them by rank and, where a rank has several experts, once to sort them;
+    # kernels that send a token once read it where it is (core/transformer/moe/fused_a2a.py, DeepEP and HybridEP).
+    passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = (passes * size, passes * size)
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(hop, gather), backward=(scatter, hop), saves=sent,
                          kernels=2, output_bytes=arrived)  # fmt: skip
