@@ -227,8 +227,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
     fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
-    reduction, backward reads them again and writes their gradient, 4 T V; "chunked" (litgpt) takes the
-    log-softmax of 16-bit logits in pieces: logits, result and gradient, 6 T V; "fused" keeps one fp32 copy.
+    reduction, backward reads them again and writes their gradient, 4 T V; "chunked" (litgpt, torchtune)
+    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "fused" keeps one fp32 copy.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout

@@ -55,16 +55,19 @@ def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
     return named(above(s.embeddings, 0, size, zero), "segment of the table's gradient")
 
 
-def flat_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
-    """Return the bytes of a shard of 16-bit gradients that are made flat for the step, then flat in fp32, late pieces.
+def flat_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], table: X) -> X:
+    """Return the bytes of new segments for a shard of 16-bit gradients, made flat for the step, then flat in fp32.
 
-    DeepSpeed runtime/zero/stage_1_and_2.py, step: single_grad_partition is flatten(averaged_gradients).to(fp32).
+    DeepSpeed runtime/zero/stage_1_and_2.py, step: single_grad_partition is flatten(averaged_gradients).to(fp32). The
+    segment of the table's gradient, free by then, takes the first where it fits, or both.
     """
     zero = 0 * params[0]
     if not r.stack.micro_gradients or r.precision.gradient_bytes >= r.precision.master_bytes or not r.shards_optimizer:
         return zero
-    both = (r.precision.gradient_bytes + r.precision.master_bytes) / r.precision.master_bytes
-    return named(_wide_gradients(r, z, params) * both, "segments of the flat gradients")
+    wide = _wide_gradients(r, z, params)
+    narrow = wide * r.precision.gradient_bytes / r.precision.master_bytes
+    one = above(table, narrow, wide, narrow + wide)
+    return named(above(table, narrow + wide, zero, one), "segments of the flat gradients")
 
 
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:

@@ -276,7 +276,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     moments = moments_of(r, parts, s, m)
     update = widened + update_bytes(r, z, params, _biggest_tensor(parts, s))
     moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
-    peak = named(largest(moments.values()), "peak of the stage")
+    peak, table = named(largest(moments.values()), "peak of the stage"), late_block(r, parts, s)
     return StageMemory(
         weights=weights,
         gradients=gradients,
@@ -288,7 +288,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         in_flight=depth.own + depth.mirrored,
         beside=beside,
         widened=widened,
-        late_block=late_block(r, parts, s) + held_apart(r, parts, s, m, moments, flat_gradients(r, z, params)) - peak,
+        late_block=table + held_apart(r, parts, s, m, moments, flat_gradients(r, z, params, table)) - peak,
         moments=moments,
         peak=peak,
     )

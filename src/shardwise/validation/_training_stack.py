@@ -21,6 +21,8 @@ _ASYNC = r"async ?tp"
 _IN_BACKWARD = r"optimi[sz]er[ _-]in[ _-](bwd|backward)"
 # torchtitan's selective checkpointing by operator.
 _BY_OPERATOR = r"\bsac\b|by operator|per[ -]op"
+# torchtune modules/loss: the head's result goes to the loss in pieces.
+_CHUNKED = r"chunked (?:output |cross[ -]?entropy|loss|ce\b)"
 _FUSED = ("flash", "cudnn_fused", "te_auto", "te_flash_or_cudnn")
 
 
@@ -120,6 +122,8 @@ def _settled(cells: Cells, stack: str) -> str | Stack:
     if "fused cross entropy" in cells.text("notes") and stack.startswith("megatron"):
         kernel = "vocab-parallel-in-place" if "+ te" in cells.text("framework").lower() else "vocab-parallel-compiled"
         return replace(find_stack(stack), loss=cast(LossKernel, kernel))
+    if re.search(_CHUNKED, cells.text("notes").lower()) and find_stack(stack).loss == "eager":
+        return replace(find_stack(stack), loss="chunked")
     return stack
 
 
