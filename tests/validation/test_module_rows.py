@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.cost._attention import DECODE_PARTS
 from shardwise.hardware import find_device
 from shardwise.validation import Row, validate
 from shardwise.validation._cells import Cells
 from shardwise.validation._modules import held_share, module_of, operators, parts
+from shardwise.validation._steps import engine_steps
 from shardwise.validation._streaming import cached_rate, memory_rate, streaming
 
 MODULE = {
@@ -167,3 +169,18 @@ def test_a_scale_of_a_whole_tensor_takes_its_rows_in_turn(tmp_path: Path) -> Non
     found = only(tmp_path, row).predicted
     assert found > 32768 * 7e-9
     assert found > 5 * only(tmp_path, {**row, "engine": "trtllm"}).predicted
+
+
+def test_costs_of_kernels_that_only_modules_have_name_parts_of_the_form() -> None:
+    """Every cost that modules.toml states belongs to a part of attention over a cache."""
+    own = engine_steps()["engines"]["vllm"]["own"]
+    assert all(set(row["costs"]) <= set(DECODE_PARTS) for row in own.values())
+
+
+@pytest.mark.parametrize("name", ["l40s", "rtx-pro-6000-server"])
+def test_a_kernel_that_only_modules_have_grows_with_its_cache(name: str) -> None:
+    """Longer contexts and larger batches take longer in vLLM's Triton kernel."""
+    step = {"device": name, "engine": "vllm", "op": "mla_generation_module", "query_tokens": "1"}
+    seconds = [module(**step, prefix_tokens=str(n), batch="16")["attention"] for n in (16, 512, 4096, 65536)]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+    assert module(**step, prefix_tokens="512", batch="1")["attention"] < seconds[1]

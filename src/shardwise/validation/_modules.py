@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from shardwise.cost._attention import DECODE_PARTS, Cached, KernelCosts, costed_seconds, decode_parts
 from shardwise.cost._tables import family_of
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
@@ -136,6 +137,8 @@ def attention_seconds(m: Module) -> float:
     if m.decodes:
         # The token of the step is among the tokens that vLLM's tables count.
         before = m.past - 1 if m.row["rotates"] and m.past else m.past
+        if name == "own":
+            return _own_decode(m, before + 1)
         told = {**said, "op": "generation_mla", "engine": name, "prefix_tokens": f"{before:g}"}
         return _kernels.latent(Cells(told), m.device)
     if name == "flash":
@@ -146,6 +149,24 @@ def attention_seconds(m: Module) -> float:
     kept = m.cells.text("mla_dtype") if m.row["rotates"] else m.cells.text("kv_dtype")
     told = {**said, "op": "context_mla", "engine": name, "kv_dtype": kept}
     return _kernels.latent(Cells(told), m.device)
+
+
+def _own_decode(m: Module, tokens: float) -> float:
+    """Return seconds of a kernel over the cached latent that only modules were measured with."""
+    _, a = _model()
+    wide = 2 * a.kv_lora_rank + a.qk_rope_head_dim
+    cached = Cached(
+        sequences=m.sequences,
+        items=m.sequences,
+        group=m.heads,
+        tokens=tokens,
+        pair_flops=2 * wide,
+        item_bytes=m.cache_bytes * (a.kv_lora_rank + a.qk_rope_head_dim),
+        edge_bytes=2 * m.sequences * m.heads * wide,
+    )
+    stated = m.row["own"][m.family]["costs"]
+    costs = KernelCosts(costs=tuple(stated.get(name, 0.0) for name in DECODE_PARTS), packs=False, scale=1.0)
+    return costed_seconds(costs, decode_parts(_kernels.chip_of(m.device, "bf16"), cached))
 
 
 def held_share(m: Module, moved: float) -> float:
