@@ -38,6 +38,7 @@ class Engine:
     a table of its own. `expert_pads` is what families of devices pad experts in mxfp4 to (`Format.expert_pads`).
     Over caches of fewer than 16 bits no heads share what they read with `narrow_alone`; `widened_per_core` are elements
     a second that a core widens from 8-bit floats where its device has no instruction for it (0: as fast as it reads).
+    With `whole_context` windows of a model are not used: its layers keep and read every token.
     Prompts and tokens share steps with `mixed_steps`. Inputs of the types `quantised_apart` are quantised by kernels of
     their own, and the kernels over latent caches of the engine `latent_kernels` stand for its own.
     """
@@ -79,6 +80,7 @@ class Engine:
     context_core_bytes: float = 0.0
     narrow_alone: bool = False
     widened_per_core: float = 0.0
+    whole_context: bool = False
     page_groups: bool = False
     mixed_steps: bool = False
     quantised_apart: tuple[str, ...] = ()
