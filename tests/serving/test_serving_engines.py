@@ -107,6 +107,15 @@ def test_caches_of_8_bit_floats_cost_what_their_device_cannot_convert(
     assert (times[0] > 1.5 * times[1]) == slower
 
 
+def test_built_engines_read_the_whole_context_of_a_windowed_model() -> None:
+    """TensorRT-LLM before 1.0 keeps every token of Mistral 7B, and says so, where later ones keep its window."""
+    job = Serving(batch=1, input_tokens=20000, output_tokens=64)
+    old, new = (ask("mistral-7b-v0.1", job, Plan(), engine=name) for name in ("tensorrt-llm-0.12", "tensorrt-llm"))
+    assert old.kv_cache_bytes_per_gpu > 4.8 * new.kv_cache_bytes_per_gpu
+    assert old.ttft_seconds > new.ttft_seconds
+    assert any("reads the whole context" in line for line in old.assumptions)
+
+
 def test_contexts_that_are_not_cut_cost_more_beyond_the_switch() -> None:
     """The first kernel of vLLM takes over where sequences times heads exceed 512, and reads the cache more slowly."""
     job = replace(JOB, input_tokens=2048)

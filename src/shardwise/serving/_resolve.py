@@ -8,7 +8,7 @@ from shardwise.cost import Efficiencies
 from shardwise.cost._tables import family_of
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
-from shardwise.models import Model
+from shardwise.models import Attention, Mixer, Model
 from shardwise.plans import Plan, Serving
 from shardwise.plans._legality import divisors, domain_problems, field_problems, is_count, one_of, plan_problems
 from shardwise.serving._case import Case
@@ -226,6 +226,16 @@ def _stated(case: Case) -> list[str]:
     return notes
 
 
+def whole_context(model: Model) -> Model:
+    """Return a model whose layers look back on every token."""
+
+    def widened(mixer: Mixer) -> Mixer:
+        return replace(mixer, window=0) if isinstance(mixer, Attention) and mixer.window else mixer
+
+    layers = (replace(block, mixers=tuple(map(widened, block.mixers))) for block in model.layers)
+    return replace(model, layers=tuple(layers))
+
+
 def complete(q: Question) -> tuple[Case, tuple[str, ...]]:
     """Return the complete case and the deductions made; raises `InputError` with everything that is wrong."""
     notes: list[str] = []
@@ -247,8 +257,11 @@ def complete(q: Question) -> tuple[Case, tuple[str, ...]]:
     found.raise_if_any()
     if form.scope == "experts":
         form = replace(form, expert_pads=dict(engine.expert_pads).get(family_of(q.cluster.device), ()))
+    model = whole_context(q.model) if engine.whole_context else q.model
+    if model != q.model:
+        notes.append(f"windows: {engine.name} reads the whole context unless told otherwise")
     case = Case(
-        model=q.model, cluster=q.cluster, plan=plan, job=q.job, engine=engine, format=form, dtype=wide, compute=narrow,
+        model=model, cluster=q.cluster, plan=plan, job=q.job, engine=engine, format=form, dtype=wide, compute=narrow,
         cache_element_bytes=element, efficiencies=q.efficiencies,
     )  # fmt: skip
     return case, (*notes, *_stated(case))

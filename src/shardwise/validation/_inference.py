@@ -49,6 +49,7 @@ _MOST = {
     "deepspeed-mii": 256,
     "lmdeploy": 128,
     "tensorrt-llm": 2048,
+    "tensorrt-llm-0.12": 2048,
     "tensorrt-llm-0.9": 2048,
     "tensorrt-llm-0.11": 2048,
     "sglang": 4096,
@@ -162,8 +163,8 @@ def _engine(cells: Cells, device: Device) -> str:
     if found == "tensorrt-llm" and not version and fixed:
         cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: examples/run.py up to 0.11")
         return "tensorrt-llm-0.11"
-    if found == "tensorrt-llm" and () < release < (0, 12):
-        return "tensorrt-llm-0.9"
+    if found == "tensorrt-llm" and () < release < (1,):
+        return "tensorrt-llm-0.9" if release < (0, 12) else "tensorrt-llm-0.12"
     return found
 
 
@@ -296,4 +297,5 @@ def _cache(cells: Cells, engine: str) -> str:
     if word:
         return "" if word in ("fp16", "bf16") else word
     cells.taken("kv_dtype")
-    return "fp8" if engine == "tensorrt-llm" and cells.text("weight_dtype").startswith(("fp8", "nvfp4")) else ""
+    narrow = engine in ("tensorrt-llm", "tensorrt-llm-0.12") and cells.text("weight_dtype").startswith(("fp8", "nvfp4"))
+    return "fp8" if narrow else ""
