@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.validation._kernels import ungated
-from shardwise.validation._routing import routed
+from shardwise.validation._routing import routed, timed_rows, touching
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 1024])
@@ -32,15 +32,37 @@ def test_even_tokens_hit_distinct_experts() -> None:
     assert routed("balanced", 64, 8, 256, 4)[0] == 64
 
 
+def test_every_choice_runs_somewhere() -> None:
+    """Rows of the timed rank and of the others are all choices, unless the collector handed them to the rank."""
+    for routing in ("balanced", "power_law_1.2", ""):
+        _, rows, others = timed_rows("fused", "0.24.0", routing, (512, 8, 256, 8))
+        assert rows + others == pytest.approx(512 * 8)
+        _, handed, none = timed_rows("fused", "0.5.10", routing, (512, 8, 256, 8))
+        assert rows < handed <= 512 * 8 and none == 0
+        assert timed_rows("moe_torch_flow_triton_fp8_block", "", routing, (512, 8, 256, 8))[1:] == (512 * 8, 0)
+
+
+@pytest.mark.parametrize("routing", ["balanced", "power_law_1.01", "power_law_1.2", ""])
+def test_tokens_touch_a_rank_once(routing: str) -> None:
+    """No more tokens touch a rank than there are, nor than it has rows; with one rank all of them do."""
+    assert touching(routing, 256, 8, 256, 1) == pytest.approx(256)
+    for ranks in (8, 64):
+        assert (
+            256 / ranks
+            <= touching(routing, 256, 8, 256, ranks)
+            <= min(256, 1.01 * routed(routing, 256, 8, 256, ranks)[1])
+        )
+
+
 @pytest.mark.parametrize(
     ("kernel", "version", "sizes", "expected"),
     [
-        ("moe_torch_flow_nongated", "1.3.0rc20", (4096.0, 1536.0), True),
-        ("vllm_fused_moe", "0.24.0", (2688.0, 1856.0), True),
-        ("vllm_fused_moe", "0.14.0", (2688.0, 1856.0), False),
-        ("vllm_fused_moe", "0.24.0", (4096.0, 1536.0), False),
+        ("moe_torch_flow_nongated", "1.3.0rc20", (1536.0, 8.0, 128.0), True),
+        ("vllm_fused_moe", "0.24.0", (1856.0, 6.0, 128.0), True),
+        ("vllm_fused_moe", "0.14.0", (1856.0, 6.0, 128.0), False),
+        ("vllm_fused_moe", "0.24.0", (1536.0, 8.0, 128.0), False),
     ],
 )
-def test_experts_without_a_gate(kernel: str, version: str, sizes: tuple[float, float], expected: bool) -> None:
-    """Experts have no gate where the kernel says so, or where the model of their sizes has none."""
+def test_experts_without_a_gate(kernel: str, version: str, sizes: tuple[float, float, float], expected: bool) -> None:
+    """Experts have no gate where the kernel says so, or where the model that has such experts has none."""
     assert ungated(kernel, version, *sizes) == expected

@@ -39,22 +39,20 @@ class DecodeFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsFit:
-    """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved.
+    """Constants of the two fused products of experts: a cost an expert hit and a row moved.
 
     `chain_share` is of the time of one tile that ends the kernel, `row_traffic` how often a row is moved beside the
-    products (gathered, quantised, activated, added up), `token_traffic` the same of tokens that other ranks serve.
+    products (gathered, quantised, activated, added up), `others_traffic` the same of rows that other ranks serve.
     """
 
     memory: float
     compute: float
     start_seconds: float
     sharpness: float
-    pad_rows: float
     expert_seconds: float
-    row_seconds: float
     chain_share: float = 1.0
     row_traffic: float = 0.0
-    token_traffic: float = 0.0
+    others_traffic: float = 0.0
 
 
 def fit_from(kind: type[Any], row: dict[str, Any]) -> Any:
@@ -79,12 +77,12 @@ def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X
     rows, hit, n, k = shape
     rate = c.compute * chip.flops
     longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
-    worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
-    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.row_seconds / 2 * rows
+    worked = 2 * rows * n * k / rate + longest
+    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit
     own = own + c.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
 
 
-def others_seconds(c: ExpertsFit, chip: Chip[X], tokens: X, dims: X) -> X:
-    """Return seconds that fused experts spend on tokens of which no row is theirs: they are read and written too."""
-    return c.token_traffic * (2 * tokens * dims) / chip.bytes_per_second
+def others_seconds(c: ExpertsFit, chip: Chip[X], rows: X, dims: X) -> X:
+    """Return seconds that fused experts spend on rows of other ranks: sorted, zeroed, activated and added up too."""
+    return c.others_traffic * (2 * rows * dims) / chip.bytes_per_second

@@ -156,7 +156,7 @@ def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
     return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
 
 
-_STARTS = ("launch", "warm_share", "item_seconds", "ramp_seconds", "expert_seconds", "row_seconds")
+_STARTS = ("launch", "warm_share", "item_seconds", "ramp_seconds", "expert_seconds")
 
 
 def _only(thing: Any, kept: Bound) -> Any:

@@ -34,7 +34,7 @@ from shardwise.cost._tables import family_of, matmul_row
 from shardwise.hardware import Device, find_device
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
-from shardwise.validation._routing import routed
+from shardwise.validation._routing import timed_rows
 from shardwise.validation._row import Answer
 from shardwise.validation._steps import engine_steps, host_seconds, maxima_seconds
 
@@ -62,9 +62,10 @@ EXPERTS = {
     "w4a16_mxfp4": ("bf16", 0.53),
     "w4a8_mxfp4_mxfp8": ("fp8", 0.53),
 }
-# Sizes (hidden, intermediate) of experts without a gate: Nemotron 3 Nano, Super and Ultra, mlp_hidden_act = "relu2"
-# (huggingface.co/nvidia, aiconfigurator collector). Collectors of these older engines ran every expert with a gate.
-UNGATED = {(2688.0, 1856.0), (1024.0, 2688.0), (2048.0, 5120.0)}
+# Models of experts without a gate, by (width of an expert, choices, experts): Nemotron 3 Nano, Super and Ultra, in the
+# hidden or in the latent width; mlp_hidden_act = "relu2" (config.json of huggingface.co/nvidia). Collectors of these
+# older engines ran every expert with a gate.
+UNGATED = {(1856.0, 6.0, 128.0), (2688.0, 22.0, 512.0), (5120.0, 22.0, 512.0)}
 GATED_VERSIONS = ("0.14.0", "0.5.10")
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
@@ -291,9 +292,9 @@ def latent(cells: Cells, device: Device) -> float:
     return float(costed_seconds(kernel, prompt_parts(chip, prompt, kernel.packs)))
 
 
-def ungated(kernel: str, version: str, dims: float, inner: float) -> bool:
-    """Return whether experts were measured without a gate, by their kernel or by the model that has their sizes."""
-    return "nongated" in kernel or ((dims, inner) in UNGATED and version not in GATED_VERSIONS)
+def ungated(kernel: str, version: str, inner: float, top_k: float, count: float) -> bool:
+    """Return whether experts were measured without a gate, by their kernel or by the model that has such experts."""
+    return "nongated" in kernel or ((inner, top_k, count) in UNGATED and version not in GATED_VERSIONS)
 
 
 def experts(cells: Cells, device: Device) -> float:
@@ -314,12 +315,13 @@ def experts(cells: Cells, device: Device) -> float:
         name = max(same, key=lambda n: same[n]["rows"])
         cells.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    hit, rows = routed(cells.text("routing"), T, k, E, ep)
+    version = cells.text("engine_version")
+    hit, rows, others = timed_rows(kernel, version, cells.text("routing"), (T, k, E, ep))
     F = inner / tp
-    up = (1 if ungated(kernel, cells.text("engine_version"), D, inner) else 2) * F
+    up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
     chip, c = chip_of(device, peak), fit_from(ExpertsFit, row)
 
     def one(n: float, m: float) -> float:
         return float(experts_seconds(c, chip, width * hit * n * m + 2 * rows * (n + m), (rows, hit, n, m)))
 
-    return one(up, D) + one(D, F) + float(others_seconds(c, chip, max(T - rows, 0.0), D))
+    return one(up, D) + one(D, F) + float(others_seconds(c, chip, others, D + up))

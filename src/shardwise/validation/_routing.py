@@ -8,8 +8,15 @@ most rows (aiconfigurator 0.12.0 collector/helper.py and the collectors of each 
 from __future__ import annotations
 
 from functools import cache
+from math import ceil
+from typing import Any
 
 DRAWS = 64
+# Engines whose collector gave the kernel only the tokens with a choice on the timed rank, their other choices to the
+# first expert of the rank (aiconfigurator cb4d907c7, collector/sglang/collect_moe.py, both of its kernels).
+HANDED_VERSIONS = ("0.5.10",)
+# TensorRT-LLM's Triton kernel of blocks in fp8 runs the choices of all ranks: its time does not fall with their number.
+WHOLE_KERNELS = ("moe_torch_flow_triton_fp8_block",)
 
 
 def routed(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> tuple[float, float]:
@@ -28,9 +35,63 @@ def routed(routing: str, tokens: float, top_k: float, experts: float, ranks: flo
     return _drawn(float(routing.removeprefix("power_law_")), tokens, top_k, int(experts), int(ranks))
 
 
+def timed_rows(
+    kernel: str, version: str, routing: str, shape: tuple[float, float, float, float]
+) -> tuple[float, float, float]:
+    """Return experts hit, rows that run and rows of other ranks; the shape is (tokens, top_k, experts, ranks).
+
+    >>> timed_rows("fused", "", "balanced", (64, 2, 8, 4)), timed_rows("fused", "0.5.10", "balanced", (64, 2, 8, 4))
+    ((2.0, 32.0, 96.0), (2.0, 64.0, 0.0))
+    """
+    tokens, top_k, _, ranks = shape
+    hit, rows = routed(routing, *shape)
+    every = tokens * top_k
+    if ranks > 1 and kernel in WHOLE_KERNELS:
+        return hit, every, 0.0
+    if ranks > 1 and version in HANDED_VERSIONS:
+        return hit, max(rows, top_k * touching(routing, *shape)), 0.0
+    return hit, rows, max(every - rows, 0.0)
+
+
+def touching(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> float:
+    """Return how many tokens have a choice on the timed rank.
+
+    >>> touching("balanced", 1024, 2, 8, 4), touching("", 1024, 1, 8, 4)
+    (512.0, 256.0)
+    """
+    if routing == "balanced":
+        return max(1.0, tokens * min(1.0, experts / ranks / ceil(experts / top_k)))
+    if not routing.startswith("power_law_"):
+        return max(1.0, tokens * (1 - (1 - 1 / ranks) ** top_k))
+    return _touching(float(routing.removeprefix("power_law_")), tokens, top_k, int(experts), int(ranks))
+
+
+@cache
+def _touching(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> float:
+    """Return tokens with a choice on the heaviest rank: experts take places in turn, the largest first."""
+    import numpy as np
+
+    found = []
+    for rows in _rows(exponent, tokens, top_k, experts)[:8].astype(int):
+        order = np.argsort(-rows, kind="stable")
+        owner = np.repeat(order, rows[order]) // (experts // ranks)
+        heaviest = rows.reshape(ranks, -1).sum(1).argmax()
+        found.append(np.unique(np.flatnonzero(owner == heaviest) % int(tokens)).size)
+    return max(1.0, float(np.mean(found)))
+
+
 @cache
 def _drawn(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> tuple[float, float]:
     """Return experts hit and rows of the heaviest rank, the mean of some draws of the law."""
+    import numpy as np
+
+    by_rank = _rows(exponent, tokens, top_k, experts).reshape(DRAWS, ranks, experts // ranks)
+    heaviest = by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
+    return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
+
+
+def _rows(exponent: float, tokens: float, top_k: float, experts: int) -> Any:
+    """Return the rows of each expert, some draws of the law."""
     import numpy as np
 
     low, high = (1.0, max(0.8 * tokens, 1.001)) if tokens * top_k > experts else (0.01, 2.0)
@@ -41,7 +102,4 @@ def _drawn(exponent: float, tokens: float, top_k: float, experts: int, ranks: in
     # What rounding loses goes to the experts with the most, one each; what it adds is taken from the first of them.
     missing = tokens * top_k - rows.sum(1, keepdims=True)
     place = np.argsort(np.argsort(-exact, axis=1), axis=1)
-    rows = np.maximum(rows + (place < missing) + np.where(place == 0, np.minimum(missing, 0), 0), 0)
-    by_rank = rows.reshape(DRAWS, ranks, experts // ranks)
-    heaviest = by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
-    return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
+    return np.maximum(rows + (place < missing) + np.where(place == 0, np.minimum(missing, 0), 0), 0)
