@@ -20,6 +20,7 @@ NormKernel: TypeAlias = Literal["eager", "native", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
     "eager",
+    "eager-shifted",
     "chunked",
     "compiled",
     "fused",
