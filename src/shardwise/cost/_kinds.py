@@ -44,6 +44,8 @@ def kind_of(op: Op[X]) -> str:
         return "activation" if op.kernels == 1 else "gated activation"
     if op.name.endswith(("dispatch", "combine")):
         return "permute"
+    if op.name.endswith((".bias", ".clamps")):
+        return "eager"
     for word in ("rotary", "loss", "embedding", "add"):
         if word in op.name:
             return word
@@ -74,7 +76,7 @@ class Streams:
         (0.8, 1.0)
         """
         found = {name: back if backward else ahead for name, ahead, back in self.shares}
-        return found.get(kind, found.get("other", 1.0) if kind == "permute" else 1.0)
+        return found.get(kind, found.get("other", 1.0) if kind in ("permute", "eager") else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
