@@ -36,8 +36,9 @@ class Engine:
     `context_core_bytes` are bytes of the context for each core. Layers that keep different things share pages of one
     size with `page_groups`; with `static_buffers` all buffers of a pass exist at once, with `head_copy` a tied head has
     a table of its own. `expert_pads` is what families of devices pad experts in mxfp4 to (`Format.expert_pads`).
-    Over caches of fewer than 16 bits no heads share what they read with `narrow_alone`; `widened_per_core` are elements
-    a second that a core widens from 8-bit floats where its device has no instruction for it (0: as fast as it reads).
+    No heads share what they read of caches of fewer than 16 bits with `narrow_alone`, nor in models with windows with
+    `window_alone`. `widened_per_core` are elements a second that a core widens from 8-bit floats where its device has
+    no instruction for it (0: as fast as it reads).
     With `whole_context` windows of a model are not used: its layers keep and read every token.
     Prompts and tokens share steps with `mixed_steps`. Inputs of the types `quantised_apart` are quantised by kernels of
     their own, and the kernels over latent caches of the engine `latent_kernels` stand for its own.
@@ -79,6 +80,7 @@ class Engine:
     runs: str = "megatron"
     context_core_bytes: float = 0.0
     narrow_alone: bool = False
+    window_alone: bool = False
     widened_per_core: float = 0.0
     whole_context: bool = False
     page_groups: bool = False
