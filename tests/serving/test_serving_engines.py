@@ -107,6 +107,18 @@ def test_caches_of_8_bit_floats_cost_what_their_device_cannot_convert(
     assert (times[0] > 1.5 * times[1]) == slower
 
 
+def test_windows_ran_on_kernels_that_do_not_share() -> None:
+    """Before V1 vLLM has no FlashAttention with a window: Mistral pays for its groups, and more beyond 512 heads."""
+
+    def attention(model: str, batch: int) -> float:
+        job = replace(JOB, batch=batch, input_tokens=1024)
+        return ask(model, job, Plan(), engine="vllm-v0").evaluation.decode.operators["attention"] / batch
+
+    assert attention("mistral-7b-v0.1", 16) > 1.05 * attention("llama-3.1-8b", 16)
+    assert attention("mistral-7b-v0.1", 32) > 1.8 * attention("mistral-7b-v0.1", 16)
+    assert attention("llama-3.1-8b", 32) < 1.05 * attention("llama-3.1-8b", 16)
+
+
 def test_built_engines_read_the_whole_context_of_a_windowed_model() -> None:
     """TensorRT-LLM before 1.0 keeps every token of Mistral 7B, and says so, where later ones keep its window."""
     job = Serving(batch=1, input_tokens=20000, output_tokens=64)

@@ -11,7 +11,7 @@ from shardwise.cost._network import with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
-from shardwise.models import Model
+from shardwise.models import Attention, Model
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Serving
 from shardwise.serving._attention import AttentionKernels, attention_kernels
@@ -103,8 +103,10 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
 
 
 def _alone(case: Case) -> Case:
-    """Return the case with the engine's kernel for its cache: one that shares nothing, for some narrow ones."""
-    if not case.engine.narrow_alone or case.cache_element_bytes >= 2:
+    """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
+    mixers = {mixer for block in case.model.layers for mixer in block.mixers}
+    windowed = case.engine.window_alone and any(isinstance(m, Attention) and m.window for m in mixers)
+    if not windowed and not (case.engine.narrow_alone and case.cache_element_bytes < 2):
         return case
     return replace(case, engine=replace(case.engine, sharing_heads=UNSHARED))
 

@@ -74,7 +74,7 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     read = elements * m.cache_width
     alone = maximum(shared, elements * 2 / (m.kernels.head_bytes_per_second * m.cores))
     if m.kernels.unsplit_bytes_per_second:
-        whole = maximum(shared, elements * 2 / (m.kernels.unsplit_bytes_per_second * m.cores))
+        whole = maximum(alone, read / (m.kernels.unsplit_bytes_per_second * m.cores))
         alone = above(op.rows * op.batch, m.engine.unsplit_items, whole, alone)
     if m.widened:
         alone, shared = maximum(alone, elements / m.widened), maximum(shared, cache / m.cache_width / m.widened)
