@@ -11,9 +11,9 @@ from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.ledger.op import Verb
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._kernels import ENGINES
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
+from shardwise.validation._steps import ENGINES
 
 VERBS: dict[str, Verb] = {
     "all_reduce": "all_reduce",

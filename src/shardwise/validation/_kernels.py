@@ -36,7 +36,8 @@ from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import timed_rows
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import engine_steps, host_seconds, maxima_seconds
+from shardwise.validation._steps import ENGINES, engine_steps, host_seconds, maxima_seconds, walked_bytes
+from shardwise.validation._streaming import cached_rate, memory_rate
 
 # Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
 # input element, of a weight element).
@@ -69,7 +70,6 @@ UNGATED = {(1856.0, 6.0, 128.0), (2688.0, 22.0, 512.0), (5120.0, 22.0, 512.0)}
 GATED_VERSIONS = ("0.14.0", "0.5.10")
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
-ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 LATENT, ROPE, KEY, VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
 Seconds = Callable[[Cells, Device], float]
@@ -124,10 +124,20 @@ def product(cells: Cells, device: Device) -> float:
     dtype, engine = cells.text("dtype"), cells.text("engine")
     called = host_seconds(engine, dtype, device.name, (m, n, k))
     if not called:
-        return timed(cells, device, dtype, (m, n, k, 1.0))
+        return timed(cells, device, dtype, (m, n, k, 1.0), _held(cells, device, dtype, (m, n, k)))
     cells.assume(f"{engine} in {dtype}: called from the host one by one")
     kernels = engine_steps()["called"][f"{engine}-{dtype}"]["kernels"]
     return max(called, timed(Cells({**cells.row, "engine": kernels}), device, dtype, (m, n, k, 1.0)))
+
+
+def _held(cells: Cells, device: Device, dtype: str, shape: tuple[float, float, float]) -> float:
+    """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache."""
+    kept = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0)
+    engine, (m, n, k) = ENGINES.get(cells.text("engine"), ""), shape
+    if dtype not in PRODUCTS or not kept:
+        return 0.0
+    walked = walked_bytes(engine, dtype, PRODUCTS[dtype][4] * n * k, 2 * m * (n + k), kept)
+    return 1 - memory_rate(device) / cached_rate(device, walked)
 
 
 def timed(

@@ -23,7 +23,7 @@ from shardwise.serving import find_engine
 from shardwise.serving._ledger import joined_down
 from shardwise.validation import _kernels
 from shardwise.validation._cells import Cells
-from shardwise.validation._steps import engine_steps
+from shardwise.validation._steps import ENGINES, engine_steps
 from shardwise.validation._streaming import cached_rate, memory_rate, replayed_start, step_rate
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
@@ -71,7 +71,7 @@ class Module:
 
 def module_of(cells: Cells, device: Device) -> Module:
     """Return what a row times; an engine without modules of its own runs those of vLLM, which is said."""
-    word = _kernels.ENGINES.get(cells.text("engine"), cells.text("engine"))
+    word = ENGINES.get(cells.text("engine"), cells.text("engine"))
     known = word if word in engine_steps()["engines"] else "vllm"
     if known != word:
         cells.assume(f"modules of {word or 'an engine that is not stated'}: those of {known}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from functools import cache
 from importlib import resources
 from typing import Any
 
+ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
+"""Engines by the names that tables use."""
 _DEEP_COLUMNS, _DEEP_INNER, _FEW_ROWS = 64, 128, 32
 
 
@@ -44,3 +47,19 @@ def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
     """
     table = engine_steps()["row_maxima"].get(f"{engine}-{dtype}", {})
     return float(table.get("seconds", {}).get(family, 0.0) * rows)
+
+
+def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: float) -> float:
+    """Return bytes that a table of products walks through again and again: copies of the weights, and what is beside.
+
+    >>> walked_bytes("vllm", "bf16", 1e6, 0.0, 5e7), walked_bytes("tensorrt-llm", "bf16", 2e7, 0.0, 5e7)
+    (6000000.0, 60000000.0)
+    """
+    table = engine_steps()["copies"]
+    row = table.get(engine)
+    if row is None:
+        return math.inf
+    copies = float(row.get(dtype, row["most"]))
+    if row.get("fills"):
+        copies = max(min(copies, float(math.ceil(cache / weight))), 1.0)
+    return copies * (weight + (beside if row.get("each") else 0.0)) + beside

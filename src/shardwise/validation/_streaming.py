@@ -14,8 +14,7 @@ from shardwise.cost._tables import family_of
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._kernels import ENGINES
-from shardwise.validation._steps import engine_steps
+from shardwise.validation._steps import ENGINES, engine_steps
 
 # A cyclic walk through so much of the last cache hits everything, through so much nothing (L40S: all of 90 MB and
 # little of 110 of its 96; H100: all of 40 MB and nothing of 52 of its 50).
