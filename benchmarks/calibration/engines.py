@@ -65,8 +65,8 @@ def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
 _DECODE = {"memory": 0.85, "compute": 0.2, "start_seconds": 8e-6, "sharpness": 2.0, "floor_tokens": 80.0,
            "item_seconds": 1e-6, "ramp_seconds": 3e-6, "ramp_tokens": 256.0}  # fmt: skip
 # The middle of the fits over all kernels; constants that the rows of one do not tell stay there.
-_EXPERTS = {"memory": 0.87, "compute": 0.5, "start_seconds": 2e-5, "sharpness": 2.0, "expert_seconds": 1.2e-7,
-            "chain_share": 0.5, "row_traffic": 0.8, "others_traffic": 0.6}  # fmt: skip
+_EXPERTS = {"memory": 0.87, "compute": 0.5, "start_seconds": 2e-5, "sharpness": 2.0, "pad_rows": 24.0,
+            "expert_seconds": 1.2e-7, "chain_share": 0.5, "row_traffic": 0.8, "others_traffic": 0.6}  # fmt: skip
 _SHARES = {"memory": 1.0, "compute": 1.0, "sharpness": 8.0}
 
 
@@ -92,7 +92,7 @@ KINDS = (
     Kind(word="decode", table="attention_decode", label=lambda t: t["kv_dtype"], predict=decode, start=_DECODE,
          limits=_SHARES | {"floor_tokens": 300.0, "ramp_tokens": 4000.0, "ramp_seconds": 2e-5}, shape=_HEADS),
     Kind(word="experts", table="moe", label=_kernels, predict=experts, start=_EXPERTS,
-         limits=_SHARES, shape=("hidden_size", "intermediate_size", "top_k", "num_experts")),
+         limits=_SHARES | {"pad_rows": 200.0}, shape=("hidden_size", "intermediate_size", "top_k", "num_experts")),
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class DecodeFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsFit:
-    """Constants of the two fused products of experts: a cost an expert hit and a row moved.
+    """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved.
 
     `chain_share` is of the time of one tile that ends the kernel, `row_traffic` how often a row is moved beside the
     products (gathered, quantised, activated, added up), `others_traffic` the same of rows that other ranks serve.
@@ -49,6 +49,7 @@ class ExpertsFit:
     compute: float
     start_seconds: float
     sharpness: float
+    pad_rows: float
     expert_seconds: float
     chain_share: float = 1.0
     row_traffic: float = 0.0
@@ -77,7 +78,7 @@ def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X
     rows, hit, n, k = shape
     rate = c.compute * chip.flops
     longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
-    worked = 2 * rows * n * k / rate + longest
+    worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
     own = c.start_seconds / 2 + c.expert_seconds / 2 * hit
     own = own + c.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own

@@ -221,7 +221,7 @@ def _expert_row(table: dict[str, Any], types: tuple[str, ...]) -> dict[str, Any]
     return max(plain.values(), key=lambda row: row["rows"])
 
 
-_WASTE = ("floor_tokens", "chain_share", "row_traffic", "others_traffic")
+_WASTE = ("pad_rows", "floor_tokens", "chain_share", "row_traffic", "others_traffic")
 
 
 def _wide_row(experts: dict[str, Any], products: str) -> tuple[str, dict[str, Any]]:
