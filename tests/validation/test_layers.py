@@ -84,3 +84,13 @@ def test_the_scripts_of_a_paper_fill_its_table() -> None:
     row = {"citation": "arXiv 2104.04473 Table 1, read elsewhere", "model": "gpt-l60-h10240-a80-v51200", "notes": ""}
     cells = Cells({**row, "micro_batch": "", "vpp": "", "framework": "Megatron-LM"}).completed()
     assert (cells.whole("micro_batch"), cells.whole("vpp"), cells.text("framework")) == (2, 3, "Megatron-LM (2021)")
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks"), [("84-h8192", "2", "42"), ("92-h10240", "4", "23"), ("48-h7168", "1", None)]
+)
+def test_stages_whose_messages_overlap_are_interleaved(layers: str, pp: str, chunks: str | None) -> None:
+    """Megatron-LM's README of 2024 overlaps messages between stages, which its arguments allow with interleaving alone."""
+    page = "github:NVIDIA/Megatron-LM@937571cfd4:images/model_table.png"
+    cells, _ = documented(page, {"model": f"gpt-l{layers}-a64-v131072-untied", "pp": pp})
+    assert cells.get("vpp") == chunks
