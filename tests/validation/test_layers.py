@@ -90,7 +90,7 @@ def test_the_scripts_of_a_paper_fill_its_table() -> None:
     ("layers", "pp", "chunks"), [("84-h8192", "2", "42"), ("92-h10240", "4", "23"), ("48-h7168", "1", None)]
 )
 def test_stages_whose_messages_overlap_are_interleaved(layers: str, pp: str, chunks: str | None) -> None:
-    """Megatron-LM's README of 2024 overlaps messages between stages, which its arguments allow with interleaving alone."""
+    """Messages between stages overlap in the README of 2024, which Megatron-LM does with interleaving alone."""
     page = "github:NVIDIA/Megatron-LM@937571cfd4:images/model_table.png"
     cells, _ = documented(page, {"model": f"gpt-l{layers}-a64-v131072-untied", "pp": pp})
     assert cells.get("vpp") == chunks
