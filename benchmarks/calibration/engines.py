@@ -1,21 +1,18 @@
-"""Kernels of engines: fused experts, and attention over a cache where an engine has no tables of its own."""
+"""Kernels of engines: fused experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from calibration.minimise import Squares, fit, loss
+from calibration.minimise import Squares
 from calibration.tables import ENGINES, Table, errors, groups, held, read, size, summary, where
 from shardwise.cost._kernels import (
-    DecodeFit,
     ExpertsFit,
-    decode_seconds,
     experts_seconds,
     fit_from,
     others_seconds,
@@ -25,16 +22,6 @@ from shardwise.validation._kernels import EXPERTS, chip_of, ungated
 from shardwise.validation._routing import timed_rows
 
 Groups = dict[str, Table]
-
-
-def decode(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
-    """Return seconds of attention over a cache."""
-    B, N, K, H, window = (rows[k] for k in ("batch", "num_heads", "num_kv_heads", "head_dim", "sliding_window"))
-    tokens = rows["prefix_tokens"] + rows["query_tokens"]
-    tokens = np.where(window > 0, np.minimum(tokens, window), tokens)
-    width = 1 if rows["kv_dtype"][0] == "fp8" else 2
-    work = ((2 * width * B * K * H * tokens, 4 * B * N * H), 4 * B * N * H * tokens, B * K, tokens)
-    return decode_seconds(fit_from(DecodeFit, row), chip_of(find_device(device).device, "bf16"), *work)
 
 
 def _timed(rows: Table) -> Table:
@@ -62,8 +49,6 @@ def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
     )
 
 
-_DECODE = {"memory": 0.85, "compute": 0.2, "start_seconds": 8e-6, "sharpness": 2.0, "floor_tokens": 80.0,
-           "item_seconds": 1e-6, "ramp_seconds": 3e-6, "ramp_tokens": 256.0}  # fmt: skip
 # The middle of the fits over all kernels; constants that the rows of one do not tell stay there.
 _EXPERTS = {"memory": 0.87, "compute": 0.5, "start_seconds": 2e-5, "sharpness": 2.0, "pad_rows": 24.0,
             "expert_seconds": 1.2e-7, "chain_share": 0.5, "row_traffic": 0.8, "others_traffic": 0.6}  # fmt: skip
@@ -87,10 +72,7 @@ def _kernels(rows: Table) -> Any:
     return np.array([f"{d}.{k}" for d, k in zip(rows["dtype"], rows["kernel"], strict=True)])
 
 
-_HEADS = ("num_heads", "num_kv_heads", "head_dim", "sliding_window")
 KINDS = (
-    Kind(word="decode", table="attention_decode", label=lambda t: t["kv_dtype"], predict=decode, start=_DECODE,
-         limits=_SHARES | {"floor_tokens": 300.0, "ramp_tokens": 4000.0, "ramp_seconds": 2e-5}, shape=_HEADS),
     Kind(word="experts", table="moe", label=_kernels, predict=experts, start=_EXPERTS,
          limits=_SHARES | {"pad_rows": 200.0}, shape=("hidden_size", "intermediate_size", "top_k", "num_experts")),
 )  # fmt: skip
@@ -100,18 +82,12 @@ def _dtype(kind: Kind, label: str) -> str:
     return label.split(".")[0]
 
 
-def _cost(kind: Kind, parts: Groups, dtype: str, p: dict[str, float]) -> float:
-    return float(np.mean([loss(kind.predict(r, d, p, dtype), r["time_seconds"]) for d, r in parts.items()]))
-
-
 def _every(kind: Kind, parts: Groups, dtype: str, row: dict[str, Any]) -> Any:
     return np.concatenate([errors(kind.predict(rows, d, row, dtype), rows) for d, rows in parts.items()])
 
 
 def searched(kind: Kind, parts: Groups, dtype: str, start: dict[str, float]) -> dict[str, float]:
     """Return the constants of a kind of kernel that lie closest to some rows."""
-    if kind.word != "experts":
-        return fit(partial(_cost, kind, parts, dtype), start, kind.limits, 350)
     names = list(start)
     base, top = np.log(list(start.values())), np.array([np.log(kind.limits.get(name, 1e9)) for name in names])
     weights = np.concatenate([np.full(size(rows), 1 / size(rows)) for rows in parts.values()])
@@ -162,7 +138,6 @@ def residuals(folder: Path, constants: dict[str, Any], only: tuple[str, ...]) ->
                 row = row.get(key, {})
             for device, rows in parts.items() if row else ():
                 dtype = _dtype(kind, label)
-                word = "decode, one form for all heads," if kind.word == "decode" else kind.word
-                name = f"{word} {label.split('.')[0]}"
+                name = f"{kind.word} {label.split('.')[0]}"
                 found.append((device, name, engine, errors(kind.predict(rows, device, row, dtype), rows)))
     return found

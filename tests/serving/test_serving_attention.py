@@ -8,7 +8,7 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise.cost import Chip, Efficiencies
-from shardwise.cost._attention import Prompt, costed_seconds, kernel_costs, prompt_parts
+from shardwise.cost._attention import Prompt, costed_seconds, kernel_costs, last_cache_bytes, prompt_parts
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model
@@ -17,7 +17,10 @@ from shardwise.serving._attention import attention_kernels, cached_seconds, prom
 
 H100 = find_device("h100-sxm-80gb").device
 CHIP: Chip[Any] = Chip(
-    flops=H100.peak_flops("bf16"), bytes_per_second=H100.memory_bytes_per_second, cores=float(H100.num_cores)
+    flops=H100.peak_flops("bf16"),
+    bytes_per_second=H100.memory_bytes_per_second,
+    cores=float(H100.num_cores),
+    cached_bytes=last_cache_bytes(H100),
 )
 
 
@@ -76,6 +79,6 @@ def test_latent_attention_has_its_own_kernels() -> None:
     """DeepSeek-V3 runs latent kernels; a device without tables of engines has none."""
     kernels = attention_kernels(H100, "vllm", load_model("deepseek-v3"), (2, 2))
     assert kernels is not None
-    assert [dims for dims, _, _ in kernels.decode] == [2 * 512 + 64]
+    assert [kernel.dims for kernel in kernels.decode] == [2 * 512 + 64]
     assert attention_kernels(find_device("mi300x").device, "vllm", load_model("deepseek-v3"), (2, 2)) is None
     assert attention_kernels(H100, "llama.cpp", load_model("llama-3.1-8b"), (2, 2)) is None

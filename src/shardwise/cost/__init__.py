@@ -1,7 +1,7 @@
 """Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
 
 from shardwise.cost._bands import Band, band_names, band_of
-from shardwise.cost._kernels import Chip, DecodeFit, ExpertsFit, decode_seconds, experts_seconds, fit_from
+from shardwise.cost._kernels import Chip, ExpertsFit, experts_seconds, fit_from
 from shardwise.cost._network import Network, collective_seconds, exchanged_bytes, leaving_share, network_of, sent_bytes
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
 from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
@@ -14,7 +14,6 @@ __all__ = [
     "Band",
     "Beside",
     "Chip",
-    "DecodeFit",
     "Efficiencies",
     "EngineReduce",
     "ExpertsFit",
@@ -27,7 +26,6 @@ __all__ = [
     "blend",
     "collective_seconds",
     "constants",
-    "decode_seconds",
     "exchanged_bytes",
     "experts_seconds",
     "fit_from",

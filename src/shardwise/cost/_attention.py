@@ -1,8 +1,8 @@
 """Seconds of the attention kernels of engines: a sum of what a kernel does, each part at its own measured cost.
 
-An engine compiles a kernel for each head size, with a window or without (FlashAttention hopper/instantiations,
-TensorRT-LLM contextFusedMultiHeadAttention), so that each has a row of costs: how many times longer a part takes than
-at the peak of the device, or seconds. Fitted by non-negative least squares: docs/calibration.md.
+Costs are how many times longer a part takes than at the peak of the device, or seconds. What the head size changes is
+in the parts (bytes, FLOPs, exponentials, tiles), so that one row of costs serves the kernels of many head sizes, with
+a window or without; the fit says which have a row of their own. By non-negative least squares: docs/calibration.md.
 """
 
 from __future__ import annotations
@@ -15,14 +15,24 @@ from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
 
-PROMPT_PARTS = ("start", "pairs", "tiles", "waves", "edges", "cache", "longest", "masked")
+PROMPT_PARTS = (
+    "start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "cold", "longest", "longest_exponentials",
+    "masked", "tokens", "swapped",
+)  # fmt: skip
 """Parts of attention of a prompt, as `prompt_parts` returns them."""
 DECODE_PARTS = (
-    "start", "cache", "edges", "products", "waves", "first", "far", "floor", "alone", "rounded", "sequences",
+    "start", "cache", "edges", "products", "waves", "first", "far", "floor", "cold", "alone", "unshared", "swapped",
+    "sequences",
 )  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
 _GROUP_ROWS = 16
-_FLOOR, _FIRST, _FAR = 64, 1024, 16384
+_FLOOR, _FIRST, _FAR = 128, 1024, 16384
+TILE_KEYS = 64
+# An exponential a query and key costs the same whatever the head size: counted as the FLOPs of a head of 64.
+_EXPONENTIAL_FLOPS = 4 * 64
+# Query heads of a group that kernels take together at most: two tiles of 16 rows (TensorRT-LLM xqa: 32 heads).
+_SHARED_HEADS = 32
+_RELATIVE = "ampere"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +54,26 @@ class Prompt(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Tiled(Generic[X]):
+    """What the tiles of attention of a prompt are: so many, the keys that one visits, and those of the longest.
+
+    `pairs` are the queries and keys of all heads that the mask leaves, `masked` those that a window takes away,
+    `swapped` the kernels whose query heads are copied into another order first.
+    """
+
+    tiles: X
+    keys: X
+    longest: X
+    pair_flops: X | float
+    pairs: X
+    masked: X
+    edge_bytes: X
+    cache_bytes: X
+    tokens: X
+    swapped: X
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cached(Generic[X]):
     """Attention of one new token a sequence over `tokens` cached ones; work items are key-value heads of sequences.
 
@@ -61,10 +91,13 @@ class Cached(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelCosts:
-    """Costs of the parts of one compiled kernel; `packs` says that the heads of a group share a tile of queries."""
+    """Costs of the parts of one compiled kernel, and whether heads of a group share a tile of queries.
+
+    `packs` is "all", "one" (of a single new token alone) or "none"; `scale` by how much one device is slower.
+    """
 
     costs: tuple[float, ...]
-    packs: bool
+    packs: str
     scale: float
 
 
@@ -84,41 +117,92 @@ def _no_window(window: X | float) -> bool:
     return isinstance(window, (int, float)) and not window
 
 
-def prompt_parts(chip: Chip[X], p: Prompt[X], packs: bool) -> tuple[X, ...]:
-    """Return what a kernel of a prompt does, each part in seconds at the peak of the chip, or as a count.
+def packed(group: X | float, queries: X, packs: str) -> Any:
+    """Return how many heads share a tile of queries: all of a group, of a single new token alone, or none.
 
-    A start; the pairs that the mask leaves; 64 keys for every row of a whole tile (its diagonal, its exponentials);
-    waves of tiles; queries and output; keys and values; the longest tile alone on a core; pairs outside the window.
+    FlashAttention 3 packs always where that fills tiles (PackGQA), FlashAttention 2 only one token a sequence
+    (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
+
+    >>> packed(4.0, 1.0, "one"), packed(4.0, 16.0, "one"), packed(4.0, 16.0, "all")
+    (4.0, 1.0, 4.0)
     """
-    S, past, flops = p.queries, p.past, p.pair_flops / chip.flops
+    return group if packs == "all" else above(queries, 1.5, 1.0, group) if packs == "one" else 1.0
+
+
+def swapped(sequences: X, kv_heads: X, group: X | float) -> Any:
+    """Return 1 where query heads of one new token are copied into another order, 0 where a view does.
+
+    Heads (K, G) of B sequences become (B G, K): a copy of queries and of the output unless B, K or G is one
+    (FlashAttention 2, csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
+
+    >>> swapped(2.0, 2.0, 4.0), swapped(1.0, 2.0, 4.0)
+    (1.0, 0.0)
+    """
+    one = above(kv_heads, 1.5, above(group + 0 * kv_heads, 1.5, 1.0, 0.0), 0.0)
+    return above(sequences, 1.5, one, 0.0)
+
+
+def visited_keys(queries: X, past: X | float, rows: X | float, window: X | float) -> tuple[Any, Any]:
+    """Return the keys that a tile of some queries visits, in blocks of 64: the mean of tiles, and the most."""
+    every: Any = ceil((queries + past) / TILE_KEYS) * TILE_KEYS
+    longest = every if _no_window(window) else minimum(every, window + rows + TILE_KEYS)
+    return minimum(longest, past + (queries + minimum(queries, rows) + TILE_KEYS) / 2), longest
+
+
+def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
+    """Return what a kernel of a prompt does, each part in seconds at the peak of the chip, or as a count."""
+    S, past, G = p.queries, p.past, p.heads / p.kv_heads
     whole = seen_pairs(S + past, 0) - seen_pairs(past, 0)
     seen = whole if _no_window(p.window) else seen_pairs(S + past, p.window) - seen_pairs(past, p.window)
-    group = p.heads / p.kv_heads if packs else 1.0
-    tiles = p.sequences * (p.kv_heads if packs else p.heads) * ceil(S * group / TILE_ROWS)
-    keys = S + past if _no_window(p.window) else minimum(S + past, p.window + TILE_ROWS / group)
-    pairs, masked = p.heads * p.sequences * seen * flops, p.heads * p.sequences * (whole - seen) * flops
-    cache = p.kv_heads * p.sequences * p.token_bytes * (S + past)
-    return tiled_parts(chip, (tiles, keys, flops), (pairs, masked), (p.edge_bytes, cache))
+    share = packed(G, S, packs)
+    keys, longest = visited_keys(S, past, TILE_ROWS / share, p.window)
+    of_all = p.sequences * p.heads
+    return tiled_parts(
+        chip,
+        Tiled(
+            tiles=of_all / share * ceil(S * share / TILE_ROWS),
+            keys=keys,
+            longest=longest,
+            pair_flops=p.pair_flops,
+            pairs=of_all * seen,
+            masked=of_all * (whole - seen),
+            edge_bytes=p.edge_bytes,
+            cache_bytes=p.kv_heads * p.sequences * p.token_bytes * (S + past),
+            tokens=p.sequences * S,
+            swapped=above(S, 1.5, 0.0, swapped(p.sequences, p.kv_heads, G)),
+        ),
+    )
 
 
-def tiled_parts(chip: Chip[X], tiled: tuple[X, X, X], products: tuple[X, X], moved: tuple[X, X]) -> tuple[X, ...]:
+def _cold(chip: Chip[X], moved: X) -> X:
+    """Return the bytes that the last cache does not hold when the same kernel runs again, all from twice its size."""
+    return maximum(minimum(moved, 2 * (moved - chip.cached_bytes)), 0.0)
+
+
+def tiled_parts(chip: Chip[X], t: Tiled[X]) -> tuple[X, ...]:
     """Return the parts of attention of a prompt from what its tiles are, compute and move.
 
-    `tiled` are the number of tiles, the keys of the longest and the seconds of a query and a key, `products` the
-    seconds of the pairs that the mask leaves and of those it does not, `moved` bytes of queries and output, of the
-    cache.
+    A start; products and exponentials of every key that a tile of 128 rows visits; products of the pairs that the
+    mask leaves; waves of tiles; queries and output; keys and values; what of them the last cache cannot hold;
+    the longest tile alone on a core, products and exponentials; pairs outside a window; new tokens; copies of heads.
     """
-    (tiles, keys, pair), (pairs, masked), (edges, cache) = tiled, products, moved
-    one = 0 * tiles + 1
+    pair, exponential = t.pair_flops / chip.flops, _EXPONENTIAL_FLOPS / chip.flops
+    visited, longest = t.tiles * TILE_ROWS * t.keys, TILE_ROWS * t.longest * chip.cores
+    zero = 0 * t.tiles
     return (
-        one,
-        pairs,
-        tiles * TILE_ROWS * 64 * pair,
-        ceil(tiles / chip.cores),
-        edges / chip.bytes_per_second,
-        cache / chip.bytes_per_second,
-        TILE_ROWS * keys * pair * chip.cores * one,
-        masked,
+        zero + 1,
+        visited * pair,
+        visited * exponential,
+        t.pairs * pair,
+        ceil(t.tiles / chip.cores),
+        t.edge_bytes / chip.bytes_per_second,
+        t.cache_bytes / chip.bytes_per_second,
+        _cold(chip, t.edge_bytes + t.cache_bytes) / chip.bytes_per_second,
+        longest * pair + zero,
+        longest * exponential + zero,
+        t.masked * pair,
+        t.tokens + zero,
+        t.swapped + zero,
     )
 
 
@@ -126,25 +210,27 @@ def decode_parts(chip: Chip[X], c: Cached[X]) -> tuple[X, ...]:
     """Return what a kernel over a cache does, each part in seconds at the peak of the chip, or as a count.
 
     A start; the cache; queries and output; products in tiles of 16 query heads; waves of items; the chain of the
-    first 1,024 and of 16,384 tokens; the cache where no context is shorter than 64; one item alone on a core; the
-    cache where the last wave takes as long as the others; sequences. No part falls with a larger batch or context.
+    first 1,024 and of 16,384 tokens; the cache where no context is shorter than 128; what of it the last cache cannot
+    hold; one item alone on a core; the cache read by every query head of groups too large to share it; copies of
+    heads; sequences. No part falls with a larger batch or context.
     """
     items, L = c.items, c.tokens
-    cache, waves = items * c.item_bytes * L / chip.bytes_per_second, items / chip.cores
-    rounded = cache * (ceil(waves) / waves)
-    one = 0 * items + 0 * L + 1
+    cache, floor = items * c.item_bytes * L, items * c.item_bytes * maximum(L, _FLOOR)
+    zero = 0 * items + 0 * L
     return (
-        one,
-        cache,
-        c.edge_bytes / chip.bytes_per_second * one,
+        zero + 1,
+        cache / chip.bytes_per_second,
+        c.edge_bytes / chip.bytes_per_second + zero,
         items * ceil(c.group / _GROUP_ROWS) * _GROUP_ROWS * c.pair_flops * L / chip.flops,
-        ceil(waves) * one,
-        minimum(L, _FIRST) / _FIRST * one,
-        minimum(L, _FAR) / _FAR * one,
-        items * c.item_bytes * maximum(L, _FLOOR) / chip.bytes_per_second,
-        c.item_bytes * L / (chip.bytes_per_second / chip.cores) * one,
-        above(waves, 0.5, rounded, cache),
-        c.sequences * one,
+        ceil(items / chip.cores) + zero,
+        minimum(L, _FIRST) / _FIRST + zero,
+        minimum(L, _FAR) / _FAR + zero,
+        floor / chip.bytes_per_second,
+        _cold(chip, cache) / chip.bytes_per_second,
+        c.item_bytes * L / (chip.bytes_per_second / chip.cores) + zero,
+        above(c.group + zero, _SHARED_HEADS + 0.5, c.group * floor / chip.bytes_per_second, zero),
+        swapped(c.sequences, items / c.sequences, c.group) + zero,
+        c.sequences + zero,
     )
 
 
@@ -153,12 +239,35 @@ def costed_seconds(k: KernelCosts, parts: tuple[X, ...]) -> X:
 
     `scale` is by how much one device is slower than the others of its family. Parts that cost nothing are left out.
 
-    >>> costed_seconds(KernelCosts(costs=(1e-5, 2.0, 0.0), packs=False, scale=1.5), (1.0, 1e-3, 7.0))
+    >>> costed_seconds(KernelCosts(costs=(1e-5, 2.0, 0.0), packs="none", scale=1.5), (1.0, 1e-3, 7.0))
     0.00301
     """
     zero = 0 * parts[0]
     work = total([cost * part for cost, part in zip(k.costs[1:], parts[1:], strict=True) if cost], zero)
     return k.costs[0] * parts[0] + k.scale * work
+
+
+def last_cache_bytes(device: Device) -> float:
+    """Return bytes of the last cache of a device's family, 0 where it is not known.
+
+    >>> from shardwise.hardware import find_device
+    >>> last_cache_bytes(find_device("h100-sxm-80gb").device)
+    50000000.0
+    """
+    return float(constants()[family_of(device)].get("memory", {}).get("cached_bytes", 0.0))
+
+
+def runs_as(head: float, windowed: bool, costs: dict[str, Any], same: dict[str, str]) -> str:
+    """Return the row of costs of a head size: its own or the one it shares; of the next larger size where none is.
+
+    >>> runs_as(80, False, {"64": [], "128w": []}, {"128": "64"})
+    '64'
+    """
+    names = (*costs, *same)
+    mark = "w" if windowed and any(n.endswith("w") for n in names) else ""
+    sizes = sorted(int(n.rstrip("w")) for n in names if n.endswith("w") == bool(mark))
+    name = f"{next((n for n in sizes if n >= head), sizes[-1])}{mark}"
+    return same.get(name, name)
 
 
 def kernel_costs(device: Device, kind: str, kernel: tuple[str, str], head: float, windowed: bool) -> KernelCosts | None:
@@ -174,18 +283,37 @@ def kernel_costs(device: Device, kind: str, kernel: tuple[str, str], head: float
     ... )
     True
     """
-    row: Any = constants()[family_of(device)].get(f"{kind}_kernels", {})
+    row = _row(family_of(device), kind, kernel)
+    return _costs(row, device, head, windowed) if row else None
+
+
+def nearest_costs(device: Device, engine: str) -> tuple[KernelCosts, str]:
+    """Return the costs of attention over a 16-bit cache and their source, of the nearest kernels that were measured.
+
+    Engines without tables take the kernels of vLLM, families without take those of A100, by their own peaks: it has
+    high-bandwidth memory as most of them have.
+
+    >>> from shardwise.hardware import find_device
+    >>> nearest_costs(find_device("mi300x").device, "tgi")[0].packs
+    'none'
+    """
+    family = family_of(device)
+    family = family if "decode_kernels" in constants()[family] else _RELATIVE
+    engine = engine if engine in constants()[family]["decode_kernels"] else "vllm"
+    row = _row(family, "decode", (engine, "bf16"))
+    return _costs(row, device, 128.0, False), row["source"]
+
+
+def _row(family: str, kind: str, kernel: tuple[str, str]) -> dict[str, Any]:
+    found: Any = constants()[family].get(f"{kind}_kernels", {})
     for key in kernel:
-        row = row.get(key, {})
-    if not row:
-        return None
-    table = row["costs"]
-    sizes = sorted(int(n[:-1]) for n in table if n.endswith("w")) if windowed else []
-    mark = "w" if sizes else ""
-    sizes = sizes or sorted(int(n) for n in table if not n.endswith("w"))
-    if not sizes:
-        return None
-    found = table[f"{next((n for n in sizes if n >= head), sizes[-1])}{mark}"]
+        found = found.get(key, {})
+    return dict(found)
+
+
+def _costs(row: dict[str, Any], device: Device, head: float, windowed: bool) -> KernelCosts:
     return KernelCosts(
-        costs=tuple(found), packs=bool(row.get("packs", 0)), scale=row.get("by_device", {}).get(device.name, 1.0)
+        costs=tuple(row["costs"][runs_as(head, windowed, row["costs"], row.get("same", {}))]),
+        packs=row.get("packs", "none"),
+        scale=row.get("by_device", {}).get(device.name, 1.0),
     )

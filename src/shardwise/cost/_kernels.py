@@ -1,4 +1,4 @@
-"""Seconds of the kernels of engines: attention over a cache, attention of a prompt, fused experts.
+"""Seconds of the kernels of engines: fused experts, and the chip that kernels are shares of.
 
 Forms of docs/calibration.md; constants per family and engine in constants.toml.
 """
@@ -9,32 +9,19 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic
 
 from shardwise.cost._operators import blend
-from shardwise.ledger.number import X, maximum, minimum
+from shardwise.ledger.number import X
 
 TILE_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chip(Generic[X]):
-    """What a kernel's constants are shares of: FLOP/s and bytes/s of the datasheet, and the cores."""
+    """What a kernel's constants are shares of: FLOP/s and bytes/s of the datasheet, the cores, the last cache."""
 
     flops: X
     bytes_per_second: X
     cores: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeFit:
-    """Constants of attention over a cache: it streams the cache, a work item a sequence and key-value head."""
-
-    memory: float
-    compute: float
-    start_seconds: float
-    sharpness: float
-    floor_tokens: float
-    item_seconds: float
-    ramp_seconds: float
-    ramp_tokens: float
+    cached_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,18 +46,6 @@ class ExpertsFit:
 def fit_from(kind: type[Any], row: dict[str, Any]) -> Any:
     """Return constants of a kind of kernel from a stored row."""
     return kind(**{f.name: row[f.name] for f in fields(kind) if f.name in row})
-
-
-def decode_seconds(c: DecodeFit, chip: Chip[X], moved: tuple[X, X], flops: X, items: X, tokens: X) -> X:
-    """Return seconds of attention over cached tokens: bytes of the cache and of the rest, so many work items.
-
-    Short contexts stream a floor of tokens an item, and the latency of one item's chain grows until it is cut.
-    """
-    cache, edges = moved
-    streamed = (cache * (maximum(tokens, c.floor_tokens) / tokens) + edges) / (c.memory * chip.bytes_per_second)
-    worked = flops / (c.compute * chip.flops) + c.item_seconds * items / chip.cores
-    ramp = c.ramp_seconds * minimum(tokens, c.ramp_tokens) / c.ramp_tokens
-    return blend(streamed, worked, c.sharpness) + ramp + c.start_seconds
 
 
 def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X, X]) -> X:

@@ -8,7 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from shardwise.cost import DecodeFit, Efficiencies, EngineReduce, ExpertsFit, constants, fit_from, reduce_of
+from shardwise.cost import Efficiencies, EngineReduce, ExpertsFit, constants, fit_from, reduce_of
+from shardwise.cost._attention import KernelCosts, last_cache_bytes, nearest_costs
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
@@ -106,6 +107,7 @@ class Engine:
 class Kernels:
     """Constants of kernels that training does not have: decode attention, fused experts, the engine's all-reduce.
 
+    `decode` is None where efficiencies are imposed, `last_cache` the bytes that its tables find in the last cache.
     `all_reduce` is None where that of NCCL stands. `head_bytes_per_second` is the rate of one core where every query
     head reads the cache for itself, 0 where the heads of a group share what they read, `unsplit_bytes_per_second` the
     same where no context is cut; `thin_bytes_per_second` that of
@@ -113,7 +115,8 @@ class Kernels:
     of a piece of a prompt pass where the last cache holds them.
     """
 
-    decode: DecodeFit
+    decode: KernelCosts | None
+    last_cache: float
     experts_wide: ExpertsFit
     experts_narrow: ExpertsFit
     experts_type: str
@@ -221,7 +224,7 @@ def _expert_row(table: dict[str, Any], types: tuple[str, ...]) -> dict[str, Any]
     return max(plain.values(), key=lambda row: row["rows"])
 
 
-_WASTE = ("pad_rows", "floor_tokens", "chain_share", "row_traffic", "others_traffic")
+_WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic")
 
 
 def _wide_row(experts: dict[str, Any], products: str) -> tuple[str, dict[str, Any]]:
@@ -245,15 +248,17 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
 
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """
-    table = constants()[family if "decode" in constants()[family] else "ada"]
-    decode, experts = _own(table["decode"], engine.kernels)["bf16"], _own(table["experts"], engine.kernels)
+    table = constants()[family if "experts" in constants()[family] else "ada"]
+    experts = _own(table["experts"], engine.kernels)
+    decode, source = nearest_costs(device, engine.kernels)
     kind, wide = _wide_row(experts, products)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
     own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
     # Engines' own kernels were measured without peer access where ranks slow each other with their square.
     reduce = reduce_of(device, engine.kernels) if own else None
     return Kernels(
-        decode=fit_from(DecodeFit, _imposed(decode, imposed)),
+        decode=None if imposed.ideal or imposed.compute or imposed.memory else decode,
+        last_cache=last_cache_bytes(device),
         experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
         experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
         experts_type="fp8" if kind.startswith("w4a8") else "",
@@ -265,5 +270,5 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         ),
         cached_rate=float(_table()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate("thin_products", device, family, engine.thin_products and not imposed.ideal),
-        sources=(decode["source"], wide["source"], narrow["source"], *((reduce.source,) if reduce else ())),
+        sources=(source, wide["source"], narrow["source"], *((reduce.source,) if reduce else ())),
     )

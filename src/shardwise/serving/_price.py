@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.cost import Chip, Rates, blend, decode_seconds, experts_seconds, kernel_seconds, reduce_seconds
+from shardwise.cost import Chip, Rates, blend, experts_seconds, kernel_seconds, reduce_seconds
+from shardwise.cost._attention import costed_seconds
 from shardwise.cost._kinds import one_query_seconds
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
-from shardwise.serving._attention import AttentionKernels, cached_seconds, prompt_seconds
+from shardwise.serving._attention import AttentionKernels, cached_parts, cached_seconds, prompt_seconds
 from shardwise.serving._engine import Engine, Kernels, lasting_memory
 
 
@@ -52,20 +53,25 @@ def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
     return m.narrow if op.dtype == m.narrow_dtype else m.rates
 
 
+def _chip(m: Server[X]) -> Chip[X]:
+    return Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores, cached_bytes=m.kernels.last_cache)
+
+
 def _attention(m: Server[X], op: Op[X]) -> X:
     """Return seconds of one decode attention kernel (docs/calibration.md).
 
     A work item is one key-value head of one sequence; what is not cache are the queries and the output.
     """
     if m.attention and op.name == "attention" and not m.kernels.head_bytes_per_second:
-        return cached_seconds(m.attention, Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores), op)
+        return cached_seconds(m.attention, _chip(m), op)
     edges = 2 * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
     if m.rates.blocks.keys:
         return one_query_seconds(m.rates.blocks, op.flops, cache, (m.peak, m.bandwidth))
-    items = cache / (m.cache_width * op.inner * op.columns)
-    chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
-    shared = decode_seconds(m.kernels.decode, chip, (cache, edges), op.flops, items, op.columns)
+    if m.kernels.decode is None:
+        worked = maximum((cache + edges) / m.rates.memory_bytes, op.flops / m.rates.attention_forward_flops)
+        return worked + m.rates.attention_start
+    shared = costed_seconds(m.kernels.decode, cached_parts(_chip(m), op, op.inner, (m.cache_width, 2.0)))
     if not m.kernels.head_bytes_per_second:
         return shared
     # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds. What bounds
@@ -135,8 +141,7 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
     elif op.kind == "attention" and m.decoding:
         seconds = _attention(m, op)
     elif op.name == "attention" and op.kind == "attention" and m.attention:
-        chip = Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores)
-        seconds = prompt_seconds(m.attention, chip, op)
+        seconds = prompt_seconds(m.attention, _chip(m), op)
     elif op.kind == "grouped":
         seconds = kernel_seconds(m.rates, op, "forward") if m.rates.experts_in_turn else _experts(m, op)
     elif op.kind == "matmul":

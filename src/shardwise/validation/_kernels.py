@@ -23,6 +23,7 @@ from shardwise.cost._attention import (
     costed_seconds,
     decode_parts,
     kernel_costs,
+    last_cache_bytes,
     prompt_parts,
     seen_pairs,
 )
@@ -94,7 +95,12 @@ def chip_of(device: Device, dtype: str) -> Chip[float]:
     cores = float(device.num_cores) if device.knows("num_cores") else 100.0
     if dtype == "bf16" and dtype not in device.matrix_flops:
         dtype = "fp16"
-    return Chip(flops=device.peak_flops(dtype), bytes_per_second=device.memory_bytes_per_second, cores=cores)
+    return Chip(
+        flops=device.peak_flops(dtype),
+        bytes_per_second=device.memory_bytes_per_second,
+        cores=cores,
+        cached_bytes=last_cache_bytes(device),
+    )
 
 
 def _engine(cells: Cells, table: dict[str, Any]) -> str:
