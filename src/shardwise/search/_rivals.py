@@ -161,7 +161,7 @@ def _band(found: Found | ServingFound) -> Band:
         family = best.evaluation.rates.family
         return band_of("step_seconds", f"{family}.{best.case.stack.name}", family)
     quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.wish.objective, "request_seconds")
-    return serving_band(quantity, best.evaluation.family, best.case.engine.name)
+    return serving_band(quantity, best.evaluation.family, best.case.engine.name, best.case.engine.kernels)
 
 
 def _swaps(found: Found | ServingFound, rival: Any) -> tuple[Swap, ...]:

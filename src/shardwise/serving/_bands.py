@@ -16,11 +16,14 @@ def bands() -> dict[str, dict[str, Band]]:
     return {name: {key: Band(**row) for key, row in rows.items()} for name, rows in tomllib.loads(text).items()}
 
 
-def band_of(quantity: str, family: str, engine: str) -> Band:
+def band_of(quantity: str, family: str, engine: str, kernels: str = "") -> Band:
     """Return the band of a quantity for an engine on a device family, or the nearest wider one.
+
+    A version of an engine without a band takes that of the engine whose `kernels` it runs.
 
     >>> band_of("tpot_seconds", "hopper", "vllm").rows > 100
     True
     """
     rows = bands()[quantity]
-    return next(rows[name] for name in (f"{family}.{engine}", family, "other") if name in rows)
+    names = (f"{family}.{engine}", f"{family}.{kernels}", family, "other")
+    return next(rows[name] for name in names if name in rows)

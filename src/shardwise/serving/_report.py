@@ -185,14 +185,14 @@ class InferReport:
     @cached_property
     def interval(self) -> dict[str, tuple[float, float]]:
         """10 to 90 % intervals of the headlines, from published batches on comparable devices and engines."""
-        family = self.evaluation.family
+        like = (self.evaluation.family, self.case.engine.name, self.case.engine.kernels)
         found = {}
         for name in ("ttft_seconds", "tpot_seconds", "request_seconds"):
-            found[name] = band_of(name, family, self.case.engine.name).around(getattr(self, name))
-        slow, fast = band_of("request_seconds", family, self.case.engine.name).around(1.0)
+            found[name] = band_of(name, *like).around(getattr(self, name))
+        slow, fast = band_of("request_seconds", *like).around(1.0)
         rate = self.output_tokens_per_second
         if self.kv_cache_tokens:
-            low, high = band_of("kv_cache_tokens", family, self.case.engine.name).around(self.kv_cache_tokens)
+            low, high = band_of("kv_cache_tokens", *like).around(self.kv_cache_tokens)
             found["kv_cache_tokens"] = (low, high)
         return {**found, "output_tokens_per_second": (rate / fast, rate / slow)}
 

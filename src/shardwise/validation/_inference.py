@@ -153,8 +153,8 @@ def _engine(cells: Cells, device: Device) -> str:
     release = _release(version)
     fixed = cells.text("serving_mode") in ("static", "single_stream")
     if found == "vllm" and (release < (0, 8) if release else not version and fixed):
-        if not release:
-            cells.assume("vLLM of a version that is not stated, in fixed batches: before V1")
+        stated = f"vLLM {version}" if release else "vLLM of a version that is not stated, in fixed batches"
+        cells.assume(f"{stated}: before V1")
         if () < release < (0, 2, 7):
             return "vllm-0.2"
         return "vllm-rocm" if device.vendor == "AMD" and () < release < (0, 6, 2) else "vllm-v0"
