@@ -165,7 +165,7 @@ def _own_decode(m: Module, tokens: float) -> float:
         edge_bytes=2 * m.sequences * m.heads * wide,
     )
     stated = m.row["own"][m.family]["costs"]
-    costs = KernelCosts(costs=tuple(stated.get(name, 0.0) for name in DECODE_PARTS), packs=False, scale=1.0)
+    costs = KernelCosts(costs=tuple(stated.get(name, 0.0) for name in DECODE_PARTS), packs="none", scale=1.0)
     return costed_seconds(costs, decode_parts(_kernels.chip_of(m.device, "bf16"), cached))
 
 
