@@ -97,7 +97,7 @@ def searched(kind: Kind, parts: Groups, dtype: str, start: dict[str, float]) -> 
         found = [np.log(kind.predict(r, d, row, dtype) / r["time_seconds"]) for d, r in parts.items()]
         return np.concatenate(found)
 
-    z = Squares(errors_of, weights, 0.08).race(np.minimum(base, top), top, np.ones(len(names)))
+    z = Squares(errors_of, weights, 0.08, 3e-3).race(np.minimum(base, top), top, np.ones(len(names)))
     return dict(zip(names, np.exp(z).tolist(), strict=True))
 
 
@@ -113,7 +113,7 @@ def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             fitted = {d: where(rows, ~masks[d]) for d, rows in parts.items() if (~masks[d]).any()}
             unseen = {d: where(rows, masks[d]) for d, rows in parts.items() if masks[d].any()}
             half = searched(kind, fitted, dtype, kind.start)
-            row = searched(kind, parts, dtype, half)
+            row = searched(kind, parts, dtype, kind.start if kind.word == "experts" else half)
             left = summary(_every(kind, parts, dtype, row))
             apart = summary(_every(kind, unseen, dtype, half)) if unseen else "none held"
             yield (

@@ -73,20 +73,23 @@ def fit(
 class Squares:
     """Damped least squares: the errors of rows as a function of constants, and the weight of each row."""
 
-    def __init__(self, f: Callable[[Any], Any], weights: Any, scale: float = 0.04) -> None:
-        """Take the logarithms of predicted over measured by the logarithms of constants, and the weights of rows."""
-        self.f, self.weights, self.scale = f, weights / np.sum(weights), scale
+    def __init__(self, f: Callable[[Any], Any], weights: Any, scale: float = 0.04, pull: float = 1e-4) -> None:
+        """Take the logarithms of predicted over measured by the logarithms of constants, and the weights of rows.
+
+        `pull` holds constants to where they began: those of a kernel with few shapes to those of its like.
+        """
+        self.f, self.weights, self.scale, self.pull = f, weights / np.sum(weights), scale, pull
 
     def cost(self, r: Any, z: Any, base: Any) -> float:
         """Return what is minimised; constants that no row tells stay where they began."""
-        return float(np.sum(self.weights * np.log1p((r / self.scale) ** 2)) + 1e-4 * np.sum((z - base) ** 2))
+        return float(np.sum(self.weights * np.log1p((r / self.scale) ** 2)) + self.pull * np.sum((z - base) ** 2))
 
     def step(self, z: Any, r: Any, base: Any, damping: float) -> list[Any]:
         """Return changes of constants that the linear problem asks for, ever more damped."""
         slopes = np.array([(self.f(z + unit) - r) / 3e-3 for unit in 3e-3 * np.eye(len(z))])
         w = self.weights / (self.scale**2 + r**2)
-        curve = (slopes * w) @ slopes.T + 1e-4 * np.eye(len(z))
-        change = slopes @ (w * r) + 1e-4 * (z - base)
+        curve = (slopes * w) @ slopes.T + self.pull * np.eye(len(z))
+        change = slopes @ (w * r) + self.pull * (z - base)
         return [np.linalg.solve(curve + x * np.diag(np.diag(curve)), -change) for x in damping * 6.0 ** np.arange(6)]
 
     def race(self, start: Any, top: Any, free: Any) -> Any:
