@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.hardware import find_device
 from shardwise.models import Model
 from shardwise.validation import Row
+from shardwise.validation._inference import profiled
 from shardwise.validation._padding import padded
 from validation.test_rows import INFERENCE, only
 
@@ -64,6 +66,24 @@ def test_a_source_may_document_the_release_of_some_of_its_rows(tmp_path: Path) -
     row = {**BATCH, "citation": "github:argonne-lcf/LLM-Inference-Bench@4211f5d4 Plots/All_results.csv row 1"}
     assert "engine_version: 0.6.1, as documented" in said(only(tmp_path, {**row, "device": "mi300x"}))
     assert "as documented" not in said(only(tmp_path, row))
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "length", "batch"),
+    [
+        ("vllm", "h100-sxm-80gb", 4096, (8192, 1024)),
+        ("vllm", "a100-sxm-80gb", 4096, (2048, 256)),
+        ("vllm-v0", "h100-sxm-80gb", 1024, (2048, 256)),
+        ("vllm-v0", "h100-sxm-80gb", 8192, (8192, 256)),
+        ("vllm-v0", "h100-sxm-80gb", 131072, (2048, 256)),
+        ("sglang", "h100-sxm-80gb", 4096, (0, 256)),
+    ],
+)
+def test_engines_set_memory_aside_for_a_batch_of_their_time(
+    engine: str, device: str, length: int, batch: tuple[int, int]
+) -> None:
+    """Tokens and sequences of the run that vLLM measures its memory with are those of its version and device."""
+    assert profiled(engine, find_device(device).device, length) == batch
 
 
 def test_logs_whose_notebook_states_a_rank_hold_its_adapters(tmp_path: Path) -> None:

@@ -201,16 +201,24 @@ def _plan(cells: Cells, model: Model) -> Plan:
     return plan
 
 
-def profiled(engine: str, device: Device) -> tuple[int, int]:
+_BEFORE_V1 = ("vllm-v0", "vllm-0.2", "vllm-rocm")
+_CUT = 2048  # tokens of a prompt that a step takes where it is cut
+_UNCUT = 32768  # the longest context that is never cut before V1
+
+
+def profiled(engine: str, device: Device, length: int) -> tuple[int, int]:
     """Return tokens and sequences of the batch that an engine sets memory aside for unless it is told otherwise.
 
-    github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB but on A100, else 2048 and 256, as
-    where the driver reports no memory (the unified one of GB10: NVML answers "not supported").
+    `length` is that of the context. github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB
+    but on A100, else 2048 and 256, as where the driver reports no memory (the unified one of GB10: NVML answers "not
+    supported"). Before V1 one prompt of the whole context, which is cut beyond 32,768 tokens, and 256.
     """
+    if engine in _BEFORE_V1:
+        return (max(length, _CUT) if length <= _UNCUT else _CUT), 256
     if not engine.startswith("vllm"):
         return 0, 256
     large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith(_SMALL)
-    return (8192, 1024) if large else (2048, 256)
+    return (8192, 1024) if large else (_CUT, 256)
 
 
 def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) -> Serving:
@@ -223,7 +231,7 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         if not length:
             cells.taken("max_model_len")
             length = model.max_context or 2048
-        usual, sequences = profiled(engine, device)
+        usual, sequences = profiled(engine, device, length)
         chunk = cells.whole("max_num_batched_tokens") or usual
         return Serving(
             batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
@@ -246,30 +254,23 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         memory_fraction=fraction,
         prefix_tokens=cells.whole("prefix_tokens"),
         max_batched_tokens=_step_tokens(cells, engine, model, device),
-        max_sequences=profiled(engine, device)[1] if engine.startswith("vllm") else 0,
+        max_sequences=profiled(engine, device, 0)[1] if engine.startswith("vllm") else 0,
         same_prompts=cells.notes.get("prompts") == "same",
     )
 
 
 def _step_tokens(cells: Cells, engine: str, model: Model, device: Device) -> int:
-    """Return the tokens of prompts that vLLM runs in a step of a fixed batch, 0 for the whole batch.
-
-    Before V1 whole prompts up to the length of the context, and 2,048 at least (vllm 0.6 vllm/config.py,
-    SchedulerConfig); a prompt is never cut.
-    """
+    """Return the tokens of prompts that vLLM runs in a step of a fixed batch, 0 for the whole batch."""
     stated = cells.whole("max_num_batched_tokens")
     if stated or cells.text("serving_mode") not in ("static", "single_stream"):
         return stated
-    if not engine.startswith("vllm"):
-        return 0
-    old = engine in ("vllm-v0", "vllm-0.2", "vllm-rocm")
-    return max(cells.whole("max_model_len") or model.max_context, 2048) if old else profiled(engine, device)[0]
+    return profiled(engine, device, cells.whole("max_model_len") or model.max_context)[0]
 
 
 def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
     """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
     stated = cells.whole("batch")
-    usual = profiled(engine, report.case.cluster.device)[1] if engine == "vllm" else _MOST.get(engine, 256)
+    usual = profiled(engine, report.case.cluster.device, 0)[1] if engine == "vllm" else _MOST.get(engine, 256)
     most = stated or usual
     batch = max(1, min(report.max_concurrency, most))
     cells.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
