@@ -8,11 +8,14 @@ import numpy as np
 
 from calibration.minimise import Squares
 from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, size, summary, where
-from shardwise.cost import Efficiencies
+from shardwise.cost import Efficiencies, constants
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
+from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
 from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS
+from shardwise.validation._steps import engine_steps, maxima_seconds, walked_bytes
+from shardwise.validation._streaming import cached_rate, memory_rate
 
 # Types of the tables that are fitted.
 TYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "int8_sq", "int8_wo", "int4_wo")
@@ -34,9 +37,21 @@ _ANY = Efficiencies()
 
 
 def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]:
-    """Return the rows of a family and data type by (device, engine)."""
-    found = {(d, e): pick(table, device=d, engine=e, dtype=dtype) for d in FAMILIES[family] for e in ENGINES}
+    """Return the rows of a family and data type by (device, engine), without tables that time calls from the host."""
+    called = engine_steps()["called"]
+    engines = [e for e in ENGINES if f"{e}-{dtype}" not in called]
+    found = {(d, e): pick(table, device=d, engine=e, dtype=dtype) for d in FAMILIES[family] for e in engines}
     return {key: rows for key, rows in found.items() if size(rows) > 30}
+
+
+def cached(rows: Table, key: tuple[str, str], dtype: str) -> Any:
+    """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache."""
+    found, engine = find_device(key[0]).device, ENGINES[key[1]]
+    m, n, k = rows["m"], rows["n"], rows["k"]
+    kept = constants()[family_of(found)]["memory"]["cached_bytes"]
+    pairs = zip(PRODUCTS[dtype][4] * n * k, 2 * m * (n + k), strict=True)
+    walked = [walked_bytes(engine, dtype, weight, beside, kept) for weight, beside in pairs]
+    return 1 - memory_rate(found) / np.array([cached_rate(found, size) for size in walked])
 
 
 def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:
@@ -45,10 +60,15 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     m, n, k = rows["m"], rows["n"], rows["k"]
     found = find_device(device).device
     rates = product_rates(found, peak, {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
-    seconds = product_seconds(rates, (m, n, k, 1.0), weight * n * k + width * m * k + 2 * m * n)
+    if "held" not in rows:
+        rows["held"] = cached(rows, key, dtype)
+    moved = weight * (1 - rows["held"]) * n * k + width * m * k + 2 * m * n
+    seconds = product_seconds(rates, (m, n, k, 1.0), moved)
     if "quantise" in row:
         q = row["quantise"][ENGINES[engine]]
-        seconds = seconds + q["start_seconds"] + 3 * m * k / (q["efficiency"] * found.memory_bytes_per_second)
+        streamed = 3 * m * k / (q["efficiency"] * found.memory_bytes_per_second)
+        in_turn = maxima_seconds(ENGINES[engine], dtype, family_of(found), 1.0) * m
+        seconds = seconds + q["start_seconds"] + np.maximum(streamed, in_turn)
     return seconds
 
 
