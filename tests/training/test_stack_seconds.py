@@ -13,6 +13,7 @@ from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
+from shardwise.ops.core import Core, exchange_copies
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import Options, TrainReport, train
@@ -166,3 +167,12 @@ def test_biases_of_experts_are_added_apart_in_megatron() -> None:
     (op,) = found["megatron"]
     rows = 128 * 4
     assert (op.forward_bytes, op.backward_bytes) == (28 * rows * 2880, 40 * rows * 2880)
+
+
+@pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "all-to-all", 8), (1, "all-to-all", 0), (2, "ring", None)])
+def test_an_exchange_of_heads_copies_each_tensor_twice_on_both_sides(cp: int, kind: str, copies: int | None) -> None:
+    """Queries, keys, values and output are sorted by rank before an all-to-all and put in order behind it."""
+    y = ask("megatron", replace(DENSE, cp=cp, cp_kind=kind)).evaluation.layout
+    found = exchange_copies(y, Core(heads=8, kv_heads=2, key_dim=128, value_dim=128))
+    assert [op.kernels for op in found] == ([] if copies is None else [copies])
+    assert all(op.forward_bytes == 4 * 2 * y.tokens * 128 * (8 + 2 + 2 + 8) * (cp > 1) for op in found)

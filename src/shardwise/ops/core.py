@@ -187,7 +187,21 @@ def attention_core(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> t
 
     `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
     """
-    return (_fused(y, c, inputs),) if y.stack.attention == "flash" else _unfused(y, c, inputs)
+    ops = (_fused(y, c, inputs),) if y.stack.attention == "flash" else _unfused(y, c, inputs)
+    return (*ops, *exchange_copies(y, c))
+
+
+def exchange_copies(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
+    """Return the copies around an all-to-all of context parallelism: its heads are sorted by rank, its chunks in order.
+
+    Each tensor is read and written on both sides of its message (TransformerEngine attention/dot_product_attention/
+    context_parallel.py flash_attn_a2a_communicate; DeepSpeed sequence/layer.py single_all_to_all).
+    """
+    if y.choices.cp_kind != "all-to-all" or y.choices.layout == "summa" or y.work.phase != "train":
+        return ()
+    sent = y.a * y.tokens * (c.heads * (c.key_dim + c.value_dim) + c.kv_heads * c.dims)
+    moved, copies = (above(y.degrees.cp, 1, n + 0 * sent, 0 * sent) for n in (4 * sent, 8))
+    return (memory_op(y, "exchange", CORE, (moved, moved), kernels=copies),)
 
 
 def core_output(y: Layout[X], c: Core[X]) -> Tensor[X]:
