@@ -25,6 +25,8 @@ DECODE_PARTS = (
     "sequences",
 )  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
+COUNTED = frozenset({"start", "waves", "first", "far", "swapped", "sequences"})
+"""Parts over a cache whose costs are seconds, where the others are times longer than at a peak of the device."""
 _GROUP_ROWS = 16
 _FLOOR, _FIRST, _FAR = 128, 1024, 16384
 TILE_KEYS = 64
@@ -32,7 +34,8 @@ TILE_KEYS = 64
 _EXPONENTIAL_FLOPS = 4 * 64
 # Query heads of a group that kernels take together at most: two tiles of 16 rows (TensorRT-LLM xqa: 32 heads).
 _SHARED_HEADS = 32
-_RELATIVE = "ampere"
+RELATIVE = "ampere"
+"""The family whose attention kernels stand in where none of a device's own family was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,7 @@ class Cached(Generic[X]):
     group: X | float
     tokens: X
     pair_flops: X | float
-    item_bytes: float
+    item_bytes: X | float
     edge_bytes: X
 
 
@@ -298,7 +301,7 @@ def nearest_costs(device: Device, engine: str) -> tuple[KernelCosts, str]:
     'none'
     """
     family = family_of(device)
-    family = family if "decode_kernels" in constants()[family] else _RELATIVE
+    family = family if "decode_kernels" in constants()[family] else RELATIVE
     engine = engine if engine in constants()[family]["decode_kernels"] else "vllm"
     row = _row(family, "decode", (engine, "bf16"))
     return _costs(row, device, 128.0, False), row["source"]

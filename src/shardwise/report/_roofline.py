@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from shardwise.cost import op_seconds as trained_seconds
+from shardwise.cost._attention import COUNTED, DECODE_PARTS
 from shardwise.cost._rates import WIDE_DTYPES, attention_dtype
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
@@ -156,7 +157,7 @@ def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
     return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
 
 
-_STARTS = ("launch", "warm_share", "item_seconds", "ramp_seconds", "expert_seconds")
+_STARTS = ("launch", "warm_share", "expert_seconds")
 
 
 def _only(thing: Any, kept: Bound) -> Any:
@@ -172,6 +173,9 @@ def _only(thing: Any, kept: Bound) -> Any:
             changed[name] = value if kept == "memory" else _NO_LIMIT
         elif name.endswith(("_start", "start_seconds")) or name in _STARTS:
             changed[name] = value if kept == "start" else 0.0
+        elif name == "costs" and kept != "start":
+            parts = zip(DECODE_PARTS, value, strict=True)
+            changed[name] = tuple(0.0 if part in COUNTED else cost for part, cost in parts)
     return replace(thing, **changed)
 
 

@@ -54,7 +54,9 @@ def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
 
 
 def _chip(m: Server[X]) -> Chip[X]:
-    return Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=m.cores, cached_bytes=m.kernels.last_cache)
+    """Return what attention kernels are shares of; a device whose cores are not known counts as one of 100."""
+    cores = m.cores if m.cores > 1 else 100.0
+    return Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=cores, cached_bytes=m.kernels.last_cache)
 
 
 def _attention(m: Server[X], op: Op[X]) -> X:

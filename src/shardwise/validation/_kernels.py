@@ -18,6 +18,7 @@ from shardwise.cost import (
     rates_of,
 )
 from shardwise.cost._attention import (
+    RELATIVE,
     Cached,
     Prompt,
     costed_seconds,
@@ -191,8 +192,8 @@ def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, wi
     """Return the costs of an engine's attention kernel; what stands in for one that was not measured is said."""
     family = family_of(device)
     if f"{kind}_kernels" not in constants()[family]:
-        cells.assume(f"kernels of {family}: those of ada")
-        device, family = find_device("l40s").device, "ada"
+        cells.assume(f"kernels of {family}: those of {RELATIVE}")
+        device, family = find_device("a100-sxm-80gb").device, RELATIVE
     table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
     engine = _engine(cells, table)
     near = next((k for k in (label, label.split("-")[0], "bf16") if k in table[engine]), next(iter(table[engine])))
