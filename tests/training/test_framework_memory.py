@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +184,25 @@ def test_a_bucket_of_wider_gradients_holds_at_least_one_tensor() -> None:
     )
     assert wide == 4 * 128256 * 8192 + 2 * 5e8
     assert narrow == 2 * 5e8 + 2 * 5e8
+
+
+# Most bytes that PyTorch's CPU allocator held at once in two steps of 128 tokens, every allocation recorded
+# (benchmarks/measure.py --only memory, torch 2.13.0): two tables of 4096 by 256; one of 8192 by 256 for both.
+RECORDED = (
+    ("llama", {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+               "intermediate_size": 704, "vocab_size": 4096, "tie_word_embeddings": False}, 80_909_488),
+    ("gpt2", {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 8192, "n_positions": 4096}, 117_662_948),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "config", "measured"), RECORDED)
+def test_gradients_of_tables_come_first_and_last(
+    tmp_path: Path, kind: str, config: dict[str, object], measured: int
+) -> None:
+    """Short steps peak where gradients are complete: the embedding's comes last, those of a shared table are added."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **config}))
+    model = Model.load(tmp_path)
+    job = Training(seq_len=128, global_batch=1, precision="fp32")
+    cpu, options = Cluster.parse("1xcpu-epyc-zen4-2core"), Options(stack="pytorch-cpu")
+    report = train(model, cpu, Plan(micro_batch=1), job, options)
+    assert 0 <= measured - report.memory.peak < 1300
