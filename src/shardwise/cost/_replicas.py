@@ -69,4 +69,5 @@ def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | N
 
 def _adapter_cores(row: dict[str, Any], bytes_per_second: float) -> dict[str, Any]:
     """Return how many cores an adapter of so many bytes a second takes: the last of the rows that it reaches."""
-    return [a for a in row["adapters"] if bytes_per_second >= a["bytes_per_second"]][-1]
+    found: list[dict[str, Any]] = [a for a in row["adapters"] if bytes_per_second >= a["bytes_per_second"]]
+    return found[-1]

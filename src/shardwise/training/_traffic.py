@@ -308,15 +308,17 @@ def _between(t: Traffic, index: int) -> Iterator[Flow]:
     whole = sum(n for _, _, n in sent) or 1.0
     for phase, toward, n in sent:
         messages = _state(t, boundary_messages(z, stream, scattered), "boundary", phase)
-        for one in _shared(messages, e.step.pipeline.exposed_send * n / whole, 0.0):
+        for one in messages:
             B = case.plan.micro_batch
-            split = z.tp if scattered and one.message.verb == "send" else 1
-            message = replace(one.message, toward=toward, shape=(B, rows[0] / B / split, rows[1]))
+            split = z.tp if scattered and one.verb == "send" else 1
+            message = replace(one, toward=toward, shape=(B, rows[0] / B / split, rows[1]))
+            # The gather of a scattered send is part of the time between stages, not of tensor parallelism.
+            waits = e.step.pipeline.exposed_send * n / whole if one.group == "pp" else 0.0
             yield Flow(
                 message=message,
                 per_micro_batch=n,
                 per_step=n * z.num_micro,
-                exposed_seconds=one.exposed,
+                exposed_seconds=waits,
                 hidden_seconds=one.hidden,
             )
 
