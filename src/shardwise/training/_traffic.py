@@ -319,7 +319,7 @@ def _between(t: Traffic, index: int) -> Iterator[Flow]:
                 per_micro_batch=n,
                 per_step=n * z.num_micro,
                 exposed_seconds=waits,
-                hidden_seconds=one.hidden,
+                hidden_seconds=0.0,
             )
 
 
