@@ -50,6 +50,14 @@ def test_nothing_is_clamped_elsewhere(model: str, stack: str, phase: str) -> Non
     assert not named(model, "mlp.experts.clamps", layout(stack, phase=phase))
 
 
+def test_parts_of_latents_are_joined_in_steps_without_fusion() -> None:
+    """Megatron-LM's own path moves more than twice what one kernel does, backward more than forward."""
+    (fused,) = named("deepseek-v3", "keys and values", layout())
+    (steps,) = named("deepseek-v3", "parts.joined", layout("megatron"))
+    assert steps.backward_bytes > steps.forward_bytes > 2 * fused.forward_bytes
+    assert not named("deepseek-v3", "parts.joined", layout("megatron", phase="prefill"))
+
+
 def test_keys_and_values_of_latents_are_written_apart() -> None:
     """The up-projection is read, keys with their rotary part and values are written: 576 elements a head."""
     (op,) = named("deepseek-v3", "keys and values", layout())

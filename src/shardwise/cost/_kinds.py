@@ -44,7 +44,7 @@ def kind_of(op: Op[X]) -> str:
         return "activation" if op.kernels == 1 else "gated activation"
     if op.name.endswith(("dispatch", "combine")):
         return "permute"
-    if op.name.endswith((".bias", ".clamps")):
+    if op.name.endswith((".bias", ".clamps", ".joined")):
         return "eager"
     for word in ("rotary", "loss", "embedding", "add"):
         if word in op.name:

@@ -162,14 +162,22 @@ def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
 def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     """Return what cuts the up-projection into keys and values and joins keys with their rotary part, in training.
 
-    One kernel each way: it reads the up-projection's output and writes keys and values, backward the other way about
-    (Megatron-LM core/fusions/fused_mla_yarn_rope_apply.py, fused_apply_mla_rope_for_kv; queries stay in place).
+    Fused, one kernel each way reads the up-projection's output and writes keys and values, backward the other way about
+    (Megatron-LM core/fusions/fused_mla_yarn_rope_apply.py, fused_apply_mla_rope_for_kv; queries stay in place). Else
+    kernels over strided views turn a part of the queries and concatenate (core/transformer/multi_latent_attention.py).
     """
     if y.work.phase != "train":
         return []
-    width = 2 * (m.qk_nope_head_dim + m.v_head_dim) + m.qk_rope_head_dim
-    moved = y.a * y.tokens * y.split(m.heads) * width
-    return [memory_op(y, "keys and values", UP, (moved, moved))]
+    plain, turned, values = m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim
+    stream = y.a * y.tokens * y.split(m.heads)
+    if y.stack.latent_fusion:
+        width = 2 * (plain + values) + turned
+        return [memory_op(y, "keys and values", UP, (stream * width, stream * width))]
+    # Pairs are sorted before they are turned, in eight passes more than one kernel where `rotary` counts one; queries
+    # and keys are joined; backward the gradients of all parts are joined.
+    steps = (10 if y.stack.activation == "fused" else 2) * turned
+    ahead, back = steps + 4 * plain + 3 * turned, steps + 4 * plain + 3 * turned + 2 * values
+    return [memory_op(y, "parts.joined", UP, (stream * ahead, stream * back), kernels=6)]
 
 
 def _core(y: Layout[X], m: LatentAttention) -> Core[X]:

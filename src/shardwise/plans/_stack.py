@@ -44,7 +44,8 @@ class Stack:
     `scattered_sends` splits a boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input
     gradients of q, k, v, gate and up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token
     once to each node with one of its experts. `narrow_expert_seconds` is what the host takes to quantise the rows of
-    one expert in fewer than 16 bits and to launch one product of it.
+    one expert in fewer than 16 bits and to launch one product of it. `latent_fusion` turns queries and keys of latent
+    attention and joins their parts in one kernel each.
     `layernorm_statistics_bytes` is the width of the mean and of the
     deviation that LayerNorm keeps for a row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused
     kernels whose rates apply ("" the best of the device, and grouped products of libraries). `gather_copy_bytes` and
@@ -102,6 +103,7 @@ class Stack:
     eager_launch_seconds: float
     step_overhead_seconds: float
     narrow_expert_seconds: float
+    latent_fusion: bool
     attention_kernel: str
     experts_kernel: str
     gather_copy_bytes: float
