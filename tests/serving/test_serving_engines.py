@@ -119,6 +119,18 @@ def test_windows_ran_on_kernels_that_do_not_share() -> None:
     assert attention("llama-3.1-8b", 32) < 1.05 * attention("llama-3.1-8b", 16)
 
 
+def test_a_context_that_is_not_cut_keeps_one_core_busy_a_head() -> None:
+    """One long sequence takes as long over 8 heads a rank as over 32, where each has a core to itself."""
+
+    def attention(engine: str, tp: int) -> float:
+        job = replace(JOB, batch=1, input_tokens=4096)
+        report = ask("llama-2-7b", job, Plan(tp=tp), "a100-sxm-80gb", engine=engine)
+        return report.evaluation.decode.operators["attention"]
+
+    assert attention("tensorrt-llm-0.9", 4) == pytest.approx(attention("tensorrt-llm-0.9", 1), rel=0.3)
+    assert attention("tensorrt-llm", 4) < attention("tensorrt-llm-0.9", 4)
+
+
 def test_built_engines_read_the_whole_context_of_a_windowed_model() -> None:
     """TensorRT-LLM before 1.0 keeps every token of Mistral 7B, and says so, where later ones keep its window."""
     job = Serving(batch=1, input_tokens=20000, output_tokens=64)

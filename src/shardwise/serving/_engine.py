@@ -26,10 +26,11 @@ class Engine:
     `layer_seconds` pass between the kernels of a layer where no captured graph holds them, `stage_seconds` when a layer
     split hands over, `split_seconds` a layer and rank where each product sends to all ranks and back. Only groups of
     `sharing_heads` query heads share what they read of the cache (1: all groups do); more than `unsplit_items`
-    sequences times heads are not cut along the context (0: always cut). `library` says what its products reach of the
-    device's compute and memory rates, by device. Prompts run `chunk_tokens` at a time (0: whole), `chunks_together` as
-    a pipeline (0: all), with the attention `prompt_attention`; a score that is not fused moves `score_bytes` beside its
-    products. Weights of fewer than 16 bits are written out again for more than `dequantise_rows` rows (0: never).
+    sequences times heads are not cut along the context (0: always cut), with `uncut` none that does not share is.
+    `library` says what its products reach of the device's compute and memory rates, by device. Prompts run
+    `chunk_tokens` at a time (0: whole), `chunks_together` as a pipeline (0: all), with the attention
+    `prompt_attention`; a score that is not fused moves `score_bytes` beside its products. Weights of fewer than 16 bits
+    are written out again for more than `dequantise_rows` rows (0: never).
     `adds` is the type that products are summed in, `thin_products` whether those of few rows are bound by what a core
     can load. Activations lie in `activation_bytes` and are cast for products. `runs` is the stack whose operators it
     runs, and no `small_kernel_seconds` means that kernels start as in that stack.
@@ -68,6 +69,7 @@ class Engine:
     split_seconds: float = 0.0
     sharing_heads: int = 1
     unsplit_items: int = 0
+    uncut: bool = False
     head_bytes_per_core: float = 0.0
     library: tuple[tuple[str, float, float], ...] = ()
     chunk_tokens: int = 0

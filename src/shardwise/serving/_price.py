@@ -80,7 +80,7 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     # them counts elements, not bytes: 8-bit ones are widened by the core that reads them.
     elements = op.flops / 2
     read = elements * m.cache_width
-    alone = maximum(shared, elements * 2 / (m.kernels.head_bytes_per_second * m.cores))
+    alone = maximum(shared, _spread(m, op, elements) * 2 / m.kernels.head_bytes_per_second)
     if m.kernels.unsplit_bytes_per_second:
         whole = maximum(alone, read / (m.kernels.unsplit_bytes_per_second * m.cores))
         alone = above(op.rows * op.batch, m.engine.unsplit_items, whole, alone)
@@ -88,6 +88,12 @@ def _attention(m: Server[X], op: Op[X]) -> X:
         alone, shared = maximum(alone, elements / m.widened), maximum(shared, cache / m.cache_width / m.widened)
     group, shares = read / cache, m.engine.sharing_heads
     return above(group, shares - 0.5, above(group, shares + 0.5, alone, shared), alone)
+
+
+def _spread(m: Server[X], op: Op[X], elements: X) -> X:
+    """Return the cached elements that the busiest core reads: whole heads of sequences where no context is cut."""
+    heads = op.rows * op.batch
+    return elements / heads * ceil(heads / m.cores) if m.engine.uncut else elements / m.cores
 
 
 def _experts(m: Server[X], op: Op[X]) -> X:
