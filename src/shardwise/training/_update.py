@@ -12,7 +12,6 @@ from shardwise.training._memory import Parts, Recipe, owned
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 
-
 # Reads and writes of weight, gradient and moments that Adam's steps make one by one, over those of one kernel for all.
 _STEPS_APART = 13.0
 
@@ -20,8 +19,8 @@ _STEPS_APART = 13.0
 def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
-    Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor or
-    over all: 20 reads and writes in place of seven (torch/optim/adamw.py, _single_tensor_adamw and _multi_tensor_adamw).
+    Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor
+    or over all: 20 reads and writes in place of seven (torch/optim/adamw.py, _single_tensor_adamw, _multi_tensor_adamw).
     What the framework copies beside it, and its passes over the whole gradient buffer, are those of the stack.
     """
     p, o = r.precision, r.optimizer
