@@ -83,7 +83,10 @@ def _heads(rows: Table) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of attention: its table, the type and compiled kernel of a row, its parts, columns of a shape."""
+    """One kind of attention: its table, the type and compiled kernel of a row, its parts, columns of a shape.
+
+    `gains` are what a row of costs more, and a part more, must take off the mean loss of a group.
+    """
 
     word: str
     table: str
@@ -92,6 +95,7 @@ class Kind:
     parts: Callable[[Table, str, str, str], Parts]
     shape: tuple[str, ...]
     packing: tuple[str, ...] = ("none",)
+    gains: tuple[float, float] = (0.04, 0.005)
     wanted: str = ""
 
 
@@ -100,7 +104,7 @@ KINDS = (
     Kind(word="decode_kernels", table="attention_decode", label=lambda t: t["kv_dtype"], kernel=_heads, parts=decode,
          shape=_HEADS),
     Kind(word="prefill_kernels", table="attention_prefill", label=_types, kernel=_heads, parts=prefill, shape=_HEADS,
-         packing=("none", "one", "all")),
+         packing=("none", "one", "all"), gains=(0.08, 0.018)),
     Kind(word="latent_decode_kernels", table="mla", label=lambda t: t["kv_dtype"],
          kernel=lambda t: np.full(size(t), str(LATENT + ROPE)), parts=latent_decode, shape=("num_heads", "batch"),
          wanted="generation_mla"),
@@ -144,7 +148,7 @@ def _best(kind: Kind, parts: dict[str, Table], dtype: str) -> tuple[str, Group, 
     found = []
     for packs in kind.packing:
         group = _group(kind, parts, dtype, packs)
-        found.append((*sharing(group.rows), packs, group))
+        found.append((*sharing(group.rows, kind.gains[0]), packs, group))
     _, shared, packs, group = min(found, key=lambda one: one[0])
     return packs, group, shared
 
@@ -155,7 +159,7 @@ def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
         table = read(folder, kind.table) if kind.word in only else {}
         for family, engine, label, parts in groups(kind, table) if table else ():
             packs, group, shared = _best(kind, parts, label.split("-")[0])
-            kept = kept_parts(group.rows, shared)
+            kept = kept_parts(group.rows, shared, kind.gains[1])
             fit = fitted(group.rows, shared, kept)
             left = summary(errors(fit.predicted(group.rows), group.table))
             apart = summary(errors(unseen(group.rows, shared, kept), group.table))

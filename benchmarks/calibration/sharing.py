@@ -14,8 +14,6 @@ import numpy as np
 
 _SCALE, _ROUNDS = 0.06, 8
 _FOLDS, _MOST_ROWS, _LEAST = 4, 3, 15
-# What a row of costs more, and a part more, must take off the mean loss of a group.
-_SPLIT_GAIN, _PART_GAIN = 0.04, 0.005
 
 Shared = dict[str, int]
 
@@ -167,21 +165,21 @@ def _split(rows: Rows, shared: Shared) -> Shared:
     return min(tried, key=lambda one: one[0])[1]
 
 
-def sharing(rows: Rows) -> tuple[float, Shared]:
-    """Return the loss of shapes left out and which kernels share costs: a row more only where that lowers it."""
+def sharing(rows: Rows, gain: float) -> tuple[float, Shared]:
+    """Return the loss of shapes left out and which kernels share costs: a row more only where it gains that much."""
     shared = {str(n): 0 for n in np.unique(rows.kernels)}
     best = (float(losses(unseen(rows, shared, {}), rows.seconds).mean()), shared)
     even = rows.scaled(fitted(rows, shared, {}).scale)
     for _ in range(min(_MOST_ROWS, len(shared)) - 1):
         shared = _split(even, shared)
         loss = float(losses(unseen(rows, shared, {}), rows.seconds).mean())
-        if loss < best[0] - _SPLIT_GAIN:
+        if loss < best[0] - gain:
             best = (loss, shared)
     return best
 
 
-def kept_parts(rows: Rows, shared: Shared) -> Parts:
-    """Return the parts that each row of costs keeps: those whose loss without them is more than a little higher."""
+def kept_parts(rows: Rows, shared: Shared, gain: float) -> Parts:
+    """Return the parts that each row of costs keeps: those that take this much off the loss of all rows."""
     even = rows.scaled(fitted(rows, shared, {}).scale)
     labels = np.array([shared[n] for n in rows.kernels])
     found: Parts = {}
@@ -196,7 +194,7 @@ def kept_parts(rows: Rows, shared: Shared) -> Parts:
         least = loss(kept)
         while len(kept) > 2:
             now, out = min((loss([j for j in kept if j != i]), i) for i in kept[1:])
-            if now > least + _PART_GAIN:
+            if now > least + gain:
                 break
             kept.remove(out)
             least = now
