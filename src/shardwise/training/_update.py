@@ -20,7 +20,7 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor
-    or over all: 20 reads and writes in place of seven (torch/optim/adamw.py, _single_tensor_adamw, _multi_tensor_adamw).
+    or over all: 20 reads and writes in place of seven (torch/optim/adamw.py, _single_tensor_adamw).
     What the framework copies beside it, and its passes over the whole gradient buffer, are those of the stack.
     """
     p, o = r.precision, r.optimizer
