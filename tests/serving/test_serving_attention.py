@@ -14,6 +14,8 @@ from shardwise.ledger.op import Op
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
 from shardwise.serving._attention import attention_kernels, cached_seconds, prompt_seconds
+from shardwise.serving._case import server_of
+from shardwise.serving._price import _chip
 
 H100 = find_device("h100-sxm-80gb").device
 CHIP: Chip[Any] = Chip(
@@ -82,3 +84,10 @@ def test_latent_attention_has_its_own_kernels() -> None:
     assert [kernel.dims for kernel in kernels.decode] == [2 * 512 + 64]
     assert attention_kernels(find_device("mi300x").device, "vllm", load_model("deepseek-v3"), (2, 2)) is None
     assert attention_kernels(H100, "llama.cpp", load_model("llama-3.1-8b"), (2, 2)) is None
+
+
+def test_no_layer_finds_its_cache_where_a_table_does() -> None:
+    """Weights of all layers pass between two visits to a cache, so that a step reads it from memory, however small."""
+    report = ask("llama-3.1-8b", Serving(batch=1, input_tokens=1024, output_tokens=2), Plan())
+    chips = [_chip(server_of(report.case, report.evaluation.sizes, decoding)) for decoding in (True, False)]
+    assert [chip.cached_bytes for chip in chips] == [0, last_cache_bytes(H100)]

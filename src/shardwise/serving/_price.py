@@ -54,9 +54,14 @@ def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
 
 
 def _chip(m: Server[X]) -> Chip[X]:
-    """Return what attention kernels are shares of; a device whose cores are not known counts as one of 100."""
+    """Return what attention kernels are shares of; a device whose cores are not known counts as one of 100.
+
+    A step reads the weights of every layer between two visits to a layer's keys and values: unlike the tables, which
+    run one kernel again and again, it finds none of them in the last cache. Those of a prompt were just written.
+    """
     cores = m.cores if m.cores > 1 else 100.0
-    return Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=cores, cached_bytes=m.kernels.last_cache)
+    cached = 0.0 if m.decoding else m.kernels.last_cache
+    return Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=cores, cached_bytes=cached)
 
 
 def _attention(m: Server[X], op: Op[X]) -> X:
