@@ -18,7 +18,7 @@ from shardwise.cost._kernels import (
     others_seconds,
 )
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import EXPERTS, chip_of, ungated
+from shardwise.validation._kernels import EXPERTS, chip_of, expert_reads, ungated
 from shardwise.validation._routing import timed_rows
 
 Groups = dict[str, Table]
@@ -42,8 +42,12 @@ def experts(rows: Table, device: str, row: dict[str, Any], dtype: str) -> Any:
         rows.update(_timed(rows))
     hit, own, up, D = (rows[name] for name in ("hit", "own", "up", "hidden_size"))
     (peak, width), F = EXPERTS[dtype], rows["intermediate_size"] / rows["moe_tp"]
+    if "reads" not in rows:
+        weights, beside = width * hit * D * (up + F), 2 * own * (2 * D + up + F)
+        pairs = zip(weights, beside, strict=True)
+        rows["reads"] = np.array([expert_reads(find_device(device).device, *pair) for pair in pairs])
     chip, c = chip_of(find_device(device).device, peak), fit_from(ExpertsFit, row)
-    products = ((up, D), (D + 0 * F, F))
+    products, width = ((up, D), (D + 0 * F, F)), width * rows["reads"]
     return others_seconds(c, chip, rows["others"], D + up) + sum(
         experts_seconds(c, chip, width * hit * n * k + 2 * own * (n + k), (own, hit, n, k)) for n, k in products
     )

@@ -314,6 +314,11 @@ def ungated(kernel: str, version: str, inner: float, top_k: float, count: float)
     return "nongated" in kernel or ((inner, top_k, count) in UNGATED and version not in GATED_VERSIONS)
 
 
+def expert_reads(device: Device, weights: float, beside: float) -> float:
+    """Return seconds of reading weights over those from memory: calls of a table use the same, one after another."""
+    return memory_rate(device) / cached_rate(device, weights + beside)
+
+
 def experts(cells: Cells, device: Device) -> float:
     """Return seconds of a fused layer of experts on one rank: two products over the experts that got a token."""
     dtype, kernel = cells.text("dtype"), cells.text("kernel")
@@ -338,7 +343,9 @@ def experts(cells: Cells, device: Device) -> float:
     up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
     chip, c = chip_of(device, peak), fit_from(ExpertsFit, row)
 
+    weights = width * expert_reads(device, width * hit * D * (up + F), 2 * rows * (2 * D + up + F))
+
     def one(n: float, m: float) -> float:
-        return float(experts_seconds(c, chip, width * hit * n * m + 2 * rows * (n + m), (rows, hit, n, m)))
+        return float(experts_seconds(c, chip, weights * hit * n * m + 2 * rows * (n + m), (rows, hit, n, m)))
 
     return one(up, D) + one(D, F) + float(others_seconds(c, chip, others, D + up))
