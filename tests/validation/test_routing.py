@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.validation._kernels import ungated
+from shardwise.hardware import find_device
+from shardwise.validation._kernels import expert_reads, ungated
 from shardwise.validation._routing import routed, timed_rows, touching
 
 
@@ -52,6 +53,13 @@ def test_tokens_touch_a_rank_once(routing: str) -> None:
             <= touching(routing, 256, 8, 256, ranks)
             <= min(256, 1.01 * routed(routing, 256, 8, 256, ranks)[1])
         )
+
+
+def test_experts_that_fit_the_last_cache_are_read_from_it() -> None:
+    """On L40S 50 MB of weights are read faster than from memory between the calls of a table, 200 MB are not."""
+    device = find_device("l40s").device
+    assert expert_reads(device, 5e7, 1e6) < 0.5
+    assert expert_reads(device, 2e8, 1e6) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
