@@ -62,7 +62,7 @@ def touching(routing: str, tokens: float, top_k: float, experts: float, ranks: f
     if routing == "balanced":
         return max(1.0, tokens * min(1.0, experts / ranks / ceil(experts / top_k)))
     if not routing.startswith("power_law_"):
-        return max(1.0, tokens * (1 - (1 - 1 / ranks) ** top_k))
+        return float(max(1.0, tokens * (1 - (1 - 1 / ranks) ** top_k)))
     return _touching(float(routing.removeprefix("power_law_")), tokens, top_k, int(experts), int(ranks))
 
 
