@@ -85,7 +85,7 @@ def _heads(rows: Table) -> Any:
 class Kind:
     """One kind of attention: its table, the type and compiled kernel of a row, its parts, columns of a shape.
 
-    `gains` are what a row of costs more, and a part more, must take off the mean loss of a group.
+    `gains` are what a row of costs more, of `most`, and a part more must take off the mean loss of a group.
     """
 
     word: str
@@ -96,13 +96,14 @@ class Kind:
     shape: tuple[str, ...]
     packing: tuple[str, ...] = ("none",)
     gains: tuple[float, float] = (0.04, 0.005)
+    most: int = 3
     wanted: str = ""
 
 
 _HEADS = ("num_heads", "num_kv_heads", "head_dim", "sliding_window")
 KINDS = (
     Kind(word="decode_kernels", table="attention_decode", label=lambda t: t["kv_dtype"], kernel=_heads, parts=decode,
-         shape=_HEADS),
+         shape=_HEADS, gains=(0.02, 0.01), most=4),
     Kind(word="prefill_kernels", table="attention_prefill", label=_types, kernel=_heads, parts=prefill, shape=_HEADS,
          packing=("none", "one", "all"), gains=(0.08, 0.018)),
     Kind(word="latent_decode_kernels", table="mla", label=lambda t: t["kv_dtype"],
@@ -148,7 +149,7 @@ def _best(kind: Kind, parts: dict[str, Table], dtype: str) -> tuple[str, Group, 
     found = []
     for packs in kind.packing:
         group = _group(kind, parts, dtype, packs)
-        found.append((*sharing(group.rows, kind.gains[0]), packs, group))
+        found.append((*sharing(group.rows, kind.gains[0], kind.most), packs, group))
     _, shared, packs, group = min(found, key=lambda one: one[0])
     return packs, group, shared
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 _SCALE, _ROUNDS = 0.06, 8
-_FOLDS, _MOST_ROWS, _LEAST = 4, 3, 15
+_FOLDS, _LEAST = 4, 15
 
 Shared = dict[str, int]
 
@@ -165,12 +165,12 @@ def _split(rows: Rows, shared: Shared) -> Shared:
     return min(tried, key=lambda one: one[0])[1]
 
 
-def sharing(rows: Rows, gain: float) -> tuple[float, Shared]:
-    """Return the loss of shapes left out and which kernels share costs: a row more only where it gains that much."""
+def sharing(rows: Rows, gain: float, most: int) -> tuple[float, Shared]:
+    """Return the loss of shapes left out and which kernels share costs: a row more, to so many, only where it gains."""
     shared = {str(n): 0 for n in np.unique(rows.kernels)}
     best = (float(losses(unseen(rows, shared, {}), rows.seconds).mean()), shared)
     even = rows.scaled(fitted(rows, shared, {}).scale)
-    for _ in range(min(_MOST_ROWS, len(shared)) - 1):
+    for _ in range(min(most, len(shared)) - 1):
         shared = _split(even, shared)
         loss = float(losses(unseen(rows, shared, {}), rows.seconds).mean())
         if loss < best[0] - gain:

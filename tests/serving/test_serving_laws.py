@@ -157,11 +157,14 @@ def test_throughput_is_batch_over_latency(model, job, device, tp, dp):
 @given(models(), jobs(), st.integers(1, 4095))
 @LAWS
 def test_a_prefix_hit_saves_prefill_but_not_its_attention(model, job, prefix):
-    """Tokens in the cache shorten the prefill, whose remaining tokens still read them; decode does not change."""
+    """Tokens in the cache shorten the prefill, whose remaining tokens still read them; decode does not change.
+
+    As many chunks behind one token more each see one key more: a thousandth at most.
+    """
     job = replace(job, input_tokens=4096)
     hit, cold = ask(model, replace(job, prefix_tokens=prefix)), ask(model, job)
     alone = ask(model, replace(job, input_tokens=4096 - prefix))
-    assert alone.ttft_seconds * (1 - 1e-9) <= hit.ttft_seconds <= cold.ttft_seconds * (1 + 1e-9)
+    assert alone.ttft_seconds * (1 - 1e-9) <= hit.ttft_seconds <= cold.ttft_seconds * (1 + 1e-3)
     assert hit.tpot_seconds == cold.tpot_seconds
 
 
