@@ -159,12 +159,14 @@ def test_throughput_is_batch_over_latency(model, job, device, tp, dp):
 def test_a_prefix_hit_saves_prefill_but_not_its_attention(model, job, prefix):
     """Tokens in the cache shorten the prefill, whose remaining tokens still read them; decode does not change.
 
-    As many chunks behind one token more each see one key more: a thousandth at most.
+    Attention alone may take longer where as many chunks, each behind more tokens, leave cores idle: by the keys they
+    see more of at most.
     """
     job = replace(job, input_tokens=4096)
     hit, cold = ask(model, replace(job, prefix_tokens=prefix)), ask(model, job)
     alone = ask(model, replace(job, input_tokens=4096 - prefix))
-    assert alone.ttft_seconds * (1 - 1e-9) <= hit.ttft_seconds <= cold.ttft_seconds * (1 + 1e-3)
+    more = cold.evaluation.prefill.operators.get("attention", 0.0) * 2 * prefix / 4096
+    assert alone.ttft_seconds * (1 - 1e-9) <= hit.ttft_seconds <= (cold.ttft_seconds + more) * (1 + 1e-9)
     assert hit.tpot_seconds == cold.tpot_seconds
 
 
