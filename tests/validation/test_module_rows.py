@@ -195,3 +195,16 @@ def test_copies_of_small_weights_are_read_from_the_last_cache(tmp_path: Path) ->
     small, large = (only(tmp_path, {**row, "n": str(n)}).predicted for n in (1024, 4096))
     assert small < 2 * 4096 * 1024 / 864e9
     assert large > 2 * 4096 * 4096 / 864e9
+
+
+@pytest.mark.parametrize("engine", ["vidur", "sglang"])
+def test_attention_of_vidur_runs_the_kernels_of_its_library(tmp_path: Path, engine: str) -> None:
+    """Vidur's rows take the kernels of SGLang, whose library on A100 is FlashInfer too, and say so."""
+    row = {
+        "device": "a100-sxm-80gb", "engine": engine, "engine_version": "", "attention_dtype": "bf16",
+        "kv_dtype": "bf16", "batch": "8", "query_tokens": "1", "prefix_tokens": "1023", "num_heads": "32",
+        "num_kv_heads": "8", "head_dim": "128", "sliding_window": "0", "time_seconds": "1e-4",
+    }  # fmt: skip
+    found = only(tmp_path, row)
+    assert found.predicted == only(tmp_path, {**row, "engine": "sglang"}).predicted
+    assert ("kernels of vidur: those of sglang" in found.assumed) == (engine == "vidur")

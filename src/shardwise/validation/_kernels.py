@@ -72,6 +72,8 @@ UNGATED = {(1856.0, 6.0, 128.0), (2688.0, 22.0, 512.0), (5120.0, 22.0, 512.0)}
 GATED_VERSIONS = ("0.14.0", "0.5.10")
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
+# Vidur profiles FlashInfer (github.com/microsoft/vidur vidur/profiling/attention/main.py), SGLang's kernels on A100.
+NEAREST = {"vidur": "sglang"}
 LATENT, ROPE, KEY, VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
 Seconds = Callable[[Cells, Device], float]
@@ -109,7 +111,7 @@ def _engine(cells: Cells, table: dict[str, Any]) -> str:
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
     if engine in table:
         return engine
-    near = "vllm" if "vllm" in table else next(iter(table))
+    near = next((name for name in (NEAREST.get(engine, "vllm"), "vllm") if name in table), next(iter(table)))
     cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
     return near
 
