@@ -311,12 +311,13 @@ def parts(x: Traced) -> list[Part]:
     if not x.op:
         return []
     inner, top = _inner(x, True)
-    merged: dict[tuple[str, int], Part] = {}
+    merged: dict[tuple[str, float], Part] = {}
     for share in _shares(inner, top):
         node, times, (choice, against) = share.node, share.times, share.choice
         label, known = formula(node, node is inner and top), node if isinstance(node, Traced) else None
         part = Part(label, times * float(plain(node)), times, known, against, choice)
-        key = (label, id(node) if getattr(node, "name", "") else 0)
+        # One formula has two values where names in it stand for different numbers.
+        key = (label, id(node) if getattr(node, "name", "") else float(plain(node)))
         if (old := merged.get(key)) is not None:
             part = replace(old, amount=old.amount + part.amount, times=old.times + part.times)
         merged[key] = part
