@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.models import Model
 from shardwise.validation._cells import Cells
 from shardwise.validation._layers import spread
 from shardwise.validation._rules import documented
+from shardwise.validation._training import _vpp
 
 BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-archive.md"
 
@@ -87,10 +89,17 @@ def test_the_scripts_of_a_paper_fill_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "pp", "chunks"), [("84-h8192", "2", "42"), ("92-h10240", "4", "23"), ("48-h7168", "1", None)]
+    ("layers", "pp", "chunks"), [("84-h8192", "2", "1 layer"), ("92-h10240", "16", "1 layer"), ("48-h7168", "1", None)]
 )
 def test_stages_whose_messages_overlap_are_interleaved(layers: str, pp: str, chunks: str | None) -> None:
     """Messages between stages overlap in the README of 2024, which Megatron-LM does with interleaving alone."""
     page = "github:NVIDIA/Megatron-LM@937571cfd4:images/model_table.png"
     cells, _ = documented(page, {"model": f"gpt-l{layers}-a64-v131072-untied", "pp": pp})
     assert cells.get("vpp") == chunks
+
+
+@pytest.mark.parametrize(("vpp", "pp", "chunks"), [("1 layer", 4, 8), ("2 layers", 4, 4), ("3", 4, 3), ("1 layer", 1, 1)])
+def test_chunks_may_be_stated_by_their_layers(vpp: str, pp: int, chunks: int) -> None:
+    """A pipeline whose chunks have so many layers has as many chunks on each stage as that takes."""
+    model = Model.load("llama-3-8b")
+    assert _vpp(Cells({"vpp": vpp}), model, pp) == chunks

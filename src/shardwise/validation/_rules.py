@@ -34,9 +34,8 @@ class Framework:
 
 
 @cache
-def _tables() -> dict[str, Any]:
-    text = resources.files("shardwise.validation").joinpath("rules.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def _tables(file: str = "rules.toml") -> dict[str, Any]:
+    return tomllib.loads(resources.files("shardwise.validation").joinpath(file).read_text(encoding="utf-8"))
 
 
 @cache
@@ -78,7 +77,7 @@ def _matches(where: Mapping[str, str], cells: Mapping[str, str]) -> bool:
 
 @cache
 def _of_citation(citation: str) -> tuple[dict[str, Any], ...]:
-    return tuple(row for row in _tables()["documented"] if re.search(row["citation"], citation))
+    return tuple(row for row in _tables("documented.toml")["documented"] if re.search(row["citation"], citation))
 
 
 def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:

@@ -224,7 +224,9 @@ def model_heads(model: Model) -> int:
 def _vpp(cells: Cells, model: Model, pp: int) -> int:
     if pp > 1 and not cells.says("vpp"):
         cells.taken("vpp")
-    vpp = max(cells.whole("vpp", 1), 1) if pp > 1 else 1
+    layers = re.fullmatch(r"(\d+) layers?", cells.text("vpp"))  # of a chunk
+    stated = round(model.num_layers / (pp * int(layers[1]))) if layers else cells.whole("vpp", 1)
+    vpp = max(stated, 1) if pp > 1 else 1
     return vpp if pp * vpp <= model.num_layers or pp * vpp == model.num_layers + 2 else 1
 
 
