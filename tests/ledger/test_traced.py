@@ -130,7 +130,7 @@ def test_terms_of_one_formula_and_two_values_stay_apart() -> None:
     """Numbers of one name may differ, and so may what is made of them: each term counts its own."""
     with tracing():
         terms = [leaf("wire", x) * leaf("count", 2.0) for x in (3.0, 5.0)]
-        found = parts(terms[0] - 3 * terms[1] + leaf("start", 1.0))
+        found = parts(terms[0] - terms[1] - terms[1] - terms[1] + leaf("start", 1.0))
     assert [(p.amount, p.times) for p in found] == [(-30.0, -3.0), (6.0, 1.0), (1.0, 1.0)]
     assert all(p.node is not None and p.amount == p.times * float(p.node.value) for p in found)
 

@@ -98,7 +98,9 @@ def test_stages_whose_messages_overlap_are_interleaved(layers: str, pp: str, chu
     assert cells.get("vpp") == chunks
 
 
-@pytest.mark.parametrize(("vpp", "pp", "chunks"), [("1 layer", 4, 8), ("2 layers", 4, 4), ("3", 4, 3), ("1 layer", 1, 1)])
+@pytest.mark.parametrize(
+    ("vpp", "pp", "chunks"), [("1 layer", 4, 8), ("2 layers", 4, 4), ("3", 4, 3), ("1 layer", 1, 1)]
+)
 def test_chunks_may_be_stated_by_their_layers(vpp: str, pp: int, chunks: int) -> None:
     """A pipeline whose chunks have so many layers has as many chunks on each stage as that takes."""
     model = Model.load("llama-3-8b")
