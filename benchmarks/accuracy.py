@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import accuracy_fits
 import accuracy_targets
 from accuracy_residuals import Residual, fitted_widening, left_out, residuals, table
 
@@ -90,6 +91,7 @@ def update(files: Sequence[str], accept: bool) -> int:
         coverage[quantity] = {"runs": len(own), "widened_by": round(widen, 2), **_coverage(own, widen)}
     new = medians(validate(shipped()))
     reached = accuracy_targets.results(found)
+    said = accuracy_targets.verdicts(accuracy_fits.counts([Path(file) for file in files])["all"])
     worse = [*worsened(stored().get("shipped", {}), new), *worsened(stored().get("targets", {}), reached)]
     for line in worse:
         print(line)
@@ -103,7 +105,7 @@ def update(files: Sequence[str], accept: bool) -> int:
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
               "predicted": len(found.predicted), "left_out": coverage, "shipped": new, "errors": errors,
-              "targets": reached}  # fmt: skip
+              "targets": reached, "verdicts": said}  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
     return 0
 
@@ -146,7 +148,7 @@ def page() -> Iterator[str]:
     yield ""
     yield "What is wanted, and what is reached on the development rows:"
     yield ""
-    yield from accuracy_targets.page(found["targets"])
+    yield from accuracy_targets.page(found["targets"], found["verdicts"])
     yield ""
     yield "Sources whose median error is over twice what is wanted, and why:"
     yield ""

@@ -2,9 +2,10 @@
 
     python benchmarks/accuracy_fits.py FILE.csv ...
 
-Every configuration with a measured figure of time or memory ran; rows `fits` with value 0 failed. Configurations whose
-activations go to the host, by their notes or by the recipe that is assumed for them, are counted apart: a verdict on
-the device's memory does not hold for them. One line for each source, and one for all.
+Files of training runs count, others are passed over. Every configuration with a measured figure of time or memory ran;
+rows `fits` with value 0 failed. Configurations whose activations go to the host, by their notes or by the recipe that
+is assumed for them, are counted apart: a verdict on the device's memory does not hold for them. One line for each
+source, and one for all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shardwise.errors import InputError
@@ -41,7 +42,8 @@ def configurations(file: Path) -> Iterator[tuple[dict[str, str], bool]]:
     """Yield one row of each configuration that ran or failed, and whether it failed."""
     cases: dict[str, list[dict[str, str]]] = defaultdict(list)
     with file.open(newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
+        reader = csv.DictReader(stream)
+        for row in reader if {"case_id", "seq_len"} <= {*(reader.fieldnames or ())} else ():
             cases[row["case_id"]].append(row)
     for rows in cases.values():
         ran = [row for row in rows if row["metric"] not in ("fits", "max_seq_len")]
@@ -50,15 +52,20 @@ def configurations(file: Path) -> Iterator[tuple[dict[str, str], bool]]:
             yield (ran or failed)[0], not ran
 
 
-def table(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of verdicts by source."""
+def counts(files: Sequence[Path]) -> dict[str, Counter[str]]:
+    """Return the verdicts by source of the files of training runs, and of all of them."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for file in files:
         places = Places(file.parent)
         for row, failed in configurations(file):
             found[row["source"]][verdict(row, failed, places)] += 1
-    for counts in list(found.values()):
-        found["all"].update(counts)
+    for one in list(found.values()):
+        found["all"].update(one)
+    return found
+
+
+def table(found: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of verdicts by source."""
     yield "| source | ran | called too large | failed | called fitting | to the host | refused |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for source, n in found.items():
@@ -70,4 +77,4 @@ def table(files: Sequence[Path]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(*table([Path(word) for word in sys.argv[1:]]), sep="\n")
+    print(*table(counts([Path(word) for word in sys.argv[1:]])), sep="\n")

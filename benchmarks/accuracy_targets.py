@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,8 +18,18 @@ FEWEST = 3
 
 def targets() -> list[dict[str, Any]]:
     """Return what is wanted, in the order of the file."""
-    found: list[dict[str, Any]] = tomllib.loads((DATA / "targets.toml").read_text(encoding="ascii"))["target"]
+    found: list[dict[str, Any]] = _file()["target"]
     return found
+
+
+def _file() -> dict[str, Any]:
+    return tomllib.loads((DATA / "targets.toml").read_text(encoding="ascii"))
+
+
+def verdicts(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return how many runs that ran, and that failed, have a verdict, and how many a wrong one."""
+    wrong = {what: counts.get(f"{what}, called otherwise", 0) for what in ("ran", "failed")}
+    return {what: {"rows": counts.get(what, 0) + n, "wrong": n} for what, n in wrong.items()}
 
 
 def causes() -> dict[str, dict[str, str]]:
@@ -76,8 +86,21 @@ def results(found: Validation) -> dict[str, dict[str, Any]]:
     return made
 
 
-def page(stored: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield what is wanted beside what is reached, as Markdown."""
+def is_met(target: dict[str, Any], one: Mapping[str, float]) -> bool:
+    """Return whether the figures of a target are within what is wanted, as printed: to a tenth of a point."""
+    limits = {name: target[name] for name in LIMITS if name in target}
+    kept = all(round(one.get(name, 1.0), 3) <= value for name, value in limits.items())
+    return kept and one["coverage"] >= target.get("coverage", 0.0)
+
+
+def limits_of_verdicts() -> dict[str, float]:
+    """Return the share of wrong verdicts that is wanted at most, of runs that ran and that failed."""
+    found: dict[str, float] = _file()["verdicts"]
+    return found
+
+
+def page(stored: dict[str, dict[str, Any]], said: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Yield what is wanted beside what is reached, verdicts on memory last, as Markdown."""
     yield "| what | rows | predicted | wanted | reached | met |"
     yield "|---|---:|---:|---|---|---|"
     for target in targets():
@@ -87,9 +110,13 @@ def page(stored: dict[str, dict[str, Any]]) -> Iterator[str]:
         limits = [(name, target[name]) for name in LIMITS if name in target]
         aim = ", ".join(f"{name} {100 * value:.3g} %" for name, value in limits)
         got = ", ".join(f"{name} {100 * one[name]:.1f} %" if name in one else "none" for name, _ in limits)
-        kept = all(one.get(name, 1.0) <= value for name, value in limits)
-        met = "yes" if kept and one["coverage"] >= target.get("coverage", 0.0) else "no"
+        met = "yes" if is_met(target, one) else "no"
         yield f"| {target['name']} | {one['rows']:,} | {one['coverage']:.0%} | {aim} | {got} | {met} |"
+    words = {"ran": "training runs that ran, called too large", "failed": "training runs out of memory, called fitting"}
+    for what, limit in limits_of_verdicts().items():
+        rows, share = said[what]["rows"], said[what]["wrong"] / max(said[what]["rows"], 1)
+        met = "yes" if share <= limit else "no"
+        yield f"| {words[what]} | {rows:,} | 100% | at most {limit:.0%} | {share:.1%} | {met} |"
 
 
 def off(stored: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
