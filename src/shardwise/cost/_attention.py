@@ -13,7 +13,7 @@ from typing import Any, Generic
 from shardwise.cost._kernels import TILE_ROWS, Chip
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Device
-from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, total
 
 PROMPT_PARTS = (
     "start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "cold", "longest", "longest_exponentials",
@@ -110,14 +110,10 @@ def seen_pairs(n: X | float, window: X | float) -> Any:
     >>> seen_pairs(4, 0), seen_pairs(4, 2)
     (10.0, 7.0)
     """
-    if _no_window(window):
+    if is_plain(window, 0):
         return n * (n + 1) / 2
     grown: Any = minimum(n, window)
     return grown * (grown + 1) / 2 + (n - grown) * window
-
-
-def _no_window(window: X | float) -> bool:
-    return isinstance(window, (int, float)) and not window
 
 
 def packed(group: X | float, queries: X, packs: str) -> Any:
@@ -148,7 +144,7 @@ def swapped(sequences: X, kv_heads: X, group: X | float) -> Any:
 def visited_keys(queries: X, past: X | float, rows: X | float, window: X | float) -> tuple[Any, Any]:
     """Return the keys that a tile of some queries visits, in blocks of 64: the mean of tiles, and the most."""
     every: Any = ceil((queries + past) / TILE_KEYS) * TILE_KEYS
-    longest = every if _no_window(window) else minimum(every, window + rows + TILE_KEYS)
+    longest = every if is_plain(window, 0) else minimum(every, window + rows + TILE_KEYS)
     return minimum(longest, past + (queries + minimum(queries, rows) + TILE_KEYS) / 2), longest
 
 
@@ -156,7 +152,7 @@ def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
     """Return what a kernel of a prompt does, each part in seconds at the peak of the chip, or as a count."""
     S, past, G = p.queries, p.past, p.heads / p.kv_heads
     whole = seen_pairs(S + past, 0) - seen_pairs(past, 0)
-    seen = whole if _no_window(p.window) else seen_pairs(S + past, p.window) - seen_pairs(past, p.window)
+    seen = whole if is_plain(p.window, 0) else seen_pairs(S + past, p.window) - seen_pairs(past, p.window)
     share = packed(G, S, packs)
     keys, longest = visited_keys(S, past, TILE_ROWS / share, p.window)
     of_all = p.sequences * p.heads

@@ -14,7 +14,7 @@ from typing import Any, Generic, cast
 
 from shardwise.cost._kinds import blocked_flops, kind_of
 from shardwise.cost._rates import WIDE_DTYPES, ProductRates, Rates, Tiling
-from shardwise.ledger.number import X, evaluate, maximum, minimum, register
+from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
@@ -117,7 +117,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds of one pass of an operator: "forward", "input" (gradient) or "weight" (gradient)."""
     flops = {"forward": op.flops, "input": op.backward_flops, "weight": op.weight_flops}[which]
     moved = {"forward": op.forward_bytes, "input": op.backward_bytes, "weight": op.weight_bytes}[which]
-    if op.kind == "none" or (isinstance(op.kernels, (int, float)) and op.kernels == 0):
+    if op.kind == "none" or is_plain(op.kernels, 0):
         return 0 * flops
     if op.kind == "matmul":
         if op.region.endswith("core") and which == "input":
@@ -137,7 +137,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             sharpness = min(r.sharpness, _GROUPED_SHARPNESS) if r.sharpness != math.inf else math.inf
             products = blend(flops / (r.grouped_flops * share), moved / r.memory_bytes, sharpness)
             products = products + op.batch * r.grouped_each + r.grouped_start
-            if which == "forward" and r.sharpness != math.inf and not plain_zero(op.host_seconds):
+            if which == "forward" and r.sharpness != math.inf and not is_plain(op.host_seconds, 0):
                 # Behind the count of rows, for which the host has waited.
                 products = maximum(products, named(op.host_seconds, "launches by the host"))
         return products if which == "weight" else products + _cast(r, op, which)
@@ -163,15 +163,6 @@ def head_share(dims: X, pair_dims: float) -> X:
     return minimum(dims * ((_FULL_HEAD + pair_dims) / _FULL_HEAD) / (dims + pair_dims), 1.0)
 
 
-def plain_zero(number: object) -> bool:
-    """Return whether a number is the plain zero of what does not apply.
-
-    >>> plain_zero(0.0), plain_zero(1.0)
-    (True, False)
-    """
-    return isinstance(number, (int, float)) and not number
-
-
 def _cast(r: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds to cast what enters a narrow product: the input, or the gradient of the output."""
     if not r.cast_traffic:
@@ -182,7 +173,7 @@ def _cast(r: Rates[X], op: Op[X], which: str) -> X:
 
 def _finish(r: Rates[X], op: Op[X]) -> X | float:
     """Return seconds of the kernels behind the product of a weight gradient, where there are any."""
-    if isinstance(op.finish_bytes, (int, float)) and not op.finish_bytes:
+    if is_plain(op.finish_bytes, 0):
         return 0.0
     return op.finish_bytes / r.memory_bytes + r.memory_start
 

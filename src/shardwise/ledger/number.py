@@ -40,6 +40,15 @@ def is_column(value: object) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
+def is_plain(value: object, wanted: float) -> bool:
+    """Return whether a number is plain, neither a column nor traced, and has the wanted value.
+
+    >>> is_plain(1.0, 1), is_plain(2, 1)
+    (True, False)
+    """
+    return isinstance(value, (int, float)) and value == wanted
+
+
 def _divide(a: Any, b: Any) -> Any:
     return a // b if isinstance(a, int) and isinstance(b, int) and a % b == 0 else a / b
 

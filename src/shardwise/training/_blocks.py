@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from shardwise.cost import PassSeconds, op_seconds
-from shardwise.cost._operators import plain_zero
-from shardwise.ledger.number import X, largest, maximum, minimum, total
+from shardwise.ledger.number import X, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
@@ -172,7 +171,7 @@ def _late(m: Machine[X], ops: Sequence[Op[X]], backward: X) -> X:
     zero = 0 * backward
     if m.rates.sharpness == math.inf:
         return zero
-    launches = [zero + op.host_seconds for op in ops if not plain_zero(op.host_seconds)]
+    launches = [zero + op.host_seconds for op in ops if not is_plain(op.host_seconds, 0)]
     if not launches:
         return zero
     return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, is_plain, largest, maximum, minimum, total
 from shardwise.training.schedule_points import (
     distinct,
-    is_plain,
     longest,
     overlaps,
     running_largest,

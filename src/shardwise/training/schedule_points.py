@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Generic
 
-from shardwise.ledger.number import X, above, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, is_plain, largest, maximum, minimum, total
 from shardwise.training.schedule_types import PipelineShape, Run
 
 
@@ -52,15 +52,6 @@ class Pipeline(Generic[X]):
     def below(self, point: Point[X]) -> X:
         """Return the seconds from the end of a forward at the point until its gradient is back from the last stage."""
         return self.path - point.through
-
-
-def is_plain(value: object, wanted: float) -> bool:
-    """Return whether a number is plain, neither a column nor traced, and has the wanted value.
-
-    >>> is_plain(1.0, 1), is_plain(2, 1)
-    (True, False)
-    """
-    return isinstance(value, (int, float)) and value == wanted
 
 
 def there(present: X, value: X) -> X:
