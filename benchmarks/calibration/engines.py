@@ -117,7 +117,7 @@ def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             fitted = {d: where(rows, ~masks[d]) for d, rows in parts.items() if (~masks[d]).any()}
             unseen = {d: where(rows, masks[d]) for d, rows in parts.items() if masks[d].any()}
             half = searched(kind, fitted, dtype, kind.start)
-            row = searched(kind, parts, dtype, kind.start if kind.word == "experts" else half)
+            row = searched(kind, parts, dtype, kind.start)
             left = summary(_every(kind, parts, dtype, row))
             apart = summary(_every(kind, unseen, dtype, half)) if unseen else "none held"
             yield (

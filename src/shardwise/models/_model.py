@@ -275,7 +275,6 @@ class MoE:
     shared_gate: bool = False
     latent: int = 0
     zero_experts: int = 0
-    router_norm: bool = False
     normalised: bool = False
     float_weights: bool = False
     float_router: bool = False

@@ -46,9 +46,9 @@ def axis_names(sharding: str, splits_replicas: bool = False) -> dict[str, str]:
         words = ("shard", "replicate")
         split = {w: f"dp_{w}" for w in words} | {f"expert_{w}": f"expert_dp_{w}" for w in words}
         return {**same, **split, "table": "embedding"}
-    whole = "" if not splits_replicas else "_shard"
-    fsdp = {"shard": f"dp{whole}", "expert_shard": f"expert_dp{whole}"}
-    return {**same, "dp_cp": "dp", "edp": "expert_dp", **fsdp, "table": "embedding"}
+    part = "_shard" if splits_replicas else ""
+    sharded = {"shard": f"dp{part}", "expert_shard": f"expert_dp{part}"}
+    return {**same, "dp_cp": "dp", "edp": "expert_dp", **sharded, "table": "embedding"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

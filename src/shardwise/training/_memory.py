@@ -37,8 +37,6 @@ __all__ = [
     "stage_memory",
 ]
 
-MOMENTS = ("forward", "loss", "backward", "gradients complete", "micro-batch complete", "optimizer step")
-
 
 def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
     """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.

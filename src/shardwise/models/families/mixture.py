@@ -12,8 +12,6 @@ from shardwise.models._config import Config
 from shardwise.models._model import MLP, Attention, Block, FeedForward, Model, MoE, NormKind
 from shardwise.models.families import _parts as parts
 
-SWA_3_OF_4 = ("sliding", "sliding", "sliding", "full")
-
 
 def _windowed(core: Attention, kind: str, window: int) -> Attention:
     return replace(core, window=window) if kind == "sliding" else core
