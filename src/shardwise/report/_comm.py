@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from shardwise.report._train import cluster_tree, stage_tree
+from shardwise.report._whole import whole_bytes
 from shardwise.training._comm import Axis, CommReport
 from shardwise.training._layer_tables import LayerTable
 from shardwise.training._traffic import Flow, Message
@@ -29,7 +30,7 @@ def comm_tree(found: CommReport) -> dict[str, Any]:
     """
     report, runs = found.report, found.report.evaluation.stages
     at = runs[found.reference]
-    return {
+    tree = {
         "model": report.case.model.name,
         "cluster": cluster_tree(report),
         "plan": {
@@ -53,6 +54,7 @@ def comm_tree(found: CommReport) -> dict[str, Any]:
         "products": [asdict(p) for p in found.products],
         "assumptions": list(report.assumptions),
     }
+    return cast(dict[str, Any], whole_bytes(tree))
 
 
 def total_tree(found: CommReport) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from shardwise.cost import Efficiencies, network_of, op_seconds, rates_of
 from shardwise.errors import InputError
@@ -27,6 +27,7 @@ from shardwise.ops.fold import Machine, messages
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, find_precision, find_stack, spans
 from shardwise.plans._legality import plan_problems
+from shardwise.report._whole import whole_bytes
 from shardwise.training._blocks import checkpoints
 
 
@@ -309,4 +310,4 @@ def _row_tree(row: Row) -> dict[str, Any]:
     if row.seconds is not None:
         seconds = ("forward", "backward", "compute", "memory", "communication")
         found["seconds"] = {name: getattr(row.seconds, name) for name in seconds}
-    return found
+    return cast(dict[str, Any], whole_bytes(found))

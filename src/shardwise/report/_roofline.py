@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.cost._attention import COUNTED, DECODE_PARTS
@@ -19,6 +19,7 @@ from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.report._train import step_tree, without_residue
 from shardwise.report._train_view import describe
+from shardwise.report._whole import whole_bytes
 from shardwise.serving import InferReport
 from shardwise.serving._case import Step, server_of, views_of
 from shardwise.serving._evaluate import decode_steps, lines_of, prefill_step
@@ -338,7 +339,7 @@ def roofline_tree(found: Roofline) -> dict[str, Any]:
     case = found.report.case
     device = case.cluster.device
     derived = ("intensity", "ridge", "flops_per_second", "bytes_per_second", "of_peak", "of_roof", "total_seconds")
-    return {
+    tree = {
         "model": case.model.name,
         "device": device.name,
         "plan": describe(found.report.plan),
@@ -351,3 +352,4 @@ def roofline_tree(found: Roofline) -> dict[str, Any]:
             for point in found.points
         ],
     }
+    return cast(dict[str, Any], whole_bytes(tree))
