@@ -8,14 +8,13 @@ import numpy as np
 
 from calibration.minimise import Squares
 from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, size, summary, where
-from shardwise.cost import Efficiencies, constants
+from shardwise.cost import Efficiencies
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS
-from shardwise.validation._steps import engine_steps, maxima_seconds, walked_bytes
-from shardwise.validation._streaming import cached_rate, memory_rate
+from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS, held_share
+from shardwise.validation._steps import engine_steps, maxima_seconds
 
 # Types of the tables that are fitted.
 TYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "int8_sq", "int8_wo", "int4_wo")
@@ -46,12 +45,8 @@ def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]
 
 def cached(rows: Table, key: tuple[str, str], dtype: str) -> Any:
     """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache."""
-    found, engine = find_device(key[0]).device, ENGINES[key[1]]
-    m, n, k = rows["m"], rows["n"], rows["k"]
-    kept = constants()[family_of(found)]["memory"]["cached_bytes"]
-    pairs = zip(PRODUCTS[dtype][4] * n * k, 2 * m * (n + k), strict=True)
-    walked = [walked_bytes(engine, dtype, weight, beside, kept) for weight, beside in pairs]
-    return 1 - memory_rate(found) / np.array([cached_rate(found, size) for size in walked])
+    found, shapes = find_device(key[0]).device, zip(rows["m"], rows["n"], rows["k"], strict=True)
+    return np.array([held_share(found, ENGINES[key[1]], dtype, shape) for shape in shapes])
 
 
 def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:

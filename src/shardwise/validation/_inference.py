@@ -100,16 +100,14 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
         model = padded(model, plan.tp)
     cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
     job = _job(cells, model, engine, plan, device)
+
+    def ask(one: Plan) -> InferReport:
+        return infer(model, cluster, one, job, Options(engine=engine))
+
     if cells.text("serving_mode") != "offline_throughput":
-        return infer(model, cluster, plan, job, Options(engine=engine)), (*notes, *cells.assumed)
-    report = None if cells.whole("tp") else _spread(cells, infer_with(model, cluster, job, engine), plan)
-    report = _full(cells, report or infer(model, cluster, plan, job, Options(engine=engine)), engine)
-    return report, (*notes, *cells.assumed)
-
-
-def infer_with(model: Model, cluster: Cluster, job: Serving, engine: str) -> Callable[[Plan], InferReport]:
-    """Return what predicts one deployment under a plan."""
-    return lambda plan: infer(model, cluster, plan, job, Options(engine=engine))
+        return ask(plan), (*notes, *cells.assumed)
+    spread = None if cells.whole("tp") else _spread(cells, ask, plan)
+    return _full(cells, spread or ask(plan), engine), (*notes, *cells.assumed)
 
 
 # Requests at once for which a replica is worth running.

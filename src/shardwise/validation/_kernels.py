@@ -39,7 +39,7 @@ from shardwise.validation._places import Places
 from shardwise.validation._routing import timed_rows
 from shardwise.validation._row import Answer
 from shardwise.validation._steps import ENGINES, engine_steps, host_seconds, maxima_seconds, walked_bytes
-from shardwise.validation._streaming import cached_rate, memory_rate
+from shardwise.validation._streaming import read_share
 
 # Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
 # input element, of a weight element).
@@ -133,20 +133,26 @@ def product(cells: Cells, device: Device) -> float:
     dtype, engine = cells.text("dtype"), cells.text("engine")
     called = host_seconds(engine, dtype, device.name, (m, n, k))
     if not called:
-        return timed(cells, device, dtype, (m, n, k, 1.0), _held(cells, device, dtype, (m, n, k)))
+        held = held_share(device, ENGINES.get(engine, ""), dtype, (m, n, k))
+        return timed(cells, device, dtype, (m, n, k, 1.0), held)
     cells.assume(f"{engine} in {dtype}: called from the host one by one")
     kernels = engine_steps()["called"][f"{engine}-{dtype}"]["kernels"]
     return max(called, timed(Cells({**cells.row, "engine": kernels}), device, dtype, (m, n, k, 1.0)))
 
 
-def _held(cells: Cells, device: Device, dtype: str, shape: tuple[float, float, float]) -> float:
-    """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache."""
-    kept = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0)
-    engine, (m, n, k) = ENGINES.get(cells.text("engine"), ""), shape
+def held_share(device: Device, engine: str, dtype: str, shape: tuple[float, float, float]) -> float:
+    """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache.
+
+    The shape is (m, n, k).
+
+    >>> held_share(find_device("h100-sxm-80gb").device, "vllm", "bf16", (1.0, 65536.0, 65536.0))
+    0.0
+    """
+    kept, (m, n, k) = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0), shape
     if dtype not in PRODUCTS or not kept:
         return 0.0
     walked = walked_bytes(engine, dtype, PRODUCTS[dtype][4] * n * k, 2 * m * (n + k), kept)
-    return 1 - memory_rate(device) / cached_rate(device, walked)
+    return 1 - read_share(device, walked)
 
 
 def timed(
@@ -318,7 +324,7 @@ def ungated(kernel: str, version: str, inner: float, top_k: float, count: float)
 
 def expert_reads(device: Device, weights: float, beside: float) -> float:
     """Return seconds of reading weights over those from memory: calls of a table use the same, one after another."""
-    return memory_rate(device) / cached_rate(device, weights + beside)
+    return read_share(device, weights + beside)
 
 
 def experts(cells: Cells, device: Device) -> float:

@@ -24,7 +24,7 @@ from shardwise.serving._ledger import joined_down
 from shardwise.validation import _kernels
 from shardwise.validation._cells import Cells
 from shardwise.validation._steps import ENGINES, engine_steps
-from shardwise.validation._streaming import cached_rate, memory_rate, replayed_start, step_rate
+from shardwise.validation._streaming import cached_rate, read_share, replayed_start, step_rate
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)
@@ -175,7 +175,7 @@ def held_share(m: Module, moved: float) -> float:
     Halves of the cache of devices with two each hold what both read (NVIDIA A100 whitepaper).
     """
     copies = 2 if m.family in ("ampere", "hopper", "blackwell") else 1
-    return 1 - memory_rate(m.device) / cached_rate(m.device, moved, copies)
+    return 1 - read_share(m.device, moved, copies)
 
 
 def _products(m: Module, op: Op[float], held: float) -> float:

@@ -37,6 +37,16 @@ def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
     return float(1 / (hit / inside + (1 - hit) / rate))
 
 
+def read_share(device: Device, walked: float, copies: int = 1) -> float:
+    """Return seconds of reading so many bytes again and again over those from memory: 1 where no cache holds them.
+
+    >>> from shardwise.hardware import find_device
+    >>> read_share(find_device("h100-sxm-80gb").device, 1e9)
+    1.0
+    """
+    return memory_rate(device) / cached_rate(device, walked, copies)
+
+
 def step_rate(device: Device, walked: float) -> float:
     """Return bytes a second of one of PyTorch's element-wise kernels: its cores bind it before the memory does."""
     rate = cached_rate(device, walked)
