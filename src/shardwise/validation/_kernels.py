@@ -65,15 +65,8 @@ EXPERTS = {
     "w4a16_mxfp4": ("bf16", 0.53),
     "w4a8_mxfp4_mxfp8": ("fp8", 0.53),
 }
-# Models of experts without a gate, by (width of an expert, choices, experts): Nemotron 3 Nano, Super and Ultra, in the
-# hidden or in the latent width; mlp_hidden_act = "relu2" (config.json of huggingface.co/nvidia). Collectors of these
-# older engines ran every expert with a gate.
-UNGATED = {(1856.0, 6.0, 128.0), (2688.0, 22.0, 512.0), (5120.0, 22.0, 512.0)}
-GATED_VERSIONS = ("0.14.0", "0.5.10")
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
-# Vidur profiles FlashInfer (github.com/microsoft/vidur vidur/profiling/attention/main.py), SGLang's kernels on A100.
-NEAREST = {"vidur": "sglang"}
 LATENT, ROPE, KEY, VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
 Seconds = Callable[[Cells, Device], float]
@@ -111,7 +104,8 @@ def _engine(cells: Cells, table: dict[str, Any]) -> str:
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
     if engine in table:
         return engine
-    near = next((name for name in (NEAREST.get(engine, "vllm"), "vllm") if name in table), next(iter(table)))
+    nearest = engine_steps()["nearest"].get(engine, "vllm")
+    near = next((name for name in (nearest, "vllm") if name in table), next(iter(table)))
     cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
     return near
 
@@ -319,7 +313,9 @@ def latent(cells: Cells, device: Device) -> float:
 
 def ungated(kernel: str, version: str, inner: float, top_k: float, count: float) -> bool:
     """Return whether experts were measured without a gate, by their kernel or by the model that has such experts."""
-    return "nongated" in kernel or ((inner, top_k, count) in UNGATED and version not in GATED_VERSIONS)
+    taken = engine_steps()["experts"]
+    plain = [inner, top_k, count] in taken["ungated"] and version not in taken["gated_versions"]
+    return "nongated" in kernel or plain
 
 
 def expert_reads(device: Device, weights: float, beside: float) -> float:

@@ -172,9 +172,9 @@ def _own_decode(m: Module, tokens: float) -> float:
 def held_share(m: Module, moved: float) -> float:
     """Return the share of the seconds of reading its weights that the last cache saves when a module is replayed.
 
-    Halves of the cache of devices with two each hold what both read (NVIDIA A100 whitepaper).
+    Halves of the cache of devices with two each hold what both read.
     """
-    copies = 2 if m.family in ("ampere", "hopper", "blackwell") else 1
+    copies = 2 if m.family in engine_steps()["cache"]["halved"] else 1
     return 1 - read_share(m.device, moved, copies)
 
 

@@ -11,12 +11,9 @@ from functools import cache
 from math import ceil
 from typing import Any
 
+from shardwise.validation._steps import engine_steps
+
 DRAWS = 64
-# Engines whose collector gave the kernel only the tokens with a choice on the timed rank, their other choices to the
-# first expert of the rank (aiconfigurator cb4d907c7, collector/sglang/collect_moe.py, both of its kernels).
-HANDED_VERSIONS = ("0.5.10",)
-# TensorRT-LLM's Triton kernel of blocks in fp8 runs the choices of all ranks: its time does not fall with their number.
-WHOLE_KERNELS = ("moe_torch_flow_triton_fp8_block",)
 
 
 def routed(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> tuple[float, float]:
@@ -45,10 +42,10 @@ def timed_rows(
     """
     tokens, top_k, _, ranks = shape
     hit, rows = routed(routing, *shape)
-    every = tokens * top_k
-    if ranks > 1 and kernel in WHOLE_KERNELS:
+    every, taken = tokens * top_k, engine_steps()["experts"]
+    if ranks > 1 and kernel in taken["whole_kernels"]:
         return hit, every, 0.0
-    if ranks > 1 and version in HANDED_VERSIONS:
+    if ranks > 1 and version in taken["handed_versions"]:
         return hit, max(rows, top_k * touching(routing, *shape)), 0.0
     return hit, rows, max(every - rows, 0.0)
 

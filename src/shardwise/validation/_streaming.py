@@ -16,10 +16,6 @@ from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._steps import ENGINES, engine_steps
 
-# A cyclic walk through so much of the last cache hits everything, through so much nothing (L40S: all of 90 MB and
-# little of 110 of its 96; H100: all of 40 MB and nothing of 52 of its 50).
-_ALL, _NONE = 0.85, 1.1
-
 
 def memory_rate(device: Device) -> float:
     """Return bytes a second of streaming kernels on a device."""
@@ -31,8 +27,8 @@ def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
     row, rate = constants()[family_of(device)]["memory"], memory_rate(device)
     if "cached_bytes" not in row or not device.knows("num_cores"):
         return rate
-    full = walked * copies / row["cached_bytes"]
-    hit = min(max((_NONE - full) / (_NONE - _ALL), 0.0), 1.0)
+    full, bounds = walked * copies / row["cached_bytes"], engine_steps()["cache"]
+    hit = min(max((bounds["nothing"] - full) / (bounds["nothing"] - bounds["all"]), 0.0), 1.0)
     inside = max(row["cached_bytes_per_second_per_core"] * device.num_cores, rate)
     return float(1 / (hit / inside + (1 - hit) / rate))
 
