@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 _SCALE, _ROUNDS = 0.06, 8
+# Folds of shapes left out; a row of costs with fewer measured rows than this is fitted to all of them.
 _FOLDS, _LEAST = 4, 15
 
 Shared = dict[str, int]

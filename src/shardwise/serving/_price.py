@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.cost import Chip, Rates, blend, experts_seconds, kernel_seconds, reduce_seconds
 from shardwise.cost._attention import costed_seconds
+from shardwise.cost._kernels import UNKNOWN_CORES
 from shardwise.cost._kinds import one_query_seconds
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Collective, Op
@@ -54,12 +55,12 @@ def _rates(m: Server[X], op: Op[X]) -> Rates[X]:
 
 
 def _chip(m: Server[X]) -> Chip[X]:
-    """Return what attention kernels are shares of; a device whose cores are not known counts as one of 100.
+    """Return what attention kernels are shares of; `UNKNOWN_CORES` stand for cores that are not known.
 
     A step reads the weights of every layer between two visits to a layer's keys and values: unlike the tables, which
     run one kernel again and again, it finds none of them in the last cache. Those of a prompt were just written.
     """
-    cores = m.cores if m.cores > 1 else 100.0
+    cores = m.cores if m.cores > 1 else UNKNOWN_CORES
     cached = 0.0 if m.decoding else m.kernels.last_cache
     return Chip(flops=m.peak, bytes_per_second=m.bandwidth, cores=cores, cached_bytes=cached)
 

@@ -126,11 +126,6 @@ def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
     return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
 
 
-def unit_elements(parts: Parts[X], alone: bool = False) -> list[X]:
-    """Return the parameters that are gathered together for each kind of layer: all of it, or its largest tensor."""
-    return [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
-
-
 def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
 
@@ -145,7 +140,8 @@ def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tup
         return zero, zero
     width = r.precision.activation_bytes
     alone = r.stack.gathers_tensors
-    units, held = unit_elements(parts, alone), [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
+    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:

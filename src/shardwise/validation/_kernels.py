@@ -28,7 +28,7 @@ from shardwise.cost._attention import (
     prompt_parts,
     seen_pairs,
 )
-from shardwise.cost._kernels import others_seconds
+from shardwise.cost._kernels import UNKNOWN_CORES, others_seconds
 from shardwise.cost._kinds import blocked_flops, one_query_seconds
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import ELEMENT_BYTES, product_rates
@@ -87,8 +87,8 @@ def _type(cells: Cells) -> str:
 
 
 def chip_of(device: Device, dtype: str) -> Chip[float]:
-    """Return what constants of kernels are shares of; a device whose cores are not known counts as one of 100."""
-    cores = float(device.num_cores) if device.knows("num_cores") else 100.0
+    """Return what constants of kernels are shares of; `UNKNOWN_CORES` stand for cores that are not known."""
+    cores = float(device.num_cores) if device.knows("num_cores") else UNKNOWN_CORES
     if dtype == "bf16" and dtype not in device.matrix_flops:
         dtype = "fp16"
     return Chip(

@@ -12,7 +12,7 @@ from shardwise.plans._stack import LossKernel
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._rules import Framework
 
-# Megatron-LM before 2024: dropout is on by default.
+# Megatron-LM before 2024, and what runs its GPT: dropout is on by default.
 _OLD = ("megatron-2021", "megatron-scores", "megatron-deepspeed", "megatron-2023", "oneflow")
 # Gradients have the type of the weights unless a source says otherwise.
 _NARROW_SUMS = ("megatron-deepspeed", "internevo")
