@@ -27,8 +27,9 @@ SOURCE = ROOT / "src" / "shardwise"
 RESULT = ROOT / "benchmarks" / "data" / "accuracy.json"
 BANDS = {"training": SOURCE / "cost" / "bands.toml", "serving": SOURCE / "serving" / "bands.toml"}
 CONSTANTS = (
-    *("cost/constants.toml", "cost/priors.toml", "plans/stacks.toml", "serving/engines.toml"),
-    *("serving/quantization.toml", "hardware/links.toml", "validation/rules.toml"),
+    *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "serving/engines.toml"),
+    *("serving/quantization.toml", "hardware/links.toml"),
+    *("validation/rules.toml", "validation/documented.toml", "validation/modules.toml"),
 )
 WORSE = 0.01
 _HEAD = {
