@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.validation._kernels import expert_reads, ungated
-from shardwise.validation._routing import routed, timed_rows, touching
+from shardwise.validation._routing import check, routed, timed_rows, touching
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 1024])
@@ -74,3 +75,26 @@ def test_experts_that_fit_the_last_cache_are_read_from_it() -> None:
 def test_experts_without_a_gate(kernel: str, version: str, sizes: tuple[float, float, float], expected: bool) -> None:
     """Experts have no gate where the kernel says so, or where the model that has such experts has none."""
     assert ungated(kernel, version, *sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("routing", "shape", "field"),
+    [
+        ("power_law_x", (8, 256, 8), "routing"),
+        ("power_law_-5", (8, 256, 8), "routing"),
+        ("power_law_1e9", (8, 256, 8), "routing"),
+        ("power_law_1.2", (8, 256, 3), "moe_ep"),
+        ("balanced", (500, 256, 8), "top_k"),
+    ],
+)
+def test_what_cannot_be_routed_is_refused_by_name(routing: str, shape: tuple[int, int, int], field: str) -> None:
+    """A law without an exponent, ranks that do not divide the experts and too many choices name their column."""
+    with pytest.raises(InputError) as found:
+        check(routing, *shape)
+    assert [problem.field for problem in found.value.problems] == [field]
+
+
+def test_an_exponent_of_one_lies_between_its_neighbours() -> None:
+    """The law of exponent 1, whose form is another, loads the timed rank as exponents just beside it do."""
+    below, at, above = (routed(f"power_law_{a}", 64, 8, 256, 8)[1] for a in (0.99, 1.0, 1.01))
+    assert below - 1 <= at <= above + 1

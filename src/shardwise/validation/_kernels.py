@@ -36,7 +36,7 @@ from shardwise.cost._tables import family_of, matmul_row
 from shardwise.hardware import Device, find_device
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
-from shardwise.validation._routing import timed_rows
+from shardwise.validation._routing import check, timed_rows
 from shardwise.validation._row import Answer
 from shardwise.validation._steps import ENGINES, engine_steps, host_seconds, maxima_seconds, walked_bytes
 from shardwise.validation._streaming import read_share
@@ -295,7 +295,7 @@ def latent(cells: Cells, device: Device) -> float:
         kernel = _kernel(cells, device, "latent_decode", label, LATENT + ROPE)
         return float(costed_seconds(kernel, decode_parts(chip, cached)))
     if op != "context_mla":
-        raise refuse("op", op, "is a module with its projections: the kernels are priced one by one")
+        raise refuse("op", op, "is not a kernel or a module of latent attention that is modelled")
     dims = KEY + VALUE
     prompt = Prompt(
         sequences=B,
@@ -341,8 +341,9 @@ def experts(cells: Cells, device: Device) -> float:
         name = max(same, key=lambda n: same[n]["rows"])
         cells.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    version = cells.text("engine_version")
-    hit, rows, others = timed_rows(kernel, version, cells.text("routing"), (T, k, E, ep))
+    version, routing = cells.text("engine_version"), cells.text("routing")
+    check(routing, k, E, ep)
+    hit, rows, others = timed_rows(kernel, version, routing, (T, k, E, ep))
     F = inner / tp
     up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
     chip, c = chip_of(device, peak), fit_from(ExpertsFit, row)

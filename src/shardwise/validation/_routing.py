@@ -11,9 +11,27 @@ from functools import cache
 from math import ceil
 from typing import Any
 
+from shardwise.validation._cells import refuse
 from shardwise.validation._steps import engine_steps
 
 DRAWS = 64
+_STEEPEST = 8.0
+
+
+def check(routing: str, top_k: float, experts: float, ranks: float) -> None:
+    """Refuse more choices than experts, and a law that cannot be drawn."""
+    if top_k > experts:
+        raise refuse("top_k", top_k, f"is more than the {experts:g} experts")
+    if not routing.startswith("power_law_"):
+        return
+    try:
+        exponent = float(routing.removeprefix("power_law_"))
+    except ValueError:
+        exponent = 0.0
+    if not 0 < exponent <= _STEEPEST:
+        raise refuse("routing", routing, f"is no power_law_A with A above 0 and at most {_STEEPEST:g}")
+    if experts % ranks:
+        raise refuse("moe_ep", ranks, f"must divide the {experts:g} experts")
 
 
 def routed(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> tuple[float, float]:
@@ -92,8 +110,8 @@ def _rows(exponent: float, tokens: float, top_k: float, experts: int) -> Any:
     import numpy as np
 
     low, high = (1.0, max(0.8 * tokens, 1.001)) if tokens * top_k > experts else (0.01, 2.0)
-    b = 1 - exponent
-    weights = ((high**b - low**b) * np.random.default_rng(0).random((DRAWS, experts)) + low**b) ** (1 / b)
+    b, drawn = 1 - exponent, np.random.default_rng(0).random((DRAWS, experts))
+    weights = ((high**b - low**b) * drawn + low**b) ** (1 / b) if b else low * (high / low) ** drawn
     exact = np.minimum(weights / weights.sum(1, keepdims=True) * tokens * top_k, tokens)
     rows = np.round(exact)
     # What rounding loses goes to the experts with the most, one each; what it adds is taken from the first of them.
