@@ -66,3 +66,13 @@ def test_inputs_that_no_gradient_reads_are_not_kept(tmp_path: object) -> None:
     few = found(tmp_path, LITGPT)[1]
     all_of_them = {**LITGPT, "notes": "longest_sample=1304; lora_targets=query,key,value,projection,mlp"}
     assert found(tmp_path, all_of_them)[1] > few
+
+
+def test_a_rank_that_is_not_stated_is_assumed_and_said(tmp_path: object) -> None:
+    """A blank or unknown rank is 8, and the row says so; a stated one is not assumed."""
+    eight = found(tmp_path, LITGPT)
+    for word in ("", "unknown"):
+        blank, peak = found(tmp_path, {**LITGPT, "lora_rank": word})
+        assert peak == eight[1]
+        assert any(said.startswith("lora_rank: not stated: 8") for said in blank.assumed)
+    assert not any(said.startswith("lora_rank") for said in eight[0].assumed)

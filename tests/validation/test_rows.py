@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.validation import Row, Validation, fits_of, rules, shipped, summary, validate
+from shardwise.validation._cells import Cells
 from shardwise.validation._files import KINDS, kind_of
 from shardwise.validation._network import network_bytes_per_second, used_domain
 from shardwise.validation._places import Places
@@ -266,3 +267,21 @@ def test_every_shipped_row_is_predicted_and_cited(release: Validation) -> None:
     assert [row.reason for row in release.rows if row.status != "predicted"] == []
     assert all(row.citation for row in release.rows)
     assert len(release.rows) > 300
+
+
+@pytest.mark.parametrize(("word", "rule"), [("", "is 0"), ("0.5", "is 0"), ("2", "is 0"), ("yes", "finite")])
+def test_a_verdict_is_zero_or_one(tmp_path: Path, word: str, rule: str) -> None:
+    """A measured verdict that is blank or another number is refused, not taken for out of memory."""
+    path = tmp_path / "runs.csv"
+    path.write_text(f"metric,value,model,device,seq_len\nfits,{word},gpt2,h100-sxm-80gb,1024\n", encoding="utf-8")
+    row = validate([path]).rows[0]
+    assert row.status == "refused"
+    assert row.reason.startswith("value: ") and rule in row.reason
+
+
+def test_zero_is_not_called_unstated() -> None:
+    """A zero where a number must be above 0 is told from a blank, and an unknown one is blank."""
+    for word, rule in (("0", "must be above 0"), ("", "is not stated"), ("unknown", "is not stated")):
+        with pytest.raises(InputError) as found:
+            Cells({"seq_len": word}).positive("seq_len")
+        assert found.value.problems[0].rule == rule

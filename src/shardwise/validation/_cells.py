@@ -74,7 +74,7 @@ class Cells:
     def number(self, name: str, default: float = 0.0) -> float:
         """Return a cell as a finite number of at least 0; raises `InputError` where it is something else."""
         text = self.text(name)
-        if not text:
+        if not self.says(name):
             return default
         try:
             value = float(text)
@@ -95,7 +95,8 @@ class Cells:
         """Return a number above 0 that the row must state."""
         value = self.number(name)
         if not value:
-            raise InputError([Problem(name, self.text(name), "is not stated", "give it in the file")])
+            rule = "must be above 0" if self.says(name) else "is not stated"
+            raise InputError([Problem(name, self.text(name), rule, "give it in the file")])
         return value
 
     def assume(self, text: str) -> None:

@@ -30,6 +30,7 @@ _INPUTS = {"norm1.output": "qkv", "norm2.output": "mlp", "mlp.product": "mlp"}
 _NORMALISED = ("norm1.normalised", "norm2.normalised")
 # Bytes of an adapter's parameter: weight, gradient and Adam's moments in 16 bits, or in fp32.
 _OWN_BYTES = {"litgpt": 8.0}
+_USUAL_RANK = 8
 _WIDE_OWN = 16.0
 # Bytes that dropout before an adapter keeps, over those of its 16-bit input: the dropped copy and a mask of one byte
 # (github.com/Lightning-AI/litgpt litgpt/finetune/lora.py: lora_dropout 0.05).
@@ -135,7 +136,9 @@ def _parameters(cells: Cells, report: TrainReport, targets: set[str]) -> float:
     stated = cells.noted("trainable_params")
     if stated:
         return stated
-    rank = cells.whole("lora_rank") or 8
+    rank = cells.whole("lora_rank") or _USUAL_RANK
+    if not cells.whole("lora_rank"):
+        cells.assume(f"lora_rank: not stated: {rank}, the default of LitGPT and of PEFT")
     layers = sum(float(n) for n in report.evaluation.stages[0].layers)
     found = 0.0
     for op, size in _adapted(report, targets):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shardwise.errors import InputError
-from shardwise.validation._cells import Cells
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._files import Table, read_table
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer, Row
@@ -131,7 +131,11 @@ def _metric(cells: Cells, kind: str) -> str:
 def _measured(cells: Cells, kind: str) -> float:
     if kind not in ("training", "inference"):
         return cells.positive("achieved_fraction" if kind == "op_efficiency" else "time_seconds")
-    return cells.number("value") if cells.text("metric") == "fits" else cells.positive("value")
+    if cells.text("metric") != "fits":
+        return cells.positive("value")
+    if cells.number("value", -1) not in (0, 1):
+        raise refuse("value", cells.text("value"), "of fits is 0 (out of memory) or 1")
+    return cells.number("value")
 
 
 def _family(cells: Cells, places: Places) -> str:
