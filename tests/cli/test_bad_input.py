@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, str]] = {
     "empty devices": ("train gpt2 --on ''", "on"),
     "devices of a file that is not there": ("train gpt2 --on no.toml", "no.toml"),
     "model and device unknown at once": ("train lama --on 8xh1000", "model device"),
+    "type of training that a device lacks": ("train gpt2 --on 1xcpu-generic --precision bf16", "precision"),
+    "type of serving that a device lacks": ("infer gpt2 --on 1xcpu-generic", "weights"),
     "unknown flag": (f"{T} --bogus 3", "bogus"),
     "unknown flag without a value": (f"{T} --bogus", "bogus"),
     "unknown short flag": (f"{T} -x", "x"),

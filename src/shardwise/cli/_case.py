@@ -33,7 +33,6 @@ FLAG_OF = {
     "fast_bytes_per_second": "fast_bandwidth_achieved",
     "slow_bytes_per_second": "slow_bandwidth_achieved",
     "cluster": "on",
-    "dtype": "precision",
     "max_step_seconds": "max_step",
     "max_run_seconds": "max_time",
     "min_free_bytes": "min_free",
@@ -102,10 +101,13 @@ class Inputs:
         self.problems.add(key, plain(value), rule, remedy)
         self.bad.add(key)
 
-    def merge(self, error: InputError) -> None:
-        """Record the problems of an error under the names of flags, leaving out what follows from other problems."""
+    def merge(self, error: InputError, dtype: str = "precision") -> None:
+        """Record the problems of an error under the names of flags, leaving out what follows from other problems.
+
+        A data type is set by the flag `dtype`: the precision of training, the weights of serving.
+        """
         for p in error.problems:
-            key = FLAG_OF.get(p.field, p.field)
+            key = dtype if p.field == "dtype" else FLAG_OF.get(p.field, p.field)
             causes = self.bad - {key}
             named = {word for word in causes if re.search(rf"\b{word}\b", p.rule)}
             follows = causes & _FOLLOWS.get(key, set())

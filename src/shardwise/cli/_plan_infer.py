@@ -61,7 +61,7 @@ def ask(inputs: Inputs) -> ServingFound:
     try:
         found = plan_serving(model, cluster, job, space_of(inputs, cluster.num_devices), wish_of(inputs))
     except InputError as error:
-        inputs.merge(error)
+        inputs.merge(error, dtype="weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
     return found
