@@ -27,7 +27,7 @@ SETTINGS = (
     *("compute_dtype", "param_dtype", "grad_dtype", "attention_kernel", "optimizer", "master_weights", "finetune"),
     *("offload", "framework", "notes"),
 )
-_TUNED = "fine-tuning of adapters or on unpacked samples is not modelled"
+_TUNED = "seconds of fine-tuning of adapters, or on unpacked samples, are not modelled"
 # Modules that Megatron-Bridge's recipes of mixtures run again (perf_recipes/*/recompute_modules), the least first.
 _RECIPES = (
     (),
