@@ -285,3 +285,11 @@ def test_zero_is_not_called_unstated() -> None:
         with pytest.raises(InputError) as found:
             Cells({"seq_len": word}).positive("seq_len")
         assert found.value.problems[0].rule == rule
+
+
+@pytest.mark.parametrize(("unit", "kept"), [("", True), ("seconds", True), ("s", True), ("ms", False), ("GB", False)])
+def test_a_value_in_another_unit_is_refused(tmp_path: Path, unit: str, kept: bool) -> None:
+    """Milliseconds or gigabytes read as seconds or bytes would be an error of a thousand times, so they are not."""
+    found = only(tmp_path, {**TRAINING, "unit": unit})
+    assert (found.status == "predicted") is kept
+    assert kept or found.reason.startswith("unit: is not a unit of values")

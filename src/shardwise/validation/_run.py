@@ -128,9 +128,20 @@ def _metric(cells: Cells, kind: str) -> str:
     return f"{kind} {word}".strip() if kind in ("collective", "mla", "op_efficiency") else kind
 
 
+# What a row may call the unit of its value: a figure in others would be read a thousand times off.
+_UNITS = {
+    *("s", "second", "seconds", "gpu_hours", "byte", "bytes", "token", "tokens", "fraction", "fits", "bool"),
+    *("token/s", "tokens/s", "tokens_per_second", "tokens_per_second_per_gpu"),
+    *("flop/s", "flops", "flops_per_second", "flops_per_second_per_gpu"),
+}
+
+
 def _measured(cells: Cells, kind: str) -> float:
     if kind not in ("training", "inference"):
         return cells.positive("achieved_fraction" if kind == "op_efficiency" else "time_seconds")
+    if (unit := cells.text("unit").lower()) and unit not in _UNITS:
+        rule = "is not a unit of values: seconds, bytes, tokens, tokens/s, FLOP/s, fractions and GPU-hours are"
+        raise refuse("unit", cells.text("unit"), rule)
     if cells.text("metric") != "fits":
         return cells.positive("value")
     if cells.number("value", -1) not in (0, 1):

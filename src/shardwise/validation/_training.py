@@ -260,7 +260,8 @@ def _searched(cells: Cells) -> bool:
     """Return whether the amount of recompute is not told: not stated, or by a policy of its own."""
     if not cells.says("recompute"):
         return True
-    some = "=custom" in cells.text("recompute_detail") or framework_of(cells.text("framework"), cells.row).stack == "fms-fsdp"
+    stack = framework_of(cells.text("framework"), cells.row).stack
+    some = "=custom" in cells.text("recompute_detail") or stack == "fms-fsdp"
     return cells.text("recompute") == "selective" and some
 
 
