@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from shardwise.errors import InputError
 from shardwise.validation._cells import Cells
 from shardwise.validation._frozen import frozen_recipe
 from shardwise.validation._places import Places
@@ -76,3 +79,11 @@ def test_a_rank_that_is_not_stated_is_assumed_and_said(tmp_path: object) -> None
         assert peak == eight[1]
         assert any(said.startswith("lora_rank: not stated: 8") for said in blank.assumed)
     assert not any(said.startswith("lora_rank") for said in eight[0].assumed)
+
+
+def test_targets_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    """Names of Hugging Face's layers are known; one that is not refuses the row and is never left out in silence."""
+    short, long = (f"longest_sample=1304; lora_targets={words}" for words in ("q,v,up", "q_proj,v_proj,up_proj"))
+    assert found(tmp_path, {**LITGPT, "notes": short})[1] == found(tmp_path, {**LITGPT, "notes": long})[1]
+    with pytest.raises(InputError, match="lora_targets"):
+        predict(Cells({**LITGPT, "notes": "longest_sample=1304; lora_targets=query,router"}), Places(tmp_path))

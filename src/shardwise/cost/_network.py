@@ -19,7 +19,8 @@ from shardwise.ledger.number import X, above, maximum, minimum, power, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
 
-# The most that ranks of PCIe servers slow each other, as a power of their number.
+# The most that ranks of PCIe servers slow each other, as a power of their number: that of RTX PRO 6000 servers, which
+# TensorRT-LLM's rows on 4 and 8 L40S need too; the tables' L40S node has no peer access (docs/calibration.md).
 PEER_CROWDING = 0.4
 
 

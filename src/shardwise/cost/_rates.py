@@ -302,6 +302,14 @@ def weight_gradient(table: dict[str, Any]) -> float:
     return float(table.get("weight_gradient", constants()["passes"]["weight_gradient"])["rate"])
 
 
+def _attention(table: dict[str, Any], device: Device, dtype: str, kernel: str) -> tuple[dict[str, Any], float]:
+    """Return a family's rates of attention by a named kernel in a type, and the peak that power leaves of a device."""
+    row = kernel_row(table["attention"], kernel)
+    row = merged(row, row.get("by_type", {}).get(dtype, {}))
+    weaker = power_share(table["matmul"].get("bf16", {}), device)
+    return row, row.get("sustained_by_device", {}).get(device.name, weaker) * device.peak_flops(dtype)
+
+
 def rates_of(
     device: Device,
     dtype: str,
@@ -326,13 +334,9 @@ def rates_of(
     products = product_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
     bandwidth = device.memory_bytes_per_second
-    attention, grouped = kernel_row(table["attention"], kernels[0]), kernel_row(table["grouped"], kernels[1])
-    memory = table["memory"]
-    attention = merged(attention, attention.get("by_type", {}).get(attention_dtype(device, dtype), {}))
+    memory, grouped, peak = table["memory"], kernel_row(table["grouped"], kernels[1]), device.peak_flops(dtype)
+    attention, attention_peak = _attention(table, device, attention_dtype(device, dtype), kernels[0])
     attention = paced(attention, device, together)
-    weaker = power_share(table["matmul"].get("bf16", {}), device)
-    limited = attention.get("sustained_by_device", {}).get(device.name, weaker)
-    attention_peak, peak = limited * device.peak_flops(attention_dtype(device, dtype)), device.peak_flops(dtype)
     stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
     scale = relative(device, row, grouped.get("measured_on", device.name))
     forward, backward, experts = (

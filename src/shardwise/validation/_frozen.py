@@ -78,12 +78,14 @@ def _targets(cells: Cells) -> set[str]:
         return {"qkv", "out", "mlp"}
     if not words:
         cells.assume("lora_targets: not stated: queries and values (arXiv:2106.09685 section 4.2)")
-    return {_TARGETS[word] for word in words if word in _TARGETS} or {"qkv"}
+    if unknown := [word for word in words if word not in _TARGETS]:
+        raise refuse("lora_targets", ",".join(unknown), f"are not among {', '.join(_TARGETS)}")
+    return {_TARGETS[word] for word in words} or {"qkv"}
 
 
 def _listed(part: str) -> list[str]:
     key, _, names = part.partition("=")
-    return [name.strip() for name in names.split(",")] if key.strip() == "lora_targets" else []
+    return [name.strip().removesuffix("_proj") for name in names.split(",")] if key.strip() == "lora_targets" else []
 
 
 def beside(cells: Cells, report: TrainReport) -> float:

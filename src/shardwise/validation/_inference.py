@@ -40,7 +40,9 @@ _REFUSED = {
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
-# Sequences that an engine runs at once unless it is told otherwise.
+# Sequences that an engine runs at once unless it is told otherwise: vLLM's max_num_seqs before V1 (vllm/engine/
+# arg_utils.py), max_batch_size of TurboMind (lmdeploy/messages.py) and of trtllm-build, SGLang's limit of
+# max_running_requests (sglang/srt/model_executor/model_runner.py); DeepSpeed-MII's is taken as vLLM's.
 _MOST = {
     "vllm-flashinfer": 256,
     "vllm-v0": 256,
