@@ -18,6 +18,7 @@ from shardwise.cost._tables import family_of
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.validation import Row
+from shardwise.validation._frozen import ADAPTED
 from shardwise.validation._training_metrics import WEIGHTY
 
 Names: TypeAlias = tuple[str, ...]
@@ -63,12 +64,17 @@ def engine_of(name: str) -> str:
 
 
 def residuals(rows: Iterable[Row]) -> list[Residual]:
-    """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not."""
+    """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not.
+
+    Nor do runs of adapters, which no report speaks of.
+    """
     found: dict[tuple[str, str], Residual] = {}
     for row in rows:
         quantity = (TRAINING if row.kind == "training" else SERVING).get(row.metric)
         toy = row.source.startswith("megatron_ci") and quantity == "step_seconds"
         if quantity is None or toy or row.quality in ("C", "low") or not row.measured or not row.predicted:
+            continue
+        if ADAPTED in row.assumed:
             continue
         ratio = row.measured / row.predicted
         rate = "per_second" in row.metric

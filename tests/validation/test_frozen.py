@@ -87,3 +87,10 @@ def test_targets_that_are_not_known_are_refused(tmp_path: Path) -> None:
     assert found(tmp_path, {**LITGPT, "notes": short})[1] == found(tmp_path, {**LITGPT, "notes": long})[1]
     with pytest.raises(InputError, match="lora_targets"):
         predict(Cells({**LITGPT, "notes": "longest_sample=1304; lora_targets=query,router"}), Places(tmp_path))
+
+
+def test_optimizers_whose_state_moves_to_the_host_are_refused(tmp_path: Path) -> None:
+    """A paged optimizer keeps on the device what fits, which no plan says, so that its peak is not predicted."""
+    row = {**LITGPT, "finetune": "full", "optimizer": "paged_adamw", "seq_len": "2048", "notes": ""}
+    with pytest.raises(InputError, match="moves to the host"):
+        predict(Cells(row), Places(tmp_path))

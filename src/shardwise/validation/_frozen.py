@@ -15,6 +15,7 @@ from shardwise.training._layer_tables import lines_of
 from shardwise.validation._cells import Cells, refuse
 
 ADAPTERS = ("lora", "qlora")
+ADAPTED = "adapters: counted beside a model of frozen weights"
 _MEMORY = ("peak_memory", "fits")
 # Recipes of frozen weights by the type that a row states (bitsandbytes: 4 bits and an fp32 scale for 64 weights, or one
 # of 8 bits where scales are quantised too; autocast keeps 16-bit copies beside fp32 weights).
@@ -53,7 +54,7 @@ def frozen_cells(cells: Cells) -> Cells:
         raise refuse("framework", cells.text("framework"), "its checkpoints in the host's memory are not modelled")
     longest, length = int(cells.noted("longest_sample")), cells.text("seq_len")
     found = Cells({**cells.row, "seq_len": length or str(longest or ""), "finetune": "pretrain", "optimizer": "adam"})
-    for said in cells.assumed:
+    for said in (*cells.assumed, ADAPTED):
         found.assume(said)
     if longest and not length:
         found.assume("seq_len: the longest sample, which sets the peak")

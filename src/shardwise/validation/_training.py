@@ -172,6 +172,8 @@ def _check(cells: Cells) -> None:
         raise refuse("finetune", tuned, _TUNED)
     if cells.text("offload") not in ("", "none"):
         raise refuse("offload", cells.text("offload"), "offloading to the host is not modelled")
+    if cells.text("optimizer").startswith("paged"):
+        raise refuse("optimizer", cells.text("optimizer"), "its state moves to the host, which is not modelled")
     if tuned == "full" and ("mean_tokens_per_sample" in cells.text("notes") or "longest_sample" in cells.text("notes")):
         raise refuse("finetune", tuned, _TUNED)
     if not cells.whole("num_gpus"):
