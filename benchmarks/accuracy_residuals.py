@@ -101,7 +101,7 @@ def names_of(row: Row) -> Names:
 
 def memory_names(row: Row) -> Names:
     """Return the names of bands of memory: the framework's stack decides what is kept, whatever the device."""
-    from shardwise.validation._rules import framework_of
+    from shardwise.validation._frameworks import framework_of
 
     stack = framework_of(row.engine).stack or "other"
     return (stack.removesuffix("-scores"), "other")

@@ -10,7 +10,7 @@ from shardwise.models import Model
 from shardwise.validation._cells import Cells
 from shardwise.validation._layers import spread
 from shardwise.validation._rules import documented
-from shardwise.validation._training import _vpp
+from shardwise.validation._training_plan import _vpp
 
 BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-archive.md"
 

@@ -73,6 +73,14 @@ def test_a_file_of_something_else_is_refused_with_the_columns_that_it_lacks() ->
         kind_of({"device", "colour"})
 
 
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    """Columns alone are no measurements: the error says so, and is not taken for a file without faults."""
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(TRAINING) + "\n", encoding="ascii")
+    with pytest.raises(InputError, match="no row below them"):
+        validate([str(path)])
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -139,6 +147,16 @@ def test_a_blank_field_follows_its_published_rule(tmp_path: Path, blank: str, fi
     (rule,) = (one for one in rules() if one.field == field)
     assert found.status == "predicted", found.reason
     assert f"{field}: {rule.says}" in found.assumed
+
+
+@pytest.mark.parametrize("name", ["", "my own trainer"])
+def test_a_framework_that_is_not_known_is_taken_and_said(tmp_path: Path, name: str) -> None:
+    """Where no entry names the framework, the one that the sharding comes from is taken, among the assumptions."""
+    taken, known = (only(tmp_path, {**TRAINING, "framework": one}) for one in (name, "torchtitan"))
+    (rule,) = (one for one in rules() if one.field == "framework")
+    assert taken.predicted == known.predicted
+    assert f"framework: {rule.says}" in taken.assumed
+    assert not any(one.startswith("framework:") for one in known.assumed)
 
 
 def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:

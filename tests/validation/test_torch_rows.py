@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.validation import validate
+from shardwise.validation._frameworks import framework_of
 from shardwise.validation._row import Row
-from shardwise.validation._rules import framework_of
 
 ROW = {
     "case_id": "mine-1", "metric": "tokens_per_second_per_gpu", "value": "4000", "model": "llama-2-7b",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from shardwise.validation._frameworks import Framework, frameworks
 from shardwise.validation._row import Row
-from shardwise.validation._rules import Framework, Rule, frameworks, rules
+from shardwise.validation._rules import Rule, rules
 from shardwise.validation._run import Validation, shipped, validate
 from shardwise.validation._summary import BY, Errors, Fits, errors_of, fits_of, reasons, summary
 

@@ -36,7 +36,10 @@ class Table:
 
 
 def read_table(path: str) -> Table:
-    """Return the rows of a CSV file and their kind; raises `InputError` where it cannot be read or recognised."""
+    """Return the rows of a CSV file and their kind.
+
+    Raises `InputError` where the file cannot be read, is of no known kind or has no rows.
+    """
     try:
         with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = (line.replace("\0", "") for line in file)
@@ -46,7 +49,11 @@ def read_table(path: str) -> Table:
     except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError([Problem("file", path, f"cannot be read ({reason})", "give a CSV file")]) from None
-    return Table(path, kind_of(columns, path), rows)
+    kind = kind_of(columns, path)
+    if not rows:
+        rule = f"has the columns of {kind} files and no row below them"
+        raise InputError([Problem("file", path, rule, "add a row for each measurement")])
+    return Table(path, kind, rows)
 
 
 def kind_of(columns: set[str], path: str = "") -> str:

@@ -13,29 +13,16 @@ from shardwise.ledger.saved import keep
 from shardwise.training import TrainReport
 from shardwise.training._layer_tables import lines_of
 from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._frameworks import adapters_of
+from shardwise.validation._rules import words
 
 ADAPTERS = ("lora", "qlora")
 ADAPTED = "adapters: counted beside a model of frozen weights"
 _MEMORY = ("peak_memory", "fits")
-# Recipes of frozen weights by the type that a row states (bitsandbytes: 4 bits and an fp32 scale for 64 weights, or one
-# of 8 bits where scales are quantised too; autocast keeps 16-bit copies beside fp32 weights).
-_RECIPES = {"bf16": "frozen-bf16", "fp16": "frozen-bf16", "fp32": "frozen-amp",
-            "nf4": "frozen-nf4", "nf4_dq": "frozen-nf4-dq"}  # fmt: skip
-# Products of the ledger by the words of `lora_targets`.
-_TARGETS = {
-    "query": "qkv", "key": "qkv", "value": "qkv", "q": "qkv", "k": "qkv", "v": "qkv", "projection": "out", "o": "out",
-    "mlp": "mlp", "gate": "mlp", "up": "mlp", "down": "mlp", "head": "head",
-}  # fmt: skip
 # What a product keeps for the gradient of its weight alone, by the adapter that would read it.
 _INPUTS = {"norm1.output": "qkv", "norm2.output": "mlp", "mlp.product": "mlp"}
 _NORMALISED = ("norm1.normalised", "norm2.normalised")
-# Bytes of an adapter's parameter: weight, gradient and Adam's moments in 16 bits, or in fp32.
-_OWN_BYTES = {"litgpt": 8.0}
 _USUAL_RANK = 8
-_WIDE_OWN = 16.0
-# Bytes that dropout before an adapter keeps, over those of its 16-bit input: the dropped copy and a mask of one byte
-# (github.com/Lightning-AI/litgpt litgpt/finetune/lora.py: lora_dropout 0.05).
-_DROPOUT = {"litgpt": 1.5}
 
 
 def trains_adapters(cells: Cells) -> bool:
@@ -67,21 +54,22 @@ def frozen_recipe(cells: Cells) -> str:
     if not word:
         word = "nf4" if cells.text("finetune") == "qlora" else "bf16"
         cells.assume(f"param_dtype: not stated: {word}, as {cells.text('finetune')} has it")
-    if word not in _RECIPES:
+    found = words("frozen").get(word)
+    if found is None:
         raise refuse("param_dtype", word, "is not a type of frozen weights that is known")
-    return _RECIPES[word]
+    return found
 
 
 def _targets(cells: Cells) -> set[str]:
     """Return the products with adapters: the stated ones, queries and values where none is stated."""
-    words = [word for part in cells.text("notes").split(";") for word in _listed(part)]
-    if not words and "all linear" in cells.text("notes").lower():
+    named, table = [word for part in cells.text("notes").split(";") for word in _listed(part)], words("lora_targets")
+    if not named and "all linear" in cells.text("notes").lower():
         return {"qkv", "out", "mlp"}
-    if not words:
+    if not named:
         cells.assume("lora_targets: not stated: queries and values (arXiv:2106.09685 section 4.2)")
-    if unknown := [word for word in words if word not in _TARGETS]:
-        raise refuse("lora_targets", ",".join(unknown), f"are not among {', '.join(_TARGETS)}")
-    return {_TARGETS[word] for word in words} or {"qkv"}
+    if unknown := [word for word in named if word not in table]:
+        raise refuse("lora_targets", ",".join(unknown), f"are not among {', '.join(table)}")
+    return {table[word] for word in named} or {"qkv"}
 
 
 def _listed(part: str) -> list[str]:
@@ -93,15 +81,16 @@ def beside(cells: Cells, report: TrainReport) -> float:
     """Return the bytes by which a run with adapters differs from the frozen model: adapters, and inputs not kept."""
     targets, stack, plan = _targets(cells), report.case.stack, report.plan
     quantised = "nf4" in report.case.recipe.precision.name
-    own = _OWN_BYTES.get(stack.name, _WIDE_OWN) * _parameters(cells, report, targets)
+    adapters = adapters_of(stack.name)
+    own = adapters.parameter_bytes * _parameters(cells, report, targets)
     sharded = plan.sharding in ("fsdp", "zero3")
     found = own / (plan.dp if sharded else 1) - _unkept(report, targets, quantised)
     if stack.accumulates_whole and sharded:
         # A flat parameter of FSDP1 has one gradient for all of it, frozen weights too.
         found += 2 * plan.dp * float(report.evaluation.memory[0].weights) / report.case.recipe.precision.weight_bytes
-    if stack.name in _DROPOUT and plan.recompute == "none":
-        found += _DROPOUT[stack.name] * sum(size for _, size in _adapted(report, targets))
-    return found + (_widened(report) if quantised else 0.0)
+    if plan.recompute == "none":
+        found += adapters.dropout_bytes * sum(size for _, size in _adapted(report, targets))
+    return found + (_widened(report, adapters.narrow_head) if quantised else 0.0)
 
 
 def _unkept(report: TrainReport, targets: set[str], quantised: bool) -> float:
@@ -126,11 +115,11 @@ def _adapted(report: TrainReport, targets: set[str]) -> Iterator[tuple[Op[float]
                 yield op, float(layers * op.saves[0].size_bytes)
 
 
-def _widened(report: TrainReport) -> float:
+def _widened(report: TrainReport, narrow_head: bool) -> float:
     """Return the bytes of the largest weight of a layer in 16 bits, and of a head that stays in them."""
     parts, precision = report.evaluation.parts, report.case.recipe.precision
     largest = max(float(kind.elements.largest) for kind in parts.kinds)
-    head = 0.0 if report.case.stack.name == "litgpt" else float(parts.head.elements.largest)
+    head = 0.0 if narrow_head else float(parts.head.elements.largest)
     return 2 * largest + (2 - precision.weight_bytes) * head
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from shardwise.validation._frameworks import matches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,18 +23,6 @@ class Rule:
     because: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Framework:
-    """What a framework does where a row is silent: its stack, sharding, and sequence parallelism with tp."""
-
-    pattern: str
-    stack: str
-    sharding: str
-    sequence_parallel: bool
-    source: str
-    where: Mapping[str, str] = field(default_factory=dict)
-
-
 @cache
 def _tables(file: str = "rules.toml") -> dict[str, Any]:
     return tomllib.loads(resources.files("shardwise.validation").joinpath(file).read_text(encoding="utf-8"))
@@ -43,7 +33,7 @@ def rules() -> tuple[Rule, ...]:
     """Return the rules for blank fields, in the order of the table.
 
     >>> rules()[0].field
-    'recompute'
+    'framework'
     """
     return tuple(Rule(**row) for row in _tables()["rule"])
 
@@ -52,27 +42,6 @@ def rules() -> tuple[Rule, ...]:
 def rule(field: str) -> Rule:
     """Return the rule of one field."""
     return next(one for one in rules() if one.field == field)
-
-
-@cache
-def frameworks() -> tuple[Framework, ...]:
-    """Return what frameworks do, the first pattern that matches first."""
-    return tuple(Framework(**row) for row in _tables()["framework"])
-
-
-def framework_of(name: str, row: Mapping[str, str] | None = None) -> Framework:
-    """Return the entry of a framework by its name in a file; an entry for a part of its runs asks for matching cells.
-
-    >>> framework_of("torchtitan 2025-06").stack
-    'fsdp2'
-    """
-    cells = row or {}
-    return next(one for one in frameworks() if re.search(one.pattern, name.lower()) and _matches(one.where, cells))
-
-
-def _matches(where: Mapping[str, str], cells: Mapping[str, str]) -> bool:
-    """Return whether every named cell of a row matches its whole pattern."""
-    return all(re.fullmatch(pattern, cells.get(name) or "") for name, pattern in where.items())
 
 
 @cache
@@ -89,7 +58,7 @@ def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dic
     {'cp_kind': 'a2a'}
     """
     cells = row or {}
-    found = (one for one in _of_citation(citation) if _matches(one.get("where", {}), cells))
+    found = (one for one in _of_citation(citation) if matches(one.get("where", {}), cells))
     return next(((one["cells"], one["source"]) for one in found), ({}, ""))
 
 
