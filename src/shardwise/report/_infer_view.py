@@ -50,14 +50,18 @@ def infer_tree(report: InferReport) -> dict[str, Any]:
 
 
 def infer_changes(report: InferReport) -> tuple[Change, ...]:
-    """Return changes of one flag that may need less memory, those that fit first, the fastest first."""
+    """Return changes of one flag that may need less memory, those that fit first, the fastest first.
+
+    A replica over more devices leaves fewer replicas, so `tp` and `pp` grow by what divides them.
+    """
     plan, job = report.plan, report.job
-    options: list[tuple[str, object, dict[str, Any], dict[str, Any]]] = []
-    if plan.dp % 2 == 0:
-        options += [
-            (axis, 2 * getattr(plan, axis), {axis: 2 * getattr(plan, axis), "dp": plan.dp // 2, "etp": 1}, {})
-            for axis in ("tp", "pp")
-        ]
+    options: list[tuple[str, object, dict[str, Any], dict[str, Any]]] = [
+        (axis, wider, {axis: wider, "dp": plan.dp // times, "etp": 1}, {})
+        for axis in ("tp", "pp")
+        for times in (2, 4, 8, 16)
+        if plan.dp % times == 0
+        for wider in (times * getattr(plan, axis),)
+    ]
     options.append(("weights", "fp8", {}, {"weights": "fp8"}))
     if report.kv_cache_bytes_per_gpu:
         options.append(("kv_cache", "fp8", {}, {"kv_cache": "fp8"}))
@@ -123,11 +127,15 @@ def _verdict(page: Page, report: InferReport) -> None:
 
 
 def _nearest(report: InferReport) -> str:
-    fitting = [c for c in infer_changes(report) if c.fits]
-    if not fitting:
+    changes = infer_changes(report)
+    if not changes:
         return "no single change fits; combine changes, or use more devices"
-    flag = f"--{fitting[0].field.replace('_', '-')} {fitting[0].value}"
-    rate = f", a token every {show_seconds(fitting[0].tpot_seconds)}" if report.job.output_tokens else ""
+    near = changes[0]
+    flag = f"--{near.field.replace('_', '-')} {near.value}"
+    if not near.fits:
+        nearest = f"nearest is {flag}, {show_bytes(near.short_by_bytes)} too much"
+        return f"none of the changes tried fits; {nearest}; combine changes, or use more devices"
+    rate = f", a token every {show_seconds(near.tpot_seconds)}" if report.job.output_tokens else ""
     return f"nearest change that fits: {flag}{rate}"
 
 
@@ -151,9 +159,11 @@ def _speed(page: Page, report: InferReport) -> None:
         f"first tokens after {show_seconds(report.ttft_seconds)} (TTFT), then one every "
         f"{show_seconds(report.tpot_seconds)} (TPOT); a request takes {show_seconds(report.request_seconds)}",
     )
+    _measured(page, report)
     rate, each = report.output_tokens_per_second, 1 / report.tpot_seconds
     per_device = rate / report.plan.num_devices
-    page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device; {each:,.1f} each request")
+    page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device, prompts included")
+    page.note(f"{each:,.1f} tokens/s for each request once it decodes")
     room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
     full = f"{room}: a batch of {report.capacity.largest_batch:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
@@ -163,6 +173,16 @@ def _speed(page: Page, report: InferReport) -> None:
     price = report.usd_per_million_output_tokens
     if price is not None:
         page.label("COST", f"${price:,.2f} per million output tokens, the whole request charged to them")
+
+
+def _measured(page: Page, report: InferReport) -> None:
+    """Append the bands of both latencies, from published batches."""
+    bands = [
+        f"{word} {show_seconds(low)} to {show_seconds(high)}"
+        for word, name in (("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"))
+        for low, high in (report.interval[name],)
+    ]
+    page.note(f"8 of 10 measured runs: {', '.join(bands)}", "dim")
 
 
 def _memory(page: Page, report: InferReport) -> None:

@@ -1,0 +1,36 @@
+"""What `shardwise infer` says beside its figures: intervals, rates in plain words, and the nearest change."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.command_line import run
+
+
+def test_latencies_come_with_their_intervals() -> None:
+    """The page prints the intervals of both latencies, as `train` does of the step; one pass has none to print."""
+    page = run("infer", "llama-3.1-8b", "--on", "h100", "--width", "120").out
+    assert "8 of 10 measured runs: TTFT " in page and ", TPOT " in page
+    assert "measured runs" not in run("infer", "bert-base", "--on", "h100").out
+
+
+def test_rates_say_what_they_count() -> None:
+    """Tokens a second of a deployment count the prompts' time, those of a request its decoding alone."""
+    page = run("infer", "llama-3.1-8b", "--on", "h100", "--width", "120").out
+    assert "per device, prompts included" in page
+    assert "tokens/s for each request once it decodes" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("deepseek-v3", "--on", "8xh200"), "nearest change that fits: --tp 8"),
+        (("llama-3.1-70b", "--on", "4xh100"), "nearest change that fits: --tp "),
+        (("llama-3.1-405b", "--on", "8xa100"), "none of the changes tried fits; nearest is --tp 8, "),
+    ],
+)
+def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:
+    """The nearest change splits a model over as many devices as it needs, and is named where nothing fits."""
+    done = run("infer", *words, "--width", "120")
+    assert done.status == 1
+    assert says in done.out
