@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, Options, infer
 from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._engines import FIXED, engine_of, limits_of, served_step_tokens
 from shardwise.validation._inference_metrics import interval_of, value_of
 from shardwise.validation._padding import padded
 from shardwise.validation._places import Places
@@ -40,24 +40,6 @@ _REFUSED = {
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
-# Sequences that an engine runs at once unless it is told otherwise: vLLM's max_num_seqs before V1 (vllm/engine/
-# arg_utils.py), max_batch_size of TurboMind (lmdeploy/messages.py) and of trtllm-build, SGLang's limit of
-# max_running_requests (sglang/srt/model_executor/model_runner.py); DeepSpeed-MII's is taken as vLLM's.
-_MOST = {
-    "vllm-flashinfer": 256,
-    "vllm-v0": 256,
-    "vllm-0.2": 256,
-    "vllm-rocm": 256,
-    "deepspeed-mii": 256,
-    "lmdeploy": 128,
-    "tensorrt-llm": 2048,
-    "tensorrt-llm-0.12": 2048,
-    "tensorrt-llm-0.9": 2048,
-    "tensorrt-llm-0.11": 2048,
-    "sglang": 4096,
-}
-_LARGE_BYTES = 70 * 2**30
-_SMALL = ("a100", "gb10")
 
 
 class InferenceRows:
@@ -95,7 +77,7 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
     device, notes = places.device(_ANY_DEVICE if cells.text("device") == "any" else cells.text("device"))
     if "attention_dp_enabled" in cells.notes:
         raise refuse("attention_dp", cells.text("attention_dp"), "how many groups share experts is not stated")
-    engine = _engine(cells, device)
+    engine = engine_of(cells, device)
     plan = _plan(cells, model)
     if cells.text("engine").lower() == "neuronx" and padded(model, plan.tp) != model:
         cells.assume(f"Neuron pads heads and widths to multiples of {plan.tp}")
@@ -141,43 +123,6 @@ def _cluster(cells: Cells, found: Lookup, plan: Plan) -> Cluster:
     return build_cluster(f"{count}x{found.device.name}", found, given)
 
 
-def _engine(cells: Cells, device: Device) -> str:
-    word, version = cells.text("engine").lower(), cells.text("engine_version")
-    if not word:
-        return cells.taken("engine")
-    found = words("engine").get(word)
-    if found is None:
-        raise refuse("engine", word, "is not an engine that is modelled")
-    if found != word and found not in (word, "tensorrt-llm"):
-        cells.assume(f"engine {word}: overheads of {found}")
-    release = _release(version)
-    fixed = cells.text("serving_mode") in ("static", "single_stream")
-    if found == "vllm" and (release < (0, 8) if release else not version and fixed):
-        stated = f"vLLM {version}" if release else "vLLM of a version that is not stated, in fixed batches"
-        cells.assume(f"{stated}: before V1")
-        if () < release < (0, 2, 7):
-            return "vllm-0.2"
-        return "vllm-rocm" if device.vendor == "AMD" and () < release < (0, 6, 2) else "vllm-v0"
-    if found == "vllm" and cells.notes.get("sampler") == "flashinfer":
-        return "vllm-flashinfer"
-    if found == "tensorrt-llm" and not version and fixed:
-        cells.assume("TensorRT-LLM of a version that is not stated, in fixed batches: examples/run.py up to 0.11")
-        return "tensorrt-llm-0.11"
-    if found == "tensorrt-llm" and () < release < (1,):
-        return "tensorrt-llm-0.9" if release < (0, 12) else "tensorrt-llm-0.12"
-    return found
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of an engine's release, of an image of it too; empty where the text holds none.
-
-    >>> _release("0.6.1"), _release("rocm6.3.1_py3.12_vllm_0.6.6"), _release("dynamo-0.8.1")
-    ((0, 6, 1), (0, 6, 6), ())
-    """
-    found = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
-    return tuple(map(int, found[1].split("."))) if found else ()
-
-
 def _plan(cells: Cells, model: Model) -> Plan:
     count, pp, dp = cells.whole("num_gpus") or 1, max(cells.whole("pp"), 1), max(cells.whole("dp"), 1)
     if cells.notes.get("layer_split") or cells.notes.get("layer_split_assumed"):
@@ -201,26 +146,6 @@ def _plan(cells: Cells, model: Model) -> Plan:
     return plan
 
 
-_BEFORE_V1 = ("vllm-v0", "vllm-0.2", "vllm-rocm")
-_CUT = 2048  # tokens of a prompt that a step takes where it is cut
-_UNCUT = 32768  # the longest context that is never cut before V1
-
-
-def profiled(engine: str, device: Device, length: int) -> tuple[int, int]:
-    """Return tokens and sequences of the batch that an engine sets memory aside for unless it is told otherwise.
-
-    `length` is that of the context. github.com/vllm-project/vllm vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB
-    but on A100, else 2048 and 256, as where the driver reports no memory (the unified one of GB10: NVML answers "not
-    supported"). Before V1 one prompt of the whole context, which is cut beyond 32,768 tokens, and 256.
-    """
-    if engine in _BEFORE_V1:
-        return (max(length, _CUT) if length <= _UNCUT else _CUT), 256
-    if not engine.startswith("vllm"):
-        return 0, 256
-    large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith(_SMALL)
-    return (8192, 1024) if large else (_CUT, 256)
-
-
 def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) -> Serving:
     mode = cells.text("serving_mode")
     weights, cache = _weights(cells), _cache(cells, engine)
@@ -231,12 +156,12 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         if not length:
             cells.taken("max_model_len")
             length = model.max_context or 2048
-        usual, sequences = profiled(engine, device, length)
-        chunk = cells.whole("max_num_batched_tokens") or usual
+        limits = limits_of(engine, device)
+        chunk = cells.whole("max_num_batched_tokens") or limits.tokens(length)
         return Serving(
             batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
             memory_fraction=fraction, max_batched_tokens=min(chunk, length) if chunk else 0,
-            max_sequences=int(noted) or sequences, adapter_rank=int(cells.noted("lora_rank")),
+            max_sequences=int(noted) or limits.sequences, adapter_rank=int(cells.noted("lora_rank")),
         )  # fmt: skip
     replicas = plan.dp
     batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
@@ -254,28 +179,27 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         memory_fraction=fraction,
         prefix_tokens=cells.whole("prefix_tokens"),
         max_batched_tokens=_step_tokens(cells, engine, model, device),
-        max_sequences=profiled(engine, device, 0)[1] if engine.startswith("vllm") else 0,
+        max_sequences=limits_of(engine, device).sequences if limits_of(engine, device).step_tokens else 0,
         same_prompts=cells.notes.get("prompts") == "same",
     )
 
 
 def _step_tokens(cells: Cells, engine: str, model: Model, device: Device) -> int:
-    """Return the tokens of prompts that vLLM runs in a step of a fixed batch, 0 for the whole batch."""
+    """Return the tokens of prompts that an engine runs in a step of a fixed batch, 0 for the whole batch."""
     stated = cells.whole("max_num_batched_tokens")
-    if stated or cells.text("serving_mode") not in ("static", "single_stream"):
+    if stated or cells.text("serving_mode") not in FIXED:
         return stated
-    return profiled(engine, device, cells.whole("max_model_len") or model.max_context)[0]
+    return limits_of(engine, device).tokens(cells.whole("max_model_len") or model.max_context)
 
 
 def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
     """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
     stated = cells.whole("batch")
-    usual = profiled(engine, report.case.cluster.device, 0)[1] if engine == "vllm" else _MOST.get(engine, 256)
-    most = stated or usual
+    most = stated or limits_of(engine, report.case.cluster.device).sequences
     batch = max(1, min(report.max_concurrency, most))
     cells.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
     case = report.case
-    chunk = 0 if batch * case.job.input_tokens < 8192 else 8192
+    chunk = 0 if batch * case.job.input_tokens < served_step_tokens() else served_step_tokens()
     # A pipeline works on as many batches at once as it has stages.
     job = replace(case.job, batch=max(1, batch // case.plan.pp), max_batched_tokens=chunk)
     return infer(case.model, case.cluster, case.plan, job, Options(engine=case.engine))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shardwise.serving import InferReport, Options, infer
 from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._engines import served_step_tokens
 
 # Metric -> the headline whose interval it takes.
 _NAMES = {
@@ -120,18 +121,14 @@ def per_token(cells: Cells, report: InferReport) -> float:
     steps, others = report.job.output_tokens - 1, report.job.batch - 1
     if cells.text("serving_mode") != "online" or steps < 1 or not others:
         return report.tpot_seconds
-    case, decode = report.case, report.evaluation.decode
-    alone = replace(case.job, batch=1, max_batched_tokens=_CHUNK if case.job.input_tokens > _CHUNK else 0)
+    case, decode, chunk = report.case, report.evaluation.decode, served_step_tokens()
+    alone = replace(case.job, batch=1, max_batched_tokens=chunk if case.job.input_tokens > chunk else 0)
     prompt = infer(case.model, case.cluster, case.plan, alone, Options(engine=case.engine)).ttft_seconds
     if not case.engine.mixed_steps:
         return report.tpot_seconds + others * prompt / steps
     apart = sum(float(decode.operators.get(name, 0.0)) for name in ("attention", "sampling"))
-    share = min(1.0, others * -(-case.job.input_tokens // _CHUNK) / steps)
+    share = min(1.0, others * -(-case.job.input_tokens // chunk) / steps)
     return report.tpot_seconds - share * (report.tpot_seconds - apart) + others * prompt / steps
-
-
-# Tokens of a step that engines serve with (github.com/vllm-project/vllm vllm/engine/arg_utils.py).
-_CHUNK = 8192
 
 
 _OF: dict[str, Callable[[Cells, InferReport], float]] = {

@@ -1,0 +1,102 @@
+"""Which engine runs a row, by its word and its release, and what engines do at once by default (engines.toml)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.hardware import Device
+from shardwise.serving import find_engine
+from shardwise.validation._cells import Cells, refuse
+
+FIXED = ("static", "single_stream")
+"""Modes of files in which a batch starts and ends together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an engine runs at once unless it is told otherwise: sequences, and tokens of a step (0: whole prompts).
+
+    Prompts of up to `whole_prompts` tokens run in a step of their own, longer ones are cut.
+    """
+
+    sequences: int
+    step_tokens: int = 0
+    whole_prompts: int = 0
+
+    def tokens(self, length: int) -> int:
+        """Return the tokens of the largest step over contexts of a length, 0 where prompts are never cut.
+
+        >>> Limits(sequences=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
+        4096
+        """
+        return max(length, self.step_tokens) if length <= self.whole_prompts else self.step_tokens
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = resources.files("shardwise.validation").joinpath("engines.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def engine_of(cells: Cells, device: Device) -> str:
+    """Return the name of the engine that ran a row; what stands in for another, or for no release, is said."""
+    word, version = cells.text("engine").lower(), cells.text("engine_version")
+    if not word:
+        return cells.taken("engine")
+    found: str | None = _table()["words"].get(word)
+    if found is None:
+        raise refuse("engine", word, "is not an engine that is modelled")
+    if found not in (word, "tensorrt-llm"):
+        cells.assume(f"engine {word}: overheads of {found}")
+    unstated = not version and cells.text("serving_mode") in FIXED
+    told = {"vendor": device.vendor, "sampler": cells.notes.get("sampler", "")}
+    for row in _table()["release"]:
+        if row["engine"] == found and _holds(row, told, release(version), unstated):
+            if "says" in row:
+                stated = version or "of a version that is not stated, in fixed batches"
+                cells.assume(f"{find_engine(found).title} {stated}: {row['says']}")
+            return str(row["runs"])
+    return found
+
+
+def _holds(row: dict[str, Any], told: dict[str, str], stated: tuple[int, ...], unstated: bool) -> bool:
+    """Return whether an entry of the table of releases holds for a row."""
+    if any(row[name] != value for name, value in told.items() if name in row):
+        return False
+    if "below" not in row and "unstated" not in row:
+        return True
+    return row.get("unstated", False) if unstated else () < stated < release(row.get("below", ""))
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the numbers of an engine's release, of an image of it too; empty where the text holds none.
+
+    >>> release("0.6.1"), release("rocm6.3.1_py3.12_vllm_0.6.6"), release("dynamo-0.8.1")
+    ((0, 6, 1), (0, 6, 6), ())
+    """
+    found = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
+def limits_of(engine: str, device: Device) -> Limits:
+    """Return what an engine runs at once on a device unless it is told otherwise.
+
+    >>> from shardwise.hardware import find_device
+    >>> [limits_of("vllm", find_device(name).device).sequences for name in ("h100-sxm-80gb", "a100-sxm-80gb")]
+    [1024, 256]
+    """
+    row = next(one for one in _table()["limits"] if re.fullmatch(one["engines"], engine))
+    large = row.get("large")
+    if large and device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
+        row = row | large
+    return Limits(**{name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row})
+
+
+def served_step_tokens() -> int:
+    """Return the tokens of a step in which a server runs prompts and tokens of other requests together."""
+    return int(_table()["serving"]["step_tokens"])
