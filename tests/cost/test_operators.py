@@ -117,6 +117,15 @@ def test_two_products_of_activations_make_the_gradient_of_a_core() -> None:
     assert seconds.backward_weight == 0
 
 
+def test_operands_that_are_not_aligned_leave_the_matrix_units() -> None:
+    """A product whose rows start between loads of 16 bytes takes at least its FLOPs at the vector rate."""
+    whole = product(2048, 2048, 104, region="attention.core", batch=16, weight_flops=0, flops=32 * 2048 * 2048 * 104)
+    split = replace(whole, unaligned=True)
+    assert kernel_seconds(RATES, split, "forward") == whole.flops / H100.vector_flops
+    assert kernel_seconds(RATES, split, "forward") > 2 * kernel_seconds(RATES, whole, "forward")
+    assert kernel_seconds(IDEAL, split, "forward") == kernel_seconds(IDEAL, whole, "forward")
+
+
 def test_launches_hide_behind_long_kernels() -> None:
     """An eager launch shows on a short kernel and hides behind a long one."""
     short, long = (product(1, 1, 1, kind="memory", forward_bytes=b) for b in (1e3, 1e9))

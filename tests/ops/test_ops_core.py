@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.helpers import layout
-from shardwise.ops.core import Mask, attended_pairs, read_tokens
+from shardwise.ops.core import Mask, attended_pairs, is_unaligned, read_tokens
 
 sizes = st.integers(1, 40)
 masks = st.one_of(
@@ -84,3 +84,18 @@ def test_context_ranks_share_the_core(stack: str) -> None:
         return float(sum(op.flops for op in ops if op.region == "attention.core"))
 
     assert flops(cp=4) * 4 == flops()
+
+
+@pytest.mark.parametrize(
+    ("stack", "dims", "expected"),
+    [
+        ("megatron-scores", 128, False),
+        ("megatron-scores", 104, False),
+        ("megatron-scores", 108, True),
+        ("megatron-scores", 150, True),
+        ("megatron", 108, False),
+    ],
+)
+def test_heads_of_eight_values_are_aligned(stack: str, dims: int, expected: bool) -> None:
+    """Whole scores of 16-bit heads are aligned where the head size is a multiple of 8; fused kernels pad any."""
+    assert is_unaligned(layout(stack=stack), dims) is expected

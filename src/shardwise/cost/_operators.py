@@ -108,6 +108,17 @@ def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X
     return product_seconds(r, (m, n, k, op.batch), moved)
 
 
+def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
+    """Return the seconds of a product, at the rate of the vector units where its operands are not aligned.
+
+    NVIDIA, Matrix Multiplication Background User's Guide, section 2.1: efficient use of tensor cores needs multiples of
+    16 bytes, and before cuBLAS 11 any use. Batched products of attention in CUDA 11 did without them.
+    """
+    if not op.unaligned or is_plain(r.vector_flops, 0):
+        return seconds
+    return maximum(seconds, named(flops / r.vector_flops, "product without matrix units"))
+
+
 _FULL_HEAD = 128.0
 # Products of experts wait for both their weights and their arithmetic: each is short (SimuMax B200 system file).
 _GROUPED_SHARPNESS = 2.0
@@ -122,11 +133,11 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     if op.kind == "matmul":
         if op.region.endswith("core") and which == "input":
             # Both operands are activations: two products, each the size of the forward one.
-            return 2 * matmul_seconds(r, op, moved / 2, "input")
+            return _off_matrix_units(r, op, flops, 2 * matmul_seconds(r, op, moved / 2, "input"))
         wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
         seconds = matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
         if which != "weight":
-            return seconds if wide else seconds + _cast(r, op, which)
+            return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
         return seconds / r.weight_gradient + _finish(r, op)
     if op.kind == "grouped":
         share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]

@@ -140,7 +140,7 @@ class Rates(ProductRates[X]):
     `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
     same of grouped products for both gradients, `grouped_each` the seconds that one more group costs them.
     `cast_traffic` is the bytes moved to cast an element. `wide` are the rates of products that stay in 16 bits beside
-    narrower ones.
+    narrower ones. `vector_flops` is the rate without matrix units, 0 where it is not known.
     """
 
     attention_forward_flops: X
@@ -163,6 +163,7 @@ class Rates(ProductRates[X]):
     streams: Streams = Streams()  # noqa: RUF009 (frozen)
     experts_in_turn: bool = False
     wide: ProductRates[X] | None = None
+    vector_flops: X | float = 0.0
 
 
 def lasting(row: dict[str, Any]) -> float:
@@ -367,7 +368,15 @@ def rates_of(
         else Streams.stated(memory, dtype),
         experts_in_turn=grouped.get("in_turn", False),
         wide=_wide(device, dtype, imposed, together),
+        vector_flops=_vector_flops(device, imposed),
     )
+
+
+def _vector_flops(device: Device, imposed: Efficiencies) -> Any:
+    """Return the fp32 FLOP/s outside the matrix units, 0 where they are not known or nothing is lost."""
+    if imposed.ideal or not device.knows("vector_flops"):
+        return 0.0
+    return leaf("FLOP/s without matrix units", device.vector_flops, "datasheet of the device")
 
 
 def _wide(device: Device, dtype: str, imposed: Efficiencies, together: bool) -> ProductRates[Any] | None:

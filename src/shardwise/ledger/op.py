@@ -77,7 +77,8 @@ class Op(Generic[X]):
     again when its region is recomputed; `kernels` how many launches an unfused implementation makes. `finish_bytes`
     is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
     `parts` are the columns of the products that a joint one stands for, in their order. `host_seconds` is what the
-    host needs to launch the kernels of one pass: they never take less.
+    host needs to launch the kernels of one pass: they never take less. `unaligned` operands have rows that do not
+    start at multiples of 16 bytes.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Op(Generic[X]):
     shapes: tuple[tuple[str, tuple[X | float, ...]], ...] = ()
     parts: tuple[X, ...] = ()
     host_seconds: X | float = 0
+    unaligned: bool = False
 
 
 def within(path: str, region: str) -> bool:

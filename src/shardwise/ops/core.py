@@ -15,6 +15,8 @@ from shardwise.ledger.op import Collective, GroupAxis, Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
 
 CORE = "attention.core"
+# Bytes that tensor cores load at once (NVIDIA, Matrix Multiplication Background User's Guide, section 2.1).
+LOADED_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,7 +275,8 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
     softmax = memory_op(
         y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores
     )
-    return replace(first, forward=ahead, backward=back), softmax, last
+    first = replace(first, forward=ahead, backward=back, unaligned=is_unaligned(y, c.key_dim))
+    return first, softmax, replace(last, unaligned=is_unaligned(y, c.value_dim))
 
 
 def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
@@ -294,6 +297,14 @@ def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...]
         kept.append(score_tensor("capped scores", y.a))
         kernels += 3
     return tuple(kept), probabilities, kernels
+
+
+def is_unaligned(y: Layout[X], dims: int) -> bool:
+    """Return whether heads of so many values start between the loads of tensor cores, where no kernel pads them.
+
+    Transformers' eager path runs on cuBLAS of CUDA 12, which loads in smaller pieces.
+    """
+    return y.stack.attention == "scores" and dims * y.a % LOADED_BYTES != 0
 
 
 def _product(y: Layout[X], name: str, mnk: tuple[X, X, X], batch: X, inputs: tuple[Tensor[X], ...]) -> Op[X]:
