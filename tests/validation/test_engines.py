@@ -44,7 +44,7 @@ def test_every_engine_has_limits() -> None:
 
 @pytest.mark.parametrize(("name", "tokens"), [("h200-sxm-141gb", 8192), ("a100-sxm-80gb", 2048), ("l40s", 2048)])
 def test_large_devices_set_aside_memory_for_larger_steps(name: str, tokens: int) -> None:
-    """vLLM profiles a larger step from 70 GiB of memory, but not on A100."""
+    """From 70 GiB of memory vLLM profiles a larger step, but not on A100."""
     assert limits_of("vllm", find_device(name).device).step_tokens == tokens
 
 
