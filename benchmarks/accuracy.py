@@ -27,8 +27,8 @@ SOURCE = ROOT / "src" / "shardwise"
 RESULT = ROOT / "benchmarks" / "data" / "accuracy.json"
 BANDS = {"training": SOURCE / "cost" / "bands.toml", "serving": SOURCE / "serving" / "bands.toml"}
 CONSTANTS = (
-    *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "serving/engines.toml"),
-    *("serving/quantization.toml", "hardware/links.toml"),
+    *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "plans/precisions.toml"),
+    *("serving/engines.toml", "serving/quantization.toml", "hardware/links.toml"),
     *(f"validation/{name}.toml" for name in ("rules", "documented", "frameworks", "engines", "modules")),
 )
 WORSE = 0.01

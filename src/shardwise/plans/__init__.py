@@ -20,7 +20,6 @@ from shardwise.plans._plan import (
 )
 from shardwise.plans._precision import (
     OPTIMIZERS,
-    PRECISIONS,
     Optimizer,
     Precision,
     find_optimizer,
@@ -37,7 +36,6 @@ __all__ = [
     "DTYPES",
     "LAYOUTS",
     "OPTIMIZERS",
-    "PRECISIONS",
     "RECOMPUTES",
     "SCHEDULES",
     "SHARDINGS",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem, Problems
@@ -35,37 +37,10 @@ class Precision:
     note: str = ""
 
 
-def _recipes() -> dict[str, Precision]:
-    rows = (
-        # name, compute, weight, activation, gradient, master, state
-        ("bf16", "bf16", 2, 2, 4, 4, 4),
-        ("bf16-grads16", "bf16", 2, 2, 2, 4, 4),
-        ("fp16", "fp16", 2, 2, 4, 4, 4),
-        ("fp16-grads16", "fp16", 2, 2, 2, 4, 4),
-        ("fp32", "fp32", 4, 4, 4, 0, 4),
-        ("tf32", "tf32", 4, 4, 4, 0, 4),
-        ("bf16-pure", "bf16", 2, 2, 2, 0, 2),
-        ("fp8", "fp8", 2, 2, 4, 4, 4),
-        ("fp8-grads16", "fp8", 2, 2, 2, 4, 4),
-        ("fp4", "fp4", 2, 2, 4, 4, 4),
-        ("fp4-grads16", "fp4", 2, 2, 2, 4, 4),
-        ("amp-bf16", "bf16", 4, 2, 4, 0, 4),
-        ("fp8-amp", "fp8", 4, 2, 4, 0, 4),
-        ("fp4-amp", "fp4", 4, 2, 4, 0, 4),
-    )
-    return {
-        n: Precision(
-            name=n, compute=c, weight_bytes=w, activation_bytes=a, gradient_bytes=g, master_bytes=m, state_bytes=s
-        )
-        for n, c, w, a, g, m, s in rows
-    }
-
-
-PRECISIONS: dict[str, Precision] = _recipes()
-
-# Weights that are not trained: bytes of a stored one (bitsandbytes nf4: an fp32 scale for 64 weights, or 8 bits for one
-# and fp32 for 256 of those; autocast keeps 16-bit copies beside fp32 weights).
-_FROZEN = {"frozen-bf16": 2.0, "frozen-amp": 6.0, "frozen-nf4": 0.5 + 4 / 64, "frozen-nf4-dq": 0.5 + 1 / 64 + 4 / 16384}
+@cache
+def _table() -> dict[str, Any]:
+    text = resources.files("shardwise.plans").joinpath("precisions.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +78,12 @@ def find_precision(name: str) -> Precision:
         return _own_precision(own)
     if name in DTYPES:
         return _preset(name)
-    if name in _FROZEN:
+    if name in _table()["frozen"]:
         return _frozen(name)
-    if name not in PRECISIONS:
+    if name not in _table()["recipes"]:
         known = ", ".join(n for n in precision_names() if n not in DTYPES)
         raise InputError([Problem("precision", name, "is not a known recipe", "use one of " + known)])
-    return PRECISIONS[name]
+    return _recipe(name)
 
 
 def precision_names() -> tuple[str, ...]:
@@ -117,14 +92,21 @@ def precision_names() -> tuple[str, ...]:
     >>> "bf16" in precision_names(), "w8a8e16" in precision_names()
     (True, True)
     """
-    return tuple(dict.fromkeys((*PRECISIONS, *(own.name for own in own_files("precisions")), *DTYPES)))
+    return tuple(dict.fromkeys((*_table()["recipes"], *(own.name for own in own_files("precisions")), *DTYPES)))
 
 
+@cache
+def _recipe(name: str) -> Precision:
+    return Precision(name=name, **_table()["recipes"][name])
+
+
+@cache
 def _frozen(name: str) -> Precision:
     """Return the recipe of weights that are not trained: no gradients and no state; tables stay in 16 bits."""
+    width = _table()["frozen"][name]
     return Precision(
-        name=name, compute="bf16", weight_bytes=_FROZEN[name], activation_bytes=2, gradient_bytes=0, master_bytes=0,
-        state_bytes=0, embedding_bytes=max(2.0, _FROZEN[name]),
+        name=name, compute="bf16", weight_bytes=width, activation_bytes=2, gradient_bytes=0, master_bytes=0,
+        state_bytes=0, embedding_bytes=max(2.0, width),
     )  # fmt: skip
 
 
@@ -152,8 +134,6 @@ _BYTES = ("weight_bytes", "activation_bytes", "gradient_bytes", "master_bytes", 
 @cache
 def _own_precision(file: OwnFile) -> Precision:
     """Return the recipe that a TOML file states; what is missing or wrong names the file and the key."""
-    import tomllib
-
     try:
         with open(file.path, "rb") as opened:
             table = tomllib.load(opened)
@@ -186,7 +166,7 @@ def _width(where: str, key: str, table: dict[str, Any], found: Problems) -> Any:
 def precision_to_toml(precision: Precision) -> str:
     """Return a recipe as the text of a file that one's own catalogue reads back.
 
-    >>> print(precision_to_toml(PRECISIONS["bf16"]))
+    >>> print(precision_to_toml(find_precision("bf16")))
     name = "bf16"
     compute = "bf16"
     weight_bytes = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.models import Model, MoE
-from shardwise.plans import PRECISIONS, default_stack, find_stack
+from shardwise.plans import default_stack, find_stack, precision_names
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._frameworks import Framework, has_habit, variant_of
 
@@ -48,7 +48,7 @@ def precision_of(cells: Cells, stack: str, rates: set[str]) -> str:
     if weights == "bf16" and gradients in ("", "bf16") and not mixed:
         return "bf16-pure"
     name = f"{dtype}-grads16" if gradients in ("bf16", "fp16") else dtype
-    return name if name in PRECISIONS else dtype
+    return name if name in precision_names() else dtype
 
 
 def _narrow(cells: Cells, stack: str, dtype: str, rates: set[str]) -> str:
