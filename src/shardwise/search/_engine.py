@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,6 +63,29 @@ def _one(part: Part, known: Any) -> Any:
     return _WORK[0]([part])
 
 
+@contextmanager
+def _held_interrupts() -> Iterator[Callable[[], None]]:
+    """Hold back Ctrl-C and give a function that raises it, to be called where no lock is taken.
+
+    Raised anywhere, it can come between the taking of a lock of the pool and its release, and the pool never ends.
+    """
+    came: list[int] = []
+
+    def raised() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        # Python hands signals to the main thread alone, and only it may say what they do.
+        yield raised
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield raised
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Processes:
     """Evaluates in several processes; each part is told what was found before it."""
@@ -72,7 +97,8 @@ class Processes:
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("fork" if "fork" in methods else None)
         left, waiting = list(reversed(parts)), set[Future[Any]]()
-        with ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=(work,)) as pool:
+        pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=(work,))
+        with _held_interrupts() as raise_interrupt:
             try:
                 while left or waiting:
                     while left and len(waiting) < 2 * self.count:
@@ -81,5 +107,6 @@ class Processes:
                     for future in done:
                         work.learn(future.result().known)
                         yield future.result()
+                        raise_interrupt()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
