@@ -13,7 +13,7 @@ from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS, held_share
+from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS, held_share, moved_bytes, quantise_seconds
 from shardwise.validation._steps import engine_steps, maxima_seconds
 
 # Types of the tables that are fitted.
@@ -51,19 +51,15 @@ def cached(rows: Table, key: tuple[str, str], dtype: str) -> Any:
 
 def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:
     """Return seconds of the products of some rows on one device with one engine's library."""
-    (device, engine), (_, _, peak, width, weight) = key, PRODUCTS[dtype]
-    m, n, k = rows["m"], rows["n"], rows["k"]
-    found = find_device(device).device
-    rates = product_rates(found, peak, {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
+    (device, engine), (m, n, k) = key, (rows["m"], rows["n"], rows["k"])
+    found, shape = find_device(device).device, (m, n, k, 1.0)
+    rates = product_rates(found, PRODUCTS[dtype][2], {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
     if "held" not in rows:
         rows["held"] = cached(rows, key, dtype)
-    moved = weight * (1 - rows["held"]) * n * k + width * m * k + 2 * m * n
-    seconds = product_seconds(rates, (m, n, k, 1.0), moved)
+    seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, rows["held"]))
     if "quantise" in row:
-        q = row["quantise"][ENGINES[engine]]
-        streamed = 3 * m * k / (q["efficiency"] * found.memory_bytes_per_second)
         in_turn = maxima_seconds(ENGINES[engine], dtype, family_of(found), 1.0) * m
-        seconds = seconds + q["start_seconds"] + np.maximum(streamed, in_turn)
+        seconds = seconds + quantise_seconds(row["quantise"][ENGINES[engine]], found, (m, k), in_turn)
     return seconds
 
 

@@ -6,6 +6,7 @@ The same forms and constants that price training and serving, for the shape of o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from shardwise.cost import (
@@ -34,6 +35,7 @@ from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import ELEMENT_BYTES, product_rates
 from shardwise.cost._tables import family_of, matmul_row
 from shardwise.hardware import Device, find_device
+from shardwise.ledger.number import X, maximum
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import check, timed_rows
@@ -158,8 +160,8 @@ def timed(
     """
     if dtype not in PRODUCTS:
         raise refuse("dtype", dtype, "is not a type of products that is modelled")
-    own, near, peak, width, weight = PRODUCTS[dtype]
-    m, n, k, batch = shape
+    own, near, peak, *_ = PRODUCTS[dtype]
+    m, _, k, _ = shape
     family = family_of(device)
     name = own if own in constants()[family]["matmul"] else near
     row, note = matmul_row(constants(), family, name)
@@ -170,15 +172,29 @@ def timed(
         row = {**row, **AT_HIGHEST_CLOCK}
     elif "sustained" in row:
         cells.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
-    rates = product_rates(device, peak, row, _NONE, engine)
-    moved = weight * (1 - held) * n * k + width * m * k + max(width, 2.0) * m * n
-    seconds = product_seconds(rates, shape, batch * moved)
+    seconds = product_seconds(product_rates(device, peak, row, _NONE, engine), shape, moved_bytes(dtype, shape, held))
     quantise = row.get("quantise", {})
     if quantise and name != "bf16":
         q = quantise.get(engine) or next(iter(quantise.values()))
-        moved = 3 * m * k / (q["efficiency"] * device.memory_bytes_per_second)
-        seconds += q["start_seconds"] + max(moved, maxima_seconds(engine, dtype, family, m))
+        seconds += quantise_seconds(q, device, (m, k), maxima_seconds(engine, dtype, family, m))
     return float(seconds)
+
+
+def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:
+    """Return bytes that a batch of products reads and writes; `held` is the share of the weights that a cache saves.
+
+    >>> moved_bytes("fp8", (16.0, 64.0, 32.0, 1.0), 0.0)
+    4608.0
+    """
+    (_, _, _, width, weight), (m, n, k, batch) = PRODUCTS[dtype], shape
+    return batch * (weight * (1 - held) * n * k + width * m * k + max(width, 2.0) * m * n)
+
+
+def quantise_seconds(q: dict[str, float], device: Device, size: tuple[X, X], in_turn: X) -> X:
+    """Return seconds of quantising an input of (m, k) values of 16 bits, and the seconds that its rows take in turn."""
+    m, k = size
+    streamed = 3 * m * k / (q["efficiency"] * device.memory_bytes_per_second)
+    return q["start_seconds"] + maximum(streamed, in_turn)
 
 
 def _row_of(cells: Cells, table: dict[str, Any], label: str) -> Any:
@@ -323,15 +339,52 @@ def expert_reads(device: Device, weights: float, beside: float) -> float:
     return read_share(device, weights + beside)
 
 
-def experts(cells: Cells, device: Device) -> float:
-    """Return seconds of a fused layer of experts on one rank: two products over the experts that got a token."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fused:
+    """What one rank of a fused layer of experts runs: numbers of one row, or columns of a table.
+
+    Experts hit, their rows, rows of other ranks, the width of a token, of the first product's output and of the
+    second's input, and the bytes of a weight, fewer where the last cache holds it.
+    """
+
+    hit: Any
+    rows: Any
+    others: Any
+    hidden: Any
+    up: Any
+    down: Any
+    weight_bytes: Any
+
+
+def fused_of(cells: Cells, device: Device) -> Fused:
+    """Return what a row of a table of experts ran on its device."""
     dtype, kernel = cells.text("dtype"), cells.text("kernel")
     if dtype not in EXPERTS:
         raise refuse("dtype", dtype, "is not a type of experts that is modelled")
     names = ("num_tokens", "hidden_size", "intermediate_size", "top_k", "num_experts")
     T, D, inner, k, E = (cells.positive(name) for name in names)
     tp, ep = max(cells.number("moe_tp", 1), 1), max(cells.number("moe_ep", 1), 1)
-    peak, width = EXPERTS[dtype]
+    version, routing = cells.text("engine_version"), cells.text("routing")
+    check(routing, k, E, ep)
+    hit, rows, others = timed_rows(kernel, version, routing, (T, k, E, ep))
+    width, F = EXPERTS[dtype][1], inner / tp
+    up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
+    width *= expert_reads(device, width * hit * D * (up + F), 2 * rows * (2 * D + up + F))
+    return Fused(hit=hit, rows=rows, others=others, hidden=D, up=up, down=F, weight_bytes=width)
+
+
+def fused_seconds(c: ExpertsFit, chip: Chip[Any], f: Fused) -> Any:
+    """Return seconds of a fused layer of experts: two products over the experts that got a token."""
+
+    def one(n: Any, k: Any) -> Any:
+        return experts_seconds(c, chip, f.weight_bytes * f.hit * n * k + 2 * f.rows * (n + k), (f.rows, f.hit, n, k))
+
+    return one(f.up, f.hidden) + one(f.hidden, f.down) + others_seconds(c, chip, f.others, f.hidden + f.up)
+
+
+def experts(cells: Cells, device: Device) -> float:
+    """Return seconds of a fused layer of experts on one rank, by the constants of its kernel or of one like it."""
+    dtype, kernel, ran = cells.text("dtype"), cells.text("kernel"), fused_of(cells, device)
     by_kernel = _row_of(cells, _family(cells, device, "experts"), dtype)
     row = by_kernel.get(kernel)
     if row is None:
@@ -341,16 +394,4 @@ def experts(cells: Cells, device: Device) -> float:
         name = max(same, key=lambda n: same[n]["rows"])
         cells.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    version, routing = cells.text("engine_version"), cells.text("routing")
-    check(routing, k, E, ep)
-    hit, rows, others = timed_rows(kernel, version, routing, (T, k, E, ep))
-    F = inner / tp
-    up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
-    chip, c = chip_of(device, peak), fit_from(ExpertsFit, row)
-
-    weights = width * expert_reads(device, width * hit * D * (up + F), 2 * rows * (2 * D + up + F))
-
-    def one(n: float, m: float) -> float:
-        return float(experts_seconds(c, chip, weights * hit * n * m + 2 * rows * (n + m), (rows, hit, n, m)))
-
-    return one(up, D) + one(D, F) + float(others_seconds(c, chip, others, D + up))
+    return float(fused_seconds(fit_from(ExpertsFit, row), chip_of(device, EXPERTS[dtype][0]), ran))
