@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.serving_cases import ask
-from shardwise.cost._network import PEER_CROWDING
+from shardwise.cost import constants
 from shardwise.hardware import Cluster
 from shardwise.plans import Plan, Serving
 from shardwise.serving._engine import engine_names, find_engine
@@ -180,5 +180,27 @@ def test_pcie_servers_have_peer_access() -> None:
         ask("llama-3.1-8b", JOB, Plan(tp=tp), "l40s", engine="tensorrt-llm").evaluation.prefill.exposed["tp"]
         for tp in (8, 2)
     )
-    assert eight / two < 2 * 4**PEER_CROWDING
+    assert eight / two < 2 * 4 ** constants()["passes"]["peer_access"]["crowding"]
     assert report.ttft_seconds > 0
+
+
+def test_hopper_ran_the_kernels_of_ampere_before_flash_attention_3() -> None:
+    """A decode step of vLLM before V1 on H100 takes attention's start from the table of A100, longer than its own."""
+    older, newer = (
+        ask("llama-3.1-8b", Serving(batch=1, input_tokens=512), device="h100-sxm-80gb", engine=engine)
+        for engine in ("vllm-v0", "vllm")
+    )
+    start = constants()["ampere"]["decode_kernels"]["vllm"]["bf16"]["costs"]["128"][0]
+    assert older.evaluation.decode.operators["attention"] > 32 * start
+    assert older.evaluation.decode.operators["attention"] > 1.2 * newer.evaluation.decode.operators["attention"]
+    assert older.evaluation.prefill.operators["attention"] == newer.evaluation.prefill.operators["attention"]
+
+
+def test_sampling_one_step_after_another_moves_every_logit_again() -> None:
+    """64 sequences over 128,256 words cost vLLM before V1 52 bytes a logit more than a maximum alone."""
+    older, newer = (
+        ask("llama-3.1-8b", Serving(batch=64), device="h100-sxm-80gb", engine=engine)
+        for engine in ("vllm-v0", "vllm")
+    )
+    more = older.evaluation.decode.operators["sampling"] - newer.evaluation.decode.operators["sampling"]
+    assert 52 * 64 * 128256 / 3.35e12 < more < 52 * 64 * 128256 / 2.0e12

@@ -19,10 +19,6 @@ from shardwise.ledger.number import X, above, maximum, minimum, power, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
 
-# The most that ranks of PCIe servers slow each other, as a power of their number: that of RTX PRO 6000 servers, which
-# TensorRT-LLM's rows on 4 and 8 L40S need too; the tables' L40S node has no peer access (docs/calibration.md).
-PEER_CROWDING = 0.4
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire(Generic[X]):
@@ -133,12 +129,12 @@ def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
 def with_peers(network: Network[X]) -> Network[X]:
     """Return a network whose devices reach each other over their host bridge, as servers and trainers are set up.
 
-    The tables of L40S come from a node without peer access: its ranks slow each other with their square, 1.5 GB/s at
-    8 of them, where TensorRT-LLM's published throughput on 4 and 8 L40S needs 14 to 24 GB/s. Those of RTX PRO 6000,
-    with peer access, have powers of 0.25 to 0.58 (docs/calibration.md).
+    Some tables were measured on nodes without peer access, where ranks slow each other far more (priors.toml,
+    passes.peer_access).
     """
+    most = constants()["passes"]["peer_access"]["crowding"]
     links = tuple(
-        replace(one, wires={v: replace(w, crowding=min(w.crowding, PEER_CROWDING)) for v, w in one.wires.items()})
+        replace(one, wires={verb: replace(wire, crowding=min(wire.crowding, most)) for verb, wire in one.wires.items()})
         for one in network.links
     )
     return replace(network, links=links)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardwise.cost import constants
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
@@ -12,21 +13,19 @@ from shardwise.training._memory import Parts, Recipe, owned
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 
-# Reads and writes of weight, gradient and moments that Adam's steps make one by one, over those of one kernel for all.
-_STEPS_APART = 13.0
-
 
 def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor
-    or over all: 20 reads and writes in place of seven (torch/optim/adamw.py, _single_tensor_adamw).
-    What the framework copies beside it, and its passes over the whole gradient buffer, are those of the stack.
+    or over all (priors.toml, passes.update_in_steps). What the framework copies beside it, and its passes over the
+    whole gradient buffer, are those of the stack.
     """
     p, o = r.precision, r.optimizer
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
     moment = o.moment_bytes or p.state_bytes
-    extra = (0.0 if r.stack.optimizer_step == "fused" else _STEPS_APART) * p.state_bytes
+    apart = 0.0 if r.stack.optimizer_step == "fused" else constants()["passes"]["update_in_steps"]["accesses"]
+    extra = apart * p.state_bytes
 
     def moved(moments: int) -> float:
         base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
