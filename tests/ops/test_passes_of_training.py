@@ -50,6 +50,14 @@ def test_nothing_is_clamped_elsewhere(model: str, stack: str, phase: str) -> Non
     assert not named(model, "mlp.experts.clamps", layout(stack, phase=phase))
 
 
+def test_norms_of_widened_rows_move_a_cast_beside_them() -> None:
+    """InternEvo's norms move 12 bytes an element forward and 22 back where fused ones of 16 bits move 4 and 6."""
+    (fused,) = named("llama-2-7b", "norm1", layout("megatron"))
+    (wide,) = named("llama-2-7b", "norm1", layout("internevo"))
+    assert (wide.forward_bytes, wide.backward_bytes) == (3 * fused.forward_bytes, 22 / 6 * fused.backward_bytes)
+    assert [t.size_bytes for t in wide.saves] == [t.size_bytes for t in fused.saves]
+
+
 def test_parts_of_latents_are_joined_in_steps_without_fusion() -> None:
     """Megatron-LM's own path moves more than twice what one kernel does, backward more than forward."""
     (fused,) = named("deepseek-v3", "keys and values", layout())

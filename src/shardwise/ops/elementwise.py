@@ -105,6 +105,8 @@ def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X
 
 # How often the steps of an unfused RMSNorm read or write the stream, forward and backward: in 16 bits, and in fp32.
 _UNFUSED, _UNFUSED_WIDE = (18, 36), (7, 14)
+# The same of one kernel over rows that are cast to fp32 before it: 12 bytes an element, and 22 back.
+_WIDENED = (6, 11)
 
 
 def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
@@ -112,20 +114,23 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
 
     Forward reads and writes the stream once; backward reads input and gradient and writes a gradient. Unfused RMSNorm
     casts, squares, takes the mean, scales, casts and applies the weight one by one, in fp32: 36 bytes an element of 16
-    bits forward, 72 backward, where each step's derivative reads and writes its own.
+    bits forward, 72 backward, where each step's derivative reads and writes its own. Widened, a cast and a norm of
+    fp32 rows run, and back the two gradients of the norm and that of the cast.
     """
     stream = y.a * n.elements
     unfused = y.stack.norm == "eager" and n.by_modules
     # PyTorch's own norms read input and gradient again for the gradients of their weights.
     again = 2 if y.stack.norm == "native" and learned(n.kind) else 0
-    passes = (_UNFUSED if y.a < 4 else _UNFUSED_WIDE) if unfused else (2, 3 + again)
+    widened = y.stack.norm == "widened" and y.a < 4
+    fused = _WIDENED if widened else (2, 3 + again)
+    passes = (_UNFUSED if y.a < 4 else _UNFUSED_WIDE) if unfused else fused
     moved = (passes[0] * stream, passes[1] * stream)
     if y.stack.settings.norm_bytes not in (0, y.a) and not unfused:
         width = y.stack.settings.norm_bytes
         moved = (moved[0] + width * n.elements, moved[1] + (width - y.a) * n.elements)
     return memory_op(
         y, n.name, n.region, moved, weights=norm_weights(n), reads=(source,),
-        saves=norm_saves(y, n, source), kernels=6 if unfused else 1, output_bytes=stream,
+        saves=norm_saves(y, n, source), kernels=6 if unfused else 1 + widened, output_bytes=stream,
     )  # fmt: skip
 
 

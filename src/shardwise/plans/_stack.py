@@ -16,7 +16,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.plans._settings import Settings
 
 Kernel: TypeAlias = Literal["eager", "fused"]
-NormKernel: TypeAlias = Literal["eager", "native", "fused"]
+NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
     "eager",
@@ -36,40 +36,41 @@ LossKernel: TypeAlias = Literal[
 class Stack:
     """One framework in one version.
 
-    `loss` is a cross entropy of `ops.head.loss`. `attention` "scores" keeps the score matrix as unfused Megatron does,
-    "eager" as transformers' eager path. `gradients` "persistent" is a contiguous buffer that lives through the step,
-    "transient" are tensors freed by `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says
-    which temporaries the update makes. `overlap_*` says what runs beside compute, `overlap_sends` under which
-    schedules; `overlap_input_gradients` says whether what reduces an input gradient runs beside the weight gradient,
-    `scattered_sends` splits a boundary message over the tensor-parallel ranks; `reduces_apart` all-reduces input
-    gradients of q, k, v, gate and up one by one where a sequence is not split. `dispatch` "deduplicated" sends a token
-    once to each node with one of its experts. `narrow_expert_seconds` is what the host takes to quantise the rows of
-    one expert in fewer than 16 bits and to launch one product of it. `latent_fusion` turns queries and keys of latent
-    attention and joins their parts in one kernel each. `layernorm_statistics_bytes` is the width of the mean and of the
-    deviation that LayerNorm keeps for a row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused
-    kernels whose rates apply ("" the best of the device, and grouped products of libraries). `gather_copy_bytes` and
-    `scatter_copy_bytes` are what gathering weights and scattering gradients moves in device memory, a parameter.
-    `buffer_passes` is how often a step reads or writes the whole gradient buffer beside its products and its reduction,
-    `update_copy_bytes` what an update moves a parameter of the shard beside the optimizer itself.
-    `checkpoint_stops_early` ends recompute at the last saved tensor, `bias_gradients_apart` sums the gradient of a bias
-    in a kernel of its own, `gradients_apart` makes the gradient of a weight before it is added to the buffer,
-    `scatter_bytes` is the width in which sharded gradients are reduced (0: that of the gradients), `gather_bytes` that
-    in which sharded weights are gathered (0: that of compute's input), `metric_logit_bytes` what metrics of training
-    read and write a logit beside the loss. `reduces_whole` gives every replica the whole sum of the gradients though it
-    updates a shard, `broadcasts_weights` sends new weights from each owner in turn, not by one gather. `blas_workspace`
-    and `library_workspace` are the scratch of a cuBLAS handle, of which `blas_handles` exist, and of the library's own
-    products, by family of devices ("other" for the rest), and `grouped_streams` run grouped products, each with its
-    own. `expandable_segments` is an allocator that can lengthen its segments. `gradient_stand_ins` keeps an empty
-    tensor in the place of each shape of weight gradient, where gradients are added up in the buffer, `keeps_gathered`
-    the buffer of a gathered sequence. `micro_gradients` adds the 16-bit gradients of a backward pass to wider ones when
-    all are there, `gathers_tensors` gathers sharded weights one by one, not by layers. `widens_gradients` keeps 16-bit
-    gradients in fp32 too from a step to the next. `pipeline_keeps_gathered` keeps sharded weights of a stage gathered
-    and its gradients whole between micro-batches. `bucket_elements` is a bucket of gradients and one of weights where
-    its user sets none. `apart_pools` allocates gathered weights and sharded gradients on streams of their own, whose
-    memory others cannot use. `stage_buffers` makes the buffers of a stage's messages for every micro-batch of a step at
-    once. `buffered_stages` holds so many micro-batches a stage of the pipeline before each stage but the last, whatever
-    the schedule needs (0: that). `accumulates_whole` keeps gradients whole between micro-batches though they are
-    sharded (FSDP.no_sync). `settings` are what its user set.
+    `norm` "widened" is one kernel over fp32 copies of its rows. `loss` is a cross entropy of `ops.head.loss`.
+    `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path.
+    `gradients` "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by
+    `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
+    `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `overlap_input_gradients` says
+    whether what reduces an input gradient runs beside the weight gradient, `scattered_sends` splits a boundary message
+    over the tensor-parallel ranks; `reduces_apart` all-reduces input gradients of q, k, v, gate and up one by one where
+    a sequence is not split. `dispatch` "deduplicated" sends a token once to each node with one of its experts.
+    `narrow_expert_seconds` is what the host takes to quantise the rows of one expert in fewer than 16 bits and to
+    launch one product of it. `latent_fusion` turns queries and keys of latent attention and joins their parts in one
+    kernel each. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for a
+    row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused kernels whose rates apply ("" the best of
+    the device, and grouped products of libraries). `gather_copy_bytes` and `scatter_copy_bytes` are what gathering
+    weights and scattering gradients moves in device memory, a parameter. `buffer_passes` is how often a step reads or
+    writes the whole gradient buffer beside its products and its reduction, `update_copy_bytes` what an update moves a
+    parameter of the shard beside the optimizer itself. `checkpoint_stops_early` ends recompute at the last saved
+    tensor, `bias_gradients_apart` sums the gradient of a bias in a kernel of its own, `gradients_apart` makes the
+    gradient of a weight before it is added to the buffer, `scatter_bytes` is the width in which sharded gradients are
+    reduced (0: that of the gradients), `gather_bytes` that in which sharded weights are gathered (0: that of compute's
+    input), `metric_logit_bytes` what metrics of training read and write a logit beside the loss. `reduces_whole` gives
+    every replica the whole sum of the gradients though it updates a shard, `broadcasts_weights` sends new weights from
+    each owner in turn, not by one gather. `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle,
+    of which `blas_handles` exist, and of the library's own products, by family of devices ("other" for the rest), and
+    `grouped_streams` run grouped products, each with its own. `expandable_segments` is an allocator that can lengthen
+    its segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient, where
+    gradients are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence. `micro_gradients` adds the
+    16-bit gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded weights one
+    by one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
+    `pipeline_keeps_gathered` keeps sharded weights of a stage gathered and its gradients whole between micro-batches.
+    `bucket_elements` is a bucket of gradients and one of weights where its user sets none. `apart_pools` allocates
+    gathered weights and sharded gradients on streams of their own, whose memory others cannot use. `stage_buffers`
+    makes the buffers of a stage's messages for every micro-batch of a step at once. `buffered_stages` holds so many
+    micro-batches a stage of the pipeline before each stage but the last, whatever the schedule needs (0: that).
+    `accumulates_whole` keeps gradients whole between micro-batches though they are sharded (FSDP.no_sync). `settings`
+    are what its user set.
     """
 
     name: str
