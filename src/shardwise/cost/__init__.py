@@ -1,40 +1,116 @@
 """Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
 
+from shardwise.cost._attention import (
+    COUNTED,
+    DECODE_PARTS,
+    RELATIVE,
+    TILE_KEYS,
+    Cached,
+    KernelCosts,
+    Prompt,
+    Tiled,
+    costed_seconds,
+    decode_parts,
+    kernel_costs,
+    last_cache_bytes,
+    nearest_costs,
+    packed,
+    prompt_parts,
+    seen_pairs,
+    tiled_parts,
+)
 from shardwise.cost._bands import Band, band_names, band_of
-from shardwise.cost._kernels import Chip, ExpertsFit, experts_seconds, fit_from
-from shardwise.cost._network import Network, collective_seconds, exchanged_bytes, leaving_share, network_of, sent_bytes
-from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds
-from shardwise.cost._rates import OVERLAP_AXES, Efficiencies, Rates, rates_of
+from shardwise.cost._kernels import (
+    TILE_ROWS,
+    UNKNOWN_CORES,
+    Chip,
+    ExpertsFit,
+    experts_seconds,
+    fit_from,
+    others_seconds,
+)
+from shardwise.cost._kinds import MEASURED, blocked_flops, one_query_seconds
+from shardwise.cost._network import (
+    Network,
+    collective_seconds,
+    exchanged_bytes,
+    leaving_share,
+    network_of,
+    sent_bytes,
+    with_peers,
+)
+from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds, product_seconds
+from shardwise.cost._rates import (
+    ELEMENT_BYTES,
+    OVERLAP_AXES,
+    WIDE_DTYPES,
+    Efficiencies,
+    Rates,
+    attention_dtype,
+    product_rates,
+    rates_of,
+)
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
-from shardwise.cost._tables import constants
+from shardwise.cost._tables import constants, family_of, matmul_row
 
 __all__ = [
+    "COUNTED",
+    "DECODE_PARTS",
+    "ELEMENT_BYTES",
+    "MEASURED",
     "OVERLAP_AXES",
+    "RELATIVE",
+    "TILE_KEYS",
+    "TILE_ROWS",
+    "UNKNOWN_CORES",
+    "WIDE_DTYPES",
     "Band",
     "Beside",
+    "Cached",
     "Chip",
     "Efficiencies",
     "EngineReduce",
     "ExpertsFit",
+    "KernelCosts",
     "Network",
     "PassSeconds",
+    "Prompt",
     "Rates",
+    "Tiled",
+    "attention_dtype",
     "band_names",
     "band_of",
     "beside_of",
     "blend",
+    "blocked_flops",
     "collective_seconds",
     "constants",
+    "costed_seconds",
+    "decode_parts",
     "exchanged_bytes",
     "experts_seconds",
+    "family_of",
     "fit_from",
+    "kernel_costs",
     "kernel_seconds",
+    "last_cache_bytes",
     "leaving_share",
+    "matmul_row",
+    "nearest_costs",
     "network_of",
+    "one_query_seconds",
     "op_seconds",
+    "others_seconds",
+    "packed",
+    "product_rates",
+    "product_seconds",
+    "prompt_parts",
     "rates_of",
     "reduce_of",
     "reduce_seconds",
+    "seen_pairs",
     "sent_bytes",
+    "tiled_parts",
+    "with_peers",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic, cast
 
-from shardwise.cost._rates import WIDE_DTYPES
+from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, divide, maximum, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from shardwise.cost._rates import WIDE_DTYPES
+from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Attention, LatentAttention, Mixer, Model

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
+from shardwise.cost import COUNTED, DECODE_PARTS, WIDE_DTYPES, attention_dtype
 from shardwise.cost import op_seconds as trained_seconds
-from shardwise.cost._attention import COUNTED, DECODE_PARTS
-from shardwise.cost._rates import WIDE_DTYPES, attention_dtype
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.report._train import step_tree, without_residue

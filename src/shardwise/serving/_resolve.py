@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields, replace
 
-from shardwise.cost import Efficiencies
-from shardwise.cost._tables import family_of
+from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Attention, Mixer, Model

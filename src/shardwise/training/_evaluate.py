@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
-from shardwise.cost import Efficiencies, Network, Rates, beside_of, network_of, rates_of
-from shardwise.cost._network import with_peers
-from shardwise.cost._tables import family_of
+from shardwise.cost import Efficiencies, Network, Rates, beside_of, family_of, network_of, rates_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, minimum, total
 from shardwise.ledger.traced import named

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, collective_seconds, constants, network_of, reduce_of, reduce_seconds
-from shardwise.cost._tables import family_of
+from shardwise.cost import Efficiencies, collective_seconds, constants, family_of, network_of, reduce_of, reduce_seconds
 from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.ledger.op import Verb

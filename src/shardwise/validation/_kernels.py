@@ -10,30 +10,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.cost import (
+    ELEMENT_BYTES,
+    RELATIVE,
+    UNKNOWN_CORES,
+    Cached,
     Chip,
     Efficiencies,
     ExpertsFit,
-    constants,
-    experts_seconds,
-    fit_from,
-    rates_of,
-)
-from shardwise.cost._attention import (
-    RELATIVE,
-    Cached,
     Prompt,
+    blocked_flops,
+    constants,
     costed_seconds,
     decode_parts,
+    experts_seconds,
+    family_of,
+    fit_from,
     kernel_costs,
     last_cache_bytes,
+    matmul_row,
+    one_query_seconds,
+    others_seconds,
+    product_rates,
+    product_seconds,
     prompt_parts,
+    rates_of,
     seen_pairs,
 )
-from shardwise.cost._kernels import UNKNOWN_CORES, others_seconds
-from shardwise.cost._kinds import blocked_flops, one_query_seconds
-from shardwise.cost._operators import product_seconds
-from shardwise.cost._rates import ELEMENT_BYTES, product_rates
-from shardwise.cost._tables import family_of, matmul_row
 from shardwise.hardware import Device, find_device
 from shardwise.ledger.number import X, maximum
 from shardwise.validation._cells import Cells, refuse

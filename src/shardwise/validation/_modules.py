@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from shardwise.cost._attention import DECODE_PARTS, Cached, KernelCosts, costed_seconds, decode_parts
-from shardwise.cost._tables import family_of
+from shardwise.cost import DECODE_PARTS, Cached, KernelCosts, costed_seconds, decode_parts, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.models import LatentAttention, Model

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.cost import Efficiencies, Rates, rates_of
-from shardwise.cost._operators import product_seconds
-from shardwise.cost._rates import ELEMENT_BYTES
+from shardwise.cost import ELEMENT_BYTES, Efficiencies, Rates, product_seconds, rates_of
 from shardwise.hardware import Device
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._kernels import blocked

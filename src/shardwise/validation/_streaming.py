@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 
-from shardwise.cost import Efficiencies, constants, rates_of
-from shardwise.cost._kinds import MEASURED
-from shardwise.cost._tables import family_of
+from shardwise.cost import MEASURED, Efficiencies, constants, family_of, rates_of
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse

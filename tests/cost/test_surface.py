@@ -1,0 +1,36 @@
+"""What the packages above take of the cost of kernels and messages."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import shardwise
+from shardwise import cost
+
+SOURCE = Path(shardwise.__file__).parent
+
+
+def test_other_packages_use_the_surface_alone() -> None:
+    """Nothing outside this package imports one of its private modules."""
+    found = [
+        f"{path.relative_to(SOURCE)}: {node.module}"
+        for path in SOURCE.rglob("*.py")
+        if SOURCE / "cost" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardwise.cost._")
+    ]
+    assert not found
+
+
+def test_the_surface_is_used() -> None:
+    """Every name that is offered is imported by a package above."""
+    used = {
+        name.name
+        for path in SOURCE.rglob("*.py")
+        if SOURCE / "cost" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "shardwise.cost"
+        for name in node.names
+    }
+    assert set(cost.__all__) - used == set()
