@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from serving.serving_cases import ask
 from shardwise.cost import constants
-from shardwise.hardware import Cluster
+from shardwise.cost._attention import kernel_costs
+from shardwise.hardware import Cluster, find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._engine import engine_names, find_engine
 
@@ -110,11 +111,11 @@ def test_caches_of_8_bit_floats_cost_what_their_device_cannot_convert(
 def test_windows_ran_on_kernels_that_do_not_share() -> None:
     """Before V1 vLLM has no FlashAttention with a window: Mistral pays for its groups, and more beyond 512 heads."""
 
-    def attention(model: str, batch: int) -> float:
-        job = replace(JOB, batch=batch, input_tokens=1024)
+    def attention(model: str, batch: int, tokens: int = 1024) -> float:
+        job = replace(JOB, batch=batch, input_tokens=tokens)
         return ask(model, job, Plan(), engine="vllm-v0").evaluation.decode.operators["attention"] / batch
 
-    assert attention("mistral-7b-v0.1", 16) > 1.05 * attention("llama-3.1-8b", 16)
+    assert attention("mistral-7b-v0.1", 16, 3072) > 1.05 * attention("llama-3.1-8b", 16, 3072)
     assert attention("mistral-7b-v0.1", 32) > 1.8 * attention("mistral-7b-v0.1", 16)
     assert attention("llama-3.1-8b", 32) < 1.05 * attention("llama-3.1-8b", 16)
 
@@ -190,8 +191,9 @@ def test_hopper_ran_the_kernels_of_ampere_before_flash_attention_3() -> None:
         ask("llama-3.1-8b", Serving(batch=1, input_tokens=512), device="h100-sxm-80gb", engine=engine)
         for engine in ("vllm-v0", "vllm")
     )
-    start = constants()["ampere"]["decode_kernels"]["vllm"]["bf16"]["costs"]["128"][0]
-    assert older.evaluation.decode.operators["attention"] > 32 * start
+    ampere = kernel_costs(find_device("a100-sxm-80gb").device, "decode", ("vllm", "bf16"), 128, False)
+    assert ampere is not None
+    assert older.evaluation.decode.operators["attention"] > 32 * ampere.costs[0]
     assert older.evaluation.decode.operators["attention"] > 1.2 * newer.evaluation.decode.operators["attention"]
     assert older.evaluation.prefill.operators["attention"] == newer.evaluation.prefill.operators["attention"]
 
@@ -199,8 +201,7 @@ def test_hopper_ran_the_kernels_of_ampere_before_flash_attention_3() -> None:
 def test_sampling_one_step_after_another_moves_every_logit_again() -> None:
     """64 sequences over 128,256 words cost vLLM before V1 52 bytes a logit more than a maximum alone."""
     older, newer = (
-        ask("llama-3.1-8b", Serving(batch=64), device="h100-sxm-80gb", engine=engine)
-        for engine in ("vllm-v0", "vllm")
+        ask("llama-3.1-8b", Serving(batch=64), device="h100-sxm-80gb", engine=engine) for engine in ("vllm-v0", "vllm")
     )
     more = older.evaluation.decode.operators["sampling"] - newer.evaluation.decode.operators["sampling"]
     assert 52 * 64 * 128256 / 3.35e12 < more < 52 * 64 * 128256 / 2.0e12

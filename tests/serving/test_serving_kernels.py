@@ -42,6 +42,36 @@ def test_what_fused_experts_do_is_not_charged_again() -> None:
     assert not any(operators[name] for name in ("mlp.dispatch", "mlp.experts.activation", "mlp.combine"))
 
 
+@pytest.mark.parametrize(
+    ("engine", "rotates"), [("vllm", True), ("sglang", True), ("tensorrt-llm", False), ("tensorrt-llm-0.9", False)]
+)
+def test_what_the_tables_of_attention_hold_is_not_charged_again(engine: str, rotates: bool) -> None:
+    """Writing the cache is in the tables of attention, and so is the rotation of TensorRT-LLM: neither costs more."""
+    evaluation = ask("llama-3.1-8b", Serving(batch=8), device="h100-sxm-80gb", engine=engine).evaluation
+    for phase in (evaluation.prefill, evaluation.decode):
+        assert phase.operators["cache_write"] == 0
+        assert (phase.operators["rotary"] > 0) == rotates
+
+
+def test_gate_and_up_are_two_products_unless_the_build_joins_them() -> None:
+    """Engines of examples/run.py up to 0.11 start a product more a layer than those of the performance pages."""
+    apart, joint = (
+        ask("llama-3.1-8b", Serving(batch=1), engine=engine).evaluation.decode.operators["mlp.up"]
+        for engine in ("tensorrt-llm-0.11", "tensorrt-llm-0.9")
+    )
+    assert 32 * 1e-6 < apart - joint < 32 * 5e-6
+
+
+def test_prompts_of_one_product_or_two_are_the_same_work() -> None:
+    """Cut in two, gate and up of a long prompt take within 2 % of the joint product."""
+    job = Serving(batch=8, input_tokens=2048, output_tokens=2)
+    apart, joint = (
+        ask("llama-3.1-8b", job, engine=engine).evaluation.prefill.operators["mlp.up"]
+        for engine in ("tensorrt-llm-0.11", "tensorrt-llm-0.9")
+    )
+    assert apart == pytest.approx(joint, rel=0.02)
+
+
 def test_inputs_of_four_bits_are_quantised_by_a_kernel_of_their_own() -> None:
     """Under vLLM each product in nvfp4 starts a quantisation first, as its table has it; fp8 ones do not."""
     table = constants()["blackwell"]["matmul"]

@@ -269,11 +269,14 @@ def runs_as(head: float, windowed: bool, costs: dict[str, Any], same: dict[str, 
     return same.get(name, name)
 
 
-def kernel_costs(device: Device, kind: str, kernel: tuple[str, str], head: float, windowed: bool) -> KernelCosts | None:
+def kernel_costs(
+    device: Device, kind: str, kernel: tuple[str, str], head: float, windowed: bool, family: str = ""
+) -> KernelCosts | None:
     """Return the costs of a compiled kernel of an engine and type; None where no kernel of that kind was measured.
 
     `kernel` is (engine, type of the values); `kind` is prefill, decode, latent_prefill or latent_decode. A head size
     that was not compiled runs the next larger one; where no kernel with a window was measured that without stands in.
+    A `family` other than the device's is that for which the kernel was written.
 
     >>> from shardwise.hardware import find_device
     >>> h100 = find_device("h100-sxm-80gb").device
@@ -282,11 +285,11 @@ def kernel_costs(device: Device, kind: str, kernel: tuple[str, str], head: float
     ... )
     True
     """
-    row = _row(family_of(device), kind, kernel)
+    row = _row(family or family_of(device), kind, kernel)
     return _costs(row, device, head, windowed) if row else None
 
 
-def nearest_costs(device: Device, engine: str) -> tuple[KernelCosts, str]:
+def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[KernelCosts, str]:
     """Return the costs of attention over a 16-bit cache and their source, of the nearest kernels that were measured.
 
     Engines without tables take the kernels of vLLM, families without take those of A100, by their own peaks: it has
@@ -296,7 +299,7 @@ def nearest_costs(device: Device, engine: str) -> tuple[KernelCosts, str]:
     >>> nearest_costs(find_device("mi300x").device, "tgi")[0].packs
     'none'
     """
-    family = family_of(device)
+    family = family or family_of(device)
     family = family if "decode_kernels" in constants()[family] else RELATIVE
     engine = engine if engine in constants()[family]["decode_kernels"] else "vllm"
     row = _row(family, "decode", (engine, "bf16"))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.cost import Chip
-from shardwise.cost._attention import (
+from shardwise.cost import (
     TILE_KEYS,
+    TILE_ROWS,
     Cached,
+    Chip,
     KernelCosts,
     Tiled,
+    constants,
     costed_seconds,
     decode_parts,
+    family_of,
     kernel_costs,
     packed,
     tiled_parts,
 )
-from shardwise.cost._kernels import TILE_ROWS
-from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Op
@@ -69,12 +70,12 @@ def _sizes(model: Model, decoding: bool) -> dict[float, tuple[str, float, float,
 
 
 def attention_kernels(
-    device: Device, engine: str, model: Model, widths: tuple[float, float], latent: str = ""
+    device: Device, engine: str, model: Model, widths: tuple[float, float], latent: str = "", older: str = ""
 ) -> AttentionKernels | None:
     """Return the measured attention kernels of an engine for a model; None where one of them was not measured.
 
     `widths` are bytes of an activation and of a cached element, `latent` the engine whose kernels over latent caches
-    stand for the engine's own.
+    stand for the engine's own, `older` the family for which its kernels over other caches were written.
     """
     narrow = widths[1] < 2
     made: list[tuple[Sized, ...]] = []
@@ -84,8 +85,9 @@ def attention_kernels(
         for dims, (kind, head, cached, group) in sorted(_sizes(model, decoding).items()):
             name = label if kind != "latent_prefill" or not narrow else "fp8"
             owner = latent if latent and kind == "latent_decode" else engine
-            costs = kernel_costs(device, kind, (owner, name), head, False)
-            costs = costs or kernel_costs(device, kind, (owner, "bf16"), head, False)
+            family = older if kind == "decode" else ""
+            costs = kernel_costs(device, kind, (owner, name), head, False, family)
+            costs = costs or kernel_costs(device, kind, (owner, "bf16"), head, False, family)
             if costs is None:
                 return None
             sized.append(Sized(dims=float(dims), cached=float(cached), group=float(group), costs=costs))

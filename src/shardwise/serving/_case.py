@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, constants, network_of, rates_of
-from shardwise.cost._network import with_peers
+from shardwise.cost import Efficiencies, constants, family_of, network_of, rates_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
@@ -124,8 +123,10 @@ def _attention(case: Case) -> AttentionKernels | None:
     wanted = case.efficiencies
     if wanted.ideal or wanted.compute or wanted.memory:
         return None
+    device, engine = case.cluster.device, case.engine
     widths = (case.activation_bytes, case.cache_element_bytes)
-    return attention_kernels(case.cluster.device, case.engine.kernels, case.model, widths, case.engine.latent_kernels)
+    older = engine.cache_kernels(family_of(device))
+    return attention_kernels(device, engine.kernels, case.model, widths, engine.latent_kernels, older)
 
 
 def _by_library(rates: Any, case: Case) -> Any:

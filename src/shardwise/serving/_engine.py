@@ -8,8 +8,17 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from shardwise.cost import Efficiencies, EngineReduce, ExpertsFit, constants, fit_from, reduce_of
-from shardwise.cost._attention import KernelCosts, last_cache_bytes, nearest_costs
+from shardwise.cost import (
+    Efficiencies,
+    EngineReduce,
+    ExpertsFit,
+    KernelCosts,
+    constants,
+    fit_from,
+    last_cache_bytes,
+    nearest_costs,
+    reduce_of,
+)
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
@@ -43,7 +52,10 @@ class Engine:
     no instruction for it (0: as fast as it reads).
     With `whole_context` windows of a model are not used: its layers keep and read every token.
     Prompts and tokens share steps with `mixed_steps`. Inputs of the types `quantised_apart` are quantised by kernels of
-    their own, and the kernels over latent caches of the engine `latent_kernels` stand for its own.
+    their own, and the kernels over latent caches of the engine `latent_kernels` stand for its own. The seconds of its
+    attention kernels hold the operators `in_attention`, and the products `apart`, joint in the ledger, run one by one.
+    Its kernels over a cache are those of an older family where `older_kernels` names one for the device's. Sampling
+    moves `sampling_bytes` a logit.
     """
 
     name: str
@@ -90,9 +102,17 @@ class Engine:
     mixed_steps: bool = False
     quantised_apart: tuple[str, ...] = ()
     latent_kernels: str = ""
+    in_attention: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    older_kernels: tuple[tuple[str, str], ...] = ()
+    sampling_bytes: float = 14.0
     static_buffers: bool = False
     head_copy: bool = False
     expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def cache_kernels(self, family: str) -> str:
+        """Return the family whose kernels over a cache the engine runs on devices of a family."""
+        return dict(self.older_kernels).get(family, family)
 
     @property
     def stack(self) -> Stack:
@@ -162,12 +182,13 @@ def find_engine(name: str) -> Engine:
         problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
         raise InputError([problem])
     row = _table()["engines"][name]
-    apart = ("sources", "fused", "library", "expert_pads", "quantised_apart")
-    values = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
-    values["quantised_apart"] = tuple(row.get("quantised_apart", ()))
+    apart = ("sources", "library", "expert_pads", "older_kernels")
+    given = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values["older_kernels"] = tuple(row.get("older_kernels", {}).items())
     values["library"] = tuple((device, *shares) for device, shares in row.get("library", {}).items())
     values["expert_pads"] = tuple((family, tuple(sides)) for family, sides in row.get("expert_pads", {}).items())
-    return Engine(name=name, fused=tuple(row["fused"]), sources=tuple(row["sources"].items()), **values)
+    return Engine(name=name, sources=tuple(row["sources"].items()), **values)
 
 
 def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
@@ -252,7 +273,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     """
     table = constants()[family if "experts" in constants()[family] else "ada"]
     experts = _own(table["experts"], engine.kernels)
-    decode, source = nearest_costs(device, engine.kernels)
+    decode, source = nearest_costs(device, engine.kernels, engine.cache_kernels(family))
     kind, wide = _wide_row(experts, products)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
     own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)

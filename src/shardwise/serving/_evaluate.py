@@ -59,7 +59,11 @@ def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]
         (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
         for i, block in enumerate(model.kinds)
     ]
-    return [*kinds, ("embedding", embedding_ops(views, model)), ("head", head_ops(views, model))]
+    return [
+        *kinds,
+        ("embedding", embedding_ops(views, model)),
+        ("head", head_ops(views, model, case.engine.sampling_bytes)),
+    ]
 
 
 def gathered(part: Part[X], m: Server[X]) -> Part[X]:

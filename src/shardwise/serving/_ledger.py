@@ -115,10 +115,11 @@ def embedding_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
     return v.of(wide, ledgers.embedding(v.narrow, model)) or ledgers.nothing(v.wide)
 
 
-def head_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
+def head_ops(v: Views[X], model: Model, sampling_bytes: float) -> tuple[Op[X], ...]:
     """Return the operators after the layers: norm, head on the last token of each sequence, gather, sampling.
 
-    A head of a model that does not generate (masked words) runs on every token, and nothing is sampled.
+    A head of a model that does not generate (masked words) runs on every token, and nothing is sampled; sampling moves
+    `sampling_bytes` a logit.
     """
     y = v.wide
     tokens = y.work.B if model.generates else y.work.B * y.work.S
@@ -128,8 +129,7 @@ def head_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
     heads = v.of(ledgers.head(y, model, tokens), ledgers.head(v.narrow, model, tokens))
     logits = y.a * tokens * model.vocab
     gather: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=logits, tensor="logits")
-    # A copy in fp32, its maximum and its sum: three passes of 4 bytes after one of 16 bits.
-    moved = logits + 3 * 4 * tokens * model.vocab
+    moved = sampling_bytes * tokens * model.vocab
     sampling = memory_op(y, "sampling", "head", (moved, 0 * moved), kernels=3)
     gathered = tuple(replace(op, forward=(gather,)) for op in heads)
     return (*norm, *gathered, sampling) if model.generates else (*norm, *gathered)

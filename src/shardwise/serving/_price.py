@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.cost import Chip, Rates, blend, experts_seconds, kernel_seconds, reduce_seconds
-from shardwise.cost._attention import costed_seconds
-from shardwise.cost._kernels import UNKNOWN_CORES
-from shardwise.cost._kinds import one_query_seconds
-from shardwise.ledger.number import X, above, ceil, maximum, minimum
+from shardwise.cost import (
+    UNKNOWN_CORES,
+    Chip,
+    Rates,
+    blend,
+    costed_seconds,
+    experts_seconds,
+    kernel_seconds,
+    one_query_seconds,
+    reduce_seconds,
+)
+from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
@@ -134,6 +141,18 @@ def _product(m: Server[X], op: Op[X]) -> X:
     return above(op.rows, 64, large, minimum(large, small + rates.matmul_start))
 
 
+def _apart(m: Server[X], op: Op[X]) -> tuple[Op[X], ...]:
+    """Return the products that an engine runs for one of the ledger, each of which reads the input again."""
+    if op.name not in m.engine.apart or len(op.parts) < 2:
+        return (op,)
+    given = 2 * op.rows * op.inner * op.batch
+    rest = op.forward_bytes - given
+    shares = [(part, part / op.columns) for part in op.parts]
+    return tuple(
+        replace(op, columns=part, flops=share * op.flops, forward_bytes=given + share * rest) for part, share in shares
+    )
+
+
 def _written_out(m: Server[X], op: Op[X]) -> X:
     """Return seconds to read the weights of a product and write them in 16 bits, 0 where they are that wide."""
     elements = op.columns * op.inner * op.batch
@@ -146,9 +165,20 @@ def _written_out(m: Server[X], op: Op[X]) -> X:
 _IN_EXPERTS = (".dispatch", ".experts.activation", ".combine")
 
 
+def _charged_elsewhere(m: Server[X], op: Op[X]) -> bool:
+    """Return whether an operator takes no time of its own, since it runs none or the tables of another hold it.
+
+    The calls that the tables of attention time also write the cache (docs/calibration.md).
+    """
+    measured = m.attention or (m.decoding and m.kernels.decode and not m.rates.blocks.keys)
+    if op.name in m.engine.in_attention and measured:
+        return True
+    return op.kind == "none" or op.kernels == 0 or (m.fused_experts and op.name.endswith(_IN_EXPERTS))
+
+
 def op_seconds(m: Server[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
-    if op.kind == "none" or op.kernels == 0 or (m.fused_experts and op.name.endswith(_IN_EXPERTS)):
+    if _charged_elsewhere(m, op):
         return 0 * op.forward_bytes
     if op.name in m.engine.fused:
         seconds = op.forward_bytes / m.rates.memory_bytes
@@ -159,7 +189,7 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
     elif op.kind == "grouped":
         seconds = kernel_seconds(m.rates, op, "forward") if m.rates.experts_in_turn else _experts(m, op)
     elif op.kind == "matmul":
-        seconds = _product(m, op)
+        seconds = total((_product(m, one) for one in _apart(m, op)), 0 * op.forward_bytes)
     elif op.name == "attention.softmax":
         # The ledger's softmax reads and writes a score in 16 bits once.
         seconds = op.forward_bytes / 4 * m.engine.score_bytes / m.rates.memory_bytes + op.kernels * m.rates.memory_start
