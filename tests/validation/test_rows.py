@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.validation import Row, Validation, fits_of, rules, shipped, summary, validate
+from shardwise.validation import Row, Validation, examples, fits_of, rules, shipped, summary, validate
 from shardwise.validation._cells import Cells
 from shardwise.validation._files import KINDS, kind_of
 from shardwise.validation._network import network_bytes_per_second, used_domain
@@ -69,7 +70,7 @@ def test_a_file_is_recognised_by_its_columns(kind: str) -> None:
 
 def test_a_file_of_something_else_is_refused_with_the_columns_that_it_lacks() -> None:
     """Columns of no kind name what the nearest kind has beside them."""
-    with pytest.raises(InputError, match=r"also have the columns"):
+    with pytest.raises(InputError, match=r"files also have "):
         kind_of({"device", "colour"})
 
 
@@ -311,3 +312,62 @@ def test_a_value_in_another_unit_is_refused(tmp_path: Path, unit: str, kept: boo
     found = only(tmp_path, {**TRAINING, "unit": unit})
     assert (found.status == "predicted") is kept
     assert kept or found.reason.startswith("unit: is not a unit of values")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ("colour,size\nred,1\n", "its columns are colour, size"),
+        ("metric;value;model;device;seq_len\nstep_time;1;gpt2;h100;1024\n", "separates its cells by ';'"),
+        ("metric,value,model,device\nstep_time,1,gpt2,h100\n", "training files also have seq_len"),
+        ("metric,value,model,device,seq_len,metric\nstep_time,1,gpt2,h100,1024,mfu\n", "the column metric twice"),
+    ],
+)
+def test_a_header_that_cannot_be_read_says_why(tmp_path: Path, text: str, says: str) -> None:
+    """A file that is empty, of other columns, separated otherwise or ambiguous is refused by what is wrong with it."""
+    path = tmp_path / "runs.csv"
+    path.write_text(text, encoding="ascii")
+    with pytest.raises(InputError, match=re.escape(says)):
+        validate([str(path)])
+
+
+def test_names_of_columns_may_have_capitals_and_spaces(tmp_path: Path) -> None:
+    """A header as spreadsheets write it is read as the schema's."""
+    spoken = only(tmp_path, {f" {name.capitalize()} ": value for name, value in TRAINING.items()})
+    assert spoken.predicted == only(tmp_path, TRAINING).predicted
+
+
+def test_columns_that_are_not_read_are_said(tmp_path: Path) -> None:
+    """A column that the schema does not have stands in the answer, with the one that may be meant."""
+    found = validate([write(tmp_path, [{**TRAINING, "micro_batches": "2", "weather": "fine"}])])
+    assert [(column, meant) for _, column, meant in found.unread] == [("micro_batches", "micro_batch"), ("weather", "")]
+    assert not validate(shipped()[:1]).unread
+
+
+def test_a_row_with_cells_beyond_the_header_is_refused(tmp_path: Path) -> None:
+    """A comma inside a cell moves all that follows, so the row is refused; one that ends a line does no harm."""
+    path = tmp_path / "runs.csv"
+    head, row = ",".join(TRAINING), ",".join(TRAINING.values())
+    path.write_text(f"{head}\n{row},more\n{row},\n", encoding="ascii")
+    moved, whole = validate([str(path)]).rows
+    assert "more cells than the header" in moved.reason
+    assert whole.status == "predicted"
+
+
+@pytest.mark.parametrize(("metric", "value", "status"), [("mfu", "0.45", "predicted"), ("hfu", "45", "refused")])
+def test_utilisation_is_a_fraction(tmp_path: Path, metric: str, value: str, status: str) -> None:
+    """A percentage of the peak is refused: as a fraction it would be a hundred times off."""
+    assert only(tmp_path, {**TRAINING, "metric": metric, "value": value, "unit": ""}).status == status
+
+
+def test_a_checkpoint_is_no_run() -> None:
+    """The size of a checkpoint says nothing of whether a run fits on devices."""
+    row = Row(case_id="a", metric="checkpoint_bytes", status="predicted", measured=1.0, predicted=1.0, fits=False)
+    assert fits_of([row]).ran == 0
+
+
+def test_a_refused_row_says_which_cell_it_is_about(tmp_path: Path) -> None:
+    """The first row of each reason is named with the cell that it is refused for."""
+    found = validate([write(tmp_path, [{**TRAINING, "case_id": "", "model": "no-such-model"}])])
+    assert list(examples(found.rows).values()) == ["line 2: no-such-model"]

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from shardwise.validation import Errors, Row, Validation, fits_of, reasons, summary
+from shardwise.validation import Errors, Row, Validation, examples, fits_of, reasons, summary
 
 TABLES = ("metric", "source", "device", "family", "quality", "year")
 COLUMNS = (
@@ -32,7 +32,7 @@ def errors_record(errors: Errors, by: tuple[str, ...]) -> dict[str, Any]:
 
 def validate_tree(found: Validation, by: tuple[str, ...] = ("source", "metric", "device")) -> dict[str, Any]:
     """Return the record that `validate --json` prints; errors are predicted over measured less one."""
-    fits = fits_of(found.rows)
+    fits, first = fits_of(found.rows), examples(found.rows)
 
     def table(fields: tuple[str, ...]) -> list[dict[str, Any]]:
         return [errors_record(one, fields) for one in summary(found.rows, fields)]
@@ -47,7 +47,8 @@ def validate_tree(found: Validation, by: tuple[str, ...] = ("source", "metric", 
         },
         "summary": table(by),
         "tables": {name: table(tuple(dict.fromkeys(("metric", name)))) for name in TABLES},
-        "refused": [{"reason": reason, "count": count} for reason, count in reasons(found.rows)],
+        "refused": [{"reason": r, "count": count, "first": first[r]} for r, count in reasons(found.rows)],
+        "unread": [{"file": file, "column": column, "meant": meant} for file, column, meant in found.unread],
         "fits": {
             "ran": fits.ran,
             "ran_called_unfit": fits.ran_called_unfit,

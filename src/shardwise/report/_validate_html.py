@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from shardwise.report._validate_view import percent
-from shardwise.validation import Errors, Row, Validation, fits_of, reasons, rules, summary
+from shardwise.validation import Errors, Row, Validation, examples, fits_of, reasons, rules, summary
 
 _HEAD = ("rows", "bias", "median", "p90", "mean", "largest", "in band")
 _TABLES = (("metric",), ("source", "metric"), ("device", "metric"), ("family", "metric"), ("quality", "metric"))
@@ -34,7 +34,9 @@ def validate_html(found: Validation) -> str:
         _drawing(found),
         *(_errors(summary(found.rows, fields), fields) for fields in (*_TABLES, ("year", "metric"))),
         "<h2>Refused</h2>",
-        _table(("rows", "reason"), ((f"{count:,}", reason) for reason, count in reasons(found.rows)), (0,)),
+        _refused(found),
+        "<h2>Columns that are not read</h2>" if found.unread else "",
+        _table(("file", "column", "may be meant"), found.unread, ()) if found.unread else "",
         "<h2>What is assumed for blank fields</h2>",
         _table(("field", "rule", "because"), ((r.field, r.says, r.because) for r in rules()), ()),
         _rows(found.rows),
@@ -43,6 +45,12 @@ def validate_html(found: Validation) -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body>\n</html>\n"
     )
+
+
+def _refused(found: Validation) -> str:
+    first = examples(found.rows)
+    rows = ((f"{count:,}", reason, first[reason]) for reason, count in reasons(found.rows))
+    return _table(("rows", "reason", "first"), rows, (0,))
 
 
 def _drawing(found: Validation) -> str:

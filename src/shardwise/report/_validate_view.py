@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.report._page import Page
-from shardwise.validation import Errors, Validation, fits_of, reasons, summary
+from shardwise.validation import Errors, Validation, assumptions, examples, fits_of, reasons, summary
 
 _HEAD = ["rows", "bias", "median", "p90", "mean", "in band"]
 _REASONS = 12
+_BLANK = ("", "0")  # what a source does not state, and a year that is not known
 
 
 def percent(value: float, signed: bool = False) -> str:
@@ -29,8 +30,8 @@ def _cells(one: Errors) -> list[str]:
 
 
 def _table(page: Page, word: str, found: Iterable[Errors], fields: tuple[str, ...]) -> None:
-    rows = [[*one.group, *_cells(one)] for one in found]
-    if rows:
+    rows = [[*(name if name not in _BLANK else "-" for name in one.group), *_cells(one)] for one in found]
+    if any(row[0] != "-" for row in rows):
         page.blank()
         page.add((word, "bold"))
         width = len(fields)
@@ -41,8 +42,10 @@ def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Pa
     """Return the page of `shardwise validate`."""
     page = Page(width)
     total, predicted = len(found.rows), len(found.predicted)
-    page.label("ROWS", f"{predicted:,} of {total:,} predicted ({found.coverage:.1%}), the others refused below")
+    others = "" if predicted == total else ", the others refused below"
+    page.label("ROWS", f"{predicted:,} of {total:,} predicted ({found.coverage:.1%}){others}")
     page.note("errors are predicted over measured, less one; bias is their median, in band the share inside 10-90 %")
+    _unread(page, found)
     _table(page, "BY METRIC", summary(found.rows, ("metric",)), ("metric",))
     if by:
         _table(page, "BY " + ", ".join(by).upper(), summary(found.rows, by), by)
@@ -60,13 +63,38 @@ def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Pa
             page.note(
                 f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit ({fits.misses:.1%})"
             )
-    why = reasons(found.rows)
-    if why:
-        page.blank()
-        page.add(("REFUSED", "bold"))
-        page.items(f"{count:,} rows: {reason}" for reason, count in why[:_REASONS])
-        if len(why) > _REASONS:
-            page.note(
-                f"and {sum(n for _, n in why[_REASONS:]):,} rows for {len(why) - _REASONS} other reasons: --json", "dim"
-            )
+    _assumed(page, found)
+    _refused(page, found)
     return page
+
+
+def _unread(page: Page, found: Validation) -> None:
+    """Append the columns that were passed over: a setting that is misspelt would else be taken for blank."""
+    if found.unread:
+        page.blank()
+        page.add(("NOT READ", "bold"))
+        meant = ((path, name, f"; {near} may be meant" if near else "") for path, name, near in found.unread)
+        page.items(f"column {name} of {path}: not in the schema{hint}" for path, name, hint in meant)
+
+
+def _assumed(page: Page, found: Validation) -> None:
+    """Append how many rows leave which field to a rule."""
+    fields = assumptions(found.predicted)
+    if fields:
+        page.blank()
+        said = ", ".join(f"{name} {count:,}" for name, count in fields[:_REASONS])
+        more = " and others" if len(fields) > _REASONS else ""
+        page.label("ASSUMED", f"rows that leave a field to its rule: {said}{more}; --rows FILE says what was taken")
+
+
+def _refused(page: Page, found: Validation) -> None:
+    why, first = reasons(found.rows), examples(found.rows)
+    if not why:
+        return
+    page.blank()
+    page.add(("REFUSED", "bold"))
+    counted = ((f"{count:,} {'row' if count == 1 else 'rows'}", count, reason) for reason, count in why[:_REASONS])
+    page.items(f"{rows}: {reason} ({'' if count == 1 else 'first '}{first[reason]})" for rows, count, reason in counted)
+    if len(why) > _REASONS:
+        left = sum(count for _, count in why[_REASONS:])
+        page.note(f"and {left:,} rows for {len(why) - _REASONS} other reasons: --json", "dim")

@@ -6,7 +6,7 @@ from shardwise.validation._frameworks import Framework, frameworks
 from shardwise.validation._row import Row
 from shardwise.validation._rules import Rule, rules
 from shardwise.validation._run import Validation, shipped, validate
-from shardwise.validation._summary import BY, Errors, Fits, errors_of, fits_of, reasons, summary
+from shardwise.validation._summary import BY, Errors, Fits, assumptions, errors_of, examples, fits_of, reasons, summary
 
 __all__ = [
     "BY",
@@ -16,7 +16,9 @@ __all__ = [
     "Row",
     "Rule",
     "Validation",
+    "assumptions",
     "errors_of",
+    "examples",
     "fits_of",
     "frameworks",
     "reasons",

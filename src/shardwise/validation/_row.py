@@ -14,7 +14,8 @@ class Row:
 
     `family` is "dense" or "experts" for a model and the data type for a kernel, `year` that of the device (0: not
     known), `engine` the engine or framework, `fits` whether the configuration is predicted to fit. A refused row has a
-    `reason` and no prediction; a row with an unreadable value has no `measured` either.
+    `reason`, the cell that it is about as `refused`, and no prediction; a row with an unreadable value has no
+    `measured` either.
 
     >>> Row(case_id="a", metric="step_time", measured=2.0, predicted=1.5, status="predicted").relative_error
     -0.25
@@ -38,6 +39,7 @@ class Row:
     high: float | None = None
     fits: bool | None = None
     reason: str = ""
+    refused: str = ""
     assumed: tuple[str, ...] = ()
 
     @property

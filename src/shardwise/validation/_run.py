@@ -10,19 +10,24 @@ from typing import TypeAlias
 
 from shardwise.errors import InputError
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._files import Table, read_table
+from shardwise.validation._files import BEYOND, Table, read_table
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer, Row
 
+_SAID = 40
 Predictor: TypeAlias = Callable[[Cells, Places], Answer]
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Every row of some files with its prediction or the reason why it has none."""
+    """Every row of some files with its prediction or the reason why it has none.
+
+    `unread` has columns that no kind of file has: the file, the column, and the one that may have been meant.
+    """
 
     rows: tuple[Row, ...]
     files: tuple[str, ...]
+    unread: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def predicted(self) -> tuple[Row, ...]:
@@ -52,8 +57,9 @@ def validate(files: Iterable[str]) -> Validation:
     `InputError` for a file that cannot be read; a row that cannot be predicted is refused with the reason.
     """
     paths = tuple(files)
-    rows = tuple(row for path in paths for row in rows_of(read_table(path), Path(path).parent))
-    return Validation(rows, paths)
+    tables = [read_table(path) for path in paths]
+    rows = tuple(row for table in tables for row in rows_of(table, Path(table.path).parent))
+    return Validation(rows, paths, tuple((table.path, *column) for table in tables for column in table.unread))
 
 
 def rows_of(table: Table, folder: Path) -> Iterator[Row]:
@@ -105,7 +111,8 @@ def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: 
         found = predictor(cells, places)
         row = replace(row, family=found.family or _family(cells, places), year=_year(cells, places))
     except InputError as error:
-        return replace(row, reason="; ".join(f"{p.field}: {p.rule}" for p in error.problems))
+        reason = "; ".join(f"{p.field}: {p.rule}" for p in error.problems)
+        return replace(row, reason=reason, refused=_said(error.problems[0].value))
     except Exception as error:  # a fault of ours with one row is said beside it and stops no other
         return replace(row, reason=f"fault in the prediction: {type(error).__name__}: {error}")
     if not math.isfinite(found.value):
@@ -113,6 +120,12 @@ def _row(cells: Cells, kind: str, places: Places, predictor: Predictor, number: 
     low, high = found.interval or (None, None)
     said = {"predicted": found.value, "low": low, "high": high, "assumed": found.assumed, "fits": found.fits}
     return replace(row, status="predicted", **said)  # type: ignore[arg-type]
+
+
+def _said(value: object) -> str:
+    """Return what a problem is about in one short line, empty where a cell is blank."""
+    text = "" if value is None else " ".join(str(value).split())
+    return text if len(text) <= _SAID else f"{text[: _SAID - 3]}..."
 
 
 def _metric(cells: Cells, kind: str) -> str:
@@ -136,12 +149,20 @@ _UNITS = {
 }
 
 
+# A peak of one data type is at most four times that of the type that FLOPs are stated against: more is a percentage.
+_MOST_UTILISED = 4
+
+
 def _measured(cells: Cells, kind: str) -> float:
+    if cells.text(BEYOND):
+        raise refuse("row", cells.text(BEYOND), "has more cells than the header: quote cells that hold a comma")
     if kind not in ("training", "inference"):
         return cells.positive("achieved_fraction" if kind == "op_efficiency" else "time_seconds")
     if (unit := cells.text("unit").lower()) and unit not in _UNITS:
         rule = "is not a unit of values: seconds, bytes, tokens, tokens/s, FLOP/s, fractions and GPU-hours are"
         raise refuse("unit", cells.text("unit"), rule)
+    if cells.text("metric") in ("mfu", "hfu") and cells.number("value") > _MOST_UTILISED:
+        raise refuse("value", cells.text("value"), "of mfu and hfu is a fraction, such as 0.45 for 45 %")
     if cells.text("metric") != "fits":
         return cells.positive("value")
     if cells.number("value", -1) not in (0, 1):

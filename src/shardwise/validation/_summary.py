@@ -73,6 +73,30 @@ def reasons(rows: Iterable[Row]) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(row.reason for row in rows if row.status == "refused").most_common())
 
 
+def examples(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the first row that was refused for each reason: its name, and the cell that it is about.
+
+    >>> row = Row(case_id="line 7", metric="mfu", status="refused", reason="tp: is not a whole number", refused="1.5")
+    >>> examples([row])
+    {'tp: is not a whole number': 'line 7: 1.5'}
+    """
+    found: dict[str, str] = {}
+    for row in rows:
+        if row.status == "refused":
+            found.setdefault(row.reason, f"{row.case_id}: {row.refused}" if row.refused else row.case_id)
+    return found
+
+
+def assumptions(rows: Iterable[Row]) -> tuple[tuple[str, int], ...]:
+    """Return the fields that predicted rows leave to rules, with the number of rows, the most frequent first.
+
+    >>> row = Row(case_id="a", metric="mfu", status="predicted", assumed=("optimizer: not stated: Adam",))
+    >>> assumptions([row, row])
+    (('optimizer', 2),)
+    """
+    return tuple(Counter(one.split(":")[0] for row in rows for one in row.assumed if ": " in one).most_common())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fits:
     """Predictions of whether runs fit: rows that ran out of memory and configurations that ran, and how many are wrong.
@@ -101,8 +125,8 @@ def fits_of(rows: Iterable[Row]) -> Fits:
     ran: dict[str, bool] = {}
     failed: dict[str, bool] = {}
     for row in rows:
-        if row.status != "predicted" or row.fits is None:
-            continue
+        if row.status != "predicted" or row.fits is None or row.metric == "checkpoint_bytes":
+            continue  # a checkpoint lies on a disk, whatever devices there are
         out_of_memory = row.metric == "fits" and row.measured == 0
         (failed if out_of_memory else ran)[row.case_id] = row.fits
     return Fits(
