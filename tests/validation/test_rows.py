@@ -371,3 +371,21 @@ def test_a_refused_row_says_which_cell_it_is_about(tmp_path: Path) -> None:
     """The first row of each reason is named with the cell that it is refused for."""
     found = validate([write(tmp_path, [{**TRAINING, "case_id": "", "model": "no-such-model"}])])
     assert list(examples(found.rows).values()) == ["line 2: no-such-model"]
+
+
+@pytest.mark.parametrize(
+    ("key", "figures", "relative"),
+    [
+        ("my-h100", {}, "h100-"),
+        ("lab-card", {"memory_bytes": "85899345920", "peak_flops_bf16": "9e14"}, "h100-"),
+        ("lab-card", {"memory_bytes": "137438953472", "peak_flops_bf16": "9e14"}, "intel-max-"),
+    ],
+)
+def test_a_device_of_ones_own_has_a_likely_relative(
+    tmp_path: Path, key: str, figures: dict[str, str], relative: str
+) -> None:
+    """What a row of a device leaves blank is of a device that its key names, else of one near in rates and memory."""
+    row = {"device": key, "hbm_bandwidth_bytes_per_second": "3.2e12", "peak_flops_bf16": "5e14", **figures}
+    write(tmp_path, [row], "devices.csv")
+    (note,) = Places(tmp_path).device(key)[1]
+    assert f"are those of {relative}" in note

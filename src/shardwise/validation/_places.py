@@ -40,7 +40,8 @@ COLUMNS = {
     "year": "year",
 }
 _USABLE = 0.98
-_RATES = ("matrix_flops.bf16", "matrix_flops.fp16", "memory_bytes_per_second")
+# What tells how near two devices are; the memory too, so that boards of one size and rate stand together.
+_NEAR = ("matrix_flops.bf16", "matrix_flops.fp16", "memory_bytes_per_second", "memory_bytes")
 
 
 class Places:
@@ -157,8 +158,9 @@ def _arguments_of(path: Path) -> dict[str, dict[str, Any]]:
 def device_from_row(key: str, row: Mapping[str, str]) -> tuple[Device, tuple[str, ...]]:
     """Return the device of a row of datasheet facts; what it leaves blank comes from its nearest known relative.
 
-    The relative is the named stand-in, else the device of the same maker and generation (first word of the name) with
-    the nearest peak, else the nearest peak of all. A stand-in with other memory keeps its own name and constants.
+    The relative is the named stand-in, else the device of the same generation and maker (a word of the key is the first
+    of its name) with the nearest rates and memory, else the nearest of all. A stand-in with other memory keeps its own
+    name and constants.
     """
     values = _figures(row)
     stand_in = row.get("stand_in", "").strip()
@@ -207,17 +209,17 @@ def _figures(row: Mapping[str, str]) -> dict[str, float]:
 
 
 def _relative(key: str, row: Mapping[str, str], values: Mapping[str, float]) -> Device:
-    """Return the device of the catalogue that is nearest in generation, maker and rates."""
+    """Return the device of the catalogue that is nearest in generation (a word of its key), maker, rates and memory."""
     vendor = (row.get("vendor", "") or row.get("full_name", "")).strip().split(" ")[0].lower()
-    head = re.split(r"[-_ ]", key.lower())[0]
+    words = re.split(r"[-_ ]", key.lower())
 
     def distance(name: str) -> tuple[bool, bool, float, str]:
         device = find_device(name).device
         gaps = [
-            abs(math.log(values[f] / float(device.fact(f).value))) for f in _RATES if f in values and device.knows(f)
+            abs(math.log(values[f] / float(device.fact(f).value))) for f in _NEAR if f in values and device.knows(f)
         ]
         far = sum(gaps) / len(gaps) if gaps else 10.0
-        generation = name.split("-")[0] == head or name.startswith(head[:4] + "-")
+        generation = name.split("-")[0] in words or name.startswith(words[0][:4] + "-")
         return not generation, device.vendor.lower() != vendor, far, name
 
     usable = [name for name in device_names() if find_device(name).device.matrix_flops]
