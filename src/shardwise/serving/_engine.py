@@ -26,89 +26,114 @@ from shardwise.plans import Stack, find_stack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """One inference engine.
+    """One inference engine: what it adds to the kernels of the ledger, in the fields of engines.toml.
 
-    `budget` is how it spells its memory fraction: "total" bounds weights, activations and cache, "static" weights and
-    cache, "free" is the cache's share of what is left. `fused` names operators that run inside another kernel,
-    `kernels` the engine whose measured kernels it takes. The host adds `step_seconds` a step, `sequence_seconds` a
-    sequence, `block_seconds` a block of its cache and `worker_seconds` each time that tensor-parallel workers double.
-    `layer_seconds` pass between the kernels of a layer where no captured graph holds them, `stage_seconds` when a layer
-    split hands over, `split_seconds` a layer and rank where each product sends to all ranks and back. Only groups of
-    `sharing_heads` query heads share what they read of the cache (1: all groups do); more than `unsplit_items`
-    sequences times heads are not cut along the context (0: always cut), with `uncut` none that does not share is.
-    `library` says what its products reach of the device's compute and memory rates, by device. Prompts run
-    `chunk_tokens` at a time (0: whole), `chunks_together` as a pipeline (0: all), with the attention
-    `prompt_attention`; a score that is not fused moves `score_bytes` beside its products. Weights of fewer than 16 bits
-    are written out again for more than `dequantise_rows` rows (0: never).
-    `adds` is the type that products are summed in, `thin_products` whether those of few rows are bound by what a core
-    can load. Activations lie in `activation_bytes` and are cast for products. `runs` is the stack whose operators it
-    runs, and no `small_kernel_seconds` means that kernels start as in that stack.
-
-    `context_core_bytes` are bytes of the context for each core. Layers that keep different things share pages of one
-    size with `page_groups`; with `static_buffers` all buffers of a pass exist at once, with `head_copy` a tied head has
-    a table of its own. `expert_pads` is what families of devices pad experts in mxfp4 to (`Format.expert_pads`).
-    No heads share what they read of caches of fewer than 16 bits with `narrow_alone`, nor in models with windows with
-    `window_alone`. `widened_per_core` are elements a second that a core widens from 8-bit floats where its device has
-    no instruction for it (0: as fast as it reads).
-    With `whole_context` windows of a model are not used: its layers keep and read every token.
-    Prompts and tokens share steps with `mixed_steps`. Inputs of the types `quantised_apart` are quantised by kernels of
-    their own, and the kernels over latent caches of the engine `latent_kernels` stand for its own. The seconds of its
-    attention kernels hold the operators `in_attention`, and the products `apart`, joint in the ledger, run one by one.
-    Its kernels over a cache are those of an older family where `older_kernels` names one for the device's. Sampling
-    moves `sampling_bytes` a logit.
+    Seconds named after a thing are those of the host for each such thing.
     """
 
     name: str
     title: str
-    budget: Literal["total", "static", "free"]
-    memory_fraction: float
-    own_all_reduce: bool
-    step_seconds: float
-    sequence_seconds: float
-    small_kernel_seconds: float
-    fused: tuple[str, ...]
-    context_bytes: float
-    communicator_bytes: float
-    sampler_bytes: float
-    block_tokens: int
-    quantised_start_seconds: float
+    """The name that people know, with the releases that the entry covers."""
     sources: tuple[tuple[str, str], ...]
     kernels: str = ""
+    """The engine whose measured kernels it takes."""
+    runs: str = "megatron"
+    """The stack whose operators it runs."""
+
+    # Memory
+    budget: Literal["total", "static", "free"]
+    """What the memory fraction bounds: all but the context; weights and cache; or the cache, of what the rest leaves."""
+    memory_fraction: float
+    context_bytes: float
+    context_core_bytes: float = 0.0
+    """Bytes of the context for each core of the device."""
+    communicator_bytes: float
+    sampler_bytes: float
+    """Bytes of working memory for each logit of the sequences that may run."""
+    static_buffers: bool = False
+    """All buffers of a pass exist at once."""
+    head_copy: bool = False
+    """A head that is tied to the table of words has a copy of its own."""
+    expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """What sides of experts in mxfp4 are padded to, by family of devices (`Format.expert_pads`)."""
+    activation_bytes: float = 2.0
+    """Bytes of an element of activations, which are cast for products."""
+
+    # Cache
+    block_tokens: int
+    page_groups: bool = False
+    """Layers that keep different things share pages of one size."""
+    whole_context: bool = False
+    """Windows of a model are not used: every layer keeps and reads all tokens."""
+
+    # Host
+    step_seconds: float
+    sequence_seconds: float
     block_seconds: float = 0.0
     worker_seconds: float = 0.0
+    """Seconds of a step for each time that the tensor-parallel workers double."""
     layer_seconds: float = 0.0
+    """Seconds between the kernels of a layer where no captured graph holds them."""
     stage_seconds: float = 0.0
+    """Seconds to hand over from one part of a layer split to the next."""
     split_seconds: float = 0.0
-    sharing_heads: int = 1
-    unsplit_items: int = 0
-    uncut: bool = False
-    head_bytes_per_core: float = 0.0
-    library: tuple[tuple[str, float, float], ...] = ()
+    """Seconds of a layer and rank where each product sends to all ranks and back."""
+    small_kernel_seconds: float
+    """Start of a small kernel; 0 takes the launches of the stack that it runs."""
+    quantised_start_seconds: float
+    """Start of a kernel that quantises the input of a product."""
+
+    # Steps
     chunk_tokens: int = 0
+    """Tokens of a prompt that run at a time (0: whole prompts)."""
     chunks_together: int = 0
-    activation_bytes: float = 2.0
+    """Pieces of a prompt that run as a pipeline (0: all)."""
+    mixed_steps: bool = False
+    """Prompts and generated tokens share steps."""
+
+    # Operators
+    own_all_reduce: bool
+    fused: tuple[str, ...]
+    """Operators that run inside another kernel."""
+    apart: tuple[str, ...] = ()
+    """Products, joint in the ledger, that run one by one."""
+    library: tuple[tuple[str, float, float], ...] = ()
+    """Shares that its products reach of a device's rates of compute and of memory: (device, compute, memory)."""
+    adds: Literal["fp32", "fp16"] = "fp32"
+    """The type that products are summed in."""
+    thin_products: bool = False
+    """Products of few rows are bound by what a core can load."""
+    dequantise_rows: int = 0
+    """Weights of fewer than 16 bits are written out again for products of more rows than this (0: never)."""
+    quantised_apart: tuple[str, ...] = ()
+    """Types of inputs that kernels of their own quantise."""
+    widened_per_core: float = 0.0
+    """Elements a second that a core widens from 8-bit floats without an instruction for it (0: as fast as it reads)."""
+    sampling_bytes: float = 14.0
+    """Bytes that sampling moves for each logit."""
+
+    # Attention
     prompt_attention: Literal["flash", "scores"] = "flash"
     score_bytes: float = 4.0
-    dequantise_rows: int = 0
-    adds: Literal["fp32", "fp16"] = "fp32"
-    thin_products: bool = False
-    runs: str = "megatron"
-    context_core_bytes: float = 0.0
-    narrow_alone: bool = False
-    window_alone: bool = False
-    widened_per_core: float = 0.0
-    whole_context: bool = False
-    page_groups: bool = False
-    mixed_steps: bool = False
-    quantised_apart: tuple[str, ...] = ()
-    latent_kernels: str = ""
+    """Bytes that a score moves beside its products where attention is not fused."""
     in_attention: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
+    """Operators whose seconds the measured kernels of attention hold."""
+    latent_kernels: str = ""
+    """The engine whose kernels over latent caches stand for its own."""
     older_kernels: tuple[tuple[str, str], ...] = ()
-    sampling_bytes: float = 14.0
-    static_buffers: bool = False
-    head_copy: bool = False
-    expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The older family of devices whose kernels over a cache it runs, by family."""
+    sharing_heads: int = 1
+    """Only groups of so many query heads share what they read of the cache (1: all groups do)."""
+    narrow_alone: bool = False
+    """No heads share what they read of caches of fewer than 16 bits."""
+    window_alone: bool = False
+    """No heads share what they read in models with windows."""
+    unsplit_items: int = 0
+    """More sequences times heads than this are not cut along the context (0: always cut)."""
+    uncut: bool = False
+    """No kernel whose heads do not share is cut along the context."""
+    head_bytes_per_core: float = 0.0
+    """Bytes a second that a core reads of the cache where heads do not share (0: as measured for the device)."""
 
     def cache_kernels(self, family: str) -> str:
         """Return the family whose kernels over a cache the engine runs on devices of a family."""
@@ -127,26 +152,25 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Constants of kernels that training does not have: decode attention, fused experts, the engine's all-reduce.
-
-    `decode` is None where efficiencies are imposed, `last_cache` the bytes that its tables find in the last cache.
-    `all_reduce` is None where that of NCCL stands. `head_bytes_per_second` is the rate of one core where every query
-    head reads the cache for itself, 0 where the heads of a group share what they read, `unsplit_bytes_per_second` the
-    same where no context is cut; `thin_bytes_per_second` that of
-    products of few rows, 0 where only the memory bounds them. `cached_rate` is how much faster than memory activations
-    of a piece of a prompt pass where the last cache holds them.
-    """
+    """Constants of kernels that training does not have: attention over a cache, fused experts, the all-reduce."""
 
     decode: KernelCosts | None
+    """Attention over a cache; None where efficiencies are imposed."""
     last_cache: float
+    """Bytes that the tables of attention find in the last cache."""
     experts_wide: ExpertsFit
     experts_narrow: ExpertsFit
     experts_type: str
     all_reduce: EngineReduce | None
+    """The engine's own all-reduce; None where that of NCCL stands."""
     head_bytes_per_second: float
+    """Rate of a core where every query head reads the cache for itself (0: the heads of a group share)."""
     unsplit_bytes_per_second: float
+    """Rate of a core where no context is cut (0: it is)."""
     thin_bytes_per_second: float
+    """Rate of a core in products of few rows (0: only the memory bounds them)."""
     cached_rate: float
+    """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
     sources: tuple[str, ...]
 
 
@@ -184,7 +208,7 @@ def find_engine(name: str) -> Engine:
     row = _table()["engines"][name]
     apart = ("sources", "library", "expert_pads", "older_kernels")
     given = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     values["older_kernels"] = tuple(row.get("older_kernels", {}).items())
     values["library"] = tuple((device, *shares) for device, shares in row.get("library", {}).items())
     values["expert_pads"] = tuple((family, tuple(sides)) for family, sides in row.get("expert_pads", {}).items())
@@ -195,6 +219,15 @@ def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
     """Return bytes a second that one core reads in a kind of kernel, 0 where it is not used or not bound by that."""
     rates = _table()[kind]["bytes_per_second_per_core"]
     return float(rates.get(device.name, rates.get(family, 0.0))) if used else 0.0
+
+
+def sums_branches(family: str) -> bool:
+    """Return whether engines add both branches of a parallel block before they reduce them, in a family of models.
+
+    >>> sums_branches("falcon"), sums_branches("gpt-neox")
+    (True, False)
+    """
+    return family in _table()["summed_branches"]["families"]
 
 
 def watts_per_core(family: str) -> float:

@@ -18,8 +18,9 @@ from shardwise.ops.layout import Layout
 from shardwise.serving._adapters import adapter_bytes
 from shardwise.serving._cache import Cache, block_caches, breakpoints
 from shardwise.serving._case import Case, Step, server_of, views_of
+from shardwise.serving._engine import sums_branches
 from shardwise.serving._fold import Part, Parts, Phase, add, fold, weighted
-from shardwise.serving._ledger import SUMMED_FAMILIES, Views, embedding_ops, head_ops, layer_ops
+from shardwise.serving._ledger import Views, embedding_ops, head_ops, layer_ops
 from shardwise.serving._memory import StageMemory, stage_memory
 from shardwise.serving._price import Server
 from shardwise.serving._sizes import Sizes, Stage
@@ -54,7 +55,7 @@ def label_of(block: Block, index: int) -> str:
 def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]:
     """Return the operators of every kind of layer, of the embedding and of the head, each with its name."""
     model = case.model
-    summed = model.family in SUMMED_FAMILIES
+    summed = sums_branches(model.family)
     kinds = [
         (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
         for i, block in enumerate(model.kinds)

@@ -92,16 +92,10 @@ def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     return tuple(one if op is first else op for op in ops if op is not second)
 
 
-# Families whose engines add both branches of a parallel block on each rank, before one reduction.
-SUMMED_FAMILIES = ("falcon",)
-
-
 def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True, summed: bool = False) -> tuple[Op[X], ...]:
     """Return the operators of one layer, with the write to the cache where there is one.
 
-    Where both branches of a parallel block are `summed` before they are reduced, attention sends nothing (Falcon:
-    TensorRT-LLM tensorrt_llm/models/falcon/model.py, is_parallel_attention; vLLM falcon.py,
-    reduce_row_parallel_results).
+    Where both branches of a parallel block are `summed` before they are reduced, attention sends nothing.
     """
     ops = joined_down(v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D)))
     if summed and block.parallel:
