@@ -42,7 +42,7 @@ class Engine:
 
     # Memory
     budget: Literal["total", "static", "free"]
-    """What the memory fraction bounds: all but the context; weights and cache; or the cache, of what the rest leaves."""
+    """What the memory fraction bounds: all but the context, weights and cache, or the cache within what is left."""
     memory_fraction: float
     context_bytes: float
     context_core_bytes: float = 0.0
