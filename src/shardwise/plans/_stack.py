@@ -34,108 +34,137 @@ LossKernel: TypeAlias = Literal[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """One framework in one version.
+    """One framework in one version: what its operators save, which buffers it holds and what it overlaps.
 
-    `norm` "widened" is one kernel over fp32 copies of its rows. `loss` is a cross entropy of `ops.head.loss`.
-    `attention` "scores" keeps the score matrix as unfused Megatron does, "eager" as transformers' eager path.
-    `gradients` "persistent" is a contiguous buffer that lives through the step, "transient" are tensors freed by
-    `zero_grad`. `vocab_parallel` splits the tables over tp. `optimizer_step` says which temporaries the update makes.
-    `overlap_*` says what runs beside compute, `overlap_sends` under which schedules; `overlap_input_gradients` says
-    whether what reduces an input gradient runs beside the weight gradient, `scattered_sends` splits a boundary message
-    over the tensor-parallel ranks; `reduces_apart` all-reduces input gradients of q, k, v, gate and up one by one where
-    a sequence is not split. `dispatch` "deduplicated" sends a token once to each node with one of its experts.
-    `narrow_expert_seconds` is what the host takes to quantise the rows of one expert in fewer than 16 bits and to
-    launch one product of it. `latent_fusion` turns queries and keys of latent attention and joins their parts in one
-    kernel each. `layernorm_statistics_bytes` is the width of the mean and of the deviation that LayerNorm keeps for a
-    row of 16-bit input. `attention_kernel` and `experts_kernel` are the fused kernels whose rates apply ("" the best of
-    the device, and grouped products of libraries). `gather_copy_bytes` and `scatter_copy_bytes` are what gathering
-    weights and scattering gradients moves in device memory, a parameter. `buffer_passes` is how often a step reads or
-    writes the whole gradient buffer beside its products and its reduction, `update_copy_bytes` what an update moves a
-    parameter of the shard beside the optimizer itself. `checkpoint_stops_early` ends recompute at the last saved
-    tensor, `bias_gradients_apart` sums the gradient of a bias in a kernel of its own, `gradients_apart` makes the
-    gradient of a weight before it is added to the buffer, `scatter_bytes` is the width in which sharded gradients are
-    reduced (0: that of the gradients), `gather_bytes` that in which sharded weights are gathered (0: that of compute's
-    input), `metric_logit_bytes` what metrics of training read and write a logit beside the loss. `reduces_whole` gives
-    every replica the whole sum of the gradients though it updates a shard, `broadcasts_weights` sends new weights from
-    each owner in turn, not by one gather. `blas_workspace` and `library_workspace` are the scratch of a cuBLAS handle,
-    of which `blas_handles` exist, and of the library's own products, by family of devices ("other" for the rest), and
-    `grouped_streams` run grouped products, each with its own. `expandable_segments` is an allocator that can lengthen
-    its segments. `gradient_stand_ins` keeps an empty tensor in the place of each shape of weight gradient, where
-    gradients are added up in the buffer, `keeps_gathered` the buffer of a gathered sequence. `micro_gradients` adds the
-    16-bit gradients of a backward pass to wider ones when all are there, `gathers_tensors` gathers sharded weights one
-    by one, not by layers. `widens_gradients` keeps 16-bit gradients in fp32 too from a step to the next.
-    `pipeline_keeps_gathered` keeps sharded weights of a stage gathered and its gradients whole between micro-batches.
-    `bucket_elements` is a bucket of gradients and one of weights where its user sets none. `apart_pools` allocates
-    gathered weights and sharded gradients on streams of their own, whose memory others cannot use. `stage_buffers`
-    makes the buffers of a stage's messages for every micro-batch of a step at once. `buffered_stages` holds so many
-    micro-batches a stage of the pipeline before each stage but the last, whatever the schedule needs (0: that).
-    `accumulates_whole` keeps gradients whole between micro-batches though they are sharded (FSDP.no_sync). `settings`
-    are what its user set.
+    Each field is a key of stacks.toml.
     """
 
     name: str
     title: str
+    sources: tuple[tuple[str, str], ...]
+    settings: Settings = Settings()  # noqa: RUF009 (frozen)
+    """What its user set."""
+
+    # Operators
     norm: NormKernel
     attention: AttentionKernel
+    """The path "scores" keeps the matrix of scores as unfused Megatron-LM does, "eager" as transformers does."""
+    attention_kernel: str
+    """The fused kernel whose rates apply ("": the best of the device)."""
     activation: Kernel
     loss: LossKernel
+    """The cross entropy, one of `ops.head.loss`."""
     experts: Literal["grouped-mm", "permuted"]
+    experts_kernel: str
+    """The fused kernel of experts whose rates apply ("": grouped products of libraries)."""
     dispatch: Literal["all-to-all", "deduplicated"]
-    gradients: Literal["persistent", "transient"]
-    optimizer_step: Literal["single", "foreach", "fused"]
+    """With "deduplicated" a token is sent once to each node that has one of its experts."""
+    latent_fusion: bool
+    """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
+    bias_gradients_apart: bool
+    """The gradient of a bias is summed in a kernel of its own."""
+    projections_apart: bool
+    gradients_apart: bool
+    """The gradient of a weight is made before it is added to the buffer."""
+    metric_logit_bytes: float
+    """Bytes that metrics of training read and write for each logit beside the loss."""
+
+    # What is saved
     precision: str
-    vocab_multiple: int
-    vocab_parallel: bool
+    """The recipe of precision where a job names none."""
     dropout_mask_bytes: int
     layernorm_statistics_bytes: int
+    """Width of the mean and of the deviation that LayerNorm keeps for a row of 16-bit input."""
     merged_attention_copy: bool
+    """The output of attention is copied when its heads are merged."""
+    checkpoint_stops_early: bool
+    """Recompute ends at the last saved tensor."""
+    keeps_gathered: bool
+    """The buffer of a gathered sequence is kept."""
+
+    # Tables of words
+    vocab_multiple: int
+    """The vocabulary is padded to a multiple of this on each tensor-parallel rank."""
+    vocab_parallel: bool
+    """The tables of words are split over the tensor-parallel ranks."""
+
+    # Gradients and optimizer
+    gradients: Literal["persistent", "transient"]
+    """A "persistent" buffer is contiguous and lives through the step; `zero_grad` frees "transient" tensors."""
+    gradient_stand_ins: bool
+    """An empty tensor stays for each shape of weight gradient where gradients are added up in the buffer."""
+    micro_gradients: bool
+    """The 16-bit gradients of a backward pass are added to wider ones when all are there."""
+    widens_gradients: bool
+    """16-bit gradients are kept in fp32 too from a step to the next."""
+    accumulates_whole: bool
+    """Gradients stay whole between micro-batches though they are sharded (FSDP's no_sync)."""
+    optimizer_step: Literal["single", "foreach", "fused"]
+    """Which temporaries the update makes: of one tensor, of all, or none."""
+    buffer_passes: float
+    """How often a step reads or writes the whole gradient buffer beside its products and its reduction."""
+    update_copy_bytes: float
+    """Bytes that an update moves for a parameter of the shard beside the optimizer itself."""
+
+    # Messages between replicas
     overlap_gradients: bool
     overlap_parameters: bool
     reduces_whole: bool
+    """Every replica gets the whole sum of the gradients though it updates a shard."""
     broadcasts_weights: bool
-    overlap_sends: tuple[str, ...]
-    scattered_sends: bool
-    reduces_apart: bool
+    """New weights are sent from each owner in turn, not gathered at once."""
+    gathers_tensors: bool
+    """Sharded weights are gathered one by one, not by layers."""
+    bucket_elements: float
+    """Size of a bucket of gradients, and of one of weights, where its user sets none."""
+    gather_bytes: float
+    """Width in which sharded weights are gathered (0: that of compute's input)."""
+    scatter_bytes: float
+    """Width in which sharded gradients are reduced (0: that of the gradients)."""
+    gather_copy_bytes: float
+    """Bytes for a parameter that gathering weights moves in device memory."""
+    scatter_copy_bytes: float
+    """Bytes for a parameter that scattering gradients moves in device memory."""
+    pipeline_keeps_gathered: bool
+    """Sharded weights of a stage stay gathered, and its gradients whole, between micro-batches."""
+
+    # Messages of tensor, expert and pipeline parallelism
     overlap_tensor: bool
     overlap_input_gradients: bool
+    """What reduces an input gradient runs beside the weight gradient."""
+    reduces_apart: bool
+    """Input gradients of q, k, v, gate and up are all-reduced one by one where a sequence is not split."""
     overlap_experts: Literal["never", "between nodes", "always"]
+    overlap_sends: tuple[str, ...]
+    """Schedules under which messages between stages run beside compute."""
+    scattered_sends: bool
+    """A message between stages is split over the tensor-parallel ranks."""
+    stage_buffers: bool
+    """The buffers of a stage's messages for all micro-batches of a step exist at once."""
+    buffered_stages: float
+    """Micro-batches a stage that each stage but the last holds, whatever the schedule needs (0: what it needs)."""
+
+    # Host
     eager_launch_seconds: float
     step_overhead_seconds: float
     narrow_expert_seconds: float
-    latent_fusion: bool
-    attention_kernel: str
-    experts_kernel: str
-    gather_copy_bytes: float
-    scatter_copy_bytes: float
-    buffer_passes: float
-    update_copy_bytes: float
-    checkpoint_stops_early: bool
-    bias_gradients_apart: bool
-    gradients_apart: bool
-    scatter_bytes: float
-    gather_bytes: float
-    metric_logit_bytes: float
+    """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one product of it."""
+
+    # Memory beside tensors
     context_bytes: float
     communicator_bytes: float
     reserved_over_allocated: float
     expandable_segments: bool
+    """The allocator can lengthen its segments."""
+    apart_pools: bool
+    """Gathered weights and sharded gradients lie in streams of their own, whose memory others cannot use."""
     blas_handles: int
     blas_workspace: tuple[tuple[str, float], ...]
+    """Scratch of one cuBLAS handle, by family of devices ("other" for the rest)."""
     library_workspace: tuple[tuple[str, float], ...]
+    """Scratch of the library's own products, by family of devices."""
     grouped_streams: int
-    gradient_stand_ins: bool
-    keeps_gathered: bool
-    micro_gradients: bool
-    gathers_tensors: bool
-    widens_gradients: bool
-    pipeline_keeps_gathered: bool
-    bucket_elements: float
-    apart_pools: bool
-    stage_buffers: bool
-    buffered_stages: float
-    accumulates_whole: bool
-    sources: tuple[tuple[str, str], ...]
-    settings: Settings = Settings()  # noqa: RUF009 (frozen)
+    """Streams that run grouped products, each with scratch of its own."""
 
     def workspace_bytes(self, family: str, grouped: bool = False) -> float:
         """Return the bytes of scratch that products, grouped ones too, hold for the whole run on a device of a family.
