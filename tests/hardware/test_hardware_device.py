@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.hardware import Device, Fact, device_to_toml, find_device, load_device
+from shardwise.hardware import Cluster, Device, Fact, device_to_toml, find_device, load_device
 from shardwise.hardware._device import FIELDS
 from shardwise.hardware._toml import device_from_table, show_number
 
@@ -235,18 +235,18 @@ def test_field_stated_twice_is_refused() -> None:
 
 _TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)
 _SIZES = st.integers(2**20, 2**45)
-_RATES = st.floats(1e-300, 1e300, allow_nan=False, allow_infinity=False)
+_RATES = st.floats(1e9, 1e300, allow_nan=False, allow_infinity=False)
 
 
 @st.composite
 def devices(draw: st.DrawFn) -> Device:
-    """Devices with any text and any positive numbers."""
+    """Devices with any text and any numbers that a device may have."""
     memory = draw(_SIZES)
-    values: dict[str, float | bool] = {"memory_bytes": memory, "usable_memory_bytes": draw(st.integers(1, memory))}
+    values: dict[str, float | bool] = {"memory_bytes": memory, "usable_memory_bytes": draw(st.integers(10**6, memory))}
     for name in draw(st.sets(st.sampled_from(sorted(FIELDS)))) - values.keys():
         quantity = FIELDS[name][0]
         whole = quantity is not None and quantity.whole
-        values[name] = draw(st.booleans() if quantity is None else st.integers(1, 2**60) if whole else _RATES)
+        values[name] = draw(st.booleans() if quantity is None else st.integers(10**6, 2**60) if whole else _RATES)
     facts = [Fact(field=name, value=value, source=draw(_TEXT), date=draw(_TEXT)) for name, value in values.items()]
     words = [draw(_TEXT) for _ in range(4)]
     return Device(name=words[0], full_name=words[1], vendor=words[2], fast_link=words[3], sources=tuple(facts))
@@ -266,3 +266,13 @@ def test_numbers_are_written_exactly(value: float) -> None:
     import tomllib
 
     assert tomllib.loads(f"x = {show_number(value)}")["x"] == value
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("memory", "96"), ("memory", 96), ("slow_bandwidth", "50"), ("peak_flops", 989), ("fast_latency", "5")],
+)
+def test_a_number_without_its_unit_is_not_a_device_of_bytes(flag: str, value: object) -> None:
+    """A memory of 96 bytes, a network of 50 bytes a second and a latency of 5 seconds have lost their unit."""
+    with pytest.raises(InputError, match="a unit may be missing"):
+        Cluster.parse("16xh100-sxm-80gb", {flag: value})

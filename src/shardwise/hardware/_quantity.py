@@ -16,19 +16,25 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """How one kind of number is read from text, and the smallest value it may take."""
+    """How one kind of number is read from text, and the smallest value it may take.
+
+    What people write outside `likely` has lost its unit: no device has 80 bytes, no link a latency of 5 seconds.
+    """
 
     parse: Callable[[str, str], float]
     remedy: str
     at_least: float = 0.0
     may_equal: bool = False
     whole: bool = False
+    likely: tuple[float, float] = (0.0, math.inf)
 
 
-BYTES = Quantity(parse_bytes, 'write bytes such as "80GiB" or 85899345920', whole=True)
-RATE = Quantity(parse_bandwidth, 'write one direction with its unit, such as "450GB/s" or "400Gb/s"')
-FLOPS = Quantity(parse_flops, 'write the dense rate, such as "989T" or 9.89e14')
-SECONDS = Quantity(parse_seconds, 'write a time such as "5us" or 5e-6', may_equal=True)
+BYTES = Quantity(parse_bytes, 'write bytes such as "80GiB" or 85899345920', whole=True, likely=(1e6, math.inf))
+RATE = Quantity(
+    parse_bandwidth, 'write one direction with its unit, such as "450GB/s" or "400Gb/s"', likely=(1e6, math.inf)
+)
+FLOPS = Quantity(parse_flops, 'write the dense rate, such as "989T" or 9.89e14', likely=(1e9, math.inf))
+SECONDS = Quantity(parse_seconds, 'write a time such as "5us" or 5e-6', may_equal=True, likely=(0.0, 1.0))
 COUNT = Quantity(parse_count, "use a whole number such as 8", whole=True)
 RATIO = Quantity(parse_count, "use 1 for a full network, 2 for a 2:1 network", at_least=1.0, may_equal=True)
 WATTS = Quantity(parse_count, "write watts, such as 700")
@@ -55,6 +61,16 @@ def read_quantity(quantity: Quantity, value: object, field: str) -> float:
     >>> read_quantity(RATE, "400Gb/s", "nic_bandwidth"), read_quantity(COUNT, "8", "num_devices")
     (50000000000.0, 8)
     """
+    number = _number(quantity, value, field)
+    low, high = quantity.likely
+    if number and not low <= number <= high:
+        word = "at least" if number < low else "at most"
+        limit = low if number < low else high
+        fail(field, value, f"must be {word} {limit:g} in SI units: a unit may be missing", quantity.remedy)
+    return number
+
+
+def _number(quantity: Quantity, value: object, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         fail(field, value, "must be a number, or text with a unit", quantity.remedy)
     number = quantity.parse(value, field) if isinstance(value, str) else value
@@ -81,7 +97,7 @@ def check_number(quantity: Quantity, value: object, field: str) -> None:
     """
     if isinstance(value, str):
         fail(field, value, "must be a number", quantity.remedy)
-    read_quantity(quantity, value, field)
+    _number(quantity, value, field)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
