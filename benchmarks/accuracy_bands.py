@@ -21,18 +21,18 @@ def split_source(band: Band) -> tuple[str, str]:
 
 def table() -> Iterator[str]:
     """Yield the lines of a Markdown table, and below it the sources of its rows."""
-    sources: dict[tuple[str, str], None] = {}
+    sources: dict[tuple[str, str], list[str]] = {}
     yield "| headline | family and stack or engine | rows | 10 % | median | 90 % |"
     yield "|---|---|---:|---:|---:|---:|"
     for quantity, rows in (*training().items(), *serving().items()):
         for name, band in rows.items():
             where, median = split_source(band)
-            sources[quantity, where] = None
+            sources.setdefault((quantity, where), []).append(name)
             yield f"| `{quantity}` | {name} | {band.rows} | {band.low:.2f} | {median} | {band.high:.2f} |"
     yield ""
     yield "Sources:"
     yield ""
-    yield from (f"- `{quantity}`: {where}" for quantity, where in sources)
+    yield from (f"- `{quantity}` of {', '.join(names)}: {where}" for (quantity, where), names in sources.items())
 
 
 if __name__ == "__main__":
