@@ -20,7 +20,11 @@ from shardwise.cost._attention import (
     runs_as,
 )
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import KEY, LATENT, ROPE, VALUE, chip_of
+from shardwise.validation._attention import latent_model
+from shardwise.validation._kernels import chip_of
+
+_MIXER = latent_model()[1]
+_CACHED = _MIXER.kv_lora_rank + _MIXER.qk_rope_head_dim
 
 Parts = tuple[Any, ...]
 
@@ -54,18 +58,18 @@ def prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:
 def latent_decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     """Return the parts of attention over a cache of latents, one item a sequence."""
     B, N, tokens = rows["batch"], rows["num_heads"], rows["prefix_tokens"] + rows["query_tokens"]
-    wide = 2 * LATENT + ROPE
+    wide = 2 * _MIXER.kv_lora_rank + _MIXER.qk_rope_head_dim
     return decode_parts(
         chip_of(find_device(device).device, "bf16"),
         Cached(sequences=B, items=B, group=N, tokens=tokens, pair_flops=2 * wide,
-               item_bytes=_width(rows) * (LATENT + ROPE), edge_bytes=2 * B * N * wide),
+               item_bytes=_width(rows) * _CACHED, edge_bytes=2 * B * N * wide),
     )  # fmt: skip
 
 
 def latent_prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     """Return the parts of attention of a prompt with expanded keys and values."""
     B, S, past, N = (rows[k] for k in ("batch", "query_tokens", "prefix_tokens", "num_heads"))
-    dims = KEY + VALUE
+    dims = _MIXER.qk_head_dim + _MIXER.v_head_dim
     work = Prompt(sequences=B, queries=S, past=past, heads=N, kv_heads=N, pair_flops=2 * dims, token_bytes=2 * dims,
                   edge_bytes=2 * N * B * S * dims)  # fmt: skip
     return prompt_parts(chip_of(find_device(device).device, "bf16"), work, packs)
@@ -107,10 +111,10 @@ KINDS = (
     Kind(word="prefill_kernels", table="attention_prefill", label=_types, kernel=_heads, parts=prefill, shape=_HEADS,
          packing=("none", "one", "all"), gains=(0.08, 0.018)),
     Kind(word="latent_decode_kernels", table="mla", label=lambda t: t["kv_dtype"],
-         kernel=lambda t: np.full(size(t), str(LATENT + ROPE)), parts=latent_decode, shape=("num_heads", "batch"),
+         kernel=lambda t: np.full(size(t), str(_CACHED)), parts=latent_decode, shape=("num_heads", "batch"),
          wanted="generation_mla"),
     Kind(word="latent_prefill_kernels", table="mla", label=lambda t: t["kv_dtype"],
-         kernel=lambda t: np.full(size(t), str(KEY)), parts=latent_prefill, shape=("num_heads", "batch"),
+         kernel=lambda t: np.full(size(t), str(_MIXER.qk_head_dim)), parts=latent_prefill, shape=("num_heads", "batch"),
          wanted="context_mla"),
 )  # fmt: skip
 

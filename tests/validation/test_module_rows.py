@@ -9,10 +9,8 @@ import pytest
 
 from shardwise.cost._attention import DECODE_PARTS
 from shardwise.hardware import find_device
-from shardwise.models import LatentAttention, Model
 from shardwise.validation import Row, validate
 from shardwise.validation._cells import Cells
-from shardwise.validation._kernels import KEY, LATENT, ROPE, VALUE
 from shardwise.validation._modules import held_share, module_of, operators, parts
 from shardwise.validation._steps import engine_steps
 from shardwise.validation._streaming import cached_rate, memory_rate, streaming
@@ -210,11 +208,3 @@ def test_attention_of_vidur_runs_the_kernels_of_its_library(tmp_path: Path, engi
     found = only(tmp_path, row)
     assert found.predicted == only(tmp_path, {**row, "engine": "sglang"}).predicted
     assert ("kernels of vidur: those of sglang" in found.assumed) == (engine == "vidur")
-
-
-def test_tables_of_latent_attention_have_the_sizes_of_the_catalogue() -> None:
-    """Kernels and whole modules are timed with one model's sizes: those that the catalogue has of DeepSeek-V3."""
-    (mixer,) = Model.load("deepseek-v3").layers[0].mixers
-    assert isinstance(mixer, LatentAttention)
-    assert (mixer.kv_lora_rank, mixer.qk_rope_head_dim) == (LATENT, ROPE)
-    assert (mixer.qk_head_dim, mixer.v_head_dim) == (KEY, VALUE)

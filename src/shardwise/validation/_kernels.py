@@ -1,4 +1,4 @@
-"""Rows of kernel tables: products, attention, latent attention, experts, memory-bound kernels.
+"""Rows of kernel tables: matrix products, experts, and what all tables share.
 
 The same forms and constants that price training and serving, for the shape of one row (docs/calibration.md).
 """
@@ -10,33 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.cost import (
-    ELEMENT_BYTES,
-    RELATIVE,
     UNKNOWN_CORES,
-    Cached,
     Chip,
     Efficiencies,
     ExpertsFit,
-    Prompt,
-    blocked_flops,
     constants,
-    costed_seconds,
-    decode_parts,
     experts_seconds,
     family_of,
     fit_from,
-    kernel_costs,
     last_cache_bytes,
     matmul_row,
-    one_query_seconds,
     others_seconds,
     product_rates,
     product_seconds,
-    prompt_parts,
-    rates_of,
-    seen_pairs,
 )
-from shardwise.hardware import Device, find_device
+from shardwise.hardware import Device
 from shardwise.ledger.number import X, maximum
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
@@ -71,7 +59,6 @@ EXPERTS = {
 }
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
-LATENT, ROPE, KEY, VALUE = 512, 64, 192, 128  # DeepSeek-V3
 _NONE = Efficiencies()
 Seconds = Callable[[Cells, Device], float]
 
@@ -103,7 +90,7 @@ def chip_of(device: Device, dtype: str) -> Chip[float]:
     )
 
 
-def _engine(cells: Cells, table: dict[str, Any]) -> str:
+def engine_in(cells: Cells, table: dict[str, Any]) -> str:
     """Return the engine of a row among those of a table; what stands in for another is said."""
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
     if engine in table:
@@ -121,7 +108,7 @@ def _family(cells: Cells, device: Device, kind: str) -> dict[str, Any]:
         cells.assume(f"kernels of {family}: those of ada")
         family = "ada"
     table: dict[str, Any] = constants()[family][kind]
-    found: dict[str, Any] = table[_engine(cells, table)]
+    found: dict[str, Any] = table[engine_in(cells, table)]
     return found
 
 
@@ -206,127 +193,6 @@ def _row_of(cells: Cells, table: dict[str, Any], label: str) -> Any:
     near = next((k for k in (label.split("-")[0], "bf16") if k in table), next(iter(table)))
     cells.assume(f"{label}: constants of {near}")
     return table[near]
-
-
-def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, windowed: bool = False) -> Any:
-    """Return the costs of an engine's attention kernel; what stands in for one that was not measured is said."""
-    family = family_of(device)
-    if f"{kind}_kernels" not in constants()[family]:
-        cells.assume(f"kernels of {family}: those of {RELATIVE}")
-        device, family = find_device("a100-sxm-80gb").device, RELATIVE
-    table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
-    engine = _engine(cells, table)
-    near = next((k for k in (label, label.split("-")[0], "bf16") if k in table[engine]), next(iter(table[engine])))
-    if near != label:
-        cells.assume(f"{label}: constants of {near}")
-    found = kernel_costs(device, kind, (engine, near), head, windowed)
-    if found is None:
-        raise refuse("head_dim", head, "has no measured kernel")
-    return found
-
-
-def decode(cells: Cells, device: Device) -> float:
-    """Return seconds of attention of new tokens over a cache."""
-    B, N, K, H = (cells.positive(name) for name in ("batch", "num_heads", "num_kv_heads", "head_dim"))
-    window, width = cells.number("sliding_window"), 1 if cells.text("kv_dtype") == "fp8" else 2
-    tokens = cells.number("prefix_tokens") + cells.number("query_tokens")
-    tokens = max(1.0, min(tokens, window) if window else tokens)
-    if constants()[family_of(device)].get("attention", {}).get("block_keys"):
-        dtype = cells.text("kv_dtype") or "bf16"
-        b, peaks = (
-            rates_of(device, dtype, 0.0, _NONE).blocks,
-            (device.peak_flops(dtype), device.memory_bytes_per_second),
-        )
-        cache = 2 * ELEMENT_BYTES[dtype] * B * K * H * tokens
-        return float(one_query_seconds(b, 4 * B * N * H * tokens, cache, peaks))
-    kernel = _kernel(cells, device, "decode", cells.text("kv_dtype") or "bf16", H, bool(window))
-    work = Cached(
-        sequences=B,
-        items=B * K,
-        group=N / K,
-        tokens=tokens,
-        pair_flops=4 * H,
-        item_bytes=2 * width * H,
-        edge_bytes=4 * B * N * H,
-    )
-    return float(costed_seconds(kernel, decode_parts(chip_of(device, "bf16"), work)))
-
-
-def prefill(cells: Cells, device: Device) -> float:
-    """Return seconds of causal attention of new tokens behind a cached prefix."""
-    names = ("batch", "query_tokens", "num_heads", "num_kv_heads", "head_dim")
-    B, S, N, K, H = (cells.positive(name) for name in names)
-    past, window = cells.number("prefix_tokens"), cells.number("sliding_window")
-    if constants()[family_of(device)].get("attention", {}).get("block_keys"):
-        pairs = seen_pairs(S + past, window) - seen_pairs(past, window)
-        return blocked(device, cells.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
-    dtype, cache = cells.text("attention_dtype") or "bf16", cells.text("kv_dtype") or "bf16"
-    kernel = _kernel(cells, device, "prefill", dtype if dtype == cache else f"{dtype}-{cache}", H, bool(window))
-    work = Prompt(
-        sequences=B,
-        queries=S,
-        past=past,
-        heads=N,
-        kv_heads=K,
-        pair_flops=4 * H,
-        token_bytes=2 * (1 if cache == "fp8" else 2) * H,
-        edge_bytes=4 * B * S * N * H,
-        window=window,
-    )
-    chip = chip_of(device, dtype if dtype in device.matrix_flops else "bf16")
-    return float(costed_seconds(kernel, prompt_parts(chip, work, kernel.packs)))
-
-
-def blocked(device: Device, dtype: str, flops: float, keys: float, backward: bool = False) -> float:
-    """Return seconds of attention on a device that runs it in blocks of queries and keys."""
-    r = rates_of(device, dtype, 0.0, _NONE)
-    rate = r.attention_backward_flops if backward else r.attention_forward_flops
-    return float(blocked_flops(r.blocks, flops, keys, backward) / rate + r.attention_start)
-
-
-def attention(cells: Cells, device: Device) -> float:
-    """Return seconds of attention: one new token is decoded, more are a prompt."""
-    return (
-        decode(cells, device)
-        if cells.whole("query_tokens") == 1 and cells.number("prefix_tokens")
-        else prefill(cells, device)
-    )
-
-
-def latent(cells: Cells, device: Device) -> float:
-    """Return seconds of latent attention with the sizes of DeepSeek-V3: over a cache, or of a prompt."""
-    op = cells.text("op")
-    B, N = cells.positive("batch"), cells.positive("num_heads")
-    S, past = cells.positive("query_tokens"), cells.number("prefix_tokens")
-    label, chip = cells.text("kv_dtype") or "bf16", chip_of(device, "bf16")
-    if op == "generation_mla":
-        wide, width = 2 * LATENT + ROPE, 1 if label == "fp8" else 2
-        cached = Cached(
-            sequences=B,
-            items=B,
-            group=N,
-            tokens=past + S,
-            pair_flops=2 * wide,
-            item_bytes=width * (LATENT + ROPE),
-            edge_bytes=2 * B * N * wide,
-        )
-        kernel = _kernel(cells, device, "latent_decode", label, LATENT + ROPE)
-        return float(costed_seconds(kernel, decode_parts(chip, cached)))
-    if op != "context_mla":
-        raise refuse("op", op, "is not a kernel or a module of latent attention that is modelled")
-    dims = KEY + VALUE
-    prompt = Prompt(
-        sequences=B,
-        queries=S,
-        past=past,
-        heads=N,
-        kv_heads=N,
-        pair_flops=2 * dims,
-        token_bytes=2 * dims,
-        edge_bytes=2 * N * B * S * dims,
-    )
-    kernel = _kernel(cells, device, "latent_prefill", label, KEY)
-    return float(costed_seconds(kernel, prompt_parts(chip, prompt, kernel.packs)))
 
 
 def ungated(kernel: str, version: str, inner: float, top_k: float, count: float) -> bool:

@@ -7,35 +7,26 @@ What an engine does otherwise than the ledger says stands in modules.toml, each 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from shardwise.cost import DECODE_PARTS, Cached, KernelCosts, costed_seconds, decode_parts, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
-from shardwise.models import LatentAttention, Model
+from shardwise.models import LatentAttention
 from shardwise.ops.attention import rotary
 from shardwise.ops.count import WHOLE
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Choices, Layout, Work, lay_out, memory_op
 from shardwise.serving import find_engine
 from shardwise.serving._ledger import joined_down
-from shardwise.validation import _kernels
+from shardwise.validation import _attention, _kernels
+from shardwise.validation._attention import latent_model
 from shardwise.validation._cells import Cells
 from shardwise.validation._steps import ENGINES, engine_steps
 from shardwise.validation._streaming import cached_rate, read_share, replayed_start, step_rate
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)
-
-
-@cache
-def _model() -> tuple[int, LatentAttention]:
-    model = Model.load("deepseek-v3")
-    (mixer,) = model.layers[0].mixers
-    if not isinstance(mixer, LatentAttention):
-        raise TypeError("deepseek-v3 has latent attention")
-    return model.hidden, mixer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +85,7 @@ def module_of(cells: Cells, device: Device) -> Module:
 
 def operators(m: Module) -> tuple[Op[float], ...]:
     """Return the ledger's operators of a module, both down-projections as one product, and the engine's copies."""
-    hidden, mixer = _model()
+    hidden, mixer = latent_model()
     stack = find_engine(m.engine).stack
     if m.unfused:
         stack = replace(stack, norm="eager", activation="eager")
@@ -139,20 +130,20 @@ def attention_seconds(m: Module) -> float:
         if name == "own":
             return _own_decode(m, before + 1)
         told = {**said, "op": "generation_mla", "engine": name, "prefix_tokens": f"{before:g}"}
-        return _kernels.latent(Cells(told), m.device)
+        return _attention.latent(Cells(told), m.device)
     if name == "flash":
-        _, a = _model()
+        _, a = latent_model()
         mean = (a.qk_head_dim + a.v_head_dim) / 2
         own = {"num_kv_heads": f"{m.heads}", "head_dim": f"{mean:g}", "kv_dtype": m.cells.text("mla_dtype")}
-        return _kernels.prefill(Cells({**said, **own, "attention_dtype": m.cells.text("mla_dtype")}), m.device)
+        return _attention.prefill(Cells({**said, **own, "attention_dtype": m.cells.text("mla_dtype")}), m.device)
     kept = m.cells.text("mla_dtype") if m.row["rotates"] else m.cells.text("kv_dtype")
     told = {**said, "op": "context_mla", "engine": name, "kv_dtype": kept}
-    return _kernels.latent(Cells(told), m.device)
+    return _attention.latent(Cells(told), m.device)
 
 
 def _own_decode(m: Module, tokens: float) -> float:
     """Return seconds of a kernel over the cached latent that only modules were measured with."""
-    _, a = _model()
+    _, a = latent_model()
     wide = 2 * a.kv_lora_rank + a.qk_rope_head_dim
     cached = Cached(
         sequences=m.sequences,
@@ -179,7 +170,7 @@ def held_share(m: Module, moved: float) -> float:
 
 def _products(m: Module, op: Op[float], held: float) -> float:
     """Return seconds of the products of an operator: the absorbed projections are two batches in 16 bits."""
-    _, a = _model()
+    _, a = latent_model()
     if op.name == "absorb":
         shapes = [(a.kv_lora_rank, a.qk_nope_head_dim), (a.v_head_dim, a.kv_lora_rank)]
         told = [_kernels.timed(m.cells, m.device, "bf16", (op.rows, n, k, m.heads), held) for n, k in shapes]
@@ -227,4 +218,4 @@ def latent(cells: Cells, device: Device) -> float:
     """Return seconds of a row of latent attention: of its kernel alone, or of a whole module."""
     if cells.text("op") in OPS:
         return sum(parts(module_of(cells, device)).values())
-    return _kernels.latent(cells, device)
+    return _attention.latent(cells, device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shardwise.cost import ELEMENT_BYTES, Efficiencies, Rates, product_seconds, rates_of
 from shardwise.hardware import Device
+from shardwise.validation._attention import blocked
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._kernels import blocked
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
 

@@ -72,7 +72,7 @@ def rows_of(table: Table, folder: Path) -> Iterator[Row]:
 
 def predictor_of(kind: str) -> Predictor:
     """Return what predicts the rows of a kind of file."""
-    from shardwise.validation import _collectives, _kernels, _modules, _operators, _streaming
+    from shardwise.validation import _attention, _collectives, _kernels, _modules, _operators, _streaming
 
     if kind == "training":
         return TrainingRows()
@@ -82,7 +82,7 @@ def predictor_of(kind: str) -> Predictor:
         return InferenceRows()
     kernels = {
         "gemm": _kernels.product,
-        "attention": _kernels.attention,
+        "attention": _attention.attention,
         "mla": _modules.latent,
         "moe": _kernels.experts,
         "memory": _streaming.streaming,
