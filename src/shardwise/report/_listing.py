@@ -11,6 +11,7 @@ from shardwise.hardware import Device, device_names, find_device
 from shardwise.hardware._catalogue import other_names
 from shardwise.models import Model, load_model
 from shardwise.models._load import all_models, find
+from shardwise.ops import count_parameters
 from shardwise.own import find_own
 from shardwise.report._page import Page
 from shardwise.units import show_bytes, show_count
@@ -57,12 +58,14 @@ def search_devices(search: str = "") -> list[str]:
 
 
 def model_row(name: str) -> dict[str, Any]:
-    """Return what the catalogue says of a model, as one record."""
+    """Return what the catalogue says of a model, as one record; what nobody publishes is counted."""
     row = all_models()[name]
+    published = row.get("parameters")
     return {
         "name": name,
         "family": row["config"].get("model_type"),
-        "parameters": row.get("parameters"),
+        "parameters": published or count_parameters(load_model(name)),
+        "parameters_published": published is not None,
         "hub": row.get("hub", []),
         "source": row.get("source"),
         "uncertain": row.get("uncertain", []),
@@ -129,10 +132,11 @@ def models_page(names: Sequence[str], width: int = 80) -> Page:
     rows = [["model", "parameters", "family", "hub"]]
     for name in names:
         row = model_row(name)
-        count = show_count(row["parameters"]) if row["parameters"] else "-"
+        count = show_count(row["parameters"]) + (" " if row["parameters_published"] else "*")
         rows.append([name, count, str(row["family"]), (row["hub"] or ["-"])[0]])
     page.table(rows, right=(1,), header=True, indent=0)
     page.blank()
+    page.add(("* counted from the configuration: no count is published", "dim"))
     page.add((f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it", "dim"))
     return page
 
@@ -142,7 +146,8 @@ def _one_model(page: Page, name: str) -> None:
     model: Model = load_model(name)
     page.label("MODEL", f"{name} ({record['family']})", "bold", "bold")
     count = record["parameters"]
-    page.note(f"{show_count(count)} parameters ({count:,})" if count else "parameters: not published")
+    origin = "" if record["parameters_published"] else ", counted: no count is published"
+    page.note(f"{show_count(count)} parameters ({count:,}){origin}")
     tied = "tied to the head" if model.tied else "not tied to the head"
     page.note(f"{model.num_layers} layers of width {model.hidden:,}, context {model.max_context:,}")
     page.note(f"vocabulary {model.vocab:,}, {tied}")
