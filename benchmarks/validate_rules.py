@@ -17,6 +17,7 @@ def page() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for one in frameworks():
         name = ", ".join(f"`{word}`" for word in one.pattern.split("|")) if one.pattern else "any other"
+        name += "".join(f", where `{cell}` is `{pattern.replace('|', ' or ')}`" for cell, pattern in one.where.items())
         yes = "yes" if one.sequence_parallel else "no"
         yield f"| {name} | {one.stack or 'of the sharding'} | {one.sharding} | {yes} | {one.source} |"
 
