@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from shardwise.ledger.op import Verb
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import ENGINES
+from shardwise.validation._steps import ENGINES, engine_steps
 
 VERBS: dict[str, Verb] = {
     "all_reduce": "all_reduce",
@@ -24,10 +25,6 @@ VERBS: dict[str, Verb] = {
     "send_recv": "send",
     "send": "send",
 }
-# Systems of tables that name no device: device, devices and adapters of a node, bytes a second of one adapter, and
-# the kind of network (docs.nersc.gov/systems/perlmutter/architecture: four A100 and four Slingshot 11 adapters a node).
-SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, 25e9, "slingshot-11")}
-_BRIDGE = 300e9
 _NONE = Efficiencies()
 
 
@@ -60,14 +57,13 @@ def in_node(cells: Cells, places: Places) -> Answer:
 def _cluster(found: Lookup, variant: str, n: int, node: int) -> Cluster:
     """Return n devices in nodes of the type that a table states: a DGX has switches, pairwise nodes have bridges.
 
-    A bridge joins two A100 PCIe at 300 GB/s each way (NVIDIA A100 PCIe product brief PB-10137); pairs meet over the
-    host.
+    A bridge joins two devices; the pairs meet over the host.
     """
     given: dict[str, float] = {"num_devices": n, "devices_per_node": node}
     if "pairwise" in variant and n > 1:
         given["fast_domain"] = 2
         if found.device.fast_link == "pcie":
-            given["fast_bandwidth"] = _BRIDGE
+            given["fast_bandwidth"] = engine_steps()["bridge"]["bytes_per_second"]
     cluster = build_cluster(found.device.name, found, given)
     if "dgx" not in variant:
         return cluster
@@ -83,7 +79,7 @@ def _own(device: Device, cells: Cells) -> dict[str, Any] | None:
 
 def host_seconds(row: dict[str, Any], device: Device) -> float:
     """Return seconds of the host of an eager all-reduce: Grace, whose cores are slower, or another."""
-    grace = device.name.startswith(("gb200", "gb300", "gh200"))
+    grace = bool(re.fullmatch(engine_steps()["grace"]["devices"], device.name))
     return float(row.get("grace_host_seconds" if grace else "host_seconds", row["host_seconds"]))
 
 
@@ -95,16 +91,22 @@ def _seconds(cluster: Cluster, verb: Verb, size: float, n: int) -> float:
 def across(cells: Cells, places: Places) -> Answer:
     """Return seconds of a collective of a table by system: so many nodes, and so many devices used of each."""
     system = cells.text("system")
-    if system not in SYSTEMS:
+    known = engine_steps()["systems"].get(system)
+    if known is None:
         raise refuse("system", system, "names a machine whose nodes are not known")
-    name, node, adapters, rate, kind = SYSTEMS[system]
-    device, notes = places.device(name)
+    device, notes = places.device(known["device"])
+    node = known["devices_per_node"]
     nodes, used = cells.whole("num_nodes", 1), cells.whole("gpus_per_node", 1)
     if not 1 <= used <= node or nodes * used < 2:
         raise refuse("gpus_per_node", used, f"must be 1 to {node}, and a group of at least 2")
-    given = {"num_devices": nodes * node, "devices_per_node": node, "nic_bandwidth": rate, "nics_per_node": adapters}
+    given = {
+        "num_devices": nodes * node,
+        "devices_per_node": node,
+        "nic_bandwidth": known["adapter_bytes_per_second"],
+        "nics_per_node": known["adapters"],
+    }
     cluster = build_cluster(system, Lookup(device=device, assumptions=notes), given)
-    tiers = (t if t.name != "network" else replace(t, name=kind) for t in cluster.tiers)
+    tiers = (t if t.name != "network" else replace(t, name=known["network"]) for t in cluster.tiers)
     cluster = cluster.with_tiers(tiers)
     group = (float(used), float(nodes * used))[: len(cluster.tiers)]
     verb, size = _verb(cells.text("collective")), cells.positive("message_bytes")

@@ -8,6 +8,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.validation._cells import Cells
+from shardwise.validation._rules import network_words
 
 _GBPS = 1e9 / 8
 
@@ -20,8 +21,8 @@ def network_bytes_per_second(word: str, devices_per_node: int) -> float:
     >>> network_bytes_per_second("ib_hdr_8x200gbps", 8), network_bytes_per_second("rdma_400gbps_per_gpu", 8)
     (25000000000.0, 50000000000.0)
     """
-    if word == "omnipath":
-        return 4 * 100 * _GBPS / devices_per_node  # Jean Zay: four 100 Gb/s adapters a node
+    if word in network_words():
+        return network_words()[word] / devices_per_node
     found = re.search(r"(?:(\d+)x)?(\d+)gbps(_per_gpu)?", word)
     if not found:
         return 0.0

@@ -67,3 +67,14 @@ def words(table: str) -> dict[str, str]:
     """Return a table that maps words of files to words of the package."""
     found: dict[str, str] = _tables()[table]
     return found
+
+
+@cache
+def network_words() -> dict[str, float]:
+    """Return bytes a second of a node over networks that files name without a rate.
+
+    >>> network_words()["omnipath"]
+    50000000000.0
+    """
+    found: dict[str, float] = _tables()["networks"]
+    return found
