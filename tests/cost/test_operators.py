@@ -126,6 +126,18 @@ def test_operands_that_are_not_aligned_leave_the_matrix_units() -> None:
     assert kernel_seconds(IDEAL, split, "forward") == kernel_seconds(IDEAL, whole, "forward")
 
 
+@pytest.mark.parametrize("which", ["forward", "input", "weight"])
+def test_products_that_run_apart_each_move_the_input(which: str) -> None:
+    """Queries, keys and values one by one take longer than together, and their input gradients are added up."""
+    joint = product(16384, 6144, 4096, parts=(4096, 1024, 1024))
+    apart = replace(joint, apart=4)
+    parts = [product(16384, n, 4096) for n in joint.parts]
+    added = 4 * 2 * 16384 * 4096 / RATES.memory_bytes + RATES.memory_start if which == "input" else 0.0
+    alone = sum(kernel_seconds(RATES, part, which) for part in parts) + added
+    assert kernel_seconds(RATES, apart, which) > kernel_seconds(RATES, joint, which)
+    assert kernel_seconds(RATES, apart, which) == pytest.approx(alone, rel=0.01)
+
+
 def test_launches_hide_behind_long_kernels() -> None:
     """An eager launch shows on a short kernel and hides behind a long one."""
     short, long = (product(1, 1, 1, kind="memory", forward_bytes=b) for b in (1e3, 1e9))

@@ -50,6 +50,25 @@ def test_nothing_is_clamped_elsewhere(model: str, stack: str, phase: str) -> Non
     assert not named(model, "mlp.experts.clamps", layout(stack, phase=phase))
 
 
+@pytest.mark.parametrize(
+    ("stack", "phase", "passes"),
+    [
+        ("fsdp2", "train", (6, 3)),
+        ("fsdp2-compiled", "train", (4, 3)),
+        ("fsdp2", "prefill", (0, 0)),
+        ("composer", "train", (0, 0)),
+        ("fms-fsdp", "train", (0, 0)),
+        ("megatron", "train", (0, 0)),
+    ],
+)
+def test_projections_of_one_input_run_apart_where_they_are_linears_of_their_own(
+    stack: str, phase: str, passes: tuple[int, int]
+) -> None:
+    """Input gradients of q, k, v and of gate and up are added by autograd two at a time, compiled all at once."""
+    y = layout(stack, phase=phase)
+    assert tuple(op.apart for name in ("qkv", "mlp.up") for op in named("llama-3.1-8b", name, y)) == passes
+
+
 def test_norms_of_widened_rows_move_a_cast_beside_them() -> None:
     """InternEvo's norms move 12 bytes an element forward and 22 back where fused ones of 16 bits move 4 and 6."""
     (fused,) = named("llama-2-7b", "norm1", layout("megatron"))

@@ -14,7 +14,7 @@ from typing import Any, Generic, cast
 
 from shardwise.cost._kinds import blocked_flops, kind_of
 from shardwise.cost._rates import WIDE_DTYPES, ProductRates, Rates, Tiling
-from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register
+from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
@@ -119,6 +119,18 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     return maximum(seconds, named(flops / r.vector_flops, "product without matrix units"))
 
 
+def _apart_seconds(r: ProductRates[X], op: Op[X], moved: X, which: str) -> X:
+    """Return the seconds of products of one input that run one by one, each with its part of the columns."""
+    m, k, width = op.rows, op.inner, r.secondary.width
+    seconds = []
+    for n in op.parts:
+        shape = {"forward": (m, n, k, 1), "input": (m, k, n, 1), "weight": (k, n, m, 1)}[which]
+        share = n / op.columns
+        # Each reads the input, or writes its gradient, whole.
+        seconds.append(product_seconds(r, shape, moved * share + width * (m * k) * (1 - share)))
+    return total(seconds, 0 * moved)
+
+
 _FULL_HEAD = 128.0
 # Products of experts wait for both their weights and their arithmetic: each is short (SimuMax B200 system file).
 _GROUPED_SHARPNESS = 2.0
@@ -135,7 +147,11 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             # Both operands are activations: two products, each the size of the forward one.
             return _off_matrix_units(r, op, flops, 2 * matmul_seconds(r, op, moved / 2, "input"))
         wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
-        seconds = matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
+        seconds = (
+            _apart_seconds(wide or r, op, moved, which) + _added(r, op, which)
+            if op.apart and r.sharpness != math.inf
+            else matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
+        )
         if which != "weight":
             return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
         return seconds / r.weight_gradient + _finish(r, op)
@@ -180,6 +196,13 @@ def _cast(r: Rates[X], op: Op[X], which: str) -> X:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
     return r.cast_traffic * (op.batch * op.rows * width) / r.memory_bytes
+
+
+def _added(r: Rates[X], op: Op[X], which: str) -> X | float:
+    """Return the seconds of adding up the input gradients of products that ran apart, in 16 bits or wider."""
+    if which != "input":
+        return 0.0
+    return op.apart * max(r.secondary.width, 2.0) * (op.rows * op.inner) / r.memory_bytes + r.memory_start
 
 
 def _finish(r: Rates[X], op: Op[X]) -> X | float:

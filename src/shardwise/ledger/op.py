@@ -78,7 +78,8 @@ class Op(Generic[X]):
     is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
     `parts` are the columns of the products that a joint one stands for, in their order. `host_seconds` is what the
     host needs to launch the kernels of one pass: they never take less. `unaligned` operands have rows that do not
-    start at multiples of 16 bytes.
+    start at multiples of 16 bytes. `apart` is how often kernels read or write the input gradient to add up those of
+    `parts` that run as products of their own, 0 where one product stands for them.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Op(Generic[X]):
     parts: tuple[X, ...] = ()
     host_seconds: X | float = 0
     unaligned: bool = False
+    apart: int = 0
 
 
 def within(path: str, region: str) -> bool:

@@ -47,6 +47,7 @@ class Stack:
 
     # Operators
     norm: NormKernel
+    """With "widened" one kernel runs over fp32 copies of its rows."""
     attention: AttentionKernel
     """The path "scores" keeps the matrix of scores as unfused Megatron-LM does, "eager" as transformers does."""
     attention_kernel: str
@@ -64,6 +65,7 @@ class Stack:
     bias_gradients_apart: bool
     """The gradient of a bias is summed in a kernel of its own."""
     projections_apart: bool
+    """Queries, keys and values, and gate and up, are products of their own whose input gradients are added up."""
     gradients_apart: bool
     """The gradient of a weight is made before it is added to the buffer."""
     metric_logit_bytes: float
