@@ -14,7 +14,7 @@ from shardwise.models import Attention, Model
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Serving
 from shardwise.serving._attention import AttentionKernels, attention_kernels
-from shardwise.serving._engine import Engine, kernels_of, replay_seconds, watts_per_core
+from shardwise.serving._engine import Engine, checked_share, kernels_of, replay_seconds, watts_per_core
 from shardwise.serving._ledger import Views
 from shardwise.serving._price import Server, captured
 from shardwise.serving._quantization import Format
@@ -71,13 +71,13 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
     kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
-    replay = replay_seconds(device.vendor)
-    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay)
+    replay, kept = replay_seconds(device.vendor), checked_share(device.name, fitted.family)
+    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay, kept)
     narrow = wide
     if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay, kept)
         narrow = _fused_quantisation(narrow, case)
-    bandwidth = wanted.memory_bytes_per_second or device.memory_bytes_per_second
+    bandwidth = wanted.memory_bytes_per_second or device.memory_bytes_per_second * (1.0 if wanted.ideal else kept)
     return Server(
         rates=wide,
         narrow=narrow,
