@@ -28,21 +28,22 @@ class Chip(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsFit:
-    """Constants of the two fused products of experts: rows padded, a cost an expert hit and a row moved.
-
-    `chain_share` is of the time of one tile that ends the kernel, `row_traffic` how often a row is moved beside the
-    products (gathered, quantised, activated, added up), `others_traffic` the same of rows that other ranks serve.
-    """
+    """Constants of the two fused products of experts."""
 
     memory: float
     compute: float
     start_seconds: float
     sharpness: float
     pad_rows: float
+    """Rows by which those of an expert are padded in the mean."""
     expert_seconds: float
+    """Seconds for each expert that got a token."""
     chain_share: float = 1.0
+    """Share of the time of one tile that ends the kernel."""
     row_traffic: float = 0.0
+    """How often a row is moved beside the products: gathered, quantised, activated, added up."""
     others_traffic: float = 0.0
+    """The same of rows that other ranks serve."""
 
 
 def fit_from(kind: type[Any], row: dict[str, Any]) -> Any:

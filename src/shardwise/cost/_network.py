@@ -22,23 +22,24 @@ from shardwise.ledger.traced import leaf, named
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire(Generic[X]):
-    """What a collective gets of one tier: achieved bytes per second in one direction, start, step, size at half rate.
-
-    `own_share` of a rank's own part is moved too (a copy inside the device); `crowding` is the power of the ranks by
-    which devices on one host bridge slow each other, `peers` how many others a device of a mesh has. Where NCCL
-    changes its protocol, `low_bytes_per_second` is the rate of the one with short steps, and `long_step_seconds` what
-    a step of the other takes more.
-    """
+    """What one kind of collective gets of one tier of a cluster."""
 
     bytes_per_second: X
+    """Achieved bytes a second of a device in one direction."""
     start_seconds: X
     step_seconds: X
     half_bytes: X
+    """Size at which half of the rate is reached."""
     own_share: float = 0.0
+    """Share of a rank's own part that is moved too, by a copy inside the device."""
     crowding: float = 0.0
+    """Power of the number of ranks by which devices on one host bridge slow each other."""
     peers: int = 0
+    """Other devices that a device of a mesh is linked to (0: it is no mesh)."""
     low_bytes_per_second: float = 0.0
+    """Rate of NCCL's protocol with short steps, where it changes between two (0: it does not)."""
     long_step_seconds: float = 0.0
+    """What a step of the other protocol takes more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

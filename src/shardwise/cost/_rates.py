@@ -73,17 +73,17 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0,
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a device cuts products: cores that share tiles, k lost to a prologue, FLOPs that joining parts costs.
-
-    Joining costs `split_flops` for the product and `join_flops` for each element of the output. `tiles` are (rows,
-    columns, FLOPs charged for one k of a wave). No cores means no quantisation at all.
-    """
+    """How a device cuts a product into tiles that its cores share; no cores means that nothing is cut."""
 
     cores: int
     depth: float
+    """Length of k that each tile loses to its prologue."""
     split_flops: float
+    """FLOPs that it costs to join the parts of a product that was cut along k."""
     join_flops: float
+    """The same for each element of the output."""
     tiles: tuple[tuple[int, int, float], ...]
+    """Tiles to choose from: (rows, columns, FLOPs charged for one k of a wave of such tiles)."""
 
     def __str__(self) -> str:
         return "tiles"
@@ -91,23 +91,21 @@ class Tiling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Secondary:
-    """What a product meets beside arithmetic and bandwidth; nothing of it where all is ideal.
-
-    Arithmetic of kernels shorter than `burst_seconds` runs `burst_share` faster than that of long ones, before power
-    limits the clock. The output is written after the arithmetic, at `write_share` of its time in the memory. A tile
-    needs `chain_seconds` for each k, one load waiting for the last, until k is cut beyond `chain_depth`. Of the input
-    and the output, up to `cached` bytes stay in the last cache and take `cached_share` of their time. `width` is the
-    bytes of an element of the operands.
-    """
+    """What a product meets beside arithmetic and bandwidth; nothing of it where all is ideal."""
 
     burst_share: float = 0.0
+    """By how much arithmetic is faster before power limits the clock, in kernels shorter than `burst_seconds`."""
     burst_seconds: float = 1.0
     write_share: float = 0.0
+    """Share of the memory's time of the output that is spent after the arithmetic."""
     chain_seconds: float = 0.0
+    """Seconds of a tile for each k, one load waiting for the last, until k is cut beyond `chain_depth`."""
     chain_depth: float = 1.0
     cached: float = 0.0
+    """Bytes of input and output that stay in the last cache, where they take `cached_share` of their time."""
     cached_share: float = 1.0
     width: float = 2.0
+    """Bytes of an element of the operands."""
 
     @classmethod
     def stated(cls, row: dict[str, Any], dtype: str) -> Secondary:
@@ -134,36 +132,37 @@ class ProductRates(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates(ProductRates[X]):
-    """Achieved rates of one device and data type; every field is a number that explains itself when traced.
-
-    `contention` is by how much compute slows while messages run beside it, as a share of their time;
-    `weight_gradient` is the rate of products of weight gradients over that of the others, `grouped_gradients` the
-    same of grouped products for both gradients, `grouped_each` the seconds that one more group costs them.
-    `cast_traffic` is the bytes moved to cast an element. `wide` are the rates of products that stay in 16 bits beside
-    narrower ones. `vector_flops` is the rate without matrix units, 0 where it is not known.
-    """
+    """Achieved rates of one device and data type; numbers explain themselves when they are traced."""
 
     attention_forward_flops: X
     attention_backward_flops: X
     attention_start: X
     pair_dims: float
+    """Values of a head whose products cost as much as the exponential of a pair (0: it costs nothing)."""
     grouped_flops: X
     grouped_start: X
     grouped_each: X
+    """Seconds that one more group of a grouped product costs."""
     grouped_gradients: tuple[float, float]
+    """Rates of grouped products of input and of weight gradients over that of forward ones."""
     memory_bytes: X
     memory_start: X
     launch: X
     contention: float
+    """By how much compute slows while messages run beside it, as a share of their time."""
     weight_gradient: float
+    """Rate of products of weight gradients over that of the other products."""
     cast_traffic: float
+    """Bytes moved to cast one element to a narrower type."""
     family: str
     assumptions: tuple[str, ...] = ()
     blocks: Blocks = Blocks()  # noqa: RUF009 (frozen)
     streams: Streams = Streams()  # noqa: RUF009 (frozen)
     experts_in_turn: bool = False
     wide: ProductRates[X] | None = None
+    """Rates of products that stay in 16 bits beside narrower ones."""
     vector_flops: X | float = 0.0
+    """Rate without matrix units (0: not known)."""
 
 
 def lasting(row: dict[str, Any]) -> float:

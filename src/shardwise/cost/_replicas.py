@@ -13,19 +13,18 @@ from shardwise.ledger.number import X, above, maximum, minimum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """What a message between replicas takes of a device's compute.
-
-    A message within a node holds `node_cores` of `cores`, one over the network `rank_cores` for each rank that its
-    group has in a node, up to `most_cores`. Products that start a block on all but `spare_cores` take twice as long
-    beside one that holds more than those. The message takes `longer` than alone.
-    """
+    """What a message between replicas takes of a device's compute: NCCL's kernel holds cores."""
 
     cores: float
     node_cores: float
+    """Cores that a message within a node holds."""
     rank_cores: float
+    """Cores that a message over the network holds for each rank of its group in a node, up to `most_cores`."""
     most_cores: float
     spare_cores: float
+    """Cores that may be held before products take twice as long, which start a block on all the others."""
     longer: float
+    """By how much a message takes longer than alone."""
 
     def lost_share(self, at: tuple[X, ...]) -> X:
         """Return the share of a hidden message's seconds that compute loses; `at` are the group's ranks by tier.
