@@ -129,12 +129,12 @@ def _verdict(page: Page, report: InferReport) -> None:
 def _nearest(report: InferReport) -> str:
     changes = infer_changes(report)
     if not changes:
-        return "no single change fits; combine changes, or use more devices"
+        return "no change of one flag takes less; use more devices, or a smaller job"
     near = changes[0]
     flag = f"--{near.field.replace('_', '-')} {near.value}"
     if not near.fits:
         nearest = f"nearest is {flag}, {show_bytes(near.short_by_bytes)} too much"
-        return f"none of the changes tried fits; {nearest}; combine changes, or use more devices"
+        return f"none of the changes tried fits; {nearest}; `shardwise plan infer` tries every plan"
     rate = f", a token every {show_seconds(near.tpot_seconds)}" if report.job.output_tokens else ""
     return f"nearest change that fits: {flag}{rate}"
 

@@ -30,7 +30,7 @@ from shardwise.serving import InferReport
 from shardwise.serving._report import time_tree
 from shardwise.training import TrainReport
 from shardwise.training._step import weighted
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -260,7 +260,8 @@ def _served_figure(
 
 def _served_words(report: InferReport) -> list[str]:
     job = report.job
-    asked = f"{job.batch:,} requests at once, {job.input_tokens:,} tokens in and {job.output_tokens:,} out, "
+    at_once = f"{counted(job.batch, 'request')} at once"
+    asked = f"{at_once}, {job.input_tokens:,} tokens in and {job.output_tokens:,} out, "
     rate = f"{report.output_tokens_per_second:,.0f} output tokens/s; " if job.output_tokens else ""
     rate += "a request takes "
     verdict = "fits" if report.fits else "does not fit"

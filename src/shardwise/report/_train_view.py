@@ -114,7 +114,10 @@ def _nearest(report: TrainReport) -> str:
     if not report.changes:
         return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
     best = min(report.changes, key=lambda c: c.needed_bytes)
-    return f"none of the changes tried fits; nearest is {say_change(best)}; combine changes, or use more devices"
+    nearest = f"none of the changes tried fits; nearest is {say_change(best)}"
+    if report.plan.num_devices == 1:
+        return f"{nearest}; keep fewer bytes (--precision bf16-pure, --optimizer adam8bit), or use more devices"
+    return f"{nearest}; `shardwise plan train` tries every plan"
 
 
 def say_change(change: Change) -> str:

@@ -123,7 +123,7 @@ def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
                 else f"use a number of devices that {used} divides",
             )
             return replace(plan, dp=1)
-        notes.append(f"dp {n // used}: fills {n} devices")
+        notes.append(f"dp {n // used}: fills {counted(n, 'device')}")
         return replace(plan, dp=n // used)
     if plan.num_devices != n:
         rule = f"tp x tp2 x cp x pp x dp = {plan.num_devices} must equal the {n} devices"

@@ -1,4 +1,4 @@
-"""What `shardwise infer` says beside its figures: intervals, rates in plain words, and the nearest change."""
+"""What pages say beside their figures: intervals, rates in plain words, and the nearest change."""
 
 from __future__ import annotations
 
@@ -32,5 +32,19 @@ def test_rates_say_what_they_count() -> None:
 def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:
     """The nearest change splits a model over as many devices as it needs, and is named where nothing fits."""
     done = run("infer", *words, "--width", "120")
+    assert done.status == 1
+    assert says in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("llama-3.1-70b", "--on", "16xh100"), "`shardwise plan train` tries every plan"),
+        (("llama-3.1-8b", "--on", "rtx-4090"), "--optimizer adam8bit"),
+    ],
+)
+def test_where_no_change_fits_the_next_step_is_named(words: tuple[str, ...], says: str) -> None:
+    """A training plan that no single change makes fit points to the search; one device, to smaller copies."""
+    done = run("train", *words, "--width", "160")
     assert done.status == 1
     assert says in done.out
