@@ -8,31 +8,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """A training job; `global_batch` is in sequences of `seq_len` tokens, 0 budgets and rates mean not asked.
-
-    `attention_density` is the share of the causal square that packed documents leave (see `density_of`), 1 without
-    packing. `expert_imbalance` is the load of the busiest expert rank over the mean. Failures are per device and
-    hour. The budget of a run is in tokens or in samples (sequences, images, fields), either taken `epochs` times.
-    `dropout` None is the model's own; those of attention probabilities, of what attention adds to the stream, and of
-    the embedding and what the feed-forward adds follow it where they are None.
+    """A training job: how much each step consumes, in which precision, and how long the run is.
 
     >>> Training(seq_len=8192, global_batch=1024).tokens_per_step
     8388608
     """
 
     seq_len: int
+    """Tokens of a sequence."""
     global_batch: int
+    """Sequences of one optimizer step, over all replicas."""
     token_budget: float = 0.0
+    """Tokens of the run, or with `sample_budget` samples (sequences, images, fields); 0: not asked."""
     sample_budget: float = 0.0
     epochs: float = 1.0
+    """How often the budget is gone through."""
     precision: str = ""
+    """A recipe of precisions.toml; empty: that of the stack."""
     optimizer: str = "adam"
     dropout: bool | None = None
+    """Whether dropout is on; None is the model's own. The three that follow take this where they are None."""
     softmax_dropout: bool | None = None
+    """Dropout of attention probabilities."""
     attention_dropout: bool | None = None
+    """Dropout of what attention adds to the stream."""
     hidden_dropout: bool | None = None
+    """Dropout of the embedding and of what the feed-forward adds."""
     expert_imbalance: float = 1.0
+    """Load of the busiest expert rank over the mean."""
     attention_density: float = 1.0
+    """Share of the causal square that packed documents leave (see `density_of`)."""
     failures_per_device_hour: float = 0.0
     restart_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
@@ -67,37 +72,44 @@ def density_of(document_lengths: Sequence[float], seq_len: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """A static batch to be served: `batch` requests on each replica, of `input_tokens`, generating `output_tokens`.
-
-    `weights`, `kv_cache` and `compute` name formats; empty ones follow the checkpoint. `prefix_tokens` of the input
-    are in the cache already. `max_batched_tokens` cuts the prefill into steps of so many tokens, `max_sequences` is
-    what the engine sets buffers aside for; 0 means the batch. `memory_fraction` 0 is the engine's own. No output tokens
-    ask for one pass over the input. Without `use_kv_cache` each output token runs all tokens before it again.
-    `shard_weights` splits weights over the replicas and gathers them layer by layer (ZeRO-Inference), `misc_bytes` are
-    beside all else on a device. `adapters` of `adapter_rank` (LoRA) have their room on every device.
-    With `same_prompts` all requests are copies of one, as in some benchmarks, and route to the same experts.
+    """A static batch to be served: so many equal requests on each replica, from prompt to last token.
 
     >>> Serving(batch=8, input_tokens=512, output_tokens=32).total_tokens
     544
     """
 
     batch: int = 1
+    """Requests on each replica."""
     input_tokens: int = 512
     output_tokens: int = 32
+    """Tokens that each request generates; 0 asks for one pass over the input."""
     weights: str = ""
+    """Format of the weights; empty: that of the checkpoint."""
     kv_cache: str = ""
+    """Format of the cache; empty: the type of activations."""
     compute: str = ""
+    """Type of the products of weights in that format; empty: the format's own."""
     memory_fraction: float = 0.0
+    """Share of the memory that the engine may use, as it spells it; 0: its own default."""
     expert_imbalance: float = 1.0
+    """Load of the busiest expert rank over the mean."""
     prefix_tokens: int = 0
+    """Tokens of the input that are in the cache already."""
     max_batched_tokens: int = 0
+    """Tokens of a step of the prefill; 0: the whole batch in one step."""
     max_sequences: int = 0
+    """Sequences that the engine sets buffers aside for; 0: the batch."""
     use_kv_cache: bool = True
+    """Without a cache each output token runs all tokens before it again."""
     shard_weights: bool = False
+    """Weights are split over the replicas and gathered layer by layer (ZeRO-Inference)."""
     misc_bytes: float = 0.0
+    """Bytes beside all else on every device."""
     adapter_rank: int = 0
+    """Rank of the LoRA adapters that every device has room for; 0: none."""
     adapters: int = 1
     same_prompts: bool = False
+    """All requests are copies of one, as in some benchmarks, and route to the same experts."""
 
     @property
     def total_tokens(self) -> int:

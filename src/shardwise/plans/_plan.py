@@ -22,41 +22,54 @@ AXES: tuple[str, ...] = get_args(Axis)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One way to lay a training job or a served model out.
+    """One way to lay a training job, or a model that is served, out over devices.
 
-    `tp2` is the second axis of the "summa" layout (1 otherwise). `dp` counts all replicas, sharded or not; `shard` is
-    the sharding group of "hsdp", and of a sharded optimizer where it is over 1 (elsewhere all of dp).
-    `recompute_layers` limits recompute to so many layers of each stage (0: all). `modules` adds Megatron's named
-    modules to recompute. `stage_layers` gives the layers of every stage when they are not equal. `order` lists the axes
-    from the fastest links outwards; `fast` says how many ranks of each of `AXES` share the fastest domain (left out,
-    the first axes of the order fill it).
+    Degrees say how many ranks split a thing; one that is not given is 1, which splits nothing.
 
-    >>> Plan(tp=8, pp=4).tp
-    8
+    >>> plan = Plan(tp=8, pp=4, dp=2, sharding="distributed-optimizer")
+    >>> plan.num_devices
+    64
     """
 
     tp: int = 1
+    """Tensor parallelism: ranks that split the matrices of each layer."""
     tp2: int = 1
+    """The second axis of the "summa" layout."""
     cp: int = 1
+    """Context parallelism: ranks that split each sequence."""
     pp: int = 1
+    """Pipeline parallelism: stages that split the layers."""
     vpp: int = 1
+    """Virtual stages: pieces of the model that each stage of an interleaved pipeline holds."""
     dp: int = 1
+    """Data parallelism: all replicas, whether they share one sharded copy or not."""
     ep: int = 1
+    """Expert parallelism: ranks that hold different experts."""
     etp: int = 1
+    """Tensor parallelism within an expert."""
     micro_batch: int = 1
+    """Sequences that a replica runs at a time."""
     layout: LayoutKind = "1d"
     panels: int = 1
+    """Panels that the messages of a "summa" product are cut into."""
     sequence_parallel: bool = True
+    """Norms and residuals split their tokens over the tensor-parallel ranks."""
     cp_kind: ContextKind = "ring"
     schedule: Schedule = "1f1b"
     sharding: Sharding = "none"
     shard: int = 1
+    """Replicas that share one copy under "hsdp", or one sharded optimizer where this is above 1 (else all of dp)."""
     recompute: Recompute = "none"
     recompute_layers: int = 0
+    """Layers of each stage that recompute is limited to (0: all)."""
     modules: tuple[str, ...] = ()
+    """Modules to recompute besides, by the names of Megatron-Core."""
     stage_layers: tuple[int, ...] = ()
+    """Layers of every stage, where they are not spread evenly."""
     order: tuple[Axis, ...] = field(default=("tp", "tp2", "cp", "dp", "pp"))
+    """The axes from the fastest links outwards."""
     fast: tuple[int, ...] = ()
+    """Ranks of each of `AXES` that share the fastest domain; left out, the first axes of the order fill it."""
 
     @property
     def num_devices(self) -> int:

@@ -9,38 +9,40 @@ from shardwise.errors import Problems
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What a training keeps in other widths, splits or sets aside; 0 and false leave it as the framework has it.
-
-    `norm_bytes` is the width of the input that a norm keeps. `*_bits` quantise what a feed-forward keeps: the input of
-    its first product, the input of its activation, the input of its last product. `partition_activations` splits the
-    checkpoints of full recompute over the tensor-parallel ranks (ZeRO-R, arXiv:1910.02054 section 6.1).
-    `bucket_elements` is a bucket of gradients and one of weights, `max_live_parameters` what ZeRO-3 keeps gathered
-    (DeepSpeed's reduce_bucket_size, allgather_bucket_size and stage3_max_live_parameters). `misc_bytes` are beside
-    all else on every device. `blas_workspace_bytes` is the scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG).
-    `separate_weight_gradients` makes the gradient of a weight before it is added to the buffer. `attention_mask` brings
-    a mask of one byte a pair of tokens with each micro-batch. `optimizer_instances` shards optimizer state over so many
-    groups of replicas apart. `updates_in_backward` updates each tensor as soon as its gradient is made, and frees that.
-    `keeps_products` lets recompute keep attention and every second product, as torchtitan's
-    selective checkpointing by operator does.
+    """What the user of a framework keeps in other widths, splits or sets aside; 0 and false leave it as it comes.
 
     >>> Settings(norm_bytes=4).problems().items
     []
     """
 
     norm_bytes: int = 0
+    """Width of the input that a norm keeps."""
     mlp_input_bits: int = 0
+    """Bits of the kept input of a feed-forward's first product."""
     activation_input_bits: int = 0
+    """Bits of the kept input of its activation."""
     mlp_product_bits: int = 0
+    """Bits of the kept input of its last product."""
     partition_activations: bool = False
+    """Checkpoints of full recompute are split over the tensor-parallel ranks (ZeRO-R, arXiv:1910.02054 section 6.1)."""
     bucket_elements: float = 0.0
+    """Size of a bucket of gradients and of one of weights (DeepSpeed's reduce_ and allgather_bucket_size)."""
     max_live_parameters: float = 0.0
+    """Parameters that ZeRO-3 keeps gathered (DeepSpeed's stage3_max_live_parameters)."""
     misc_bytes: float = 0.0
+    """Bytes beside all else on every device."""
     blas_workspace_bytes: float = 0.0
+    """Scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG)."""
     separate_weight_gradients: bool = False
+    """The gradient of a weight is made before it is added to the buffer."""
     attention_mask: bool = False
+    """A mask of one byte for each pair of tokens comes with every micro-batch."""
     optimizer_instances: int = 1
+    """Groups of replicas that each shard a whole optimizer state."""
     keeps_products: bool = False
+    """Recompute keeps attention and every second product, as torchtitan's checkpointing by operator does."""
     updates_in_backward: bool = False
+    """Each tensor is updated as soon as its gradient is made, which is then freed."""
 
     @property
     def quantises(self) -> bool:
