@@ -1,4 +1,9 @@
-"""Seconds: of operators on a device and of collectives over a cluster, with constants that carry their source."""
+"""Seconds of operators on a device and of collectives over a cluster.
+
+A time is a form (a function of this package) with constants of the device, its family or an engine; every constant
+carries its source: those that were fitted in constants.toml and cpu.toml, those of single sources in priors.toml. What
+other packages use is listed here.
+"""
 
 from shardwise.cost._attention import (
     COUNTED,

@@ -1,4 +1,4 @@
-"""Seconds of the kernels of engines: fused experts, and the chip that kernels are shares of.
+"""Seconds of fused experts in engines, and the chip whose peaks kernels are measured against.
 
 Forms of docs/calibration.md; constants per family and engine in constants.toml.
 """

@@ -1,4 +1,4 @@
-"""What power and heat leave of a rate: devices of less power than the measured one, and devices of a busy node."""
+"""How much of a measured rate power and heat leave: on devices of less power, and where all of a node are busy."""
 
 from __future__ import annotations
 

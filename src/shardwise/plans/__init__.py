@@ -1,4 +1,4 @@
-"""How it is laid out and what runs it."""
+"""Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
 from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import Serving, Training, density_of

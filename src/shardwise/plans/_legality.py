@@ -1,4 +1,4 @@
-"""The laws of legality: every way a plan can be impossible, all checked at once, each with the values that would do."""
+"""Every way in which a plan can be impossible, all checked at once, each with the values that would do."""
 
 from __future__ import annotations
 

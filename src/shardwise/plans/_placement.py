@@ -1,6 +1,7 @@
-"""Where ranks sit: a mixed radix of the axes over the tiers of a cluster.
+"""Where ranks sit in a cluster, and so which links each group of ranks uses.
 
-And how much of each group stays inside a tier.
+Ranks are numbered as a mixed radix of the axes, the first axis of a plan's order changing fastest; consecutive ranks
+fill a node, consecutive nodes the network.
 """
 
 from __future__ import annotations

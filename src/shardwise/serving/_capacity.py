@@ -1,4 +1,7 @@
-"""What would fit: tokens of cache, requests at once, largest batches, longest context; bisection on whole numbers."""
+"""How much would fit on one replica: tokens of cache, requests at once, largest batches, longest context.
+
+Each is the largest whole number whose bytes stay within the budget, found by bisection.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What stays the same for all plans of one question: model, cluster, job, engine, formats."""
+"""One serving question, and the device and links that it runs on.
+
+A `Case` holds what stays the same for all plans: model, cluster, job, engine and formats.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""One fold for numbers, columns and traced numbers: from a case and the sizes of plans to seconds and bytes.
+"""From one serving case and the sizes of its plans to seconds and bytes.
 
-Sources: prefill and decode by operator as in docs/formulas.md, inference; pipeline as the sum of its stages.
+The operators of a phase are added up (`_fold`) into an engine step, steps into the prefill and into the mean decode
+step, whether sizes are plain numbers, columns of plans or traced numbers. Formulas: docs/formulas.md, inference; a
+step of a pipeline is the sum of its stages.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]
 
 
 def gathered(part: Part[X], m: Server[X]) -> Part[X]:
-    """Return a part whose weights lie sharded over the replicas: gathered a part ahead, what is over its work waits.
+    """Return a part whose weights are sharded over the replicas, with the seconds that it waits for them.
+
+    They are gathered one part ahead; only what takes longer than the work of that part is waited for.
 
     ZeRO-Inference gathers each layer's weights before it runs (deepspeed.ai, ZeRO-Inference, 2022-09).
     """
@@ -195,9 +199,10 @@ def prefill_of(case: Case, z: Sizes[X]) -> Phase[X]:
 
 
 def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float, float]]:
-    """Return (context, weight) at which a decode step is evaluated so that its mean over the generation is exact.
+    """Return pairs (context, weight): decode steps at these contexts have the mean of all steps of the generation.
 
-    Cost is linear in the context between windows, so the middle of each piece stands for it: sums of arithmetic series.
+    Between the windows of a model the cost of a step is linear in the context, so that the step in the middle of each
+    such piece stands for all of it.
 
     >>> decode_contexts(100, 109, {105})
     [(102.0, 0.5), (107.0, 0.5)]

@@ -1,4 +1,4 @@
-"""Operators folded: seconds by operator and axis, bytes alive, of one layer and of one engine step."""
+"""Adding operators up: seconds by operator and by axis, and bytes alive, of one layer and of one engine step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
 
 
 def fold(ops: tuple[Op[X], ...], m: Server[X], form: Format, label: str) -> Part[X]:
-    """Return a list of operators folded for one forward pass; messages wait unless their operator hides them."""
+    """Return what a list of operators adds up to in one forward pass; a message is waited for unless it is hidden."""
     zero = 0 * ops[0].forward_bytes
     seconds = zero
     operators: dict[str, X] = {}

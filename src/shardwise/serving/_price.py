@@ -1,4 +1,7 @@
-"""Seconds of operators and messages in an engine: captured kernels, fused additions, its own all-reduce."""
+"""Seconds of single operators and messages as an engine runs them.
+
+Kernels start from captured graphs, additions are fused into others, and all-reduces may be the engine's own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Predicted against measured: files of published or own runs, errors by what they have in common, and coverage."""
+"""Predicted against measured, for every row of files of runs and kernels.
+
+A file is a CSV of measurements, published or one's own. Each row becomes the same question that the command line asks
+(a training job, a served batch, a kernel), is predicted, and is compared with what was measured. What the row does not
+state is taken by published rules and listed; a row that is not modelled is refused with the reason. `summary` gives the
+errors by what rows have in common.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cells of one row as numbers and words; blank means that the source does not say."""
+"""The cells of one row as numbers and words.
+
+A blank cell means that the source does not say; what is taken for it is recorded as an assumption of the row.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _SCALE = {"": 1, "k": 2**10, "m": 2**20}
 
 
 def _tokens(word: str) -> float:
-    """Return a number of tokens as sources write it, 0 where it is none; K and M are binary, as batches are."""
+    """Return the number of tokens that a word like "4M" means, 0 where it is none; K and M are 2^10 and 2^20."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", word.lower())
     return float(found[1]) * _SCALE[found[2]] if found else 0.0
 
@@ -38,9 +41,9 @@ class Cells:
         self._notes: dict[str, str] | None = None
 
     def completed(self) -> Cells:
-        """Return the row with what its source documents elsewhere in the place of blank cells, notes beside its own.
+        """Return the row with blank cells filled in from what its source documents elsewhere (documented.toml).
 
-        A global batch that the notes state in tokens is counted in sequences.
+        Documented notes join those of the row. A global batch that the notes state in tokens is counted in sequences.
 
         >>> row = {"global_batch": "", "seq_len": "2048", "notes": "batch_tokens=0.5M"}
         >>> Cells(row).completed().whole("global_batch")

@@ -1,6 +1,7 @@
 """Rows of kernel tables: matrix products, experts, and what all tables share.
 
-The same forms and constants that price training and serving, for the shape of one row (docs/calibration.md).
+A row is one kernel that was timed alone. It is priced by the forms and constants that price training and serving
+(docs/calibration.md), for the shape that the row states.
 """
 
 from __future__ import annotations

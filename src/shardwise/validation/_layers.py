@@ -1,4 +1,4 @@
-"""How layers that do not divide lie on the chunks of a pipeline, where a source does not print it."""
+"""How many layers each chunk of a pipeline holds where they do not divide evenly and the source does not say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What is assumed for fields that a source leaves blank: one published rule a field, the same for all rows."""
+"""What is assumed for fields that a source leaves blank.
+
+There is one published rule for each field, the same for all rows (rules.toml), and what single sources document
+elsewhere than in their table of results (documented.toml).
+"""
 
 from __future__ import annotations
 

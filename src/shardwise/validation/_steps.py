@@ -1,4 +1,7 @@
-"""What engines run around and beside their kernels in tables of measurements, each with its source (modules.toml)."""
+"""How tables of kernels were measured: what ran around each kernel, what was called from the host, what was cached.
+
+Each figure stands in modules.toml with its source.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
 
 
 def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: float) -> float:
-    """Return bytes that a table of products walks through again and again: copies of the weights, and what is beside.
+    """Return the bytes that a table of products cycles through: its copies of the weights, inputs and outputs.
+
+    Where a cache holds all of them, the products of the table never read memory.
 
     >>> walked_bytes("vllm", "bf16", 1e6, 0.0, 5e7), walked_bytes("tensorrt-llm", "bf16", 2e7, 0.0, 5e7)
     (6000000.0, 60000000.0)

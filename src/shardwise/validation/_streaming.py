@@ -1,7 +1,7 @@
-"""Rows of kernels that move bytes: start, bytes over the memory's rate, and what the last cache saves.
+"""Rows of kernels that only move bytes: a start, and bytes over the rate of the memory or of the last cache.
 
-A replayed kernel finds its input where the last one left it; one that PyTorch runs step by step moves more bytes and is
-bound by its cores (modules.toml).
+Tables replay one kernel again and again, so that it finds its input in the cache if that is large enough. Kernels that
+PyTorch runs step by step move more bytes, and the cores bind them rather than the memory (modules.toml).
 """
 
 from __future__ import annotations
