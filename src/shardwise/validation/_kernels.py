@@ -131,6 +131,7 @@ def held_share(device: Device, engine: str, dtype: str, shape: tuple[float, floa
 
     The shape is (m, n, k).
 
+    >>> from shardwise.hardware import find_device
     >>> held_share(find_device("h100-sxm-80gb").device, "vllm", "bf16", (1.0, 65536.0, 65536.0))
     0.0
     """
