@@ -22,7 +22,8 @@ class Messages(Generic[X]):
 class Machine(Generic[X]):
     """What blocks run on: rates of the device, links, and how each axis' groups lie on them.
 
-    `replicas` is what messages between replicas take of compute; nothing where it is not given.
+    `replicas` is what messages between replicas take of compute; nothing where it is not given. Weights that are
+    `frozen` have no gradients, and `widened_bytes` of each are moved to make its 16 bits before every product.
     """
 
     rates: Rates[X]
@@ -31,6 +32,8 @@ class Machine(Generic[X]):
     overlap: bool = True
     exposed_axes: tuple[str, ...] = ()
     replicas: Beside | None = None
+    frozen: bool = False
+    widened_bytes: float = 0.0
 
     def hides(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""

@@ -36,6 +36,11 @@ class Precision:
     embedding_bytes: float = 0
     note: str = ""
 
+    @property
+    def trains(self) -> bool:
+        """Whether weights have gradients."""
+        return self.gradient_bytes > 0
+
 
 @cache
 def _table() -> dict[str, Any]:
@@ -103,9 +108,9 @@ def _recipe(name: str) -> Precision:
 @cache
 def _frozen(name: str) -> Precision:
     """Return the recipe of weights that are not trained: no gradients and no state; tables stay in 16 bits."""
-    width = _table()["frozen"][name]
+    width, compute = _table()["frozen"][name], "fp8" if name == "frozen-fp8" else "bf16"
     return Precision(
-        name=name, compute="bf16", weight_bytes=width, activation_bytes=2, gradient_bytes=0, master_bytes=0,
+        name=name, compute=compute, weight_bytes=width, activation_bytes=2, gradient_bytes=0, master_bytes=0,
         state_bytes=0, embedding_bytes=max(2.0, width),
     )  # fmt: skip
 

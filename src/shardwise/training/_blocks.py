@@ -177,6 +177,23 @@ def _late(m: Machine[X], ops: Sequence[Op[X]], backward: X) -> X:
     return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")
 
 
+def _frozen(m: Machine[X], op: Op[X], t: PassSeconds[X]) -> PassSeconds[X]:
+    """Return the seconds of an operator whose weights are not trained: no weight gradient, and weights made wide.
+
+    torch autograd makes no gradient that nothing asks for; bitsandbytes functional.py dequantize_4bit writes the whole
+    weight before each product, forward and backward.
+    """
+    if not m.frozen:
+        return t
+    widened = 0 * t.forward
+    if m.widened_bytes and op.kind in ("matmul", "grouped") and op.region != CORE:
+        elements = total((w.elements for w in op.weights if w.kind == "matrix"), widened)
+        widened = named(m.widened_bytes * elements / m.rates.memory_bytes, "weights made wide")
+    return PassSeconds(
+        forward=t.forward + widened, backward_input=t.backward_input + widened, backward_weight=0 * t.backward_weight
+    )
+
+
 def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
@@ -187,7 +204,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
     replay_exposed: dict[str, X] = {}
     again = run_again(ops, units)
     for op in ops:
-        t = op_seconds(m.rates, op)
+        t = _frozen(m, op, op_seconds(m.rates, op))
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
         t = _slowed(m, op, t, ahead.hidden, back.hidden)

@@ -272,7 +272,8 @@ class Tables(Generic[X]):
 
 def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
-    stack, compute = case.stack, case.recipe.precision.compute
+    stack, precision = case.stack, case.recipe.precision
+    compute, narrow = precision.compute, precision.weight_bytes < precision.activation_bytes
     kernels = stack.attention_kernel, stack.experts_kernel
     together = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, together)
@@ -284,6 +285,8 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
         overlap=case.overlap,
         exposed_axes=case.efficiencies.exposed_axes,
         replicas=beside_of(case.cluster, compute, case.efficiencies),
+        frozen=not precision.trains,
+        widened_bytes=precision.weight_bytes + precision.activation_bytes if narrow and not precision.trains else 0.0,
     )
 
 

@@ -65,7 +65,8 @@ def copy_seconds(m: Machine[X], r: Recipe, count: X) -> tuple[X, X]:
     """Return seconds that the framework copies gathered weights out of, and gradients into, its messages' buffers."""
     stack = r.stack
     gathered = stack.gather_copy_bytes * count if r.shards_weights else 0 * count
-    return gathered / m.rates.memory_bytes, stack.scatter_copy_bytes * count / m.rates.memory_bytes
+    scattered = stack.scatter_copy_bytes * count if r.precision.trains else 0 * count
+    return gathered / m.rates.memory_bytes, scattered / m.rates.memory_bytes
 
 
 def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:

@@ -66,6 +66,8 @@ def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[
     """
     groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
     found: list[StateMessage[X]] = []
+    if not r.precision.trains:
+        return ()
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
         size, tensor = (r.stack.scatter_bytes or r.precision.gradient_bytes) * count, f"{kind}gradients"
         found.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
@@ -77,7 +79,8 @@ def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[
 
 def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     """Return what gathers the sharded weights of a unit in the type of compute."""
-    w = r.stack.gather_bytes or r.precision.activation_bytes
+    p = r.precision
+    w = r.stack.gather_bytes or (p.activation_bytes if p.trains else min(p.activation_bytes, p.weight_bytes))
     return (
         StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
         StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),
@@ -86,7 +89,7 @@ def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
 
 def reductions(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what brings the gradients of a stage together once a step; nothing where a micro-batch does it already."""
-    if r.shards_gradients:
+    if r.shards_gradients or not r.precision.trains:
         return ()
     verb: Verb = "all_reduce" if r.reduces_whole else "reduce_scatter"
     return _whole_stage(parts, s, verb, r.precision.gradient_bytes, "gradients")
@@ -94,7 +97,7 @@ def reductions(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X
 
 def updates(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what hands the new weights of a stage to all copies once a step, where the optimizer is sharded."""
-    if not r.shards_optimizer or r.shards_weights:
+    if not r.shards_optimizer or r.shards_weights or not r.precision.trains:
         return ()
     verb: Verb = "broadcast" if r.stack.broadcasts_weights else "all_gather"
     dense, expert = _whole_stage(parts, s, verb, r.precision.weight_bytes, "weights")

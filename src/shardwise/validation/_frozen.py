@@ -1,6 +1,6 @@
 """Memory of runs that train adapters beside frozen weights (LoRA, QLoRA): the model without state, and the adapters.
 
-Times of such runs are not predicted. Frozen weights have no gradient, so that products keep no input for them unless an
+Frozen weights have no gradient, so that products keep no input for them unless an
 adapter reads it (torch autograd), and norms keep no normalised stream.
 """
 
@@ -18,7 +18,7 @@ from shardwise.validation._rules import words
 
 ADAPTERS = ("lora", "qlora")
 ADAPTED = "adapters: counted beside a model of frozen weights"
-_MEMORY = ("peak_memory", "fits")
+MEMORY = ("peak_memory", "fits")
 # What a product keeps for the gradient of its weight alone, by the adapter that would read it.
 _INPUTS = {"norm1.output": "qkv", "norm2.output": "mlp", "mlp.product": "mlp"}
 _NORMALISED = ("norm1.normalised", "norm2.normalised")
@@ -35,8 +35,8 @@ def frozen_cells(cells: Cells) -> Cells:
 
     Samples of natural length count with the longest, which sets the peak.
     """
-    if cells.text("metric") not in _MEMORY:
-        raise refuse("finetune", cells.text("finetune"), "times of fine-tuned adapters are not modelled")
+    if cells.text("metric") not in MEMORY and ("longest_sample" in cells.notes or "mean_tokens" in cells.text("notes")):
+        raise refuse("notes", cells.text("notes"), "times of adapters on samples of natural length are not modelled")
     if "unsloth" in cells.text("framework").lower():
         raise refuse("framework", cells.text("framework"), "its checkpoints in the host's memory are not modelled")
     longest, length = int(cells.noted("longest_sample")), cells.text("seq_len")
@@ -54,13 +54,16 @@ def frozen_recipe(cells: Cells) -> str:
     if not word:
         word = "nf4" if cells.text("finetune") == "qlora" else "bf16"
         cells.assume(f"param_dtype: not stated: {word}, as {cells.text('finetune')} has it")
+    narrow = cells.text("compute_dtype").lower()
+    if narrow in ("fp8", "mxfp8", "nvfp4"):
+        word = narrow if word == "bf16" else f"{word} under {narrow}"
     found = words("frozen").get(word)
     if found is None:
         raise refuse("param_dtype", word, "is not a type of frozen weights that is known")
     return found
 
 
-def _targets(cells: Cells) -> set[str]:
+def targets_of(cells: Cells) -> set[str]:
     """Return the products with adapters: the stated ones, queries and values where none is stated."""
     named, table = [word for part in cells.text("notes").split(";") for word in _listed(part)], words("lora_targets")
     if not named and "all linear" in cells.text("notes").lower():
@@ -79,7 +82,7 @@ def _listed(part: str) -> list[str]:
 
 def beside(cells: Cells, report: TrainReport) -> float:
     """Return the bytes by which a run with adapters differs from the frozen model: adapters, and inputs not kept."""
-    targets, stack, plan = _targets(cells), report.case.stack, report.plan
+    targets, stack, plan = targets_of(cells), report.case.stack, report.plan
     quantised = "nf4" in report.case.recipe.precision.name
     adapters = adapters_of(stack.name)
     own = adapters.parameter_bytes * _parameters(cells, report, targets)
@@ -128,12 +131,18 @@ def _parameters(cells: Cells, report: TrainReport, targets: set[str]) -> float:
     stated = cells.noted("trainable_params")
     if stated:
         return stated
-    rank = cells.whole("lora_rank") or _USUAL_RANK
-    if not cells.whole("lora_rank"):
-        cells.assume(f"lora_rank: not stated: {rank}, the default of LitGPT and of PEFT")
+    rank = rank_of(cells)
     layers = sum(float(n) for n in report.evaluation.stages[0].layers)
     found = 0.0
     for op, size in _adapted(report, targets):
         times = size / float(op.saves[0].size_bytes) if op.saves[0].size_bytes else layers
         found += times * rank * sum(float(n) + float(op.inner) for n in (op.parts or (op.columns,)))
     return found
+
+
+def rank_of(cells: Cells) -> int:
+    """Return the rank of the adapters, the usual one where it is not stated."""
+    rank = cells.whole("lora_rank") or _USUAL_RANK
+    if not cells.whole("lora_rank"):
+        cells.assume(f"lora_rank: not stated: {rank}, the default of LitGPT and of PEFT")
+    return rank

@@ -16,11 +16,12 @@ from shardwise.validation._frameworks import (
     offload_bytes_per_second,
     recompute_steps,
 )
-from shardwise.validation._frozen import beside, frozen_cells, frozen_recipe, trains_adapters
+from shardwise.validation._frozen import MEMORY, beside, frozen_cells, frozen_recipe, trains_adapters
 from shardwise.validation._network import cluster_of
 from shardwise.validation._places import Places
 from shardwise.validation._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
 from shardwise.validation._training_stack import dropout_of, named_stack, precision_of
+from shardwise.validation._tuned import tuned
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (
@@ -29,7 +30,7 @@ SETTINGS = (
     *("compute_dtype", "param_dtype", "grad_dtype", "attention_kernel", "optimizer", "master_weights", "finetune"),
     *("offload", "framework", "notes"),
 )
-_TUNED = "seconds of fine-tuning of adapters, or on unpacked samples, are not modelled"
+_TUNED = "other adapters than LoRA, and seconds on unpacked samples, are not modelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,11 @@ def predict(cells: Cells, places: Places) -> Predicted:
     )
     question = Question(model, cluster, job, adjusted(find_stack(stack), cells.row))
     report = _report(cells, question, plan, recompute_unknown(cells, framework))
-    extra = beside(row, report) if adapters else 0.0
+    extra = 0.0
+    if adapters and row.text("metric") in MEMORY:
+        extra = beside(row, report)
+    elif adapters:
+        report = tuned(row, report)
     return Predicted(report, tuple(dict.fromkeys((*notes, *cells.assumed, *row.assumed))), extra)
 
 
