@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwise.cli._flags import NOT_BUILT, Command, Flag
-from shardwise.cli._kinds import FALSE, TRUE, nearest
+from shardwise.cli._kinds import FALSE, TRUE
+from shardwise.cli._meant import meant
 from shardwise.errors import Problems
 
 
@@ -87,6 +88,16 @@ def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
     return None, False
 
 
+def _remedy(key: str, command: Command) -> str:
+    """Return which flag may be meant: the one that other systems call so, else one that is spelt alike."""
+    from difflib import get_close_matches
+
+    options = {field: flag.option for field, flag in command.flags.items()}
+    near = [options[field] for field in meant(key, options) or get_close_matches(key, options, 1)]
+    lists = f"`shardwise {command.name} --help` lists them"
+    return f"did you mean {' or '.join(near)}? {lists}" if near else lists
+
+
 def _report_unknown(found: Scan, unknown: list[tuple[str, str | None]], command: Command) -> None:
     """Add a problem for each unknown flag; a word after it is its value where there are words enough without."""
     for name, value in unknown:
@@ -97,12 +108,6 @@ def _report_unknown(found: Scan, unknown: list[tuple[str, str | None]], command:
         if key in NOT_BUILT:
             found.problems.add(key, value, f"{NOT_BUILT[key]} is not built yet", "leave it out")
             continue
-        near = nearest(name, tuple(f.option for f in command.flags.values()))
-        found.problems.add(
-            key,
-            value,
-            f"is not a flag of {command.name}",
-            f"did you mean {near}? `shardwise {command.name} --help` lists them",
-        )
+        found.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
     for word in () if command.many else found.words[len(command.positionals) :]:
         found.problems.add("arguments", word, f"is one word too many for {command.name}", "write flags as --flag value")
