@@ -127,7 +127,7 @@ def precision() -> Kind:
 
 
 def _near(value: object, allowed: tuple[str, ...]) -> str:
-    return f"use {nearest(str(value), allowed, 3)}" if len(allowed) > 8 else "use one of " + ", ".join(allowed)
+    return f"use {nearest(str(value), allowed, 3)}" if len(allowed) > 16 else "use one of " + ", ".join(allowed)
 
 
 def nearest(word: str, allowed: tuple[str, ...], shown: int = 1) -> str:
