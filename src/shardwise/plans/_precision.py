@@ -108,10 +108,10 @@ def _recipe(name: str) -> Precision:
 @cache
 def _frozen(name: str) -> Precision:
     """Return the recipe of weights that are not trained: no gradients and no state; tables stay in 16 bits."""
-    width, compute = _table()["frozen"][name], "fp8" if name == "frozen-fp8" else "bf16"
+    row = _table()["frozen"][name]
     return Precision(
-        name=name, compute=compute, weight_bytes=width, activation_bytes=2, gradient_bytes=0, master_bytes=0,
-        state_bytes=0, embedding_bytes=max(2.0, width),
+        name=name, activation_bytes=2, gradient_bytes=0, master_bytes=0, state_bytes=0,
+        embedding_bytes=max(2.0, row["weight_bytes"]), **row,
     )  # fmt: skip
 
 
