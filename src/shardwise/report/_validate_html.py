@@ -25,15 +25,12 @@ svg { width: 100%; height: auto } summary { cursor: pointer; font-weight: 600; m
 def validate_html(found: Validation) -> str:
     """Return the report as a document of its own: styles and drawings are inside."""
     share = f"{len(found.predicted):,} of {len(found.rows):,} rows predicted ({found.coverage:.1%})"
-    fits = fits_of(found.rows)
     parts = [
         "<h1>Predicted against measured</h1>",
         f"<p>{share}; errors are predicted over measured, less one, and bias is their median.</p>",
-        f"<p>{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit; "
-        f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit.</p>",
+        _fits(found),
         _drawing(found),
         *(_errors(summary(found.rows, fields), fields) for fields in (*_TABLES, ("year", "metric"))),
-        "<h2>Refused</h2>",
         _refused(found),
         "<h2>Columns that are not read</h2>" if found.unread else "",
         _table(("file", "column", "may be meant"), found.unread, ()) if found.unread else "",
@@ -47,10 +44,17 @@ def validate_html(found: Validation) -> str:
     )
 
 
+def _fits(found: Validation) -> str:
+    fits = fits_of(found.rows)
+    said = [f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"] * bool(fits.ran)
+    said += [f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit"] * bool(fits.failed)
+    return f"<p>{'; '.join(said)}.</p>" if said else ""
+
+
 def _refused(found: Validation) -> str:
     first = examples(found.rows)
-    rows = ((f"{count:,}", reason, first[reason]) for reason, count in reasons(found.rows))
-    return _table(("rows", "reason", "first"), rows, (0,))
+    rows = [(f"{count:,}", reason, first[reason]) for reason, count in reasons(found.rows)]
+    return f"<h2>Refused</h2>\n{_table(('rows', 'reason', 'first'), rows, (0,))}" if rows else ""
 
 
 def _drawing(found: Validation) -> str:
@@ -72,7 +76,8 @@ def _errors(found: Iterable[Errors], fields: tuple[str, ...]) -> str:
     for one in found:
         inside = "-" if one.inside is None else f"{one.inside:.0%}"
         absolute = (one.median_abs_error, one.p90_abs_error, one.mean_abs_error, one.largest_abs_error)
-        rows.append((*one.group, str(one.count), percent(one.bias, True), *map(percent, absolute), inside))
+        group = (name or "not stated" for name in one.group)
+        rows.append((*group, str(one.count), percent(one.bias, True), *map(percent, absolute), inside))
     width = len(fields)
     title = f"<h2>By {', '.join(fields)}</h2>\n"
     return title + _table((*fields, *_HEAD), rows, range(width, width + len(_HEAD))) if rows else ""
