@@ -242,7 +242,7 @@ def test_a_device_of_a_file_has_its_own_figures_and_those_of_its_relative(tmp_pa
 @pytest.mark.parametrize(
     ("word", "node", "rate"),
     [("ib_hdr_8x200gbps", 8, 25e9), ("rdma_400gbps_per_gpu", 8, 50e9), ("roce_1600gbps_per_node", 8, 25e9),
-     ("ib_edr_100gbps", 4, 3.125e9), ("omnipath", 8, 6.25e9), ("carrier_pigeon", 8, 0.0)],
+     ("ib_edr_100gbps", 4, 3.125e9), ("omnipath", 8, 2.48125e9), ("carrier_pigeon", 8, 0.0)],
 )  # fmt: skip
 def test_names_of_networks_give_rates(word: str, node: int, rate: float) -> None:
     """A network's name states adapters and gigabits a second, shared by the devices of a node."""

@@ -78,7 +78,7 @@ def network_words() -> dict[str, float]:
     """Return bytes a second of a node over networks that files name without a rate.
 
     >>> network_words()["omnipath"]
-    50000000000.0
+    19850000000.0
     """
     found: dict[str, float] = _tables()["networks"]
     return found
