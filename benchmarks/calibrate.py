@@ -43,6 +43,8 @@ def _text(value: object) -> str:
         return f'"{value}"'
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{k} = {_text(v)}' for k, v in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
     return f"{value:.4g}" if value else "0.0"
@@ -53,8 +55,11 @@ def _keys(path: tuple[str, ...]) -> str:
 
 
 def entries(path: tuple[str, ...], table: dict[str, Any], date: str) -> Iterator[str]:
-    """Yield the lines of a nested table, with a date beside every source: its own, or that of today."""
-    plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    """Yield the lines of a nested table, with a date beside every source: its own, or that of today.
+
+    Tables of whole numbers, which constant a kernel takes, stand on one line.
+    """
+    plain = {k: v for k, v in table.items() if not isinstance(v, dict) or (v and set(map(type, v.values())) == {int})}
     if plain:
         yield f"\n[{_keys(path)}]"
         for name, value in plain.items():
@@ -62,7 +67,7 @@ def entries(path: tuple[str, ...], table: dict[str, Any], date: str) -> Iterator
         if "source" in plain and "date" not in plain:
             yield f'date = "{date}"'
     for name, value in table.items():
-        if isinstance(value, dict) and value:
+        if name not in plain and value:
             yield from entries((*path, name), value, date)
 
 

@@ -1,4 +1,4 @@
-"""Attention kernels of engines: the parts of every measured row, and the rows of costs that serve them."""
+"""Attention kernels of engines: the parts of every measured row, and the costs that serve the kernels of a family."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from calibration.sharing import Rows, Shared, fitted, kept_parts, sharing, unseen
+from calibration.sharing import Fit, Rows, fitted, losses, own, tied, unseen
 from calibration.tables import ENGINES, Table, errors, folds, pick, read, size, summary, where
 from calibration.tables import groups as by_label
-from shardwise.cost._attention import (
-    Cached,
-    Prompt,
-    decode_parts,
-    prompt_parts,
-    runs_as,
-)
+from shardwise.cost._attention import PARTS, Cached, Prompt, decode_parts, part_costs, prompt_parts
 from shardwise.hardware import find_device
 from shardwise.validation._attention import latent_model
 from shardwise.validation._kernels import chip_of
@@ -89,7 +83,7 @@ def _heads(rows: Table) -> Any:
 class Kind:
     """One kind of attention: its table, the type and compiled kernel of a row, its parts, columns of a shape.
 
-    `gains` are what a row of costs more, of `most`, and a part more must take off the mean loss of a group.
+    A constant takes `gain` off the mean loss of the kernels of a family.
     """
 
     word: str
@@ -99,17 +93,21 @@ class Kind:
     parts: Callable[[Table, str, str, str], Parts]
     shape: tuple[str, ...]
     packing: tuple[str, ...] = ("none",)
-    gains: tuple[float, float] = (0.04, 0.005)
-    most: int = 3
+    gain: float = 0.01
     wanted: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts of a kernel of the kind."""
+        return PARTS[self.word.removesuffix("_kernels")]
 
 
 _HEADS = ("num_heads", "num_kv_heads", "head_dim", "sliding_window")
 KINDS = (
     Kind(word="decode_kernels", table="attention_decode", label=lambda t: t["kv_dtype"], kernel=_heads, parts=decode,
-         shape=_HEADS, gains=(0.02, 0.01), most=4),
+         shape=_HEADS),
     Kind(word="prefill_kernels", table="attention_prefill", label=_types, kernel=_heads, parts=prefill, shape=_HEADS,
-         packing=("none", "one", "all"), gains=(0.08, 0.018)),
+         packing=("none", "one", "all")),
     Kind(word="latent_decode_kernels", table="mla", label=lambda t: t["kv_dtype"],
          kernel=lambda t: np.full(size(t), str(_CACHED)), parts=latent_decode, shape=("num_heads", "batch"),
          wanted="generation_mla"),
@@ -121,85 +119,130 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one engine and type in a family as the table has them, and as the fit needs them."""
+    """The rows of one engine and type in a family as the table has them, and the parts and the head of each."""
 
+    engine: str
+    label: str
+    packs: str
     table: Table
-    rows: Rows
+    matrix: Any
+
+    @property
+    def heads(self) -> list[str]:
+        """The heads that were measured, each a kernel."""
+        return [str(name) for name in np.unique(self.table["head"])]
 
 
-def _group(kind: Kind, parts: dict[str, Table], dtype: str, packs: str) -> Group:
+def _group(kind: Kind, engine: str, label: str, devices: dict[str, Table], packs: str) -> Group:
     tables, matrix = [], []
-    for device, table in parts.items():
+    for device, table in devices.items():
         names = kind.kernel(table)
         for name in np.unique(names):
-            own = where(table, names == name) | {"device": np.full(int((names == name).sum()), device)}
-            own["kernel_name"] = np.full(size(own), name)
-            tables.append(own)
-            matrix.append(np.stack([np.broadcast_to(p, size(own)) for p in kind.parts(own, device, dtype, packs)], 1))
+            rows = where(table, names == name)
+            tables.append(rows | {"device": np.full(size(rows), device), "head": np.full(size(rows), name)})
+            parts = kind.parts(rows, device, label.split("-")[0], packs)
+            matrix.append(np.stack([np.broadcast_to(p, size(rows)) for p in parts], 1))
     table = {k: np.concatenate([r[k] for r in tables]) for k in tables[0]}
-    rows = Rows(np.concatenate(matrix), table["time_seconds"], table["kernel_name"], table["device"],
-                folds(table, *kind.shape))  # fmt: skip
-    return Group(table, rows)
+    return Group(engine, label, packs, table, np.concatenate(matrix))
 
 
-def groups(kind: Kind, table: Table) -> Iterator[tuple[str, str, str, dict[str, Table]]]:
-    """Yield (family, engine, type, rows by device) of a kind."""
+def _rows(kind: Kind, groups: list[Group]) -> Rows:
+    """Return the rows of groups as the fit needs them, kernels numbered in the order of groups and heads."""
+    kernels, count = [], 0
+    for group in groups:
+        kernels.append(count + np.searchsorted(group.heads, group.table["head"]))
+        count += len(group.heads)
+    table = {k: np.concatenate([g.table[k] for g in groups]) for k in ("time_seconds", "device", *kind.shape)}
+    matrix = np.concatenate([g.matrix for g in groups])
+    return Rows(matrix, table["time_seconds"], np.concatenate(kernels), table["device"], folds(table, *kind.shape))
+
+
+def _best(kind: Kind, engine: str, label: str, devices: dict[str, Table]) -> Group:
+    """Return the rows of an engine and type as its heads share tiles of queries: by shapes left out."""
+    found = [_group(kind, engine, label, devices, packs) for packs in kind.packing]
+    if len(found) == 1:
+        return found[0]
+
+    def loss(group: Group) -> float:
+        rows = _rows(kind, [group])
+        return float(losses(unseen(rows, own(rows)), rows.seconds).mean())
+
+    return min(found, key=loss)
+
+
+def measured(kind: Kind, table: Table) -> dict[str, list[tuple[str, str, dict[str, Table]]]]:
+    """Return (engine, type, rows by device) of a kind by family."""
     rows = pick(table, op=kind.wanted) if kind.wanted else table
-    return by_label(rows, kind.label(rows))
+    found: dict[str, list[tuple[str, str, dict[str, Table]]]] = {}
+    for family, engine, label, devices in by_label(rows, kind.label(rows)):
+        found.setdefault(family, []).append((engine, label, devices))
+    return found
 
 
-def _best(kind: Kind, parts: dict[str, Table], dtype: str) -> tuple[str, Group, Shared]:
-    """Return how heads share tiles, the group so seen, and which kernels share costs, by shapes left out."""
-    found = []
-    for packs in kind.packing:
-        group = _group(kind, parts, dtype, packs)
-        found.append((*sharing(group.rows, kind.gains[0], kind.most), packs, group))
-    _, shared, packs, group = min(found, key=lambda one: one[0])
-    return packs, group, shared
+def _named(kind: Kind, ties: Any, fit: Fit) -> tuple[dict[str, list[float]], list[dict[str, int]]]:
+    """Return the costs of every part, and which of them each kernel takes."""
+    costs: dict[str, list[float]] = {}
+    taken: list[dict[str, int]] = [{} for _ in ties]
+    for j, part in enumerate(kind.names):
+        values = sorted({float(c) for c in fit.costs[:, j] if c})
+        costs |= {part: values} if values else {}
+        for kernel, cost in zip(taken, fit.costs[:, j], strict=True):
+            kernel |= {part: values.index(float(cost))} if cost else {}
+    return costs, taken
+
+
+def _entries(kind: Kind, groups: list[Group]) -> dict[str, Any]:
+    """Return the table of constants of a family: by engine and type what each head takes, and the costs."""
+    rows = _rows(kind, groups)
+    ties = tied(rows, kind.gain)
+    fit = fitted(rows, ties)
+    costs, taken = _named(kind, ties, fit)
+    first, apart = fit.predicted(rows), unseen(rows, ties)
+    found: dict[str, Any] = {}
+    start = kernel = 0
+    for group in groups:
+        own_rows = slice(start, start + size(group.table))
+        left, out = (summary(errors(p[own_rows], group.table)) for p in (first, apart))
+        devices = ", ".join(dict.fromkeys(str(d) for d in group.table["device"]))
+        heads = dict(zip(group.heads, taken[kernel:], strict=False))
+        found.setdefault(ENGINES[group.engine], {})[group.label] = {
+            **({"packs": group.packs} if len(kind.packing) > 1 else {}),
+            "residual": f"{left}; shapes not fitted, in four folds: {out}",
+            "source": f"fit on {kind.table}, {devices}, {group.engine} (aiconfigurator 0.12.0, Apache-2.0)",
+            "heads": heads,
+        }
+        start, kernel = own_rows.stop, kernel + len(heads)
+    return found | {"by_device": fit.scale, "costs": costs}
 
 
 def calibrate(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the place in the table of constants and the row of every engine and type of some kinds."""
+    """Yield the place in the table of constants of some kinds in every family, and what stands there."""
     for kind in KINDS:
         table = read(folder, kind.table) if kind.word in only else {}
-        for family, engine, label, parts in groups(kind, table) if table else ():
-            packs, group, shared = _best(kind, parts, label.split("-")[0])
-            kept = kept_parts(group.rows, shared, kind.gains[1])
-            fit = fitted(group.rows, shared, kept)
-            left = summary(errors(fit.predicted(group.rows), group.table))
-            apart = summary(errors(unseen(group.rows, shared, kept), group.table))
-            costs, same = fit.named()
-            row = {"packs": packs} if len(kind.packing) > 1 else {}
-            yield (
-                (family, kind.word, ENGINES[engine], label),
-                row
-                | {
-                    "residual": f"{left}; shapes not fitted, in four folds: {apart}",
-                    "source": f"fit on {kind.table}, {', '.join(parts)}, {engine} (aiconfigurator 0.12.0, Apache-2.0)",
-                    "by_device": fit.scale,
-                    "costs": costs,
-                    "same": same,
-                },
-            )
+        for family, found in (measured(kind, table) if table else {}).items():
+            yield (family, kind.word), _entries(kind, [_best(kind, *one) for one in found])
 
 
-def _stored(row: dict[str, Any], group: Group) -> Any:
+def _stored(kind: Kind, row: dict[str, Any], group: Group, table: dict[str, Any]) -> Any:
     """Return seconds of rows by stored costs."""
-    costs, same = row["costs"], row.get("same", {})
-    names = {n: runs_as(float(n.rstrip("w")), n.endswith("w"), costs, same) for n in np.unique(group.rows.kernels)}
-    rows = group.rows.scaled(row.get("by_device", {}))
-    return np.einsum("ij,ij->i", rows.matrix, np.array([costs[names[n]] for n in rows.kernels]))
+    name = kind.word.removesuffix("_kernels")
+    costs = {head: part_costs(name, table["costs"], row["heads"][head]) for head in group.heads}
+    scale = np.array([table.get("by_device", {}).get(d, 1.0) for d in group.table["device"]])
+    parts = group.matrix * np.array([costs[head] for head in group.table["head"]])
+    return parts[:, 0] + scale * parts[:, 1:].sum(1)
 
 
 def residuals(folder: Path, constants: dict[str, Any], only: tuple[str, ...]) -> list[tuple[str, str, str, Any]]:
     """Return (device, kind, engine, errors) of stored constants on the tables of a folder."""
     found = []
     for kind in KINDS:
-        table = read(folder, kind.table) if kind.word in only else {}
-        for family, engine, label, parts in groups(kind, table) if table else ():
-            row: Any = constants.get(family, {}).get(kind.word, {}).get(ENGINES[engine], {}).get(label, {})
-            for device, rows in parts.items() if row else ():
-                group = _group(kind, {device: rows}, label.split("-")[0], row.get("packs", "none"))
-                name = f"{kind.word.removesuffix('_kernels').replace('_', ' ')} {label}"
-                found.append((device, name, engine, errors(_stored(row, group), group.table)))
+        read_rows = read(folder, kind.table) if kind.word in only else {}
+        for family, ones in (measured(kind, read_rows) if read_rows else {}).items():
+            table: dict[str, Any] = constants.get(family, {}).get(kind.word, {})
+            for engine, label, devices in ones:
+                row = table.get(ENGINES[engine], {}).get(label, {})
+                for device, rows in devices.items() if row else ():
+                    group = _group(kind, engine, label, {device: rows}, row.get("packs", "none"))
+                    name = f"{kind.word.removesuffix('_kernels').replace('_', ' ')} {label}"
+                    found.append((device, name, engine, errors(_stored(kind, row, group, table), group.table)))
     return found

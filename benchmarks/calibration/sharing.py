@@ -1,56 +1,40 @@
-"""Which kernels of a group share a row of costs, and which parts cost anything: by shapes that are left out.
+"""As few costs of the parts of kernels as measured rows can tell apart.
 
-Costs are non-negative least squares on relative errors, rows far off counted less. Kernels (head sizes, with a window
-or without) start with one row for all; a row is split where that lowers the loss of shapes in four folds, each
-predicted from the other three; parts that hardly matter are left out.
+Every part of every kernel begins with a cost of its own, by non-negative least squares on relative errors, rows far
+off counted less. Then whole kernels are joined, and after them the costs of one part in two kernels, or a part of a
+kernel is left out: whichever raises the loss least, until every such step would raise it by more than a stated gain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 _SCALE, _ROUNDS = 0.06, 8
-# Folds of shapes left out; a row of costs with fewer measured rows than this is fitted to all of them.
-_FOLDS, _LEAST = 4, 15
-
-Shared = dict[str, int]
+_FOLDS = 4
+_RIDGE = 1e-10
 
 
-def positive(matrix: Any, goal: Any) -> Any:
-    """Return the non-negative costs of least squares (Lawson and Hanson 1974, chapter 23)."""
-    norms = np.sqrt((matrix**2).sum(0)) + 1e-300
-    matrix = matrix / norms
-    square, right = matrix.T @ matrix, matrix.T @ goal
-    found, used = np.zeros(len(right)), np.zeros(len(right), bool)
-    for _ in range(4 * len(right)):
-        slope = np.where(used, -1.0, right - square @ found)
-        if slope.max() < 1e-9:
+def positive(square: Any, right: Any) -> Any:
+    """Return the non-negative unknowns of normal equations, by exchange of whole blocks (Portugal et al. 1994)."""
+    norms = np.sqrt(np.diag(square)) + 1e-300
+    square, right = square / norms[:, None] / norms, right / norms
+    used, least, patience = np.ones(len(right), bool), len(right) + 1, 3
+    for _ in range(10 * len(right)):
+        found = np.zeros(len(right))
+        inner = square[np.ix_(used, used)] + _RIDGE * np.eye(int(used.sum()))
+        found[used] = np.linalg.solve(inner, right[used])
+        wrong = np.flatnonzero(np.where(used, found < 0, right - square @ found > 1e-9))
+        if not len(wrong):
             break
-        used[int(np.argmax(slope))] = True
-        while used.any():
-            tried = np.zeros(len(right))
-            tried[used] = np.linalg.lstsq(square[np.ix_(used, used)], right[used], rcond=None)[0]
-            bad = used & (tried <= 0)
-            if not bad.any():
-                found = tried
-                break
-            step = np.min(found[bad] / (found[bad] - tried[bad] + 1e-300))
-            found = found + step * (tried - found)
-            used &= found > 1e-12
-            found[~used] = 0.0
-    return found / norms
-
-
-def robust(matrix: Any, seconds: Any) -> Any:
-    """Return costs of least squares on relative errors, rows far off counted less, as the loss of the other fits."""
-    weight = np.ones(len(seconds))
-    for _ in range(_ROUNDS):
-        found = positive(matrix * (weight / seconds)[:, None], weight)
-        weight = 1 / np.sqrt(1 + ((matrix @ found / seconds - 1) / _SCALE) ** 2)
-    return found
+        patience = 3 if len(wrong) < least else patience - 1
+        least = min(least, len(wrong))
+        wrong = wrong if patience > 0 else wrong[-1:]
+        used[wrong] = ~used[wrong]
+    return np.maximum(found, 0.0) / norms
 
 
 def losses(predicted: Any, seconds: Any) -> Any:
@@ -60,7 +44,7 @@ def losses(predicted: Any, seconds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured kernels: parts of each, seconds, the compiled kernel, the device, the fold of its shape."""
+    """Measured kernels: parts of each, seconds, the number of its kernel, the device, the fold of its shape."""
 
     matrix: Any
     seconds: Any
@@ -78,126 +62,170 @@ class Rows:
         return replace(self, matrix=np.concatenate([self.matrix[:, :1], self.matrix[:, 1:] * factor[:, None]], 1))
 
 
+def own(rows: Rows) -> Any:
+    """Return the number of the constant of every kernel and part where each has its own."""
+    shape = (int(rows.kernels.max()) + 1, rows.matrix.shape[1])
+    return np.arange(shape[0] * shape[1]).reshape(shape)
+
+
 @dataclass(frozen=True)
 class Fit:
-    """Rows of costs, which of them each kernel takes, and how much slower each device is."""
+    """The cost of every kernel and part, how much slower each device is, and the weight of every row."""
 
-    costs: dict[int, Any]
-    shared: Shared
+    costs: Any
     scale: dict[str, float]
+    weights: Any
 
     def predicted(self, rows: Rows) -> Any:
         """Return seconds of rows."""
-        rows, found = rows.scaled(self.scale), np.zeros(len(rows.seconds))
-        for name in np.unique(rows.kernels):
-            mask = rows.kernels == name
-            found[mask] = rows.matrix[mask] @ self.costs[self.shared[name]]
-        return found
-
-    def named(self) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """Return rows of costs by the first kernel that takes each, and the kernels that share another's."""
-        first = {k: next(n for n in self.shared if self.shared[n] == k) for k in self.costs}
-        same = {n: first[k] for n, k in self.shared.items() if first[k] != n}
-        return {first[k]: [float(x) for x in row] for k, row in self.costs.items()}, same
+        return np.einsum("ij,ij->i", rows.scaled(self.scale).matrix, self.costs[rows.kernels])
 
 
-Parts = dict[int, Any]
+def _equations(rows: Rows, ties: Any, weights: Any) -> tuple[Any, Any]:
+    """Return the normal equations of the constants; `ties` has -1 where a kernel has no cost for a part."""
+    count = int(ties.max()) + 2
+    square, right = np.zeros((count, count)), np.zeros(count)
+    relative = rows.matrix * (weights / rows.seconds)[:, None]
+    for kernel, places in enumerate(ties):
+        mask = rows.kernels == kernel
+        np.add.at(square, (places[:, None], places), relative[mask].T @ relative[mask])
+        np.add.at(right, places, relative[mask].T @ weights[mask])
+    return square[:-1, :-1], right[:-1]
 
 
-def _costs(rows: Rows, shared: Shared, parts: Parts) -> dict[int, Any]:
-    labels = np.array([shared[n] for n in rows.kernels])
-    found = {}
-    for k in dict.fromkeys(shared.values()):
-        mask = labels == k
-        mask = mask if mask.sum() >= _LEAST else mask | True
-        kept = parts.get(k, slice(None))
-        found[k] = np.zeros(rows.matrix.shape[1])
-        found[k][kept] = robust(rows.matrix[mask][:, kept], rows.seconds[mask])
-    return found
+def _weighed(rows: Rows, ties: Any, weights: Any) -> Fit:
+    """Return the fit with some weights, and with the weights that follow from it."""
+    found = positive(*_equations(rows, ties, weights))
+    costs = np.where(ties >= 0, found[ties], 0.0)
+    fit = Fit(costs, {}, weights)
+    return replace(fit, weights=1 / np.sqrt(1 + ((fit.predicted(rows) / rows.seconds - 1) / _SCALE) ** 2))
 
 
-def fitted(rows: Rows, shared: Shared, parts: Parts) -> Fit:
-    """Return the costs of kernels that share rows so, and how much slower each device is than the middle of them."""
-    devices = [str(d) for d in np.unique(rows.devices)]
-    scale = dict.fromkeys(devices, 1.0)
-    for _ in range(3 if len(devices) > 1 else 1):
-        fit = Fit(_costs(rows.scaled(scale), shared, parts), shared, scale)
-        if len(devices) == 1:
-            return replace(fit, scale={})
-        for device in devices:
-            own = rows.cut(rows.devices == device)
-            start = own.matrix[:, 0] * np.array([fit.costs[shared[n]][0] for n in own.kernels])
-            worked = np.maximum(replace(fit, scale={}).predicted(own) - start, 1e-9)
-            long = worked > start
-            scale = scale | {device: float(np.median(((own.seconds - start) / worked)[long])) if long.any() else 1.0}
+def _robust(rows: Rows, ties: Any) -> Fit:
+    fit = Fit(None, {}, np.ones(len(rows.seconds)))
+    for _ in range(_ROUNDS):
+        fit = _weighed(rows, ties, fit.weights)
     return fit
 
 
-def unseen(rows: Rows, shared: Shared, parts: Parts) -> Any:
+def fitted(rows: Rows, ties: Any) -> Fit:
+    """Return the costs of kernels that share constants so, and how much slower each device is than the middle."""
+    devices = [str(d) for d in np.unique(rows.devices)]
+    if len(devices) == 1:
+        return _robust(rows, ties)
+    scale = dict.fromkeys(devices, 1.0)
+    for last in (False, False, True):
+        fit = replace(_robust(rows.scaled(scale), ties), scale=scale)
+        if last:
+            return fit
+        start = rows.matrix[:, 0] * fit.costs[rows.kernels, 0]
+        worked = np.maximum(replace(fit, scale={}).predicted(rows) - start, 1e-12)
+        factor, long = (rows.seconds - start) / worked, worked > start
+        scale = {d: float(np.median(factor[long & (rows.devices == d)])) for d in devices}
+    return fit
+
+
+def unseen(rows: Rows, ties: Any) -> Any:
     """Return seconds of every row by the costs of the folds that it is not in."""
     found = np.zeros(len(rows.seconds))
     for fold in range(_FOLDS):
         mask = rows.folds == fold
         if mask.any():
-            found[mask] = fitted(rows.cut(~mask), shared, parts).predicted(rows.cut(mask))
+            found[mask] = fitted(rows.cut(~mask), ties).predicted(rows.cut(mask))
     return found
 
 
-def _settled(rows: Rows, shared: Shared) -> tuple[float, Shared]:
-    """Return the loss and the sharing after kernels have moved to the row of costs that suits each best."""
-    best: tuple[float, Shared] = (np.inf, shared)
-    for _ in range(4):
-        costs = _costs(rows, shared, {})
-        moved, loss = {}, 0.0
-        for name in shared:
-            mask = rows.kernels == name
-            each = {k: float(losses(rows.matrix[mask] @ c, rows.seconds[mask]).sum()) for k, c in costs.items()}
-            moved[name] = min(each, key=lambda k: each[k])
-            loss += each[moved[name]]
-        if loss >= best[0] - 1e-9:
+@dataclass(frozen=True)
+class _Equations:
+    """The normal equations of the costs of some kernels, and what the fit takes off the squares."""
+
+    square: Any
+    right: Any
+    taken: float
+
+    @staticmethod
+    def of(square: Any, right: Any) -> _Equations:
+        """Return equations with their solution."""
+        return _Equations(square, right, float(right @ positive(square, right)))
+
+    def __add__(self, other: _Equations) -> _Equations:
+        return _Equations.of(self.square + other.square, self.right + other.right)
+
+
+def _numbered(ties: Any) -> Any:
+    """Return ties with constants numbered from zero."""
+    found = np.unique(ties, return_inverse=True)[1].reshape(ties.shape)
+    return found - 1 if (ties < 0).any() else found
+
+
+def _steps(rows: Rows, ties: Any, fit: Fit) -> Iterator[tuple[float, int, int]]:
+    """Yield what steps raise the loss by, least first: the constant that goes, and that which it joins or -1.
+
+    By how much squares rise when an unknown x is held at zero, x^2 / V, or two at one value, (x - y)^2 / V(x - y), V
+    from the inverse of the normal equations (Wald 1943).
+    """
+    square, right = _equations(rows, ties, fit.weights)
+    norms = np.sqrt(np.diag(square))
+    inverse = np.linalg.inv(square / norms[:, None] / norms + _RIDGE * np.eye(len(right)))
+    found = inverse @ (right / norms) / norms
+    inverse = inverse / norms[:, None] / norms
+    spread = np.diag(inverse)
+    part = np.zeros(len(right), int)
+    for j in range(ties.shape[1]):
+        part[ties[ties[:, j] >= 0, j]] = j
+    gone = np.where(part == 0, np.inf, found**2 / spread)
+    apart = (found[:, None] - found) ** 2 / (spread[:, None] + spread - 2 * inverse + 1e-300)
+    apart[(part[:, None] != part) | np.tri(len(part), dtype=bool)] = np.inf
+    rise = np.concatenate([gone[:, None], apart], 1)
+    for place in np.argsort(rise, axis=None)[: 4 * len(part)]:
+        one, other = divmod(int(place), len(part) + 1)
+        yield float(rise[one, other]), one, other - 1
+
+
+def _alike(rows: Rows, most: float) -> Any:
+    """Return the number of the row of costs of every kernel: two share one where that raises the loss no more."""
+    weights = _robust(rows, own(rows)).weights
+    relative = rows.matrix * (weights / rows.seconds)[:, None]
+    numbers = np.arange(int(rows.kernels.max()) + 1)
+    masks = [rows.kernels == kernel for kernel in numbers]
+    groups = {k: _Equations.of(relative[mask].T @ relative[mask], relative[mask].T @ weights[mask])
+              for k, mask in enumerate(masks)}  # fmt: skip
+    pairs = {(i, j): groups[i] + groups[j] for j in groups for i in groups if i < j}
+    while pairs:
+        rise, one, other = min((groups[i].taken + groups[j].taken - p.taken, i, j) for (i, j), p in pairs.items())
+        if rise > most:
             break
-        best, shared = (loss, moved), moved
-    return best
+        groups[one] = pairs[one, other]
+        del groups[other]
+        numbers[numbers == other] = one
+        pairs = {k: v for k, v in pairs.items() if not {one, other} & set(k)}
+        pairs |= {(min(one, k), max(one, k)): groups[one] + groups[k] for k in groups if k != one}
+    return np.unique(numbers, return_inverse=True)[1]
 
 
-def _split(rows: Rows, shared: Shared) -> Shared:
-    """Return the best sharing with one row of costs more, each kernel in turn the first to take it."""
-    tried = [_settled(rows, shared | {name: max(shared.values()) + 1}) for name in shared]
-    return min(tried, key=lambda one: one[0])[1]
+def tied(rows: Rows, gain: float) -> Any:
+    """Return which constant is the cost of every kernel and part, -1 where none is; each lowers the mean loss so much.
 
-
-def sharing(rows: Rows, gain: float, most: int) -> tuple[float, Shared]:
-    """Return the loss of shapes left out and which kernels share costs: a row more, to so many, only where it gains."""
-    shared = {str(n): 0 for n in np.unique(rows.kernels)}
-    best = (float(losses(unseen(rows, shared, {}), rows.seconds).mean()), shared)
-    even = rows.scaled(fitted(rows, shared, {}).scale)
-    for _ in range(min(most, len(shared)) - 1):
-        shared = _split(even, shared)
-        loss = float(losses(unseen(rows, shared, {}), rows.seconds).mean())
-        if loss < best[0] - gain:
-            best = (loss, shared)
-    return best
-
-
-def kept_parts(rows: Rows, shared: Shared, gain: float) -> Parts:
-    """Return the parts that each row of costs keeps: those that take this much off the loss of all rows."""
-    even = rows.scaled(fitted(rows, shared, {}).scale)
-    labels = np.array([shared[n] for n in rows.kernels])
-    found: Parts = {}
-    for k, costs in _costs(even, shared, {}).items():
-        own = even.cut(labels == k)
-
-        def loss(kept: list[int], own: Rows = own) -> float:
-            matrix = own.matrix[:, kept]
-            return float(losses(matrix @ robust(matrix, own.seconds), own.seconds).sum() / len(rows.seconds))
-
-        kept = [0, *(j for j in range(1, len(costs)) if costs[j])]
-        least = loss(kept)
-        while len(kept) > 2:
-            now, out = min((loss([j for j in kept if j != i]), i) for i in kept[1:])
-            if now > least + gain:
+    A part that the fit gives no cost is left out, but the start.
+    """
+    most = gain * _SCALE**2 * len(rows.seconds)
+    rows = rows.scaled(fitted(rows, own(rows)).scale)
+    alike = _alike(rows, most)
+    rows = replace(rows, kernels=alike[rows.kernels])
+    ties = own(rows)
+    fit = _robust(rows, ties)
+    while True:
+        ties = _numbered(np.where((fit.costs > 0) | (np.arange(ties.shape[1]) == 0), ties, -1))
+        fit = _weighed(rows, ties, fit.weights)
+        touched = np.zeros(len(ties), bool)
+        for rise, one, other in _steps(rows, ties, fit):
+            if rise > most:
                 break
-            kept.remove(out)
-            least = now
-        found[k] = kept
-    return found
+            uses = ((ties == one) | ((ties == other) & (other >= 0))).any(1)
+            if not (touched & uses).any():
+                ties = np.where(ties == one, other, ties)
+                touched |= uses
+        if not touched.any():
+            return ties[alike]
+        ties = _numbered(ties)
+        fit = _weighed(rows, ties, fit.weights)

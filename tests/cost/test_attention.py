@@ -20,10 +20,12 @@ from shardwise.cost._attention import (
     kernel_costs,
     last_cache_bytes,
     nearest_costs,
+    part_costs,
     prompt_parts,
     runs_as,
     seen_pairs,
 )
+from shardwise.cost._tables import constants
 from shardwise.hardware import find_device
 
 CHIP = Chip(flops=1e15, bytes_per_second=1e12, cores=100.0)
@@ -139,10 +141,10 @@ def test_columns_of_parts_equal_numbers() -> None:
 
 def test_a_head_size_without_a_kernel_runs_the_next_larger() -> None:
     """Heads of 96 run the kernel of 128, larger ones the largest; what was not measured has none."""
-    costs: dict[str, Any] = {"64": [], "128w": []}
-    same = {"128": "64", "256w": "128w"}
-    for head, windowed, row in ((96, False, "64"), (48, False, "64"), (200, True, "128w"), (512, True, "128w")):
-        assert runs_as(head, windowed, costs, same) == row
+    heads = ("64", "128", "128w", "256w")
+    for head, windowed, row in ((96, False, "128"), (48, False, "64"), (200, True, "256w"), (512, True, "256w")):
+        assert runs_as(head, windowed, heads) == row
+    assert runs_as(96, True, heads[:2]) == "128"
     device = find_device("h200-sxm-141gb").device
     assert kernel_costs(device, "decode", ("vllm", "int4"), 128, False) is None
     assert kernel_costs(find_device("mi300x").device, "decode", ("vllm", "bf16"), 128, False) is None
@@ -176,6 +178,30 @@ def test_attention_takes_longer_with_every_size(device: str, kind: str) -> None:
             least = seconds(B, S, K, H) * (1 - 1e-9)
             grown = ((2 * B, S, K, H), (B, 2 * S, K, H), (B, S, 2 * K, H), (B, S, K, 1.5 * H))
             assert all(seconds(*shape) >= least for shape in grown)
+
+
+def test_kernels_take_their_costs_from_those_of_the_family() -> None:
+    """What a kernel takes is a cost of the part in its family, every cost is taken, and every kernel starts."""
+    for table in (rows[kind] for rows in constants().values() for kind in rows if kind.endswith("_kernels")):
+        heads = [
+            taken
+            for name, labels in table.items()
+            if name not in ("costs", "by_device")
+            for row in labels.values()
+            for taken in row["heads"].values()
+        ]
+        assert all("start" in taken for taken in heads)
+        for part, costs in table["costs"].items():
+            assert sorted({taken[part] for taken in heads if part in taken}) == list(range(len(costs)))
+            assert costs == sorted(costs)
+            assert costs[0] > 0
+
+
+def test_a_part_that_a_kernel_does_not_take_costs_nothing() -> None:
+    """Costs stand in the order of the parts, each the one that the kernel takes, or zero."""
+    found = part_costs("decode", {"start": [4e-6, 8e-6], "waves": [1e-6]}, {"start": 1, "waves": 0})
+    expected = dict.fromkeys(DECODE_PARTS, 0.0) | {"start": 8e-6, "waves": 1e-6}
+    assert dict(zip(DECODE_PARTS, found, strict=True)) == expected
 
 
 def test_devices_without_tables_decode_by_their_nearest_relative() -> None:

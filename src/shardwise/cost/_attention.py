@@ -1,14 +1,15 @@
 """Seconds of the attention kernels of engines: a sum of what a kernel does, each part at its own measured cost.
 
 Costs are how many times longer a part takes than at the peak of the device, or seconds. What the head size changes is
-in the parts (bytes, FLOPs, exponentials, tiles), so that one row of costs serves the kernels of many head sizes, with
-a window or without; the fit says which have a row of their own. By non-negative least squares: docs/calibration.md.
+in the parts (bytes, FLOPs, exponentials, tiles), so that kernels of many head sizes, with a window or without, and of
+many engines share the cost of a part; the fit says which, and what a kernel does not pay for: docs/calibration.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 from shardwise.cost._kernels import TILE_ROWS, Chip
 from shardwise.cost._tables import constants, family_of
@@ -25,6 +26,9 @@ DECODE_PARTS = (
     "sequences",
 )  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
+PARTS = {kind: PROMPT_PARTS if kind.endswith("prefill") else DECODE_PARTS
+         for kind in ("prefill", "decode", "latent_prefill", "latent_decode")}  # fmt: skip
+"""Parts of each kind of attention that was measured."""
 COUNTED = frozenset({"start", "waves", "first", "far", "swapped", "sequences"})
 """Parts over a cache whose costs are seconds, where the others are times longer than at a peak of the device."""
 _GROUP_ROWS = 16
@@ -256,17 +260,24 @@ def last_cache_bytes(device: Device) -> float:
     return float(constants()[family_of(device)].get("memory", {}).get("cached_bytes", 0.0))
 
 
-def runs_as(head: float, windowed: bool, costs: dict[str, Any], same: dict[str, str]) -> str:
-    """Return the row of costs of a head size: its own or the one it shares; of the next larger size where none is.
+def runs_as(head: float, windowed: bool, heads: Iterable[str]) -> str:
+    """Return which of the measured heads a head size runs as: itself, or the next larger size.
 
-    >>> runs_as(80, False, {"64": [], "128w": []}, {"128": "64"})
-    '64'
+    >>> runs_as(80, False, ("64", "128", "128w")), runs_as(512, True, ("64", "128w"))
+    ('128', '128w')
     """
-    names = (*costs, *same)
-    mark = "w" if windowed and any(n.endswith("w") for n in names) else ""
-    sizes = sorted(int(n.rstrip("w")) for n in names if n.endswith("w") == bool(mark))
-    name = f"{next((n for n in sizes if n >= head), sizes[-1])}{mark}"
-    return same.get(name, name)
+    mark = "w" if windowed and any(n.endswith("w") for n in heads) else ""
+    sizes = sorted(int(n.rstrip("w")) for n in heads if n.endswith("w") == bool(mark))
+    return f"{next((n for n in sizes if n >= head), sizes[-1])}{mark}"
+
+
+def part_costs(kind: str, costs: dict[str, list[float]], taken: dict[str, int]) -> tuple[float, ...]:
+    """Return the cost of every part of a kernel, which takes one of the costs of a part or none.
+
+    >>> part_costs("decode", {"start": [5e-6, 9e-6], "cache": [1.1]}, {"start": 1, "cache": 0})[:3]
+    (9e-06, 1.1, 0.0)
+    """
+    return tuple(costs[part][taken[part]] if part in taken else 0.0 for part in PARTS[kind])
 
 
 def kernel_costs(
@@ -285,8 +296,16 @@ def kernel_costs(
     ... )
     True
     """
-    row = _row(family or family_of(device), kind, kernel)
-    return _costs(row, device, head, windowed) if row else None
+    table = constants()[family or family_of(device)].get(f"{kind}_kernels", {})
+    row = table.get(kernel[0], {}).get(kernel[1])
+    if row is None:
+        return None
+    taken = row["heads"][runs_as(head, windowed, row["heads"])]
+    return KernelCosts(
+        costs=part_costs(kind, table["costs"], taken),
+        packs=row.get("packs", "none"),
+        scale=table.get("by_device", {}).get(device.name, 1.0),
+    )
 
 
 def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[KernelCosts, str]:
@@ -301,21 +320,7 @@ def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[Kernel
     """
     family = family or family_of(device)
     family = family if "decode_kernels" in constants()[family] else RELATIVE
-    engine = engine if engine in constants()[family]["decode_kernels"] else "vllm"
-    row = _row(family, "decode", (engine, "bf16"))
-    return _costs(row, device, 128.0, False), row["source"]
-
-
-def _row(family: str, kind: str, kernel: tuple[str, str]) -> dict[str, Any]:
-    found: Any = constants()[family].get(f"{kind}_kernels", {})
-    for key in kernel:
-        found = found.get(key, {})
-    return dict(found)
-
-
-def _costs(row: dict[str, Any], device: Device, head: float, windowed: bool) -> KernelCosts:
-    return KernelCosts(
-        costs=tuple(row["costs"][runs_as(head, windowed, row["costs"], row.get("same", {}))]),
-        packs=row.get("packs", "none"),
-        scale=row.get("by_device", {}).get(device.name, 1.0),
-    )
+    table = constants()[family]["decode_kernels"]
+    engine = engine if engine in table else "vllm"
+    costs = kernel_costs(device, "decode", (engine, "bf16"), 128.0, False, family)
+    return cast(KernelCosts, costs), table[engine]["bf16"]["source"]
