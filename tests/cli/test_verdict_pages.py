@@ -48,3 +48,13 @@ def test_where_no_change_fits_the_next_step_is_named(words: tuple[str, ...], say
     done = run("train", *words, "--width", "160")
     assert done.status == 1
     assert says in done.out
+
+
+def test_the_nearest_change_does_what_it_says() -> None:
+    """The flags of the nearest change, added to the command that is printed, give the memory that they promise."""
+    words = ("train", "llama-3.1-8b", "--on", "8xh100", "--micro-batch", "1", "--global-batch", "8", "--width", "160")
+    line = next(line for line in run(*words).out.splitlines() if "nearest change that fits" in line)
+    flags, promised = line.split("fits: ")[1].split(" (")
+    again = run(*words, *flags.split())
+    assert again.status == 0
+    assert f"{promised.split(')')[0]} of " in again.out

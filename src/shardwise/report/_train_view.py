@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardwise.plans import Plan
+from shardwise.plans import Plan, default_stack
 from shardwise.report._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import peak_parts, step_tree
 from shardwise.training import Change, TrainReport
@@ -110,19 +110,28 @@ def _stages(report: TrainReport) -> str:
 def _nearest(report: TrainReport) -> str:
     fitting = [c for c in report.changes if c.fits]
     if fitting:
-        return f"nearest change that fits: {say_change(fitting[0])}, step {show_seconds(fitting[0].step_seconds)}"
+        return (
+            f"nearest change that fits: {say_change(report, fitting[0])}, step {show_seconds(fitting[0].step_seconds)}"
+        )
     if not report.changes:
         return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
     best = min(report.changes, key=lambda c: c.needed_bytes)
-    nearest = f"none of the changes tried fits; nearest is {say_change(best)}"
+    nearest = f"none of the changes tried fits; nearest is {say_change(report, best)}"
     if report.plan.num_devices == 1:
         return f"{nearest}; keep fewer bytes (--precision bf16-pure, --optimizer adam8bit), or use more devices"
     return f"{nearest}; `shardwise plan train` tries every plan"
 
 
-def say_change(change: Change) -> str:
-    """Return a change as the flag that makes it and the memory it then takes."""
-    return f"--{change.field.replace('_', '-')} {change.value} ({show_bytes(change.needed_bytes)})"
+def say_change(report: TrainReport, change: Change) -> str:
+    """Return a change as the flags that make it and the memory it then takes.
+
+    A sharding brings its own framework, so the one that the report is of is named where that is another.
+    """
+    flags = f"--{change.field.replace('_', '-')} {change.value}"
+    stack = report.case.stack.name
+    if change.field == "sharding" and default_stack(str(change.value)) != stack:
+        flags += f" --stack {stack}"
+    return f"{flags} ({show_bytes(change.needed_bytes)})"
 
 
 def _speed(page: Page, report: TrainReport) -> None:
