@@ -18,6 +18,7 @@ from shardwise.cost._tables import family_of
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.validation import Row
+from shardwise.validation._engines import engine_named
 from shardwise.validation._frozen import ADAPTED
 from shardwise.validation._training_metrics import WEIGHTY
 
@@ -56,13 +57,6 @@ class Residual:
     log: float
 
 
-def engine_of(name: str) -> str:
-    """Return the engine of the package that a file's word means."""
-    from shardwise.validation._rules import words
-
-    return words("engine").get(name.lower(), name)
-
-
 def residuals(rows: Iterable[Row]) -> list[Residual]:
     """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not.
 
@@ -95,7 +89,7 @@ def names_of(row: Row) -> Names:
         return band_names(family, row.family == "experts", any(one.startswith(WEIGHTY) for one in row.assumed))
     said = " ".join(row.assumed)
     early = "before V1" in said or "overheads of vllm-v0" in said
-    engine = "vllm-v0" if early else engine_of(row.engine)
+    engine = "vllm-v0" if early else engine_named(row.engine)
     return (f"{family}.{engine}", family, "other")
 
 

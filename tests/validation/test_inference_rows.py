@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware import find_device
 from shardwise.models import Model
 from shardwise.validation import Row
-from shardwise.validation._inference import profiled
+from shardwise.validation._engines import limits_of
 from shardwise.validation._padding import padded
 from validation.test_rows import INFERENCE, only
 
@@ -83,7 +83,8 @@ def test_engines_set_memory_aside_for_a_batch_of_their_time(
     engine: str, device: str, length: int, batch: tuple[int, int]
 ) -> None:
     """Tokens and sequences of the run that vLLM measures its memory with are those of its version and device."""
-    assert profiled(engine, find_device(device).device, length) == batch
+    limits = limits_of(engine, find_device(device).device)
+    assert (limits.tokens(length), limits.set_aside) == batch
 
 
 def test_logs_whose_notebook_states_a_rank_hold_its_adapters(tmp_path: Path) -> None:

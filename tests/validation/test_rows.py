@@ -97,7 +97,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
         ({"recompute": "sometimes"}, "recompute"),
         ({"compute_dtype": "fp2"}, "compute_dtype"),
         ({"metric": "happiness"}, "metric"),
-        ({"finetune": "lora"}, "finetune"),
+        ({"finetune": "by hand"}, "finetune"),
         ({"offload": "params"}, "offload"),
         ({"tp": "7"}, "tp"),
         ({"global_batch": "63"}, "global_batch"),

@@ -21,17 +21,19 @@ FIXED = ("static", "single_stream")
 class Limits:
     """What an engine runs at once unless it is told otherwise: sequences, and tokens of a step (0: whole prompts).
 
-    Prompts of up to `whole_prompts` tokens run in a step of their own, longer ones are cut.
+    Prompts of up to `whole_prompts` tokens run in a step of their own, longer ones are cut. Memory is set aside for the
+    sampling of `set_aside` sequences.
     """
 
     sequences: int
+    set_aside: int
     step_tokens: int = 0
     whole_prompts: int = 0
 
     def tokens(self, length: int) -> int:
         """Return the tokens of the largest step over contexts of a length, 0 where prompts are never cut.
 
-        >>> Limits(sequences=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
+        >>> Limits(sequences=256, set_aside=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
         4096
         """
         return max(length, self.step_tokens) if length <= self.whole_prompts else self.step_tokens
@@ -51,7 +53,7 @@ def engine_of(cells: Cells, device: Device) -> str:
     found: str | None = _table()["words"].get(word)
     if found is None:
         raise refuse("engine", word, "is not an engine that is modelled")
-    if found not in (word, "tensorrt-llm"):
+    if found != word and word not in _table()["spellings"]["words"]:
         cells.assume(f"engine {word}: overheads of {found}")
     unstated = not version and cells.text("serving_mode") in FIXED
     told = {"vendor": device.vendor, "sampler": cells.notes.get("sampler", "")}
@@ -71,6 +73,15 @@ def _holds(row: dict[str, Any], told: dict[str, str], stated: tuple[int, ...], u
     if "below" not in row and "unstated" not in row:
         return True
     return row.get("unstated", False) if unstated else () < stated < release(row.get("below", ""))
+
+
+def engine_named(word: str) -> str:
+    """Return the engine of the package that a file's word means, the word itself where none is known.
+
+    >>> engine_named("trtllm")
+    'tensorrt-llm'
+    """
+    return str(_table()["words"].get(word.lower(), word))
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -94,7 +105,28 @@ def limits_of(engine: str, device: Device) -> Limits:
     large = row.get("large")
     if large and device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
         row = row | large
-    return Limits(**{name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row})
+    stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row}
+    profiled = row["sequences"] if "step_tokens" in row else _table()["set_aside"]["sequences"]
+    return Limits(set_aside=profiled, **stated)
+
+
+def pads_ranks(word: str) -> bool:
+    """Return whether an engine, by its word in files, fills heads and widths up to its tensor-parallel ranks.
+
+    >>> pads_ranks("neuronx"), pads_ranks("vllm")
+    (True, False)
+    """
+    return word in _table()["padding"]["words"]
+
+
+def narrows_cache(engine: str, weights: str) -> bool:
+    """Return whether an engine keeps its cache in 8 bits for weights of a format unless it is told otherwise.
+
+    >>> narrows_cache("tensorrt-llm", "fp8"), narrows_cache("vllm", "fp8")
+    (True, False)
+    """
+    row = _table()["narrow_cache"]
+    return bool(re.fullmatch(row["engines"], engine) and re.fullmatch(row["weights"], weights))
 
 
 def served_step_tokens() -> int:

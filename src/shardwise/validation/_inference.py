@@ -12,7 +12,14 @@ from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, Options, infer
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._engines import FIXED, engine_of, limits_of, served_step_tokens
+from shardwise.validation._engines import (
+    FIXED,
+    engine_of,
+    limits_of,
+    narrows_cache,
+    pads_ranks,
+    served_step_tokens,
+)
 from shardwise.validation._inference_metrics import interval_of, value_of
 from shardwise.validation._padding import padded
 from shardwise.validation._places import Places
@@ -79,8 +86,8 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
         raise refuse("attention_dp", cells.text("attention_dp"), "how many groups share experts is not stated")
     engine = engine_of(cells, device)
     plan = _plan(cells, model)
-    if cells.text("engine").lower() == "neuronx" and padded(model, plan.tp) != model:
-        cells.assume(f"Neuron pads heads and widths to multiples of {plan.tp}")
+    if pads_ranks(cells.text("engine").lower()) and padded(model, plan.tp) != model:
+        cells.assume(f"{cells.text('engine')} pads heads and widths to multiples of {plan.tp}")
         model = padded(model, plan.tp)
     cluster = _cluster(cells, Lookup(device=device, assumptions=notes), plan)
     job = _job(cells, model, engine, plan, device)
@@ -161,7 +168,7 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
         return Serving(
             batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
             memory_fraction=fraction, max_batched_tokens=min(chunk, length) if chunk else 0,
-            max_sequences=int(noted) or limits.sequences, adapter_rank=int(cells.noted("lora_rank")),
+            max_sequences=int(noted) or limits.set_aside, adapter_rank=int(cells.noted("lora_rank")),
         )  # fmt: skip
     replicas = plan.dp
     batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
@@ -222,5 +229,4 @@ def _cache(cells: Cells, engine: str) -> str:
     if word:
         return "" if word in ("fp16", "bf16") else word
     cells.taken("kv_dtype")
-    narrow = engine in ("tensorrt-llm", "tensorrt-llm-0.12") and cells.text("weight_dtype").startswith(("fp8", "nvfp4"))
-    return "fp8" if narrow else ""
+    return "fp8" if narrows_cache(engine, cells.text("weight_dtype")) else ""

@@ -13,7 +13,6 @@ from typing import Any
 
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 """Engines by the names that tables use."""
-_DEEP_COLUMNS, _DEEP_INNER, _FEW_ROWS = 64, 128, 32
 
 
 @cache
@@ -26,8 +25,8 @@ def engine_steps() -> dict[str, Any]:
 def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float, float]) -> float:
     """Return seconds that the host takes to call one product where a table times calls, 0 where it replays a graph.
 
-    By kernel: DeepGEMM takes outputs in steps of 64 and inner sizes in steps of 128, another one few rows of them, and
-    a third the other shapes (vllm/utils/deep_gemm.py, should_use_deepgemm_for_fp8_linear). The shape is (m, n, k).
+    The shape (m, n, k) decides which of three kernels is called: one for few rows, DeepGEMM for more of them, and a
+    third for the columns and inner sizes that DeepGEMM does not take.
 
     >>> host_seconds("vllm", "fp8_block", "h100-sxm-80gb", (4096, 4096, 4096))
     8.9e-05
@@ -37,9 +36,9 @@ def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float
         return 0.0
     seconds = table["seconds"].get(device, table["seconds"]["any"])
     m, n, k = shape
-    if n % _DEEP_COLUMNS or k % _DEEP_INNER:
+    if n % table["columns"] or k % table["inner"]:
         return float(seconds[2])
-    return float(seconds[0] if m < _FEW_ROWS else seconds[1])
+    return float(seconds[0] if m < table["few_rows"] else seconds[1])
 
 
 def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
