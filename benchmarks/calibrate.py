@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from calibration import attention, engines, links, products, reduces
+from calibration import attention, experts, links, products, reduces
 from calibration.tables import FAMILIES, read
 
-from shardwise.cost._tables import constants
+from shardwise.cost._tables import completed, constants
 
 TARGET = Path(__file__).parent.parent / "src" / "shardwise" / "cost" / "constants.toml"
 # What may be fitted alone: its word here, and the name of its tables in every family of the constants.
@@ -29,7 +29,8 @@ KINDS = {
     "collectives": "fast",
     "all_reduce": "all_reduce",
     "network": "network",
-    **{k.word: k.word for k in (*engines.KINDS, *attention.KINDS)},
+    experts.WORD: experts.WORD,
+    **{k.word: k.word for k in attention.KINDS},
 }
 HEADER = (
     "# Written by `python benchmarks/calibrate.py FOLDER --write`: do not edit, rerun. Every entry states its source\n"
@@ -84,7 +85,8 @@ def fitted(folder: Path, only: tuple[str, ...]) -> dict[str, Any]:
         fast = found["ampere"].get("fast") or stored()["ampere"]["fast"]
         found["network"] = {"verbs": links.calibrate_across(table, fast)}
     own = reduces.calibrate(folder) if "all_reduce" in only else ()
-    for path, row in (*own, *engines.calibrate(folder, only), *attention.calibrate(folder, only)):
+    layers = experts.calibrate(folder) if experts.WORD in only else ()
+    for path, row in (*own, *layers, *attention.calibrate(folder, only)):
         place = found
         for key in path[:-1]:
             place = place.setdefault(key, {})
@@ -116,7 +118,8 @@ def leftovers(folder: Path, table: dict[str, Any], only: tuple[str, ...]) -> lis
     across = links.read_across(folder) if "network" in only else {}
     found += links.residuals_across(across, table) if across else []
     found += reduces.residuals(folder, table) if "all_reduce" in only else []
-    return found + engines.residuals(folder, table, only) + attention.residuals(folder, table, only)
+    found += experts.residuals(folder, table) if experts.WORD in only else []
+    return found + attention.residuals(folder, table, only)
 
 
 def count(table: dict[str, Any]) -> int:
@@ -160,7 +163,8 @@ def main() -> int:
     if not set(only) <= set(KINDS):
         parser.error(f"--only takes {', '.join(KINDS)}")
     table = constants() if given.check else renewed(stored(), fitted(given.folder, only), only)
-    print(*report(leftovers(given.folder, table, only), given.markdown), sep="\n")
+    whole = table if given.check else completed(table)
+    print(*report(leftovers(given.folder, whole, only), given.markdown), sep="\n")
     if not given.check:
         for family, rows in table.items():
             print(f"- constants of {family}: {count(rows)}")

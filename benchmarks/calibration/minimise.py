@@ -13,6 +13,8 @@ import numpy as np
 
 # Errors far above this share of the measurement count little more than it: outliers are kernels that changed.
 _SCALE = 0.06
+# By how much logarithms of constants change to find slopes.
+STEP = 3e-3
 
 
 def loss(predicted: Any, measured: Any) -> float:
@@ -84,12 +86,15 @@ class Squares:
         """Return what is minimised; constants that no row tells stay where they began."""
         return float(np.sum(self.weights * np.log1p((r / self.scale) ** 2)) + self.pull * np.sum((z - base) ** 2))
 
+    def normal(self, z: Any, r: Any, w: Any) -> tuple[Any, Any]:
+        """Return matrix and right side of the linear problem around some constants, rows weighed by `w`."""
+        slopes = np.array([(self.f(z + unit) - r) / STEP for unit in STEP * np.eye(len(z))])
+        return (slopes * w) @ slopes.T, slopes @ (w * r)
+
     def step(self, z: Any, r: Any, base: Any, damping: float) -> list[Any]:
         """Return changes of constants that the linear problem asks for, ever more damped."""
-        slopes = np.array([(self.f(z + unit) - r) / 3e-3 for unit in 3e-3 * np.eye(len(z))])
-        w = self.weights / (self.scale**2 + r**2)
-        curve = (slopes * w) @ slopes.T + self.pull * np.eye(len(z))
-        change = slopes @ (w * r) + self.pull * (z - base)
+        curve, change = self.normal(z, r, self.weights / (self.scale**2 + r**2))
+        curve, change = curve + self.pull * np.eye(len(z)), change + self.pull * (z - base)
         return [np.linalg.solve(curve + x * np.diag(np.diag(curve)), -change) for x in damping * 6.0 ** np.arange(6)]
 
     def race(self, start: Any, top: Any, free: Any) -> Any:
@@ -99,17 +104,17 @@ class Squares:
         best = min(found, key=lambda z: self.cost(self.f(z), z, start))
         return self.solve(best, top, 60)
 
-    def solve(self, start: Any, top: Any, rounds: int) -> Any:
-        """Return the logarithms of constants, none above its top."""
-        z, damping = np.minimum(start, top), 1e-2
+    def solve(self, start: Any, top: Any, rounds: int, base: Any = None) -> Any:
+        """Return the logarithms of constants, none above its top, held to `base` or else to where they start."""
+        z, damping, base = np.minimum(start, top), 1e-2, start if base is None else base
         r = self.f(z)
-        best = self.cost(r, z, start)
+        best = self.cost(r, z, base)
         for _ in range(rounds):
             before = best
-            for i, change in enumerate(self.step(z, r, start, damping)):
-                tried = np.clip(z + np.clip(change, -1, 1), start - 12, top)
+            for i, change in enumerate(self.step(z, r, base, damping)):
+                tried = np.clip(z + np.clip(change, -1, 1), base - 12, top)
                 errors = self.f(tried)
-                if (found := self.cost(errors, tried, start)) < best:
+                if (found := self.cost(errors, tried, base)) < best:
                     z, r, best, damping = tried, errors, found, max(damping * 6.0 ** (i - 1), 1e-6)
                     break
             if before - best < 1e-5:

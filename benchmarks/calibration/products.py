@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from calibration.minimise import Squares
-from calibration.tables import ENGINES, FAMILIES, Table, errors, held, pick, size, summary, where
+from calibration.minimise import STEP, Squares
+from calibration.tables import ENGINES, FAMILIES, Table, errors, folds, pick, size, summary, where
 from shardwise.cost import Efficiencies
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
@@ -32,6 +33,12 @@ LIMITS = {
 }  # fmt: skip
 # Tables of narrow types hold the quantisation of the input, a kernel of its own: its start and share of the bandwidth.
 QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
+# What every engine's library has of its own in types narrower than 16 bits, and what one constant more must lower the
+# mean of log(1 + (error / 4 %)^2) by, on shapes that are left out.
+OWN = ("compute", "memory", "start_seconds")
+GAIN = 0.03
+# Factors of devices and engines, and the constant that each scales.
+FACTORS = {"by_device": "compute", "by_engine": "compute", "start_by_device": "start_seconds"}
 _ANY = Efficiencies()
 
 
@@ -95,82 +102,186 @@ def _value(row: dict[str, Any], path: Path) -> float:
     return float(found)
 
 
-def solved(groups: Groups, dtype: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with every constant fitted at once, factors of devices and engines around their mean."""
-    paths = _paths(row)
-    start = np.log([_value(row, path) for path in paths])
-    tables = ("by_device", "by_engine", "start_by_device")
-    top = np.array([0.6 if path[0] in tables else np.log(LIMITS.get(path[-1], 1e9)) for path in paths])
-    weights = np.concatenate([np.full(size(rows), 1 / size(rows)) for rows in groups.values()])
-    measured = np.concatenate([rows["time_seconds"] for rows in groups.values()])
+class Search(Squares):
+    """Search of the constants of a row, over rows by device and engine; `base` holds those that the row leaves out."""
 
-    def errors_of(z: Any) -> Any:
-        tried = _placed(row, paths, np.exp(z))
-        return np.log(np.concatenate([predicted(r, key, tried, dtype) for key, r in groups.items()]) / measured)
+    def __init__(self, groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> None:
+        """Take the row that the search begins with."""
+        self.groups, self.dtype, self.start_row, self.base, self.paths = groups, dtype, row, base, _paths(row)
+        tops = [0.6 if path[0] in FACTORS else np.log(LIMITS.get(path[-1], 1e9)) for path in self.paths]
+        self.start, self.top = np.log([_value(row, path) for path in self.paths]), np.array(tops)
+        self.measured = np.concatenate([rows["time_seconds"] for rows in groups.values()])
+        super().__init__(self.errors, np.concatenate([np.full(size(r), 1 / size(r)) for r in groups.values()]))
 
-    free = np.array([path[0] in START and path[0] not in ("compute", "memory", "start_seconds") for path in paths])
-    z = Squares(errors_of, weights).race(start, top, free)
-    return centred(_placed(row, paths, np.exp(z).tolist()))
+    def row(self, z: Any) -> dict[str, Any]:
+        """Return the row whose constants have these logarithms."""
+        return _placed(self.start_row, self.paths, np.exp(z).tolist())
+
+    def errors(self, z: Any) -> Any:
+        """Return the logarithms of predicted over measured seconds."""
+        row = self.base | self.row(z)
+        found = [predicted(rows, key, row, self.dtype) for key, rows in self.groups.items()]
+        return np.log(np.concatenate(found) / self.measured)
+
+    def normal(self, z: Any, r: Any, w: Any) -> tuple[Any, Any]:
+        """Return matrix and right side of the linear problem, added up over tables: each depends on few constants."""
+        curve, right, end = np.zeros((len(z), len(z))), np.zeros(len(z)), 0
+        for key, rows in self.groups.items():
+            part = slice(end, end := end + size(rows))
+            names = {*key, ENGINES[key[1]]}
+            own = np.array([i for i, path in enumerate(self.paths) if len(path) == 1 or path[1] in names])
+            tried = [self.base | self.row(z + unit) for unit in STEP * np.eye(len(z))[own]]
+            found = np.log([predicted(rows, key, row, self.dtype) for row in tried]) - np.log(rows["time_seconds"])
+            slopes = (found - r[part]) / STEP
+            curve[np.ix_(own, own)] += (slopes * w[part]) @ slopes.T
+            right[own] += slopes @ (w * r)[part]
+        return curve, right
 
 
 def centred(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row whose factors of devices and of engines have the mean one; what they share goes to the constant."""
+    """Return a row whose factors of devices and of engines have the mean one; what they share goes to the constants."""
     found = dict(row)
-    for table, name in (("by_device", "compute"), ("by_engine", "compute"), ("start_by_device", "start_seconds")):
+    for table, name in FACTORS.items():
         if row.get(table):
-            mean = float(np.exp(np.mean(np.log(list(row[table].values())))))
+            mean = _mean(row[table].values())
             found[table] = {key: value / mean for key, value in row[table].items()}
-            found[name] *= mean
-    found["compute"] = min(found["compute"], 1.0)
+            found |= {name: found[name] * mean} if name in found else {}
+            own = {e: c | {name: c[name] * mean} for e, c in found.get("engines", {}).items()}
+            found |= {"engines": own} if own else {}
+    for part in (found, *found.get("engines", {}).values()):
+        part |= {"compute": min(part["compute"], 1.0)} if "compute" in part else {}
     return found
 
 
-def fit_row(groups: Groups, dtype: str) -> dict[str, Any]:
-    """Return the constants of a family and data type; engines have libraries of their own for narrow types."""
-    devices, engines = sorted({key[0] for key in groups}), sorted({ENGINES[key[1]] for key in groups})
-    row: dict[str, Any] = dict(START)
-    if len(devices) > 1:
-        row |= {table: dict.fromkeys(devices, 1.0) for table in ("by_device", "start_by_device")}
+def _mean(values: Iterable[float]) -> float:
+    return float(np.exp(np.mean(np.log(list(values)))))
+
+
+def _devices(groups: Groups) -> dict[str, Any]:
+    """Return the factors of devices that a row begins with."""
+    devices = sorted({key[0] for key in groups})
+    tables = ("by_device", "start_by_device") if len(devices) > 1 else ()
+    return {table: dict.fromkeys(devices, 1.0) for table in tables}
+
+
+def fit_row(groups: Groups) -> dict[str, Any]:
+    """Return the constants of a family in 16 bits, all fitted at once, factors of devices and engines around one."""
+    row, engines = START | _devices(groups), sorted({ENGINES[key[1]] for key in groups})
     if len(engines) > 1:
         row["by_engine"] = dict.fromkeys(engines, 1.0)
-    if dtype in WIDE_INPUT:
-        return solved(groups, dtype, row)
-    row = solved(groups, dtype, row | {"quantise": {e: dict(QUANTISE) for e in engines}})
-    if len(engines) == 1:
-        return row
-    found = row | {"quantise": dict(row["quantise"]), "engines": {}}
-    for e in engines:
-        part = {key: rows for key, rows in groups.items() if ENGINES[key[1]] == e}
-        own = {name: value for name, value in row.items() if name != "by_engine"}
-        own = solved(part, dtype, own | {"quantise": {e: row["quantise"][e]}})
-        found["quantise"][e] = own.pop("quantise")[e]
-        found["engines"][e] = own
+    search = Search(groups, "bf16", row, {})
+    free = np.array([path[0] in START and path[0] not in OWN for path in search.paths])
+    return centred(search.row(search.race(search.start, search.top, free)))
+
+
+def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> dict[str, Any]:
+    """Return the constants of another type: those of each engine, and what differs from the 16-bit row of the family.
+
+    A constant of the form is the type's or an engine's own where that lowers the loss of shapes that are left out.
+    """
+    engines = sorted({ENGINES[key[1]] for key in groups})
+    own = {name: base[name] for name in OWN}
+    row = _devices(groups) | ({"engines": {e: dict(own) for e in engines}} if len(engines) > 1 else own)
+    if dtype not in WIDE_INPUT:
+        row["quantise"] = {e: dict(QUANTISE) for e in engines}
+    row, best = _solved(groups, dtype, row, base), _left_out(groups, dtype, row, base)
+    while more := _more(row, base):
+        path = _promising(groups, dtype, row, base, more)
+        tried = _solved(groups, dtype, _placed(row, [path], [more[path]]), base)
+        if best - (found := _left_out(groups, dtype, tried, base)) < GAIN:
+            break
+        row, best = tried, found
+    row = centred(row)
+    # Who names no engine, as training does, takes the middle of them.
+    means = {name: _mean(c[name] for c in row["engines"].values()) for name in OWN} if "engines" in row else {}
+    return means | row
+
+
+def _solved(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    search = Search(groups, dtype, row, base)
+    return search.row(search.solve(search.start, search.top, 30))
+
+
+def _left_out(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> float:
+    """Return the mean loss of shapes that are left out, in four folds."""
+    masks, lost = {key: folds(rows, "n", "k") for key, rows in groups.items()}, []
+    for fold in range(4):
+        kept = {key: where(rows, masks[key] != fold) for key, rows in groups.items()}
+        out = {key: found for key, rows in groups.items() if size(found := where(rows, masks[key] == fold))}
+        if out and all(map(size, kept.values())):
+            search = Search(out, dtype, _solved(kept, dtype, row, base), base)
+            lost.append(np.log1p((search.errors(search.start) / search.scale) ** 2))
+    return float(np.mean(np.concatenate(lost)))
+
+
+def _more(row: dict[str, Any], base: dict[str, Any]) -> dict[Path, float]:
+    """Return the places of constants of the form that a type or an engine does not state, with what they take."""
+    found: dict[Path, float] = {}
+    for name in (name for name in START if name not in OWN):
+        engines, value = row.get("engines", {"": {}}), row.get(name, base[name])
+        left = [e for e in engines if name not in engines[e]]
+        found |= {(name,): value} if left and name not in row else {}
+        found |= {("engines", e, name): value for e in left if e}
     return found
+
+
+def _promising(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any], more: dict[Path, float]) -> Path:
+    """Return the constant that would lower the loss most were it fitted too, where the form is taken as linear."""
+    finest = {path: value for path, value in more.items() if len(path) > 1} or more
+    search = Search(groups, dtype, _placed(row, list(finest), finest.values()), base)
+    r = search.errors(search.start)
+    curve, right = search.normal(search.start, r, search.weights / (search.scale**2 + r**2))
+    curve += search.pull * np.eye(len(right))
+    known = np.eye(len(right))[[path not in finest for path in search.paths]]
+
+    def gain(path: Path) -> float:
+        # A type's constant is that of all engines that state none.
+        tried = [path == p or (p in finest and path == p[-1:]) for p in search.paths]
+        free = np.vstack([known, np.array(tried, float)])
+        return float(free @ right @ np.linalg.solve(free @ curve @ free.T, free @ right))
+
+    return max(more, key=gain)
+
+
+def fitted(groups: dict[str, Groups]) -> dict[str, dict[str, Any]]:
+    """Return the rows of a family by the type of its tables; types that are not 16 bits build on those of 16 bits."""
+    wide = fit_row(groups["bf16"])
+    return {t: wide if t == "bf16" else fit_narrow(rows, t, _form(wide)) for t, rows in groups.items()}
+
+
+def _form(wide: dict[str, Any]) -> dict[str, Any]:
+    """Return the constants of the 16-bit row that other types take where they state none."""
+    return {name: wide[name] for name in START}
 
 
 def calibrate(table: Table) -> dict[str, Any]:
     """Return matmul rows by family, each with the residual on shapes that were not fitted and on all."""
     found: dict[str, Any] = {}
     for family in FAMILIES:
-        for dtype, name in ((one, PRODUCTS[one][0]) for one in TYPES):
-            groups = parts(table, family, dtype)
-            if not groups:
-                continue
-            masks = {key: held(rows, "n", "k") for key, rows in groups.items()}
-            half = fit_row({key: where(rows, ~masks[key]) for key, rows in groups.items()}, dtype)
-            unseen = [
-                errors(predicted(w, key, half, dtype), w)
-                for key, rows in groups.items()
-                if size(w := where(rows, masks[key]))
-            ]
-            row = fit_row(groups, dtype)
-            every = np.concatenate([errors(predicted(r, key, row, dtype), r) for key, r in groups.items()])
-            found.setdefault(family, {})[name] = row | {
-                "residual": f"{summary(every)}; shapes not fitted: {summary(np.concatenate(unseen))}",
+        groups = {dtype: rows for dtype in TYPES if (rows := parts(table, family, dtype))}
+        if "bf16" not in groups:
+            continue
+        halves = fitted({t: _shapes(rows, seen=True) for t, rows in groups.items()})
+        rows = fitted(groups)
+        for dtype, row in rows.items():
+            left = _errors(groups[dtype], dtype, _form(rows["bf16"]) | row)
+            apart = _errors(_shapes(groups[dtype], seen=False), dtype, _form(halves["bf16"]) | halves[dtype])
+            found.setdefault(family, {})[PRODUCTS[dtype][0]] = row | {
+                "residual": f"{summary(left)}; shapes not fitted: {summary(apart)}",
                 "source": f"fit on {dtype} products of {', '.join(FAMILIES[family])} in "
-                f"{', '.join(sorted({k[1] for k in groups}))} (aiconfigurator 0.12.0, Apache-2.0)",
+                f"{', '.join(sorted({k[1] for k in groups[dtype]}))} (aiconfigurator 0.12.0, Apache-2.0)",
             }
     return found
+
+
+def _shapes(groups: Groups, *, seen: bool) -> Groups:
+    """Return the rows of three quarters of the shapes, or of the rest."""
+    found = {key: where(rows, (folds(rows, "n", "k") > 0) == seen) for key, rows in groups.items()}
+    return {key: rows for key, rows in found.items() if size(rows)}
+
+
+def _errors(groups: Groups, dtype: str, row: dict[str, Any]) -> Any:
+    return np.concatenate([errors(predicted(rows, key, row, dtype), rows) for key, rows in groups.items()])
 
 
 def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, str, Any]]:

@@ -34,8 +34,32 @@ def _read(name: str) -> dict[str, Any]:
 @cache
 def constants() -> dict[str, Any]:
     """Return the table of constants by family; a family that extends another holds what it does not state itself."""
-    table = merged(merged(_read("constants.toml"), _read("priors.toml")), _read("cpu.toml"))
+    table = merged(merged(completed(_read("constants.toml")), _read("priors.toml")), _read("cpu.toml"))
     return {name: _whole(table, name) for name in table}
+
+
+def completed(table: dict[str, Any]) -> dict[str, Any]:
+    """Return fitted constants by family, each row with what it leaves out to others.
+
+    Products of other types take the form of those in 16 bits, kernels of experts what all kernels of experts share.
+
+    >>> rows = {"bf16": {"compute": 0.8, "depth": 9.0, "source": "a table"}, "fp8": {"compute": 0.7}}
+    >>> completed({"hopper": {"matmul": rows}})["hopper"]["matmul"]["fp8"]
+    {'compute': 0.7, 'depth': 9.0}
+    """
+    shared = table.get("shared", {}).get("experts", {})
+    return {family: rows if family == "shared" else _with_shared(rows, shared) for family, rows in table.items()}
+
+
+def _with_shared(rows: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    types = rows.get("matmul", {})
+    form = {name: value for name, value in types.get("bf16", {}).items() if isinstance(value, float)}
+    found = {"matmul": {dtype: form | row for dtype, row in types.items()}} if types else {}
+    experts = {
+        engine: {t: {k: shared | row for k, row in kernels.items()} for t, kernels in by_type.items()}
+        for engine, by_type in rows.get("experts", {}).items()
+    }
+    return rows | found | ({"experts": experts} if experts else {})
 
 
 def _whole(table: dict[str, Any], name: str) -> dict[str, Any]:
