@@ -12,7 +12,9 @@ import pytest
 
 from shardwise.plans import Stack, find_stack, stack_names
 from shardwise.validation import frameworks
+from shardwise.validation._cells import Cells
 from shardwise.validation._frameworks import adapters_of, adjusted, framework_of, has_habit, variant_of
+from shardwise.validation._training_stack import precision_of
 
 TABLE: dict[str, Any] = tomllib.loads(
     resources.files("shardwise.validation").joinpath("frameworks.toml").read_text(encoding="utf-8")
@@ -92,14 +94,16 @@ def test_notes_say_what_the_user_set() -> None:
 
 
 def test_habits_belong_to_old_frameworks() -> None:
-    """Dropout is on by default before Megatron-Core, 16-bit gradients are those of two frameworks."""
+    """Dropout is on by default before Megatron-Core, 16-bit gradients are those of four frameworks."""
     assert [has_habit(name, "dropout") for name in ("megatron-2021", "megatron-scores", "megatron")] == [
         True,
         True,
         False,
     ]
     assert {name for name in stack_names() if has_habit(name, "narrow_gradients")} == {
+        "megatron-2021",
         "megatron-deepspeed",
+        "oneflow",
         "internevo",
     }
 
@@ -109,3 +113,17 @@ def test_an_unknown_framework_is_not_known() -> None:
     found = framework_of("my own trainer")
     assert (found.known, found.stack) == (False, "")
     assert adapters_of("my own trainer") == adapters_of("transformers")
+
+
+@pytest.mark.parametrize(
+    ("stack", "dtype", "expected"),
+    [
+        ("megatron-2021", "fp16", "fp16-grads16"),
+        ("oneflow", "fp16", "fp16-grads16"),
+        ("megatron-2021", "bf16", ""),
+        ("megatron-scores", "fp16", "fp16"),
+    ],
+)
+def test_gradients_of_fp16_stay_narrow_where_nobody_asked_for_fp32(stack: str, dtype: str, expected: str) -> None:
+    """Megatron-LM of 2021 adds up and reduces gradients in fp16, and in fp32 under bf16; later ones in fp32."""
+    assert precision_of(Cells({"compute_dtype": dtype}), stack, {"fp16", "bf16"}) == expected
