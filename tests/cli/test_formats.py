@@ -212,3 +212,33 @@ def test_variables_of_a_caller_are_used(more: str, plan: tuple[int, ...], tmp_pa
     path.write_text(OPEN)
     tree = run("import", str(path), "--set", more, "--json").tree
     assert (tree["num_devices"], tree["plan"]["tp"], tree["plan"]["dp"]) == plan
+
+
+def test_other_devices_than_the_script_starts_are_said() -> None:
+    """Devices that --on counts take the place of the launch's, and the answer says so; the same number says nothing."""
+    words = ("train", "--from", str(SCRIPTS / "analysis_tool.sh"), "--json", "--on")
+    for devices, said in (("32xh100-sxm-80gb", True), ("16xh100-sxm-80gb", False), ("h100-sxm-80gb", False)):
+        notes = run(*words, devices).tree["assumptions"]
+        assert any("starts 16 devices, 32 are asked for" in note for note in notes) is said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("config.json", '{"hidden_size": 4096}'), ("values.yaml", "replicas: 2\n"), ("run.sh", "echo a\n")],
+)
+def test_a_file_of_another_system_is_not_taken_for_one_that_is_read(tmp_path: Path, name: str, text: str) -> None:
+    """A file without any setting that its system knows is refused, with what can be read."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    done = run("import", str(path))
+    assert done.status == 2
+    assert "DeepSpeed's JSON" in done.err
+
+
+def test_degrees_that_are_left_open_are_not_said_to_be_zero(tmp_path: Path) -> None:
+    """A file that leaves replicas and micro-batch to the trainer has none of them in its plan's line."""
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    page = run("import", str(path)).out
+    plan = page[page.index("PLAN") : page.index("JOB")]
+    assert "zero2" in plan and "micro_batch" not in plan and "dp" not in plan.split()

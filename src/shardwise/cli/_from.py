@@ -33,11 +33,28 @@ def take(inputs: Inputs) -> None:
 
 
 def read(inputs: Inputs) -> Imported:
-    """Return the case of the file or of the arguments."""
+    """Return the case of the file or of the arguments, on the devices that are asked for."""
+    asked = devices_of(inputs)
+    case = _read(inputs, asked)
+    launched = _launched(inputs) if asked else 0
+    if launched > 1 and launched != asked:
+        inputs.notes.append(f"{case.source}: starts {launched} devices, {asked} are asked for with --on")
+    return case
+
+
+def _launched(inputs: Inputs) -> int:
+    """Return the number of devices that the file itself starts, 0 where it does not say or cannot be read so."""
+    try:
+        return _read(inputs, 0).num_devices
+    except InputError:
+        return 0
+
+
+def _read(inputs: Inputs, num_devices: int) -> Imported:
     from shardwise.formats import Around, import_file
     from shardwise.formats.megatron import read_command
 
-    around = Around(num_devices=devices_of(inputs), skipped=inputs.get("skip", ()))
+    around = Around(num_devices=num_devices, skipped=inputs.get("skip", ()))
     if "from" not in inputs.values:
         return read_command(inputs.values["from_args"], around)
     more = inputs.get("from_args", ())

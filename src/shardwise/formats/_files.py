@@ -24,10 +24,18 @@ def import_file(
         if variables:
             said = ",".join(f"{key}={value}" for key, value in variables.items())
             raise InputError([Problem("set", said, f"has no effect: {name} is no script", "leave it out")])
-        return _settings(name)(text, name, around.num_devices)
+        return _with_settings(_settings(name)(text, name, around.num_devices), name)
     from shardwise.formats.megatron import read_script
 
     return read_script(text, name, variables, around)
+
+
+def _with_settings(case: Imported, name: str) -> Imported:
+    """Return a case, or raise `InputError` where its file has nothing but what its system does not know."""
+    if case.unknown and not (case.understood or case.ignored or case.silent):
+        rule = f"has no setting of {case.system}"
+        raise InputError([Problem("from", name, rule, "give DeepSpeed's JSON, accelerate's YAML or a launch script")])
+    return case
 
 
 def _settings(name: str) -> Callable[[str, str, int], Imported]:

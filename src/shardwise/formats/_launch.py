@@ -62,7 +62,8 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     found = _found(shell, known)
     if not found:
         rule = "starts no program with arguments that are known"
-        raise InputError([Problem("file", source, rule, "give a script that starts the training, or its arguments")])
+        remedy = "give a script that starts Megatron-LM, its arguments, DeepSpeed's JSON or accelerate's YAML"
+        raise InputError([Problem("file", source, rule, remedy)])
     if len({tuple(words) for words in found}) > 1:
         shell.note(f"the first of {len(found)} programs that the script starts")
     return _started(found[0], shell, known, source)

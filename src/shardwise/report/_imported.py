@@ -11,7 +11,7 @@ from shardwise.models import Model
 from shardwise.ops.count import count_parameters
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.report._page import Page, command_lines
-from shardwise.units import show_count
+from shardwise.units import counted, show_count
 
 
 def import_tree(case: Imported) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def import_page(case: Imported, command: Sequence[str], width: int) -> Page:
     if case.model is not None:
         sizes = _sizes(case.model)
         page.label("MODEL", f"{show_count(float(str(sizes['parameters'])))} parameters: {model_line(case.model)}")
-    launch = f"{case.num_devices} devices" if case.num_devices else "a number of devices that is not said"
+    launch = counted(case.num_devices, "device") if case.num_devices else "a number of devices that is not said"
     page.label("PLAN", f"{launch}: {_said(case.plan, Plan())}")
     page.label("JOB", _said(case.job, Training(seq_len=0, global_batch=0)))
     changes = ", ".join(f"{name} {_word(value)}" for name, value in stack_changes(case).items())
@@ -111,6 +111,7 @@ def _word(value: object) -> str:
 
 
 def _said(record: Any, plain: Any) -> str:
-    """Return the fields of a record that differ from a plain one, in one line."""
-    changed = [f.name for f in fields(record) if getattr(record, f.name) != getattr(plain, f.name)]
+    """Return the fields of a record that differ from a plain one, in one line; a degree of 0 is left to be deduced."""
+    said = {f.name: getattr(record, f.name) for f in fields(record)}
+    changed = [name for name, value in said.items() if value != getattr(plain, name) and (value or value is False)]
     return ", ".join(f"{name} {_word(getattr(record, name))}" for name in changed) or "nothing beyond the defaults"
