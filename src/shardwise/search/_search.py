@@ -129,7 +129,7 @@ class Rejection:
     remedy: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Found:
     """The answer of a search; `covered` is the share of the parts of the space that were evaluated."""
 
@@ -138,6 +138,10 @@ class Found:
     tally: Tally
     seconds: float
     covered: float
+
+    def __repr__(self) -> str:
+        """Return what was found in one line, as a notebook shows it."""
+        return f"<Found of {self.num_plans:,} plans: {self.best[0] if self.best else 'none will do'}>"
 
     @property
     def num_plans(self) -> int:

@@ -23,13 +23,17 @@ from shardwise.serving import InferReport, Options, infer
 from shardwise.serving._resolve import job_problems
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ServingFound:
     """The answer of a search for a deployment: all plans that obey the laws as a table, and the rest by reason."""
 
     rows: ServingRows
     table: Table | None
     seconds: float
+
+    def __repr__(self) -> str:
+        """Return what was found in one line, as a notebook shows it."""
+        return f"<ServingFound of {self.num_plans:,} plans: {self.best[0] if self.best else 'none will do'}>"
 
     @property
     def wish(self) -> ServingWish:

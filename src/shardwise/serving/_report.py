@@ -20,6 +20,7 @@ from shardwise.serving._fold import Phase
 from shardwise.serving._memory import StageMemory
 from shardwise.serving._resolve import Question, complete
 from shardwise.serving._sizes import sizes_of
+from shardwise.units import show_bytes, show_seconds
 
 CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
 
@@ -32,7 +33,7 @@ class Options:
     efficiencies: Efficiencies = Efficiencies()  # noqa: RUF009 (frozen)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class InferReport:
     """Memory, time and cost of one serving plan. Build one with `infer`.
 
@@ -42,6 +43,13 @@ class InferReport:
     case: Case
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line, as a notebook shows it."""
+        where = f"{self.case.model.name} on {self.plan.num_devices} x {self.case.cluster.device.name}"
+        fits = f"{'fits' if self.fits else 'does not fit'}, {show_bytes(self.memory.needed)}"
+        times = f"TTFT {show_seconds(self.ttft_seconds)}, TPOT {show_seconds(self.tpot_seconds)}"
+        return f"<InferReport {where}: {fits}, {times}>"
 
     @property
     def plan(self) -> Plan:

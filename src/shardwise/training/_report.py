@@ -18,6 +18,7 @@ from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stated import stated
+from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.training._timeline import StepTimeline
@@ -52,13 +53,19 @@ class Change:
     fits: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainReport:
     """Memory, time and cost of one training plan. Build one with `train`."""
 
     case: Case
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line, as a notebook shows it."""
+        where = f"{self.case.model.name} on {self.plan.num_devices} x {self.case.cluster.device.name}"
+        fits = f"{'fits' if self.fits else 'does not fit'}, {show_bytes(self.device_bytes)}"
+        return f"<TrainReport {where}: {fits}, {show_seconds(self.step_seconds)} a step, MFU {self.mfu:.1%}>"
 
     @property
     def plan(self) -> Plan:
