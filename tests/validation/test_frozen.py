@@ -11,7 +11,7 @@ from shardwise.validation._cells import Cells
 from shardwise.validation._frozen import frozen_recipe
 from shardwise.validation._places import Places
 from shardwise.validation._training import Predicted, predict
-from shardwise.validation._training_metrics import peak_memory
+from shardwise.validation._training_metrics import flops_per_token, peak_memory
 
 # github.com/Lightning-AI/litgpt tutorials/resource-tables.md and github.com/hiyouga/LLaMA-Factory wiki, performance.
 LITGPT = {
@@ -81,6 +81,12 @@ FOUR_BITS = {**FACTORY, "metric": "tokens_per_second_per_gpu", "notes": "LoRA on
 def test_measured_rates_of_adapters_are_met(tmp_path: object, row: dict[str, str], measured: float) -> None:
     """Tokens a second of LoRA in a pipeline and of QLoRA over a long sequence are met within 10 %."""
     assert found(tmp_path, row)[0].report.tokens_per_second_per_gpu == pytest.approx(measured, rel=0.1)
+
+
+def test_flops_of_adapters_are_four_a_weight(tmp_path: object) -> None:
+    """NVIDIA's tables of LoRA count 4 FLOPs a weight of products and token: 2,086 TFLOP/s for 7,481 tokens/s."""
+    report = found(tmp_path, BRIDGE)[0].report
+    assert flops_per_token(Cells({"flops_convention": "lora_4n"}), report) == pytest.approx(2.086e15 / 7481, rel=0.01)
 
 
 def test_frozen_weights_have_no_gradients_and_no_update(tmp_path: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardwise.ops import train_flops
 from shardwise.training import TrainReport
 from shardwise.training._memory import StageMemory, reserved_bytes
 from shardwise.validation._cells import Cells, refuse
@@ -28,6 +29,8 @@ def flops_per_token(cells: Cells, report: TrainReport) -> float:
         return report.hardware_flops_per_token
     if word == "model_causal_attn":
         return report.causal_flops_per_token
+    if word == "lora_4n":
+        return train_flops(report.case.model, report.job.seq_len, "lora")
     if word in ("", "unknown"):
         cells.taken("flops_convention")
     elif word != "model_full_attn":
