@@ -1,9 +1,11 @@
-"""What the packages above take of the cost of kernels and messages."""
+"""What the packages above take of the cost of kernels and messages, and of plans."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
+
+import pytest
 
 import shardwise
 from shardwise import cost
@@ -11,14 +13,15 @@ from shardwise import cost
 SOURCE = Path(shardwise.__file__).parent
 
 
-def test_other_packages_use_the_surface_alone() -> None:
-    """Nothing outside this package imports one of its private modules."""
+@pytest.mark.parametrize("package", ["cost", "plans"])
+def test_other_packages_use_the_surface_alone(package: str) -> None:
+    """Nothing outside a package imports one of its private modules."""
     found = [
         f"{path.relative_to(SOURCE)}: {node.module}"
         for path in SOURCE.rglob("*.py")
-        if SOURCE / "cost" not in path.parents
+        if SOURCE / package not in path.parents
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardwise.cost._")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"shardwise.{package}._")
     ]
     assert not found
 

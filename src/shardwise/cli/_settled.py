@@ -18,7 +18,7 @@ def settled(inputs: Inputs, model: Model, plan: Plan, seq_len: int) -> Plan:
     Experts need it (`expert_laws`): there the degree stays what is refused.
     """
     from shardwise.models import MoE
-    from shardwise.plans._legality import field_problems, splits_sequence
+    from shardwise.plans.laws import field_problems, splits_sequence
 
     asked = inputs.imported is not None or "sequence_parallel" in inputs.values.keys() | inputs.bad
     experts = any(isinstance(block.feed_forward, MoE) for block in model.kinds)

@@ -50,7 +50,7 @@ def ask(inputs: Inputs) -> TrainReport:
 
 def _check_alone(inputs: Inputs, plan: Any) -> None:
     """Record what is wrong with a plan whatever the model and the cluster are."""
-    from shardwise.plans._legality import field_problems
+    from shardwise.plans.laws import field_problems
 
     found = field_problems(replace(plan, dp=plan.dp or 1, micro_batch=plan.micro_batch or 1))
     inputs.merge(InputError(found.items))

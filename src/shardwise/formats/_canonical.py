@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shardwise.models import Attention, Block, Mamba2, Mixer, Model
-from shardwise.plans import Plan
-from shardwise.plans._plan import Axis
+from shardwise.plans import Axis, Plan
 
 T = TypeVar("T")
 # What other implementations of a model do differently with the same sizes; Megatron-LM has its own way.

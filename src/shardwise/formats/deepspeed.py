@@ -16,8 +16,7 @@ from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, differences, refuse, untold
 from shardwise.formats._imported import Imported
 from shardwise.formats._keys import Keys, table
-from shardwise.plans import Plan, Training, find_stack
-from shardwise.plans._plan import Sharding
+from shardwise.plans import Plan, Sharding, Training, find_stack
 
 _TABLE = "deepspeed.toml"
 _STAGES: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")

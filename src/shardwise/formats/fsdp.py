@@ -16,8 +16,7 @@ from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, differences, refuse, untold
 from shardwise.formats._imported import Imported
 from shardwise.formats._keys import Keys, table
-from shardwise.plans import Plan, Training, find_stack
-from shardwise.plans._plan import ContextKind, Sharding
+from shardwise.plans import ContextKind, Plan, Sharding, Training, find_stack
 
 _TABLE = "fsdp.toml"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")

@@ -2,7 +2,17 @@
 
 from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import Serving, Training, density_of
-from shardwise.plans._placement import degrees, groups, spans
+from shardwise.plans._placement import (
+    Whole,
+    degrees,
+    dense_spans,
+    groups,
+    named_groups,
+    shard_of,
+    spans,
+    splits_replicas,
+    with_groups,
+)
 from shardwise.plans._plan import (
     AXES,
     CONTEXT_KINDS,
@@ -28,7 +38,8 @@ from shardwise.plans._precision import (
     precision_to_toml,
 )
 from shardwise.plans._settings import Settings
-from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
+from shardwise.plans._stack import LossKernel, Stack, default_stack, find_stack, stack_names
+from shardwise.plans._values import divisors, even_split, one_of
 
 __all__ = [
     "AXES",
@@ -42,6 +53,7 @@ __all__ = [
     "Axis",
     "ContextKind",
     "LayoutKind",
+    "LossKernel",
     "Optimizer",
     "Plan",
     "Precision",
@@ -52,16 +64,25 @@ __all__ = [
     "Sharding",
     "Stack",
     "Training",
+    "Whole",
     "Widths",
     "default_stack",
     "degrees",
+    "dense_spans",
     "density_of",
+    "divisors",
+    "even_split",
     "find_optimizer",
     "find_precision",
     "find_stack",
     "groups",
+    "named_groups",
+    "one_of",
     "precision_names",
     "precision_to_toml",
+    "shard_of",
     "spans",
+    "splits_replicas",
     "stack_names",
+    "with_groups",
 ]

@@ -26,7 +26,7 @@ from shardwise.ops.count import Line, lines
 from shardwise.ops.fold import Machine, messages
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, find_precision, find_stack, spans
-from shardwise.plans._legality import plan_problems
+from shardwise.plans.laws import plan_problems
 from shardwise.report._whole import whole_bytes
 from shardwise.training._blocks import checkpoints
 

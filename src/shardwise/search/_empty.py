@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from shardwise.errors import Problem
-from shardwise.plans._values import divisors
+from shardwise.plans import divisors
 from shardwise.search._rows import Rows
 from shardwise.search._search import Rejection
 from shardwise.search._serve import ServingRows

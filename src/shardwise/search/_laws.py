@@ -11,8 +11,15 @@ import numpy as np
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, Training
-from shardwise.plans._laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
-from shardwise.plans._legality import batch_problems
+from shardwise.plans.laws import (
+    all_blocks,
+    batch_problems,
+    context_laws,
+    expert_laws,
+    pipeline_laws,
+    summa_laws,
+    tensor_laws,
+)
 from shardwise.training._stages import split_evenly
 
 Columns = dict[str, Any]

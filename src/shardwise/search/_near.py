@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import Problem
-from shardwise.plans import Plan
-from shardwise.plans._values import divisors
+from shardwise.plans import Plan, divisors
 from shardwise.search._laws import Law, with_stages
 from shardwise.search._rows import Rows
 from shardwise.search._search import part_of

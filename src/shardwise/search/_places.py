@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.plans import AXES
-from shardwise.plans._placement import Whole, dense_spans
-from shardwise.plans._values import divisors
+from shardwise.plans import AXES, Whole, dense_spans, divisors
 from shardwise.search._laws import Columns
 from shardwise.search._space import ORDERS, Order, Space
 

@@ -14,10 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from shardwise.models import MoE
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS
-from shardwise.plans._laws import all_blocks
-from shardwise.plans._placement import with_groups
-from shardwise.plans._values import divisors
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, divisors, with_groups
+from shardwise.plans.laws import all_blocks
 from shardwise.search._laws import Columns, Court, laws_of
 from shardwise.search._places import COLUMNS, Places, Span, places_of
 from shardwise.search._space import Space, chunk_choices

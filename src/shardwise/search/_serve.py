@@ -16,10 +16,8 @@ import numpy as np
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Block, Model, MoE
-from shardwise.plans import Plan, Serving
-from shardwise.plans._laws import all_blocks, expert_laws, tensor_laws
-from shardwise.plans._placement import dense_spans, with_groups
-from shardwise.plans._values import divisors
+from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
+from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.search._places import COLUMNS
 from shardwise.search._search import part_of
 from shardwise.search._serve_layouts import DEGREES, Layouts, law_key, law_keys

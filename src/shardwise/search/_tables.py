@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.ledger.symbol import Book, Symbol
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS
-from shardwise.plans._placement import with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
 from shardwise.search._laws import Columns
 from shardwise.search._places import COLUMNS, Span, spread
 from shardwise.search._program import MODE, PLACE, ROW, Program, Shape

@@ -8,8 +8,8 @@ from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Attention, Mixer, Model
-from shardwise.plans import Plan, Serving
-from shardwise.plans._legality import divisors, domain_problems, field_problems, is_count, one_of, plan_problems
+from shardwise.plans import Plan, Serving, divisors, one_of
+from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
 from shardwise.serving._case import Case
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._quantization import Format, cache_bytes, checkpoint_format, find_format

@@ -8,8 +8,7 @@ from functools import cached_property
 
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Training
-from shardwise.plans._placement import named_groups, splits_replicas
+from shardwise.plans import Plan, Training, named_groups, splits_replicas
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._memory import owned
 from shardwise.training._report import Options, TrainReport, report_of, train

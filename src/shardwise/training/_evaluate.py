@@ -18,8 +18,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
-from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision
-from shardwise.plans._placement import splits_replicas
+from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
 from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
 from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import (

@@ -11,16 +11,8 @@ from dataclasses import dataclass, replace
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Stack, Training
-from shardwise.plans._legality import (
-    batch_problems,
-    divisors,
-    domain_problems,
-    field_problems,
-    is_count,
-    one_of,
-    plan_problems,
-)
+from shardwise.plans import Plan, Stack, Training, divisors, one_of
+from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.units import counted
 
 # Seconds of a step of a plan and a job, None where it does not fit.

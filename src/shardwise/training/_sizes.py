@@ -8,8 +8,7 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.traced import leaf
-from shardwise.plans import Plan, spans
-from shardwise.plans._placement import shard_of, splits_replicas
+from shardwise.plans import Plan, shard_of, spans, splits_replicas
 
 _DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_batch", "shard")
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from shardwise.cost import leaving_share
 from shardwise.hardware import Cluster
-from shardwise.plans import Plan
-from shardwise.plans._placement import named_groups
+from shardwise.plans import Plan, named_groups
 from shardwise.training._traffic import Flow
 
 

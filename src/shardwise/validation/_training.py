@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
-from shardwise.plans._laws import module_names
+from shardwise.plans.laws import module_names
 from shardwise.training import Options, TrainReport, train
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._frameworks import (

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.models import Model, MoE
-from shardwise.plans import Plan, Recompute, Stack
-from shardwise.plans._plan import ContextKind, Sharding
+from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._frameworks import Framework
 from shardwise.validation._layers import spread

@@ -11,8 +11,7 @@ from typing import Literal
 
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
-from shardwise.plans import Plan, Settings, Stack, Training, find_stack
-from shardwise.plans._stack import LossKernel
+from shardwise.plans import LossKernel, Plan, Settings, Stack, Training, find_stack
 
 _OPTIMIZERS = {
     "adam": "adam",

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from shardwise.formats.megatron._model import num_layers
 from shardwise.formats.megatron._reader import Reader
-from shardwise.plans import Plan
-from shardwise.plans._plan import Axis, ContextKind, Recompute, Sharding
-from shardwise.plans._values import even_split
+from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, even_split
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
 _CONTEXT |= {"a2a": "all-to-all", "a2a+p2p": "ring"}
