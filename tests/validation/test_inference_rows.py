@@ -104,10 +104,18 @@ def test_a_batch_that_the_cache_does_not_hold_waits(tmp_path: Path) -> None:
     assert twice.predicted / some.predicted == pytest.approx(2, rel=0.1)
 
 
+def test_a_batch_that_waits_ran(tmp_path: Path) -> None:
+    """A batch that was measured fits where there is room for one request; asked whether it fits, all must."""
+    large = {**BATCH, "batch": "4096"}
+    assert only(tmp_path, large).fits is True
+    asked = only(tmp_path, {**large, "metric": "fits", "value": "0"})
+    assert (asked.fits, asked.predicted) == (False, 0.0)
+
+
 def test_first_tokens_wait_for_room(tmp_path: Path) -> None:
     """In a batch twice as large as the cache holds half wait a batch, for the mean first token half of it."""
     row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}
-    held = int(said(only(tmp_path, {**row, "batch": "900"})).split("the batch: ")[1].split(" ")[0])
+    held = int(said(only(tmp_path, {**row, "batch": "900"})).split("to its end: ")[1].split(" ")[0])
     first, whole = (
         only(tmp_path, {**row, "batch": str(2 * held), "metric": metric}).predicted
         for metric in ("ttft", "batch_latency")

@@ -75,7 +75,9 @@ class InferenceRows:
         own = Cells(cells.row)
         value = value_of(own, report)
         said = tuple(dict.fromkeys((*assumed, *own.assumed)))
-        return Answer(value=value, interval=interval_of(own, report, value), assumed=said, fits=report.fits)
+        # Requests beyond the cache wait their turn: a batch ran where there is room for one of them.
+        fits = report.fits or (own.text("metric") != "fits" and report.max_concurrency > 0)
+        return Answer(value=value, interval=interval_of(own, report, value), assumed=said, fits=fits)
 
 
 def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]:

@@ -92,7 +92,7 @@ def _running(cells: Cells, report: InferReport) -> InferReport:
         return report
     at_once = _of(report, 1).kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
     running = _of(report, max(1, min(job.batch, int(at_once))))
-    cells.assume(f"the cache does not hold the batch: {running.job.batch} sequences at once")
+    cells.assume(f"the cache does not hold the batch to its end: {running.job.batch} sequences at once on average")
     return running
 
 
