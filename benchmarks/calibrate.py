@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +122,21 @@ def leftovers(folder: Path, table: dict[str, Any], only: tuple[str, ...]) -> lis
     return found + attention.residuals(folder, table, only)
 
 
-def count(table: dict[str, Any]) -> int:
-    """Return how many numbers a nested table holds."""
+def count(table: dict[str, Any], others: Collection[str] = ()) -> int:
+    """Return how many numbers a nested table holds, less those of other devices."""
     return sum(
-        count(v) if isinstance(v, dict) else sum(map(bool, v)) if isinstance(v, list) else isinstance(v, float)
-        for v in table.values()
+        count(v, others) if isinstance(v, dict) else sum(map(bool, v)) if isinstance(v, list) else isinstance(v, float)
+        for name, v in table.items()
+        if name not in others
     )
+
+
+def counts(table: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each family: the numbers that it holds, and those that one of its devices takes."""
+    for family, rows in table.items():
+        devices = FAMILIES.get(family, ())
+        each = (f"{device} {count(rows, set(devices) - {device})}" for device in devices)
+        yield ": ".join(filter(None, (f"- constants of {family}, {count(rows)}", ", ".join(each))))
 
 
 def report(found: list[tuple[str, str, str, Any]], markdown: bool) -> Iterator[str]:
@@ -166,8 +175,7 @@ def main() -> int:
     whole = table if given.check else completed(table)
     print(*report(leftovers(given.folder, whole, only), given.markdown), sep="\n")
     if not given.check:
-        for family, rows in table.items():
-            print(f"- constants of {family}: {count(rows)}")
+        print(*counts(table), sep="\n")
     if given.write:
         # Another kind may have been stored while this one was fitted.
         table = renewed(stored(), table, only)
