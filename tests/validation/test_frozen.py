@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.validation._cells import Cells
-from shardwise.validation._frozen import frozen_recipe
+from shardwise.validation._frozen import frozen_recipe, targets_of
 from shardwise.validation._places import Places
 from shardwise.validation._training import Predicted, predict
 from shardwise.validation._training_metrics import flops_per_token, peak_memory
@@ -136,3 +136,22 @@ def test_optimizers_whose_state_moves_to_the_host_are_refused(tmp_path: Path) ->
     row = {**LITGPT, "finetune": "full", "optimizer": "paged_adamw", "seq_len": "2048", "notes": ""}
     with pytest.raises(InputError, match="moves to the host"):
         predict(Cells(row), Places(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "recompute"),
+    [("llama-3.1-8b", "1", "none"), ("llama-3.3-70b", "8", "none"), ("llama-3.3-70b", "2", "full")],
+)
+def test_recipes_of_automodel_say_which_products_have_adapters(model: str, tp: str, recompute: str) -> None:
+    """Its benchmarks of LoRA adapt every projection with rank 16, and run layers again where tp is 2."""
+    row = {
+        **LITGPT,
+        "model": model,
+        "tp": tp,
+        "lora_rank": "",
+        "notes": "",
+        "citation": "github:NVIDIA-NeMo/Automodel@1",
+    }
+    told = Cells(row).completed()
+    assert (told.text("recompute"), told.text("lora_rank")) == (recompute, "16")
+    assert targets_of(told) == {"qkv", "out", "mlp"}
