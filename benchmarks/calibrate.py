@@ -4,7 +4,7 @@
 leaves by device, kernel and engine, and the number of constants; `--write` stores the constants in
 src/shardwise/cost/constants.toml. `--only products,experts` fits those kinds of kernel and leaves the other constants
 as they are stored. `--check` fits nothing: it prints the residuals of the stored constants, and with `--markdown` as
-the table of docs/calibration.md. The columns are described in docs/calibration.md.
+the tables of docs/residuals.md. The columns are described in docs/calibration.md.
 """
 
 from __future__ import annotations

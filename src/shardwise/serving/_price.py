@@ -171,7 +171,7 @@ _IN_EXPERTS = (".dispatch", ".experts.activation", ".combine")
 def _charged_elsewhere(m: Server[X], op: Op[X]) -> bool:
     """Return whether an operator takes no time of its own, since it runs none or the tables of another hold it.
 
-    The calls that the tables of attention time also write the cache (docs/calibration.md).
+    The calls that the tables of attention time also write the cache (docs/causes.md).
     """
     measured = m.attention or (m.decoding and m.kernels.decode and not m.rates.blocks.keys)
     if op.name in m.engine.in_attention and measured:
