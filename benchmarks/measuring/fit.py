@@ -16,7 +16,7 @@ from calibration.minimise import fit, loss
 from calibration.tables import Table, errors, held, pick, read_files, size, summary, where
 
 from shardwise.cost import Efficiencies
-from shardwise.cost._kinds import MEASURED, Blocks, blocked_flops
+from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.hardware import Device, find_device
@@ -132,7 +132,7 @@ def _blocked(b: Blocks, flops: Any, S: Any, backward: bool) -> Any:
 def streams(rows: Table, device: Device, dtype: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Return (bytes/s, seconds of start) of operators that move bytes by (kind, pass)."""
     rows, found = quiet(where(rows, rows["dtype"] == dtype)), {}
-    for op, (kind, _) in MEASURED.items():
+    for op, (kind, _) in MEASURED_KERNELS.items():
         for word in ("forward", "backward", ""):
             t = where(rows, rows["op"] == (f"{op}_{word}" if word else op))
             if size(t):
@@ -156,7 +156,7 @@ def memory(rows: Table, device: Device) -> dict[str, Any]:
     """
     by_type = {dtype: streams(rows, device, dtype) for dtype in WIDTHS}
     copies = by_type["fp32"]["other", ""][0]
-    counts = dict(MEASURED.values())
+    counts = dict(MEASURED_KERNELS.values())
     starts = [s / counts[kind] for found in by_type.values() for (kind, _), (_, s) in found.items()]
     kinds: dict[str, Any] = {}
     for dtype, found in by_type.items():

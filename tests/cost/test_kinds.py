@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.cost import Efficiencies, rates_of
-from shardwise.cost._kinds import MEASURED, Blocks, blocked_flops, kind_of
+from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops, kind_of
 from shardwise.cost._operators import kernel_seconds
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import find_device
@@ -58,7 +58,7 @@ def test_a_norm_in_steps_takes_longer_than_a_fused_one() -> None:
 
 def test_every_kind_of_the_constants_is_one_that_operators_have() -> None:
     """The kinds with a rate of their own are those that kernels are measured for."""
-    known = {kind for kind, _ in MEASURED.values()}
+    known = {kind for kind, _ in MEASURED_KERNELS.values()}
     for dtype, kinds in constants()["cpu"]["memory"]["kinds"].items():
         assert set(kinds) <= known, dtype
 

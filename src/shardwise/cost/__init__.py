@@ -6,9 +6,9 @@ other packages use is listed here.
 """
 
 from shardwise.cost._attention import (
-    COUNTED,
     DECODE_PARTS,
-    RELATIVE,
+    PARTS_IN_SECONDS,
+    STAND_IN_FAMILY,
     TILE_KEYS,
     Cached,
     KernelCosts,
@@ -16,10 +16,10 @@ from shardwise.cost._attention import (
     Tiled,
     costed_seconds,
     decode_parts,
+    heads_together,
     kernel_costs,
     last_cache_bytes,
     nearest_costs,
-    packed,
     prompt_parts,
     seen_pairs,
     tiled_parts,
@@ -34,7 +34,7 @@ from shardwise.cost._kernels import (
     fit_from,
     others_seconds,
 )
-from shardwise.cost._kinds import MEASURED, blocked_flops, one_query_seconds
+from shardwise.cost._kinds import MEASURED_KERNELS, blocked_flops, one_query_seconds
 from shardwise.cost._network import (
     Network,
     collective_seconds,
@@ -60,12 +60,12 @@ from shardwise.cost._replicas import Beside, beside_of
 from shardwise.cost._tables import constants, family_of, matmul_row
 
 __all__ = [
-    "COUNTED",
     "DECODE_PARTS",
     "ELEMENT_BYTES",
-    "MEASURED",
+    "MEASURED_KERNELS",
     "OVERLAP_AXES",
-    "RELATIVE",
+    "PARTS_IN_SECONDS",
+    "STAND_IN_FAMILY",
     "TILE_KEYS",
     "TILE_ROWS",
     "UNKNOWN_CORES",
@@ -97,6 +97,7 @@ __all__ = [
     "experts_seconds",
     "family_of",
     "fit_from",
+    "heads_together",
     "kernel_costs",
     "kernel_seconds",
     "last_cache_bytes",
@@ -107,7 +108,6 @@ __all__ = [
     "one_query_seconds",
     "op_seconds",
     "others_seconds",
-    "packed",
     "product_rates",
     "product_seconds",
     "prompt_parts",

@@ -29,7 +29,7 @@ DECODE_PARTS = (
 PARTS = {kind: PROMPT_PARTS if kind.endswith("prefill") else DECODE_PARTS
          for kind in ("prefill", "decode", "latent_prefill", "latent_decode")}  # fmt: skip
 """Parts of each kind of attention that was measured."""
-COUNTED = frozenset({"start", "waves", "first", "far", "swapped", "sequences"})
+PARTS_IN_SECONDS = frozenset({"start", "waves", "first", "far", "swapped", "sequences"})
 """Parts over a cache whose costs are seconds, where the others are times longer than at a peak of the device."""
 _GROUP_ROWS = 16
 _FLOOR, _FIRST, _FAR = 128, 1024, 16384
@@ -38,7 +38,7 @@ TILE_KEYS = 64
 _EXPONENTIAL_FLOPS = 4 * 64
 # Query heads of a group that kernels take together at most: two tiles of 16 rows (TensorRT-LLM xqa: 32 heads).
 _SHARED_HEADS = 32
-RELATIVE = "ampere"
+STAND_IN_FAMILY = "ampere"
 """The family whose attention kernels stand in where none of a device's own family was measured."""
 
 
@@ -120,13 +120,13 @@ def seen_pairs(n: X | float, window: X | float) -> Any:
     return grown * (grown + 1) / 2 + (n - grown) * window
 
 
-def packed(group: X | float, queries: X, packs: str) -> Any:
+def heads_together(group: X | float, queries: X, packs: str) -> Any:
     """Return how many heads share a tile of queries: all of a group, of a single new token alone, or none.
 
     FlashAttention 3 packs always where that fills tiles (PackGQA), FlashAttention 2 only one token a sequence
     (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
 
-    >>> packed(4.0, 1.0, "one"), packed(4.0, 16.0, "one"), packed(4.0, 16.0, "all")
+    >>> heads_together(4.0, 1.0, "one"), heads_together(4.0, 16.0, "one"), heads_together(4.0, 16.0, "all")
     (4.0, 1.0, 4.0)
     """
     return group if packs == "all" else above(queries, 1.5, 1.0, group) if packs == "one" else 1.0
@@ -157,7 +157,7 @@ def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
     S, past, G = p.queries, p.past, p.heads / p.kv_heads
     whole = seen_pairs(S + past, 0) - seen_pairs(past, 0)
     seen = whole if is_plain(p.window, 0) else seen_pairs(S + past, p.window) - seen_pairs(past, p.window)
-    share = packed(G, S, packs)
+    share = heads_together(G, S, packs)
     keys, longest = visited_keys(S, past, TILE_ROWS / share, p.window)
     of_all = p.sequences * p.heads
     return tiled_parts(
@@ -319,7 +319,7 @@ def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[Kernel
     'none'
     """
     family = family or family_of(device)
-    family = family if "decode_kernels" in constants()[family] else RELATIVE
+    family = family if "decode_kernels" in constants()[family] else STAND_IN_FAMILY
     table = constants()[family]["decode_kernels"]
     engine = engine if engine in table else "vllm"
     costs = kernel_costs(device, "decode", (engine, "bf16"), 128.0, False, family)

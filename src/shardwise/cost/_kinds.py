@@ -14,7 +14,7 @@ from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
 
 # Kernels of tables as benchmarks/measure.py names them -> (kind of operator, kernels that the ledger counts in it).
-MEASURED = {
+MEASURED_KERNELS = {
     "rms_norm": ("norm in steps", 6),
     "layer_norm": ("norm", 1),
     "swiglu": ("gated activation", 2),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from shardwise.cost import COUNTED, DECODE_PARTS, WIDE_DTYPES, attention_dtype
+from shardwise.cost import DECODE_PARTS, PARTS_IN_SECONDS, WIDE_DTYPES, attention_dtype
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
@@ -175,7 +175,7 @@ def _only(thing: Any, kept: Bound) -> Any:
             changed[name] = value if kept == "start" else 0.0
         elif name == "costs" and kept != "start":
             parts = zip(DECODE_PARTS, value, strict=True)
-            changed[name] = tuple(0.0 if part in COUNTED else cost for part, cost in parts)
+            changed[name] = tuple(0.0 if part in PARTS_IN_SECONDS else cost for part, cost in parts)
     return replace(thing, **changed)
 
 

@@ -15,8 +15,8 @@ from shardwise.cost import (
     costed_seconds,
     decode_parts,
     family_of,
+    heads_together,
     kernel_costs,
-    packed,
     tiled_parts,
 )
 from shardwise.hardware import Device
@@ -129,7 +129,7 @@ def _prompt_parts(kernels: AttentionKernels, chip: Chip[X], op: Op[X], k: Sized)
     group = minimum(k.group + 0 * op.batch, op.batch)
     sequences = maximum(cache * group / (kernels.cache_width * op.inner * op.columns * op.batch), 1.0)
     each = op.rows / sequences
-    share = packed(group, each, k.costs.packs)
+    share = heads_together(group, each, k.costs.packs)
     pairs = op.flops / (2 * op.inner)
     rows = minimum(TILE_ROWS / share + 0 * each, each)
     longest = minimum(2 * pairs / queries, op.columns) + TILE_KEYS / 2

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.cost import (
     ELEMENT_BYTES,
-    RELATIVE,
+    STAND_IN_FAMILY,
     Cached,
     Efficiencies,
     Prompt,
@@ -48,8 +48,8 @@ def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, wi
     """Return the costs of an engine's attention kernel; what stands in for one that was not measured is said."""
     family = family_of(device)
     if f"{kind}_kernels" not in constants()[family]:
-        cells.assume(f"kernels of {family}: those of {RELATIVE}")
-        device, family = find_device("a100-sxm-80gb").device, RELATIVE
+        cells.assume(f"kernels of {family}: those of {STAND_IN_FAMILY}")
+        device, family = find_device("a100-sxm-80gb").device, STAND_IN_FAMILY
     table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
     engine = engine_in(cells, table)
     near = next((k for k in (label, label.split("-")[0], "bf16") if k in table[engine]), next(iter(table[engine])))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from shardwise.cost import MEASURED, Efficiencies, constants, family_of, rates_of
+from shardwise.cost import MEASURED_KERNELS, Efficiencies, constants, family_of, rates_of
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
@@ -79,7 +79,7 @@ def streaming(cells: Cells, device: Device) -> float:
 
 def _on_cpu(cells: Cells, device: Device, moved: float) -> float:
     name, _, word = cells.text("op").rpartition("_")
-    found = MEASURED.get(name if word in ("forward", "backward") else cells.text("op"))
+    found = MEASURED_KERNELS.get(name if word in ("forward", "backward") else cells.text("op"))
     if found is None:
         raise refuse("op", cells.text("op"), "is not a kernel that is modelled")
     r = rates_of(device, cells.text("dtype"), 0.0, Efficiencies())
