@@ -242,3 +242,18 @@ def test_degrees_that_are_left_open_are_not_said_to_be_zero(tmp_path: Path) -> N
     page = run("import", str(path)).out
     plan = page[page.index("PLAN") : page.index("JOB")]
     assert "zero2" in plan and "micro_batch" not in plan and "dp" not in plan.split()
+
+
+def test_an_export_needs_a_model_and_devices_alone() -> None:
+    """Every target has a framework and a sharding of its own, so that the shortest command gives a file."""
+    for target in ("megatron", "deepspeed", "fsdp"):
+        assert run("export", target, "gpt2", "--on", "8xh100").status == 0
+    assert "distributed_type: FSDP" in run("export", "fsdp", "gpt2", "--on", "8xh100").out
+    assert "MULTI_GPU" in run("export", "fsdp", "gpt2", "--on", "8xh100", "--sharding", "none").out
+
+
+def test_layers_without_a_letter_are_named() -> None:
+    """Megatron-LM's hybrids have no Mamba of the first kind: the error names the layers, not words of the script."""
+    done = run("export", "megatron", "mamba-2.8b", "--on", "8xh100", "--json")
+    (problem,) = done.tree["error"]["problems"]
+    assert problem["field"] == "model" and "Mamba1" in problem["rule"]

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 _STACKS = {"megatron": "megatron", "deepspeed": "deepspeed", "fsdp": "fsdp2"}
 
 
+def _complete(inputs: Inputs, target: str) -> None:
+    """Put the target's framework, and for accelerate its sharding, where neither flags nor a file name one."""
+    values = inputs.values
+    if target == "fsdp" and inputs.imported is None and not {"stack", "sharding"} & values.keys():
+        values["sharding"] = "fsdp"
+        inputs.notes.append("sharding fsdp: what the file is asked for")
+    if inputs.imported is None or not inputs.imported.stack.name.startswith(_STACKS[target]):
+        plain = target == "fsdp" and values.get("sharding") == "none"
+        values.setdefault("stack", "pytorch" if plain else _STACKS[target])
+
+
 def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
     """Return the files of a case, what was assumed as comments, and its report.
 
@@ -31,8 +42,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
     from shardwise.formats import Case
 
     target = inputs.get("target", "megatron")
-    if inputs.imported is None or not inputs.imported.stack.name.startswith(_STACKS[target]):
-        inputs.values.setdefault("stack", _STACKS[target])
+    _complete(inputs, target)
     report = _train.ask(inputs)
     stated = Case(
         model=report.case.model,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
+from shardwise.errors import InputError, Problem
 from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold
 from shardwise.formats._launch import Launch
@@ -63,6 +64,7 @@ def export(case: Case) -> Exported:
 
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
+    _check_layers(case.model)
     plan, found = untold(canonical_plan(case.plan), _TOLD)
     case = replace(case, plan=plan)
     words = arguments(case)
@@ -140,6 +142,15 @@ def _run(blocks: tuple[Block, ...]) -> str:
         return kinds.get(type(one), "?") if one is not None else "?"
 
     return "".join(map(letter, blocks))
+
+
+def _check_layers(m: Model) -> None:
+    """Raise `InputError` where a hybrid has layers that no letter stands for."""
+    if _is_hybrid(m) and "?" in _letters(m):
+        odd = (block.mixers[0] for block in (*m.kinds, *m.mtp) if "?" in _run((block,)) and block.mixers)
+        names = ", ".join(sorted({type(mixer).__name__ for mixer in odd}))
+        rule = f"has layers that Megatron-LM's patterns have no letter for: {names}"
+        raise InputError([Problem("model", m.name, rule, "export another model")])
 
 
 def _mixers(m: Model) -> Words:
