@@ -205,14 +205,13 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def default_stack(sharding: str) -> str:
-    """Return the framework a sharding is native to, for plans that name none.
+    """Return the framework that brought a kind of sharding, for plans that name none; the first one for words of no kind.
 
     >>> default_stack("fsdp"), default_stack("zero3"), default_stack("distributed-optimizer")
     ('fsdp2', 'deepspeed', 'megatron')
     """
-    return {"fsdp": "fsdp2", "hsdp": "fsdp2", "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}.get(
-        sharding, "megatron"
-    )
+    table = _table()
+    return next((name for name, row in table.items() if sharding in row.get("brought", ())), next(iter(table)))
 
 
 @cache
