@@ -205,7 +205,7 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def default_stack(sharding: str) -> str:
-    """Return the framework that brought a kind of sharding, for plans that name none; the first one for words of no kind.
+    """Return the framework that brought a kind of sharding, for plans that name none; the first of all for other words.
 
     >>> default_stack("fsdp"), default_stack("zero3"), default_stack("distributed-optimizer")
     ('fsdp2', 'deepspeed', 'megatron')
