@@ -48,7 +48,8 @@ def _text(value: object) -> str:
         return f"{{ {', '.join(f'{k} = {_text(v)}' for k, v in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
-    return f"{value:.4g}" if value else "0.0"
+    text = f"{value:.4g}"
+    return text if set(text) & set(".e") else f"{text}.0"
 
 
 def _keys(path: tuple[str, ...]) -> str:

@@ -14,29 +14,28 @@ from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import AT_HIGHEST_CLOCK, PRODUCTS, held_share, moved_bytes, quantise_seconds
+from shardwise.validation._kernels import PRODUCTS, held_share, moved_bytes, quantise_seconds, replayed
 from shardwise.validation._steps import engine_steps, maxima_seconds
 
 # Types of the tables that are fitted.
 TYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "int8_sq", "int8_wo", "int4_wo")
 WIDE_INPUT = ("bf16", "int8_wo", "int4_wo")
 START = {
-    "compute": 0.75, "memory": 0.8, "start_seconds": 2.5e-6, "sharpness": 2.5, "depth": 40.0, "balance": 50.0,
-    "split_seconds": 4e-6, "join_share": 0.5, "warm_share": 0.1, "warm_seconds": 1e-4, "burst_share": 0.1,
-    "burst_seconds": 1e-3, "write_share": 0.5, "chain_seconds": 1e-10, "chain_depth": 8192.0, "cached": 2e7,
-    "cached_share": 0.3,
+    "compute": 0.65, "memory": 0.85, "start_seconds": 2e-6, "sharpness": 3.0, "depth": 30.0, "balance": 20.0,
+    "chain_seconds": 2.5e-9, "split_seconds": 3e-6, "join_share": 2.0, "ramp_seconds": 1.5e-6, "ramp_traffic": 3e6,
+    "burst_share": 0.4, "burst_seconds": 0.03, "unset_left": 0.3, "write_share": 0.3, "cached_share": 0.4,
+    "single": 0.5,
 }  # fmt: skip
 LIMITS = {
-    "compute": 1.0, "memory": 0.98, "sharpness": 8.0, "depth": 3000.0, "join_share": 10.0, "warm_share": 0.6,
-    "warm_seconds": 3e-3, "burst_share": 0.6, "burst_seconds": 0.03, "chain_depth": 1e5, "cached": 2e8,
-    "cached_share": 1.0, "efficiency": 1.0,
+    "compute": 1.0, "memory": 0.98, "sharpness": 8.0, "depth": 3000.0, "join_share": 20.0, "ramp_seconds": 1e-4,
+    "burst_share": 1.5, "burst_seconds": 3.0, "cached_share": 1.0, "efficiency": 1.0, "unset_left": 1.0, "single": 1.0,
 }  # fmt: skip
 # Tables of narrow types hold the quantisation of the input, a kernel of its own: its start and share of the bandwidth.
 QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 # What every engine's library has of its own in types narrower than 16 bits, and what one constant more must lower the
 # mean of log(1 + (error / 4 %)^2) by, on shapes that are left out.
 OWN = ("compute", "memory", "start_seconds")
-GAIN = 0.03
+GAIN = 0.02
 # Factors of devices and engines, and the constant that each scales.
 FACTORS = {"by_device": "compute", "by_engine": "compute", "start_by_device": "start_seconds"}
 _ANY = Efficiencies()
@@ -60,7 +59,9 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     """Return seconds of the products of some rows on one device with one engine's library."""
     (device, engine), (m, n, k) = key, (rows["m"], rows["n"], rows["k"])
     found, shape = find_device(device).device, (m, n, k, 1.0)
-    rates = product_rates(found, PRODUCTS[dtype][2], {"source": "", **row, **AT_HIGHEST_CLOCK}, _ANY, ENGINES[engine])
+    row = {"source": "", **row, **row.get("engines", {}).get(ENGINES[engine], {})}
+    timed = replayed(row, found, ENGINES[engine], dtype, shape)
+    rates = product_rates(found, PRODUCTS[dtype][2], timed, _ANY, ENGINES[engine])
     if "held" not in rows:
         rows["held"] = cached(rows, key, dtype)
     seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, rows["held"]))
@@ -165,19 +166,17 @@ def _devices(groups: Groups) -> dict[str, Any]:
 
 
 def fit_row(groups: Groups) -> dict[str, Any]:
-    """Return the constants of a family in 16 bits, all fitted at once, factors of devices and engines around one."""
-    row, engines = START | _devices(groups), sorted({ENGINES[key[1]] for key in groups})
-    if len(engines) > 1:
-        row["by_engine"] = dict.fromkeys(engines, 1.0)
-    search = Search(groups, "bf16", row, {})
+    """Return the constants of a family in 16 bits, all fitted at once, factors of devices around one."""
+    search = Search(groups, "bf16", START | _devices(groups), {})
     free = np.array([path[0] in START and path[0] not in OWN for path in search.paths])
     return centred(search.row(search.race(search.start, search.top, free)))
 
 
-def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> dict[str, Any]:
+def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Return the constants of another type: those of each engine, and what differs from the 16-bit row of the family.
 
-    A constant of the form is the type's or an engine's own where that lowers the loss of shapes that are left out.
+    A constant of the form is the type's or an engine's own where that lowers the loss of shapes that are left out; the
+    errors of these come with the constants.
     """
     engines = sorted({ENGINES[key[1]] for key in groups})
     own = {name: base[name] for name in OWN}
@@ -188,13 +187,13 @@ def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> dict[str, An
     while more := _more(row, base):
         path = _promising(groups, dtype, row, base, more)
         tried = _solved(groups, dtype, _placed(row, [path], [more[path]]), base)
-        if best - (found := _left_out(groups, dtype, tried, base)) < GAIN:
+        if _loss(best) - _loss(found := _left_out(groups, dtype, tried, base)) < GAIN:
             break
         row, best = tried, found
     row = centred(row)
     # Who names no engine, as training does, takes the middle of them.
     means = {name: _mean(c[name] for c in row["engines"].values()) for name in OWN} if "engines" in row else {}
-    return means | row
+    return means | row, np.exp(best) - 1
 
 
 def _solved(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
@@ -202,16 +201,20 @@ def _solved(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any
     return search.row(search.solve(search.start, search.top, 30))
 
 
-def _left_out(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> float:
-    """Return the mean loss of shapes that are left out, in four folds."""
-    masks, lost = {key: folds(rows, "n", "k") for key, rows in groups.items()}, []
+def _loss(found: Any) -> float:
+    return float(np.mean(np.log1p((found / 0.04) ** 2)))
+
+
+def _left_out(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> Any:
+    """Return the logarithms of predicted over measured seconds of shapes that are left out, in four folds."""
+    masks, logs = {key: folds(rows, "n", "k") for key, rows in groups.items()}, []
     for fold in range(4):
         kept = {key: where(rows, masks[key] != fold) for key, rows in groups.items()}
         out = {key: found for key, rows in groups.items() if size(found := where(rows, masks[key] == fold))}
         if out and all(map(size, kept.values())):
             search = Search(out, dtype, _solved(kept, dtype, row, base), base)
-            lost.append(np.log1p((search.errors(search.start) / search.scale) ** 2))
-    return float(np.mean(np.concatenate(lost)))
+            logs.append(search.errors(search.start))
+    return np.concatenate(logs)
 
 
 def _more(row: dict[str, Any], base: dict[str, Any]) -> dict[Path, float]:
@@ -243,33 +246,23 @@ def _promising(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, 
     return max(more, key=gain)
 
 
-def fitted(groups: dict[str, Groups]) -> dict[str, dict[str, Any]]:
-    """Return the rows of a family by the type of its tables; types that are not 16 bits build on those of 16 bits."""
-    wide = fit_row(groups["bf16"])
-    return {t: wide if t == "bf16" else fit_narrow(rows, t, _form(wide)) for t, rows in groups.items()}
-
-
-def _form(wide: dict[str, Any]) -> dict[str, Any]:
-    """Return the constants of the 16-bit row that other types take where they state none."""
-    return {name: wide[name] for name in START}
-
-
 def calibrate(table: Table) -> dict[str, Any]:
     """Return matmul rows by family, each with the residual on shapes that were not fitted and on all."""
     found: dict[str, Any] = {}
     for family in FAMILIES:
         groups = {dtype: rows for dtype in TYPES if (rows := parts(table, family, dtype))}
-        if "bf16" not in groups:
-            continue
-        halves = fitted({t: _shapes(rows, seen=True) for t, rows in groups.items()})
-        rows = fitted(groups)
-        for dtype, row in rows.items():
-            left = _errors(groups[dtype], dtype, _form(rows["bf16"]) | row)
-            apart = _errors(_shapes(groups[dtype], seen=False), dtype, _form(halves["bf16"]) | halves[dtype])
+        form: dict[str, Any] = {}
+        for dtype, rows in groups.items():
+            if dtype == "bf16":
+                row = fit_row(rows)
+                form, half = {name: row[name] for name in START}, fit_row(_shapes(rows, seen=True))
+                apart = _errors(_shapes(rows, seen=False), dtype, half)
+            else:
+                row, apart = fit_narrow(rows, dtype, form)
             found.setdefault(family, {})[PRODUCTS[dtype][0]] = row | {
-                "residual": f"{summary(left)}; shapes not fitted: {summary(apart)}",
+                "residual": f"{summary(_errors(rows, dtype, form | row))}; shapes not fitted: {summary(apart)}",
                 "source": f"fit on {dtype} products of {', '.join(FAMILIES[family])} in "
-                f"{', '.join(sorted({k[1] for k in groups[dtype]}))} (aiconfigurator 0.12.0, Apache-2.0)",
+                f"{', '.join(sorted({k[1] for k in rows}))} (aiconfigurator 0.12.0, Apache-2.0)",
             }
     return found
 

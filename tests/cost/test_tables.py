@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.cost import ExpertsFit, constants
 from shardwise.cost._tables import completed
 
-WIDE = {"compute": 0.8, "depth": 40.0, "rows": 12, "source": "a table", "by_engine": {"vllm": 1.02}}
+WIDE = {"compute": 0.8, "depth": 40.0, "source": "a table", "by_engine": {"vllm": 1.02}}
 
 
 def _products(**types: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def completed(table: dict[str, Any]) -> dict[str, Any]:
 
 def _with_shared(rows: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     types = rows.get("matmul", {})
-    form = {name: value for name, value in types.get("bf16", {}).items() if isinstance(value, float)}
+    form = {name: value for name, value in types.get("bf16", {}).items() if isinstance(value, (int, float))}
     found = {"matmul": {dtype: form | row for dtype, row in types.items()}} if types else {}
     experts = {
         engine: {t: {k: shared | row for k, row in kernels.items()} for t, kernels in by_type.items()}
