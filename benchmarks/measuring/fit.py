@@ -27,7 +27,7 @@ _PRODUCT = {"compute": 0.85, "memory": 0.4, "start_seconds": 5e-6, "sharpness": 
             "write_share": 0.5}  # fmt: skip
 _PRODUCT_MOST = {"compute": 1.0, "memory": 1.5, "sharpness": 8.0, "depth": 400.0, "start_seconds": 1e-4}
 # A CPU has no tiles to run in waves: nothing is charged for their loads, their joining or a warm-up.
-_PLAIN = {"whole": 1.0, "balance": 0.0, "split_seconds": 0.0, "warm_share": 0.0, "warm_seconds": 0.0}
+_PLAIN = {"whole": 1.0, "balance": 0.0, "split_seconds": 0.0}
 _ATTENTION = {"forward": 0.7, "backward": 0.7, "forward_rows": 20.0, "backward_rows": 20.0, "start_seconds": 1e-5}
 BLOCK_KEYS = 512.0
 TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "cpu.toml"

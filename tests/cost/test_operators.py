@@ -24,6 +24,7 @@ from shardwise.ledger.traced import Traced, leaf, plain, tracing
 from shardwise.models import Model
 from shardwise.ops.count import whole_layout
 from shardwise.ops.head import head
+from shardwise.validation._kernels import AT_HIGHEST_CLOCK
 
 H100 = find_device("h100-sxm-80gb").device
 RATES = rates_of(H100, "bf16", 5e-6, Efficiencies())
@@ -285,28 +286,58 @@ def test_a_longer_product_never_takes_less_time(device: str, dtype: str) -> None
         assert times == sorted(times)
 
 
-def test_short_kernels_run_at_a_higher_clock() -> None:
-    """At the highest clock a product of microseconds reaches more of the peak than one of many milliseconds."""
-    row = {**constants()["hopper"]["matmul"]["bf16"], "sustained": 1.0, "sustained_by_device": {}, "warm_share": 0.0}
-    burst = product_rates(H100, "bf16", row, Efficiencies())
-    long = replace(burst, secondary=replace(burst.secondary, burst_share=0.0))
+def test_short_replays_run_at_a_higher_clock() -> None:
+    """A table replays a product of microseconds before power lowers the clock; a model runs on and has no such time."""
+    row = {**constants()["hopper"]["matmul"]["bf16"], **AT_HIGHEST_CLOCK, "ramp_seconds": 0.0}
+    table, model = (product_rates(H100, "bf16", r, Efficiencies()) for r in ({**row, "launches": 36}, row))
     shapes = {n: (float(n), float(n), float(n), 1.0) for n in (2048, 65536)}
     gain = {
-        n: product_seconds(long, s, 6.0 * n * n) / product_seconds(burst, s, 6.0 * n * n) for n, s in shapes.items()
+        n: product_seconds(model, s, 6.0 * n * n) / product_seconds(table, s, 6.0 * n * n) for n, s in shapes.items()
     }
     assert gain[2048] > 1.1
     assert gain[65536] == pytest.approx(1.0, abs=0.01)
 
 
 def test_what_stays_in_the_cache_is_not_read_again() -> None:
-    """Of the input and the output a part lies in the last cache; weights and what is larger do not."""
-    cached = replace(RATES, secondary=replace(RATES.secondary, cached=2e7, cached_share=0.0))
-    bare = replace(cached, secondary=replace(cached.secondary, cached=0.0))
-    small, large = ((float(m), 64.0, 1024.0, 1.0) for m in (8192, 2**22))
-    assert product_seconds(cached, small, 2.0 * 8192 * 1024) < 0.9 * product_seconds(bare, small, 2.0 * 8192 * 1024)
-    assert product_seconds(cached, large, 2.0 * 2**32) == pytest.approx(
-        product_seconds(bare, large, 2.0 * 2**32), rel=0.01
-    )
+    """A product that fits the last cache finds its input there, and its output where that is kept; others nothing."""
+    cached = replace(RATES, secondary=replace(RATES.secondary, cached_bytes=5e7, cached_share=0.0))
+    bare = replace(cached, secondary=replace(cached.secondary, cached_bytes=0.0))
+    both = replace(cached, secondary=replace(cached.secondary, keeps_outputs=True))
+    small, large = ((float(m), 512.0, 512.0, 1.0) for m in (8192, 2**20))
+    seconds = [product_seconds(r, small, 2.0 * (8192 * 1024 + 2**18)) for r in (both, cached, bare)]
+    assert seconds[0] < seconds[1] < 0.98 * seconds[2]
+    assert product_seconds(both, large, 2.0 * 2**30) == product_seconds(bare, large, 2.0 * 2**30)
+
+
+@given(st.integers(1, 4096), st.integers(1, 8192), st.integers(1, 16384), st.sampled_from(["m", "n", "k"]))
+@tried(200)
+def test_more_of_any_dimension_never_makes_a_product_shorter(m: int, n: int, k: int, which: str) -> None:
+    """Tiles, cuts along the inner dimension, waits, caches: whatever is chosen, a larger product takes no less."""
+    more = {"m": m, "n": n, "k": k} | {which: {"m": m, "n": n, "k": k}[which] + 64}
+    for device in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s", "rtx-pro-6000-server"):
+        rates = rates_of(find_device(device).device, "bf16", 0.0, Efficiencies())
+        first, second = (matmul_seconds(rates, op, op.forward_bytes) for op in (product(m, n, k), product(**more)))
+        assert second >= first * (1 - 1e-9), device
+
+
+def test_a_wait_for_loads_is_hidden_by_other_tiles_and_cut_with_the_inner_dimension() -> None:
+    """A tile alone waits for each load of a long inner dimension, at most until cutting pays; full waves hide it."""
+    still = replace(RATES, tiling=replace(RATES.tiling, chain_flops=0.0))
+    gain = {
+        shape: product_seconds(RATES, (*shape, 1.0), 1.0) - product_seconds(still, (*shape, 1.0), 1.0)
+        for shape in ((16.0, 128.0, 1024.0), (16.0, 128.0, 65536.0), (8192.0, 8192.0, 1024.0))
+    }
+    alone, cut, waves = gain.values()
+    assert 0.5e-6 < alone < 3e-6
+    assert cut < 16 * alone
+    assert waves < alone
+
+
+def test_one_row_is_a_vector_product_on_some_devices() -> None:
+    """A single row waits less for its loads on A100, whose library has a kernel for vectors, than two rows do."""
+    rates = rates_of(find_device("a100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
+    one, two = (product_seconds(rates, (m, 64.0, 512.0, 1.0), 2.0 * 64 * 512) for m in (1.0, 2.0))
+    assert one < 0.8 * two
 
 
 def test_an_engine_has_products_of_its_own() -> None:

@@ -18,28 +18,38 @@ from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, reg
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
+PARTS = (1, 3, 9, 27)
+"""Into how many parts the inner dimension may be cut; parts between these gain nothing that the tables show."""
 
-def _charged(ceil: Callable[[Any], Any], least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
-    """Return FLOPs charged when a product runs in tiles on whole waves of cores, or cut along k into equal shares.
 
-    The best of the tiles either way: whole waves waste what the last one leaves idle, cutting costs the joining.
+def _charged(np: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
+    """Return FLOPs charged when a product runs in tiles on waves of cores, its inner dimension whole or cut.
+
+    The best of the tiles and cuts: waves waste what the last one leaves idle, a tile waits for its loads one after the
+    other, and parts are joined. `np` has ceil and sqrt.
     """
     m, n, k, batch = shape
     if not t.cores:
         return 2 * m * n * (k + t.depth) * batch
-    down = {height: ceil(m / height) for height in {tile[0] for tile in t.tiles}}
-    across = {width: ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
-    whole: Any = math.inf
-    cut: Any = math.inf
-    for height, width, charge in t.tiles:
-        waves = down[height] * across[width]
-        whole, cut = least(whole, ceil(waves) * charge), least(cut, waves * charge)
-    return least(whole * (k + t.depth), cut * k + t.split_flops + t.join_flops * (m * n * batch))
+    down = {height: np.ceil(m / height) for height in {tile[0] for tile in t.tiles}}
+    across = {width: np.ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
+    waves = [(down[height] * across[width], charge) for height, width, charge in t.tiles]
+    chain = t.chain_flops * (t.single + (1 - t.single) * least(m - 1, 1))
+    best: Any = math.inf
+    for parts in PARTS:
+        wave: Any = math.inf
+        for tiles, charge in waves:
+            wave = least(wave, np.ceil(tiles * parts) * charge)
+        taken = np.sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
+        if parts > 1:
+            taken = taken + t.split_flops + t.join_flops * parts * (m * n * batch)
+        best = least(best, taken)
+    return best
 
 
 def _charged_column(*shape: Any) -> Any:
     numpy = sys.modules["numpy"]
-    return _charged(numpy.ceil, numpy.minimum, shape[:-1], shape[-1])
+    return _charged(numpy, numpy.minimum, shape[:-1], shape[-1])
 
 
 def _smooth(largest: Callable[[Any, Any], Any], a: Any, b: Any, sharpness: float) -> Any:
@@ -53,7 +63,7 @@ def _smooth_column(a: Any, b: Any, sharpness: float) -> Any:
 
 
 register("smooth_max", lambda a, b, sharpness: _smooth(max, a, b, sharpness), _smooth_column)
-register("tiled_flops", lambda *shape: _charged(math.ceil, min, shape[:-1], shape[-1]), _charged_column)
+register("tiled_flops", lambda *shape: _charged(math, min, shape[:-1], shape[-1]), _charged_column)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,19 +93,32 @@ def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved:
     worked = charged / r.matmul_flops
     if s.burst_share:
         short = worked / (1 + s.burst_share)
-        worked = short * (1 + s.burst_share * short / (short + s.burst_seconds))
+        worked = short * (1 + s.burst_left * s.burst_share * short / (short + s.burst_seconds))
+    read, written = s.width * m * k * batch, 2 * m * n * batch
+    streamed = moved
+    if s.cached_bytes:
+        found = (1 - s.cached_share) * _inside(moved / s.cached_bytes)
+        streamed = moved - found * read
+        if s.keeps_outputs:
+            streamed, written = streamed - found * written, written - found * written
+        streamed = maximum(streamed, 0 * moved)
     if s.write_share:
-        worked = worked + s.write_share * (2 * m * n * batch) / r.matmul_bytes
-    if s.cached:
-        kept = minimum((s.width * m * k + 2 * m * n) * batch, s.cached)
-        moved = maximum(moved - (1 - s.cached_share) * kept, 0 * moved)
-    seconds = blend(worked, moved / r.matmul_bytes, r.sharpness)
-    if r.warm_share:
-        # A kernel reaches its rate after a while: short ones run all of it slower, long ones lose a fixed time.
-        seconds = seconds + r.warm_share * r.warm_seconds * (seconds / (seconds + r.warm_seconds))
-    if s.chain_seconds:
-        seconds = seconds + s.chain_seconds * k / (1 + k / s.chain_depth)
+        worked = worked + s.write_share * written / r.matmul_bytes
+    seconds = blend(worked, streamed / r.matmul_bytes, r.sharpness)
+    if r.ramp_seconds:
+        # Pipelines of loads fill and drain: nothing of it shows in a product of few bytes, all in one of many.
+        seconds = seconds + r.ramp_seconds * moved / (moved + r.ramp_traffic)
     return seconds + r.matmul_start
+
+
+# Of bytes that are used again, all are still in the last cache up to this share of it, none beyond the other (scaling
+# kernels of aiconfigurator 0.12.0, as `cache` of validation/modules.toml).
+_ALL_INSIDE, _NONE_INSIDE = 0.85, 1.1
+
+
+def _inside(full: X) -> X:
+    """Return the share of bytes that a cache still holds when so much of it has been walked through since."""
+    return minimum(maximum((_NONE_INSIDE - full) / (_NONE_INSIDE - _ALL_INSIDE), 0 * full), 1 + 0 * full)
 
 
 def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X:

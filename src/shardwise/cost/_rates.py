@@ -78,11 +78,15 @@ class Tiling:
     cores: int
     depth: float
     """Length of k that each tile loses to its prologue."""
-    split_flops: float
+    chain_flops: float = 0.0
+    """FLOPs of the device in the time that a tile waits for the loads of one k."""
+    single: float = 1.0
+    """Share of that time that a product of one row waits, where vectors have a kernel of their own."""
+    split_flops: float = 0.0
     """FLOPs that it costs to join the parts of a product that was cut along k."""
-    join_flops: float
-    """The same for each element of the output."""
-    tiles: tuple[tuple[int, int, float], ...]
+    join_flops: float = 0.0
+    """The same for each element of the output and each part."""
+    tiles: tuple[tuple[int, int, float], ...] = ()
     """Tiles to choose from: (rows, columns, FLOPs charged for one k of a wave of such tiles)."""
 
     def __str__(self) -> str:
@@ -94,26 +98,29 @@ class Secondary:
     """What a product meets beside arithmetic and bandwidth; nothing of it where all is ideal."""
 
     burst_share: float = 0.0
-    """By how much arithmetic is faster before power limits the clock, in kernels shorter than `burst_seconds`."""
-    burst_seconds: float = 1.0
+    """By how much arithmetic is faster before power limits the clock, in replays shorter than `burst_seconds`."""
+    burst_seconds: Any = 1.0
+    burst_left: float = 1.0
+    """Share of it that long replays lose: less where operands are zeros."""
     write_share: float = 0.0
     """Share of the memory's time of the output that is spent after the arithmetic."""
-    chain_seconds: float = 0.0
-    """Seconds of a tile for each k, one load waiting for the last, until k is cut beyond `chain_depth`."""
-    chain_depth: float = 1.0
-    cached: float = 0.0
-    """Bytes of input and output that stay in the last cache, where they take `cached_share` of their time."""
+    cached_bytes: float = 0.0
+    """Size of the last cache: the input of a product that moves less stays in it, at `cached_share` of its time."""
     cached_share: float = 1.0
+    keeps_outputs: bool = False
+    """Whether the output does so too."""
     width: float = 2.0
     """Bytes of an element of the operands."""
 
     @classmethod
-    def stated(cls, row: dict[str, Any], dtype: str) -> Secondary:
-        """Return what a row of constants states; lasting runs have no burst unless the family keeps it."""
-        names = {f.name for f in fields(cls)} & row.keys()
-        found = {name: row[name] for name in names} | {"width": ELEMENT_BYTES[dtype]}
-        lasts = row.get("sustained", 1.0) != 1 and not row.get("sustained_bursts", False)
-        return cls(**found | ({"burst_share": 0.0} if lasts else {}))
+    def stated(cls, row: dict[str, Any], dtype: str, memory: dict[str, Any]) -> Secondary:
+        """Return what rows of products and of memory state; `launches` of a table share the time before clocks fall."""
+        names = {f.name for f in fields(cls)}
+        found = {n: table[n] for table in (memory, row) for n in names & table.keys()} | {"width": ELEMENT_BYTES[dtype]}
+        replays = row.get("launches")
+        if replays is None:
+            return cls(**found | {"burst_share": 0.0})
+        return cls(**found | {"burst_seconds": found.get("burst_seconds", 1.0) / replays})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +132,9 @@ class ProductRates(Generic[X]):
     matmul_start: X
     sharpness: float
     tiling: Tiling
-    warm_share: float
-    warm_seconds: float
+    ramp_seconds: float = 0.0
+    """What filling and draining pipelines of loads costs products of many more bytes than `ramp_traffic`."""
+    ramp_traffic: float = 1.0
     secondary: Secondary = Secondary()
 
 
@@ -177,18 +185,28 @@ def lasting(row: dict[str, Any]) -> float:
 def tiling_of(device: Device, dtype: str, row: dict[str, Any], flops: float) -> Tiling:
     """Return how a device that reaches `flops` cuts products; nothing is cut where the cores are not known.
 
-    A tile of a by b needs 2 a b FLOPs and a + b elements for each k: below `balance` FLOPs a byte its loads from the
-    cache take longer than its arithmetic, and are charged as the FLOPs of that time.
+    A tile of a by b needs 2 a b FLOPs and a + b elements for each k, whose loads from the cache cost `balance` FLOPs a
+    byte: the largest tile is charged what it computes, smaller ones more.
     """
     if row.get("whole"):
-        return Tiling(0, row["depth"], 0.0, 0.0, ())
+        return Tiling(0, row["depth"])
     if not device.knows("num_cores"):
-        return Tiling(0, 0.0, 0.0, 0.0, ())
+        return Tiling(0, 0.0)
     cores = int(device.num_cores)
     loads = row["balance"] * ELEMENT_BYTES[dtype]
-    tiles = tuple((a, b, cores * max(2.0 * a * b, loads * (a + b))) for a, b in TILES)
-    join = 8.0 * row.get("join_share", 0.0) / device.memory_bytes_per_second
-    return Tiling(cores, row["depth"], row["split_seconds"] * flops, join * flops, tiles)
+    rows, columns = TILES[-1]
+    share = 1 / (1 + loads * (rows + columns) / (2 * rows * columns))
+    tiles = tuple((a, b, cores * share * (2.0 * a * b + loads * (a + b))) for a, b in TILES)
+    join = 2.0 * row.get("join_share", 0.0) / device.memory_bytes_per_second
+    return Tiling(
+        cores=cores,
+        depth=row["depth"],
+        chain_flops=row["chain_seconds"] * flops,
+        single=row.get("single", 1.0),
+        split_flops=row["split_seconds"] * flops,
+        join_flops=join * flops,
+        tiles=tiles,
+    )
 
 
 def attention_dtype(device: Device, dtype: str) -> str:
@@ -224,6 +242,7 @@ def product_rates(
     `start_by_device` the same of starts; `engines` holds the constants of engines with a library of their own.
     """
     imposed.check()
+    memory = constants()[family_of(device)].get("memory", {})
     own = row.get("engines", {}).get(engine, {})
     row = {**row, **own}
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
@@ -238,10 +257,10 @@ def product_rates(
         matmul_bytes=leaf("achievable HBM bytes/s", moved, row["source"]),
         matmul_start=leaf("kernel start", start * row["start_seconds"], row["source"]),
         sharpness=math.inf if imposed.ideal else row["sharpness"],
-        tiling=Tiling(0, 0.0, 0.0, 0.0, ()) if imposed.ideal else tiling_of(device, dtype, row, flops),
-        warm_share=0.0 if imposed.ideal else row["warm_share"],
-        warm_seconds=row["warm_seconds"],
-        secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype),
+        tiling=Tiling(0, 0.0) if imposed.ideal else tiling_of(device, dtype, row, flops),
+        ramp_seconds=0.0 if imposed.ideal else row.get("ramp_seconds", 0.0),
+        ramp_traffic=row.get("ramp_traffic", 1.0),
+        secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype, memory),
     )
 
 

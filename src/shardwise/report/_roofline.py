@@ -157,7 +157,7 @@ def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
     return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
 
 
-_STARTS = ("launch", "warm_share", "expert_seconds")
+_STARTS = ("launch", "ramp_seconds", "expert_seconds")
 
 
 def _only(thing: Any, kept: Bound) -> Any:

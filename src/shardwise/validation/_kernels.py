@@ -31,7 +31,7 @@ from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import check, timed_rows
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import ENGINES, engine_steps, host_seconds, maxima_seconds, walked_bytes
+from shardwise.validation._steps import ENGINES, engine_steps, host_seconds, maxima_seconds, replays, walked_bytes
 from shardwise.validation._streaming import read_share
 
 # Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
@@ -160,7 +160,7 @@ def timed(
         cells.assume(note)
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
     if engine in ENGINES.values():
-        row = {**row, **AT_HIGHEST_CLOCK}
+        row = replayed({**row, **row.get("engines", {}).get(engine, {})}, device, engine, dtype, shape)
     elif "sustained" in row:
         cells.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
     seconds = product_seconds(product_rates(device, peak, row, _NONE, engine), shape, moved_bytes(dtype, shape, held))
@@ -169,6 +169,14 @@ def timed(
         q = quantise.get(engine) or next(iter(quantise.values()))
         seconds += quantise_seconds(q, device, (m, k), maxima_seconds(engine, dtype, family, m))
     return float(seconds)
+
+
+def replayed(row: dict[str, Any], device: Device, engine: str, dtype: str, shape: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a row of constants as a table of an engine times it: at the highest clock, replayed a few dozen times."""
+    kept, weight = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0), PRODUCTS[dtype][4]
+    left = row.get("unset_left", 1.0) if dtype in engine_steps()["copies"][engine].get("unset", ()) else 1.0
+    launches = replays(engine, weight * shape[1] * shape[2], kept)
+    return {**row, **AT_HIGHEST_CLOCK, "launches": launches, "burst_left": left}
 
 
 def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:

@@ -11,6 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from shardwise.ledger.number import ceil, maximum, minimum
+
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 """Engines by the names that tables use."""
 
@@ -49,6 +51,18 @@ def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
     """
     table = engine_steps()["row_maxima"].get(f"{engine}-{dtype}", {})
     return float(table.get("seconds", {}).get(family, 0.0) * rows)
+
+
+def replays(engine: str, weight: Any, cache: float) -> Any:
+    """Return how many kernels a table of products runs at once, by the bytes of weights: clocks fall in long runs.
+
+    >>> replays("vllm", 1e6, 5e7), replays("tensorrt-llm", 2e7, 5e7), replays("tensorrt-llm", 1e8, 5e7)
+    (36, 18, 6)
+    """
+    row = engine_steps()["copies"][engine]
+    if not row.get("fills"):
+        return row["launches"]
+    return row["launches"] * maximum(minimum(ceil(cache / weight), row["most"]), 1)
 
 
 def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: float) -> float:
