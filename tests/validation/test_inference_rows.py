@@ -207,3 +207,18 @@ def test_attention_groups_that_are_not_counted_are_refused(tmp_path: Path) -> No
     """A source that says that attention is grouped but not how many groups share experts cannot be predicted."""
     found = only(tmp_path, {**INFERENCE, "model": "qwen3-30b-a3b", "notes": "attention_dp_enabled=1"})
     assert (found.status, "attention_dp" in found.reason) == ("refused", True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"engine": "my-engine"}, "not an engine that is modelled: "),
+        ({"serving_mode": "offline"}, "not a known mode: static"),
+        ({"serving_mode": ""}, "serving_mode: is not stated"),
+    ],
+)
+def test_a_word_that_is_not_known_is_answered_with_those_that_are(
+    tmp_path: Path, changed: dict[str, str], says: str
+) -> None:
+    """A refused engine or mode lists what would have been read, and a blank cell is said to be blank."""
+    assert says in only(tmp_path, {**INFERENCE, **changed}).reason

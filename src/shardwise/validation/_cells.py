@@ -23,8 +23,12 @@ def _tokens(word: str) -> float:
 
 
 def refuse(field: str, value: object, rule: str) -> InputError:
-    """Return the error that refuses a row."""
-    return InputError([Problem(field, value, rule, "the row is not predicted")])
+    """Return the error that refuses a row; a blank cell breaks no rule, it is not stated.
+
+    >>> str(refuse("dtype", "", "is not a type of products"))
+    "dtype = '': is not stated; the row is not predicted"
+    """
+    return InputError([Problem(field, value, "is not stated" if value == "" else rule, "the row is not predicted")])
 
 
 class Cells:

@@ -52,7 +52,7 @@ def engine_of(cells: Cells, device: Device) -> str:
         return cells.taken("engine")
     found: str | None = _table()["words"].get(word)
     if found is None:
-        raise refuse("engine", word, "is not an engine that is modelled")
+        raise refuse("engine", word, f"is not an engine that is modelled: {', '.join(_table()['words'])}")
     if found != word and word not in _table()["spellings"]["words"]:
         cells.assume(f"engine {word}: overheads of {found}")
     unstated = not version and cells.text("serving_mode") in FIXED

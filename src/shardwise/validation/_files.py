@@ -131,6 +131,6 @@ def kind_of(columns: set[str], path: str = "") -> str:
 
 
 def _listed(columns: Iterable[str]) -> str:
-    """Return some columns in words, the first eight of them."""
-    names = sorted(columns)
+    """Return some columns in words, the first eight of them, each as far as it may be read."""
+    names = [ascii(name)[1:-1][:40] for name in sorted(columns)]
     return ", ".join(names[:8]) + (" and more" if len(names) > 8 else "")

@@ -61,7 +61,7 @@ class InferenceRows:
         mode = cells.text("serving_mode")
         closed = mode == "online" and cells.whole("concurrency") and cells.text("metric") in _STEADY
         if mode not in _MODES and not closed:
-            raise refuse("serving_mode", mode, _REFUSED.get(mode, "is not a known mode"))
+            raise refuse("serving_mode", mode, _REFUSED.get(mode, f"is not a known mode: {', '.join(_MODES)}"))
         key = tuple(cells.text(name) for name in SETTINGS)
         if key not in self._known:
             try:
