@@ -276,3 +276,10 @@ def test_a_number_without_its_unit_is_not_a_device_of_bytes(flag: str, value: ob
     """A memory of 96 bytes, a network of 50 bytes a second and a latency of 5 seconds have lost their unit."""
     with pytest.raises(InputError, match="a unit may be missing"):
         Cluster.parse("16xh100-sxm-80gb", {flag: value})
+
+
+def test_a_cluster_is_not_a_device() -> None:
+    """The file of a cluster in the place of a device's is told by its tiers, in one sentence."""
+    with pytest.raises(InputError, match="describes a cluster, not a device") as error:
+        device_from_table({"device": "h100-sxm-80gb", "tiers": []}, "mine.toml")
+    assert len(error.value.problems) == 1

@@ -33,6 +33,8 @@ def read_toml(path: Path) -> dict[str, object]:
 
 def device_from_table(table: Mapping[str, object], where: str) -> Device:
     """Return the device of a table; every problem names the file (`where`) and the field."""
+    if "tiers" in table:
+        fail(where, None, "describes a cluster, not a device", "name the file without a number of devices before it")
     problems = Problems()
     for key in sorted(table.keys() - set(_KEYS)):
         problems.add(key, plain(table[key]), "is not a key of a device file", f"use {nearest(key, _KEYS)}")
