@@ -33,9 +33,9 @@ LIMITS = {
 # Tables of narrow types hold the quantisation of the input, a kernel of its own: its start and share of the bandwidth.
 QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 # What every engine's library has of its own in types narrower than 16 bits, and what one constant more must lower the
-# mean of log(1 + (error / 4 %)^2) by, on shapes that are left out.
+# mean of log(1 + (error / 4 %)^2) by, on shapes that are left out; of the most promising ones so many are tried.
 OWN = ("compute", "memory", "start_seconds")
-GAIN = 0.02
+GAIN, TRIES = 0.008, 4
 # Factors of devices and engines, and the constant that each scales.
 FACTORS = {"by_device": "compute", "by_engine": "compute", "start_by_device": "start_seconds"}
 _ANY = Efficiencies()
@@ -184,16 +184,24 @@ def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> tuple[dict[s
     if dtype not in WIDE_INPUT:
         row["quantise"] = {e: dict(QUANTISE) for e in engines}
     row, best = _solved(groups, dtype, row, base), _left_out(groups, dtype, row, base)
-    while more := _more(row, base):
-        path = _promising(groups, dtype, row, base, more)
-        tried = _solved(groups, dtype, _placed(row, [path], [more[path]]), base)
-        if _loss(best) - _loss(found := _left_out(groups, dtype, tried, base)) < GAIN:
-            break
-        row, best = tried, found
+    while better := _better(groups, dtype, row, base, best):
+        row, best = better
     row = centred(row)
     # Who names no engine, as training does, takes the middle of them.
     means = {name: _mean(c[name] for c in row["engines"].values()) for name in OWN} if "engines" in row else {}
     return means | row, np.exp(best) - 1
+
+
+def _better(
+    groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any], best: Any
+) -> tuple[dict[str, Any], Any] | None:
+    """Return a row with one constant more and its errors on shapes that are left out, where these are lower."""
+    more = _more(row, base)
+    for path in _promising(groups, dtype, row, base, more)[:TRIES] if more else ():
+        tried = _solved(groups, dtype, _placed(row, [path], [more[path]]), base)
+        if _loss(best) - _loss(found := _left_out(groups, dtype, tried, base)) >= GAIN:
+            return tried, found
+    return None
 
 
 def _solved(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
@@ -228,8 +236,10 @@ def _more(row: dict[str, Any], base: dict[str, Any]) -> dict[Path, float]:
     return found
 
 
-def _promising(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any], more: dict[Path, float]) -> Path:
-    """Return the constant that would lower the loss most were it fitted too, where the form is taken as linear."""
+def _promising(
+    groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any], more: dict[Path, float]
+) -> list[Path]:
+    """Return constants by how much each would lower the loss were it fitted too, the form taken as linear."""
     finest = {path: value for path, value in more.items() if len(path) > 1} or more
     search = Search(groups, dtype, _placed(row, list(finest), finest.values()), base)
     r = search.errors(search.start)
@@ -243,7 +253,7 @@ def _promising(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, 
         free = np.vstack([known, np.array(tried, float)])
         return float(free @ right @ np.linalg.solve(free @ curve @ free.T, free @ right))
 
-    return max(more, key=gain)
+    return sorted(more, key=gain, reverse=True)
 
 
 def calibrate(table: Table) -> dict[str, Any]:
