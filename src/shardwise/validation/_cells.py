@@ -23,12 +23,13 @@ def _tokens(word: str) -> float:
 
 
 def refuse(field: str, value: object, rule: str) -> InputError:
-    """Return the error that refuses a row; a blank cell breaks no rule, it is not stated.
+    """Return the error that refuses a row; a blank cell is no wrong word, it is not stated.
 
     >>> str(refuse("dtype", "", "is not a type of products"))
     "dtype = '': is not stated; the row is not predicted"
     """
-    return InputError([Problem(field, value, "is not stated" if value == "" else rule, "the row is not predicted")])
+    said = "is not stated" if value == "" and rule.startswith(("is not a ", "is not an ", "of ")) else rule
+    return InputError([Problem(field, value, said, "the row is not predicted")])
 
 
 class Cells:

@@ -94,7 +94,8 @@ def assumptions(rows: Iterable[Row]) -> tuple[tuple[str, int], ...]:
     >>> assumptions([row, row])
     (('optimizer', 2),)
     """
-    return tuple(Counter(one.split(":")[0] for row in rows for one in row.assumed if ": " in one).most_common())
+    fields = (one.split(": ")[0] for row in rows for one in row.assumed if ": " in one)
+    return tuple(Counter(name for name in fields if " " not in name).most_common())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
