@@ -35,7 +35,7 @@ QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 # What every engine's library has of its own in types narrower than 16 bits, and what one constant more must lower the
 # mean of log(1 + (error / 4 %)^2) by, on shapes that are left out; of the most promising ones so many are tried.
 OWN = ("compute", "memory", "start_seconds")
-GAIN, TRIES = 0.008, 4
+GAIN, TRIES = 0.008, 8
 # Factors of devices and engines, and the constant that each scales.
 FACTORS = {"by_device": "compute", "by_engine": "compute", "start_by_device": "start_seconds"}
 _ANY = Efficiencies()
