@@ -1,4 +1,4 @@
-"""Matrix products: one row of constants a family and data type, a factor for each device and each engine's library."""
+"""Matrix products: one row of constants a family and data type, a factor for each device."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 # mean of log(1 + (error / 4 %)^2) by, on shapes that are left out; of the most promising ones so many are tried.
 OWN = ("compute", "memory", "start_seconds")
 GAIN, TRIES = 0.008, 8
-# Factors of devices and engines, and the constant that each scales.
-FACTORS = {"by_device": "compute", "by_engine": "compute", "start_by_device": "start_seconds"}
+# Factors of devices, and the constant that each scales.
+FACTORS = {"by_device": "compute", "start_by_device": "start_seconds"}
 _ANY = Efficiencies()
 
 

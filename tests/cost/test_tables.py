@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.cost import ExpertsFit, constants
 from shardwise.cost._tables import completed
 
-WIDE = {"compute": 0.8, "depth": 40.0, "source": "a table", "by_engine": {"vllm": 1.02}}
+WIDE = {"compute": 0.8, "depth": 40.0, "source": "a table", "by_device": {"gh200-96gb": 1.02}}
 
 
 def _products(**types: dict[str, Any]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def _products(**types: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_narrow_types_take_the_form_of_16_bits() -> None:
-    """A type has the constants of 16 bits that it does not state, but neither their source nor factors of engines."""
+    """A type has the constants of 16 bits that it does not state, but neither their source nor factors of devices."""
     assert _products(fp8={"compute": 0.6})["fp8"] == {"compute": 0.6, "depth": 40.0}
     assert _products(fp8={"compute": 0.6, "depth": 9.0})["fp8"] == {"compute": 0.6, "depth": 9.0}
     assert _products()["bf16"] == WIDE

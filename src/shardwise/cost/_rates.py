@@ -238,17 +238,15 @@ def product_rates(
 ) -> ProductRates[Any]:
     """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
 
-    `by_device` and `by_engine` hold what one device of the family, or one engine's library, reaches of the others, and
-    `start_by_device` the same of starts; `engines` holds the constants of engines with a library of their own.
+    `by_device` holds what one device of the family reaches of the others, and `start_by_device` the same of starts;
+    `engines` holds the constants of engines with a library of their own.
     """
     imposed.check()
     memory = constants()[family_of(device)].get("memory", {})
-    own = row.get("engines", {}).get(engine, {})
-    row = {**row, **own}
+    row = {**row, **row.get("engines", {}).get(engine, {})}
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
-    scale = 1.0 if own else row.get("by_engine", {}).get(engine, 1.0)
-    scale *= row.get("by_device", {}).get(device.name, 1.0) * lasting_share(row, device)
+    scale = row.get("by_device", {}).get(device.name, 1.0) * lasting_share(row, device)
     flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
     moved = imposed.memory_bytes_per_second or effective(imposed, row["memory"], imposed.memory) * bandwidth
     start = 0.0 if imposed.ideal else row.get("start_by_device", {}).get(device.name, 1.0)
