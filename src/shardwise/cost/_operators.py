@@ -18,29 +18,29 @@ from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, reg
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 
-PARTS = (1, 3, 9, 27)
+SPLITS = (1, 3, 9, 27)
 """Into how many parts the inner dimension may be cut; parts between these gain nothing that the tables show."""
 
 
-def _charged(np: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
+def _charged(maths: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
     """Return FLOPs charged when a product runs in tiles on waves of cores, its inner dimension whole or cut.
 
     The best of the tiles and cuts: waves waste what the last one leaves idle, a tile waits for its loads one after the
-    other, and parts are joined. `np` has ceil and sqrt.
+    other, and parts are joined. `maths` has ceil and sqrt.
     """
     m, n, k, batch = shape
     if not t.cores:
         return 2 * m * n * (k + t.depth) * batch
-    down = {height: np.ceil(m / height) for height in {tile[0] for tile in t.tiles}}
-    across = {width: np.ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
+    down = {height: maths.ceil(m / height) for height in {tile[0] for tile in t.tiles}}
+    across = {width: maths.ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
     waves = [(down[height] * across[width], charge) for height, width, charge in t.tiles]
     chain = t.chain_flops * (t.single + (1 - t.single) * least(m - 1, 1))
     best: Any = math.inf
-    for parts in PARTS:
+    for parts in SPLITS:
         wave: Any = math.inf
         for tiles, charge in waves:
-            wave = least(wave, np.ceil(tiles * parts) * charge)
-        taken = np.sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
+            wave = least(wave, maths.ceil(tiles * parts) * charge)
+        taken = maths.sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
         if parts > 1:
             taken = taken + t.split_flops + t.join_flops * parts * (m * n * batch)
         best = least(best, taken)
@@ -135,7 +135,8 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     """Return the seconds of a product, at the rate of the vector units where its operands are not aligned.
 
     NVIDIA, Matrix Multiplication Background User's Guide, section 2.1: efficient use of tensor cores needs multiples of
-    16 bytes, and before cuBLAS 11 any use. Batched products of attention in CUDA 11 did without them.
+    16 bytes, and before cuBLAS 11 any use. That batched products of attention in CUDA 11 did without them is what the
+    steps of BLOOM say (docs/causes.md), not the guide.
     """
     if not op.unaligned or is_plain(r.vector_flops, 0):
         return seconds
