@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardwise.validation._steps import ENGINES
+from shardwise.validation._steps import ENGINES, taken_on
 
 Table: TypeAlias = dict[str, Any]
 # Fewer rows than this do not fit a kernel.
@@ -33,13 +33,17 @@ def _column(texts: list[str]) -> Any:
 
 def read_files(paths: list[Path]) -> Table:
     """Return the rows of some CSV files by column, columns of numbers as numbers."""
-    rows = [row for path in paths for row in csv.DictReader(path.open())]
+    rows = [row for path in paths for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())]
     return {name: _column([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
 
 def read(folder: Path, kind: str) -> Table:
-    """Return the rows of every file kernels_KIND_*.csv of a folder by column."""
-    return read_files(sorted(folder.glob(f"kernels_{kind}_*.csv")))
+    """Return the rows of every file kernels_KIND_*.csv of a folder by column, those of one measurement once."""
+    table = read_files(sorted(folder.glob(f"kernels_{kind}_*.csv")))
+    if "engine" not in table:
+        return table
+    cases = zip(table["engine"], table["device"], strict=True)
+    return where(table, np.array([not taken_on(kind.partition("_")[0], *case) for case in cases], bool))
 
 
 def pick(table: Table, **wanted: str | float) -> Table:

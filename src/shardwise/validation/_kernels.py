@@ -31,7 +31,15 @@ from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import check, timed_rows
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import ENGINES, engine_steps, host_seconds, maxima_seconds, replays, walked_bytes
+from shardwise.validation._steps import (
+    ENGINES,
+    engine_steps,
+    host_seconds,
+    maxima_seconds,
+    replays,
+    taken_on,
+    walked_bytes,
+)
 from shardwise.validation._streaming import read_share
 
 # Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
@@ -64,11 +72,15 @@ _NONE = Efficiencies()
 Seconds = Callable[[Cells, Device], float]
 
 
-def kernel_answer(seconds: Seconds) -> Callable[[Cells, Places], Answer]:
+def kernel_answer(seconds: Seconds, table: str) -> Callable[[Cells, Places], Answer]:
     """Return the predictor of a table of kernels."""
 
     def predict(cells: Cells, places: Places) -> Answer:
-        device, notes = places.device(cells.text("device"))
+        named = cells.text("device")
+        taken = taken_on(table, cells.text("engine"), named)
+        if taken:
+            cells.assume(f"kernels of {named}: taken on {taken}, whose table this is")
+        device, notes = places.device(taken or named)
         return Answer(value=seconds(cells, device), assumed=(*notes, *cells.assumed), family=_type(cells))
 
     return predict

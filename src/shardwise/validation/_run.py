@@ -88,7 +88,7 @@ def predictor_of(kind: str) -> Predictor:
         "memory": _streaming.streaming,
     }
     if kind in kernels:
-        return _kernels.kernel_answer(kernels[kind])
+        return _kernels.kernel_answer(kernels[kind], kind)
     others = {"collective": _collectives.in_node, "collectives": _collectives.across}
     return others.get(kind, _operators.efficiency)
 

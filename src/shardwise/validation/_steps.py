@@ -24,6 +24,16 @@ def engine_steps() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def taken_on(table: str, engine: str, device: str) -> str:
+    """Return the device on which a table of an engine was taken that stands under another one; blank for all others.
+
+    >>> taken_on("gemm", "sglang", "b300"), taken_on("moe", "sglang", "b300")
+    ('gb300', '')
+    """
+    row = engine_steps()["taken_on"].get(f"{engine}-{device}", {"tables": ()})
+    return str(row["device"]) if table in row["tables"] else ""
+
+
 def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float, float]) -> float:
     """Return seconds that the host takes to call one product where a table times calls, 0 where it replays a graph.
 
