@@ -108,6 +108,23 @@ def test_habits_belong_to_old_frameworks() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "stack"),
+    [
+        ("Megatron-LM", "a100-sxm-80gb", "megatron-scores"),
+        ("Megatron", "v100-sxm-32gb", "megatron-scores"),
+        ("Megatron-LM", "rtx-3090", "megatron-scores"),
+        ("Megatron-LM", "h100-sxm-80gb", "megatron"),
+        ("Megatron-LM", "rtx-4090", "megatron"),
+        ("Megatron-LM (2022)", "h100-sxm-80gb", "megatron-scores"),
+        ("Megatron-LM v0.12", "a100-sxm-80gb", "megatron"),
+    ],
+)
+def test_a_name_without_a_release_is_as_old_as_its_device(name: str, device: str, stack: str) -> None:
+    """Megatron-LM without a date is that of whole scores on devices from before 2023 alone."""
+    assert framework_of(name, {"device": device}).stack == stack
+
+
 def test_an_unknown_framework_is_not_known() -> None:
     """The entry for all others has no stack of its own."""
     found = framework_of("my own trainer")
