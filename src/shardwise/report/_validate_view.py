@@ -52,8 +52,8 @@ def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Pa
     else:
         _table(page, "BY SOURCE", summary(found.rows, ("source", "metric")), ("source", "metric"))
         _table(page, "BY DEVICE", summary(found.rows, ("device", "metric")), ("device", "metric"))
-        for name in ("family", "quality", "year"):
-            _table(page, f"BY {name.upper()}", summary(found.rows, (name, "metric")), (name, "metric"))
+        for name, word in (("family", "FAMILY"), ("quality", "QUALITY"), ("year", "YEAR OF THE DEVICE")):
+            _table(page, f"BY {word}", summary(found.rows, (name, "metric")), (name, "metric"))
     fits = fits_of(found.rows)
     if fits.ran or fits.failed:
         page.blank()
