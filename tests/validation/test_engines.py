@@ -22,14 +22,17 @@ from shardwise.validation._engines import engine_of, limits_of
          "vllm-flashinfer"),
         ({"engine": "vllm", "serving_mode": "static"}, "h100-sxm-80gb", "vllm-v0"),
         ({"engine": "vllm", "serving_mode": "memory_log"}, "h100-sxm-80gb", "vllm"),
+        ({"engine": "vllm", "serving_mode": "static"}, "gb200", "vllm"),
+        ({"engine": "vllm", "serving_mode": "static", "engine_version": "0.7.3"}, "gb200", "vllm-v0"),
         ({"engine": "trtllm", "serving_mode": "static"}, "h100-sxm-80gb", "tensorrt-llm-0.11"),
+        ({"engine": "trtllm", "serving_mode": "static"}, "b200-sxm-180gb", "tensorrt-llm"),
         ({"engine": "trtllm", "engine_version": "0.10.0"}, "h100-sxm-80gb", "tensorrt-llm-0.9"),
         ({"engine": "trtllm", "engine_version": "0.20.0"}, "h100-sxm-80gb", "tensorrt-llm-0.12"),
         ({"engine": "trtllm", "engine_version": "1.2.0"}, "h100-sxm-80gb", "tensorrt-llm"),
     ],
 )  # fmt: skip
 def test_the_release_tells_the_engine(cells: dict[str, str], device: str, name: str) -> None:
-    """A word and a release name an engine of the package, and so do fixed batches of no release."""
+    """A word and a release name an engine of the package, and so do fixed batches of no release, by their device."""
     assert engine_of(Cells(cells), find_device(device).device) == name
 
 

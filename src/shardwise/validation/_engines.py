@@ -56,7 +56,7 @@ def engine_of(cells: Cells, device: Device) -> str:
     if found != word and word not in _table()["spellings"]["words"]:
         cells.assume(f"engine {word}: overheads of {found}")
     unstated = not version and cells.text("serving_mode") in FIXED
-    told = {"vendor": device.vendor, "sampler": cells.notes.get("sampler", "")}
+    told = {"device": device.name, "vendor": device.vendor, "sampler": cells.notes.get("sampler", "")}
     for row in _table()["release"]:
         if row["engine"] == found and _holds(row, told, release(version), unstated):
             if "says" in row:
@@ -72,7 +72,9 @@ def _holds(row: dict[str, Any], told: dict[str, str], stated: tuple[int, ...], u
         return False
     if "below" not in row and "unstated" not in row:
         return True
-    return row.get("unstated", False) if unstated else () < stated < release(row.get("below", ""))
+    if unstated:
+        return row.get("unstated", False) and not re.fullmatch(row["not_on"], told["device"])
+    return () < stated < release(row.get("below", ""))
 
 
 def engine_named(word: str) -> str:
