@@ -46,7 +46,6 @@ from shardwise.cost._network import (
 )
 from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds, product_seconds
 from shardwise.cost._rates import (
-    ELEMENT_BYTES,
     OVERLAP_AXES,
     WIDE_DTYPES,
     Efficiencies,
@@ -58,6 +57,7 @@ from shardwise.cost._rates import (
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
 from shardwise.cost._tables import constants, family_of, matmul_row
+from shardwise.cost._tiles import ELEMENT_BYTES
 
 __all__ = [
     "DECODE_PARTS",
