@@ -168,31 +168,9 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     if op.kind == "none" or is_plain(op.kernels, 0):
         return 0 * flops
     if op.kind == "matmul":
-        if op.region.endswith("core") and which == "input":
-            # Both operands are activations: two products, each the size of the forward one.
-            return _off_matrix_units(r, op, flops, 2 * matmul_seconds(r, op, moved / 2, "input"))
-        wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
-        seconds = (
-            _apart_seconds(wide or r, op, moved, which) + _added(r, op, which)
-            if op.apart and r.sharpness != math.inf
-            else matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
-        )
-        if which != "weight":
-            return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
-        return seconds / r.weight_gradient + _finish(r, op)
+        return _product_pass(r, op, which, flops, moved)
     if op.kind == "grouped":
-        share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
-        if r.experts_in_turn:
-            products = matmul_seconds(r, op, moved, "" if which == "forward" else which)
-            products = products + (op.batch - 1) * r.matmul_start
-        else:
-            sharpness = min(r.sharpness, _GROUPED_SHARPNESS) if r.sharpness != math.inf else math.inf
-            products = blend(flops / (r.grouped_flops * share), moved / r.memory_bytes, sharpness)
-            products = products + op.batch * r.grouped_each + r.grouped_start
-            if which == "forward" and r.sharpness != math.inf and not is_plain(op.host_seconds, 0):
-                # Behind the count of rows, for which the host has waited.
-                products = maximum(products, named(op.host_seconds, "launches by the host"))
-        return products if which == "weight" else products + _cast(r, op, which)
+        return _grouped_pass(r, op, which, flops, moved)
     if op.kind == "attention":
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
         if r.pair_dims and op.region.endswith("core"):
@@ -202,6 +180,43 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
     return maximum(scan, maximum(moved / streaming, op.kernels * r.launch)) + op.kernels * r.memory_start
+
+
+def _product_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
+    """Return seconds of one pass of a matrix product, with what casts its input or finishes its weight gradient."""
+    if op.region.endswith("core") and which == "input":
+        # Both operands are activations: two products, each the size of the forward one.
+        return _off_matrix_units(r, op, flops, 2 * matmul_seconds(r, op, moved / 2, "input"))
+    wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
+    seconds = (
+        _apart_seconds(wide or r, op, moved, which) + _added(r, op, which)
+        if op.apart and not _is_ideal(r)
+        else matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
+    )
+    if which != "weight":
+        return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
+    return seconds / r.weight_gradient + _finish(r, op)
+
+
+def _grouped_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
+    """Return seconds of one pass of the products of experts, in one kernel or one after the other."""
+    share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
+    if r.experts_in_turn:
+        products = matmul_seconds(r, op, moved, "" if which == "forward" else which)
+        products = products + (op.batch - 1) * r.matmul_start
+    else:
+        sharpness = r.sharpness if _is_ideal(r) else min(r.sharpness, _GROUPED_SHARPNESS)
+        products = blend(flops / (r.grouped_flops * share), moved / r.memory_bytes, sharpness)
+        products = products + op.batch * r.grouped_each + r.grouped_start
+        if which == "forward" and not _is_ideal(r) and not is_plain(op.host_seconds, 0):
+            # Behind the count of rows, for which the host has waited.
+            products = maximum(products, named(op.host_seconds, "launches by the host"))
+    return products if which == "weight" else products + _cast(r, op, which)
+
+
+def _is_ideal(r: Rates[X]) -> bool:
+    """Return whether rates are those of an ideal device: nothing but the larger of arithmetic and bytes counts."""
+    return r.sharpness == math.inf
 
 
 def head_share(dims: X, pair_dims: float) -> X:
