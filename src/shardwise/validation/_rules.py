@@ -48,9 +48,14 @@ def rule(field: str) -> Rule:
     return next(one for one in rules() if one.field == field)
 
 
+_ADDRESS = re.compile(r"^https://github[.]com/([^/]+/[^/]+)(?:/(?:blob|tree)/([^/]+)/?)?")
+
+
 @cache
 def _of_citation(citation: str) -> tuple[dict[str, Any], ...]:
-    return tuple(row for row in _tables("documented.toml")["documented"] if re.search(row["citation"], citation))
+    """Return the entries of a citation, github:OWNER/NAME@COMMIT:PATH or the page's address."""
+    said = _ADDRESS.sub(lambda m: f"github:{m[1]}@{m[2]}:" if m[2] else f"github:{m[1]}", citation)
+    return tuple(row for row in _tables("documented.toml")["documented"] if re.search(row["citation"], said))
 
 
 def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:
@@ -59,6 +64,8 @@ def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dic
     What it documents of a part of its rows counts for rows whose cells match.
 
     >>> documented("github:MooreThreads/SimuMax@4dcaae5:docs/b200")[0]
+    {'cp_kind': 'a2a'}
+    >>> documented("https://github.com/MooreThreads/SimuMax/blob/4dcaae5/docs/b200")[0]
     {'cp_kind': 'a2a'}
     """
     cells = row or {}
