@@ -105,3 +105,13 @@ def test_chunks_may_be_stated_by_their_layers(vpp: str, pp: int, chunks: int) ->
     """A pipeline whose chunks have so many layers has as many chunks on each stage as that takes."""
     model = Model.load("llama-3-8b")
     assert _vpp(Cells({"vpp": vpp}), model, pp) == chunks
+
+
+@pytest.mark.parametrize(
+    "path", ["github:MooreThreads/SimuMax@4dcaae5:", "https://github.com/MooreThreads/SimuMax/blob/4dcaae5/"]
+)
+@pytest.mark.parametrize(("case", "notes"), [("llama3_70b_tp1_cef", "fused cross entropy"), ("llama3_70b_tp1", None)])
+def test_an_address_cites_what_its_short_form_does(path: str, case: str, notes: str | None) -> None:
+    """What a repository documents counts for its pages however they are cited, as do the names of its cases."""
+    cells, _ = documented(f"{path}docs/b200/summary.json case {case}")
+    assert (cells["cp_kind"], cells.get("notes")) == ("a2a", notes)
