@@ -10,8 +10,8 @@ from cli.command_line import run
 def test_latencies_come_with_their_intervals() -> None:
     """The page prints the intervals of both latencies, as `train` does of the step; one pass has none to print."""
     page = run("infer", "llama-3.1-8b", "--on", "h100", "--width", "120").out
-    assert "8 of 10 measured runs: TTFT " in page and ", TPOT " in page
-    assert "measured runs" not in run("infer", "bert-base", "--on", "h100").out
+    assert "8 of 10 take TTFT " in page and ", TPOT " in page
+    assert "published runs" not in run("infer", "bert-base", "--on", "h100").out
 
 
 def test_rates_say_what_they_count() -> None:

@@ -182,7 +182,7 @@ def _measured(page: Page, report: InferReport) -> None:
         for word, name in (("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"))
         for low, high in (report.interval[name],)
     ]
-    page.note(f"8 of 10 measured runs: {', '.join(bands)}", "dim")
+    page.note(f"judged by published runs, 8 of 10 take {', '.join(bands)}", "dim")
 
 
 def _memory(page: Page, report: InferReport) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH = 7.6  # inches: the text of a page
 INK, GREY, PALE, RED = "#1a1a1a", "#5f6368", "#d9d9d9", "#b2182b"
-WHISKER = "8 of 10 measured runs lie here"
+WHISKER = "judged by published runs, 8 of 10 lie here"
 AXES = {
     "tp": ("tensor parallel", "#D55E00"),
     "tp2": ("tensor parallel, second axis", "#A63D00"),

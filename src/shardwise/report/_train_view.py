@@ -91,7 +91,8 @@ def _reach(page: Page, report: TrainReport) -> None:
     low, high = (b - report.allocated_bytes + report.device_bytes for b in report.interval["memory.peak_bytes"])
     limit = report.verdict.limit_bytes
     if low < limit < high:
-        page.note(f"close: 8 of 10 measured peaks lie in {show_bytes(low)} to {show_bytes(high)}", "bold yellow")
+        spread = f"{show_bytes(low)} to {show_bytes(high)}"
+        page.note(f"close: judged by published runs, 8 of 10 peaks lie in {spread}", "bold yellow")
 
 
 def _moment(report: TrainReport) -> str:
@@ -148,10 +149,8 @@ def _speed(page: Page, report: TrainReport) -> None:
 def _measured(page: Page, report: TrainReport) -> None:
     """Append the band of the step, from published runs."""
     (low, high), (least, most) = (report.interval[name] for name in ("step_seconds", "mfu"))
-    page.note(
-        f"8 of 10 measured runs lie in {show_seconds(low)} to {show_seconds(high)}, MFU {least:.1%} to {most:.1%}",
-        "dim",
-    )
+    spread = f"{show_seconds(low)} to {show_seconds(high)}, MFU {least:.1%} to {most:.1%}"
+    page.note(f"judged by published runs, 8 of 10 take {spread}", "dim")
 
 
 def _cost(page: Page, report: TrainReport) -> None:
