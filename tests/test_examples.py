@@ -21,7 +21,7 @@ LIMIT_SECONDS = 10
 NEAR = [
     ("megatron_lm", 0, 0.10),
     ("mt_nlg", 0, 0.10),
-    ("fastertransformer", 0, 0.15),
+    ("fastertransformer", 0, 0.20),
     ("llama", 0, 0.35),
     ("megatron_tool", 0, 0.001),
     ("megatron_tool", 1, 0.02),
