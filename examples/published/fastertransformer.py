@@ -50,7 +50,7 @@ def page() -> Page:
             "a": "a token reads 25 GB of weights, and the source's A100 of 40 GB reads them at 0.93 of its bandwidth,"
             " ours at 0.84, as the tables of A100 of 80 GB say",
             "b": "on two devices the source gains less from the second than the bytes and FLOPs that are halved; its"
-            " all-reduces of a few kB to 5 MB went through NCCL of 2022, ours are fitted to later ones"
+            " all-reduces of a few kB to 5 MB went through NCCL of 2022, ours are fitted to later ones",
         },
     )
 
