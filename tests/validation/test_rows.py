@@ -400,3 +400,13 @@ def test_a_table_that_stands_under_two_devices_is_predicted_where_it_was_taken(t
     assert "kernels of b300: taken on gb300, whose table this is" in copied.assumed
     assert own.predicted != only(tmp_path, {**row, "engine": "vllm", "device": "gb300"}).predicted
     assert not any("taken on" in note for note in own.assumed)
+
+
+@pytest.mark.parametrize(
+    ("row", "field"), [(TRAINING, "tp"), (TRAINING, "etp"), (INFERENCE, "tp"), (INFERENCE, "batch")]
+)
+def test_a_count_of_zero_is_refused(tmp_path: Path, row: dict[str, str], field: str) -> None:
+    """A stated zero is a mistake: it is no blank cell, and nothing runs on no ranks."""
+    found = only(tmp_path, {**row, "model": "mixtral-8x7b", field: "0"})
+    assert found.status == "refused"
+    assert f"{field}: must be above 0" in found.reason

@@ -44,7 +44,7 @@ from shardwise.cost._network import (
     sent_bytes,
     with_peers,
 )
-from shardwise.cost._operators import PassSeconds, blend, kernel_seconds, op_seconds, product_seconds
+from shardwise.cost._operators import PassSeconds, blend, inside_share, kernel_seconds, op_seconds, product_seconds
 from shardwise.cost._rates import (
     OVERLAP_AXES,
     WIDE_DTYPES,
@@ -98,6 +98,7 @@ __all__ = [
     "family_of",
     "fit_from",
     "heads_together",
+    "inside_share",
     "kernel_costs",
     "kernel_seconds",
     "last_cache_bytes",

@@ -14,6 +14,7 @@ from typing import Any, Generic, cast
 
 from shardwise.cost._kinds import blocked_flops, kind_of
 from shardwise.cost._rates import WIDE_DTYPES, ProductRates, Rates
+from shardwise.cost._tables import constants
 from shardwise.cost._tiles import Tiling
 from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register, total
 from shardwise.ledger.op import Op
@@ -98,7 +99,7 @@ def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved:
     read, written = s.width * m * k * batch, 2 * m * n * batch
     streamed = moved
     if s.cached_bytes:
-        found = (1 - s.cached_share) * _inside(moved / s.cached_bytes)
+        found = (1 - s.cached_share) * inside_share(moved / s.cached_bytes)
         streamed = moved - found * read
         if s.keeps_outputs:
             streamed, written = streamed - found * written, written - found * written
@@ -112,14 +113,17 @@ def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved:
     return seconds + r.matmul_start
 
 
-# Of bytes that are used again, all are still in the last cache up to this share of it, none beyond the other (scaling
-# kernels of aiconfigurator 0.12.0, as `cache` of validation/modules.toml).
-_ALL_INSIDE, _NONE_INSIDE = 0.85, 1.1
+def inside_share(full: X) -> X:
+    """Return the share of bytes that are still in the last cache after so many of its sizes were walked through.
 
+    Source: `last_cache` of priors.toml.
 
-def _inside(full: X) -> X:
-    """Return the share of bytes that a cache still holds when so much of it has been walked through since."""
-    return minimum(maximum((_NONE_INSIDE - full) / (_NONE_INSIDE - _ALL_INSIDE), 0 * full), 1 + 0 * full)
+    >>> inside_share(0.5), round(inside_share(1.0), 6), inside_share(2.0)
+    (1.0, 0.4, 0.0)
+    """
+    bounds = constants()["passes"]["last_cache"]
+    every, nothing = float(bounds["every"]), float(bounds["nothing"])
+    return minimum(maximum((nothing - full) / (nothing - every), 0 * full), 1 + 0 * full)
 
 
 def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X:

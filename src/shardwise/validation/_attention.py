@@ -22,10 +22,10 @@ from shardwise.cost import (
     rates_of,
     seen_pairs,
 )
-from shardwise.hardware import Device, find_device
+from shardwise.hardware import Device
 from shardwise.models import LatentAttention, Model
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._kernels import chip_of, engine_in
+from shardwise.validation._kernels import chip_of, engine_in, type_in
 
 _NONE = Efficiencies()
 
@@ -49,13 +49,10 @@ def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, wi
     family = family_of(device)
     if f"{kind}_kernels" not in constants()[family]:
         cells.assume(f"kernels of {family}: those of {STAND_IN_FAMILY}")
-        device, family = find_device("a100-sxm-80gb").device, STAND_IN_FAMILY
+        family = STAND_IN_FAMILY
     table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
     engine = engine_in(cells, table)
-    near = next((k for k in (label, label.split("-")[0], "bf16") if k in table[engine]), next(iter(table[engine])))
-    if near != label:
-        cells.assume(f"{label}: constants of {near}")
-    found = kernel_costs(device, kind, (engine, near), head, windowed)
+    found = kernel_costs(device, kind, (engine, type_in(cells, table[engine], label)), head, windowed, family)
     if found is None:
         raise refuse("head_dim", head, "has no measured kernel")
     return found

@@ -99,6 +99,13 @@ class Cells:
             raise InputError([Problem(name, value, "is not a whole number", "correct the cell")])
         return int(value)
 
+    def count(self, name: str) -> int:
+        """Return a cell as a whole number above 0, 1 where the row does not state it."""
+        if not self.says(name):
+            return 1
+        self.positive(name)
+        return self.whole(name)
+
     def positive(self, name: str) -> float:
         """Return a number above 0 that the row must state."""
         value = self.number(name)

@@ -133,24 +133,23 @@ def _cluster(cells: Cells, found: Lookup, plan: Plan) -> Cluster:
 
 
 def _plan(cells: Cells, model: Model) -> Plan:
-    count, pp, dp = cells.whole("num_gpus") or 1, max(cells.whole("pp"), 1), max(cells.whole("dp"), 1)
+    count, pp, dp = (cells.count(name) for name in ("num_gpus", "pp", "dp"))
     if cells.notes.get("layer_split") or cells.notes.get("layer_split_assumed"):
         return Plan(tp=1, pp=count, dp=1)
-    tp = cells.whole("tp")
-    if not tp:
+    tp = cells.count("tp")
+    if not cells.says("tp"):
         if count > 1:
             cells.taken("tp")
         tp = max(count // (pp * dp), 1)
     # Groups of attention are replicas that share their experts: each serves its part of the requests.
-    groups = max(cells.whole("attention_dp"), 1)
+    groups = cells.count("attention_dp")
     if groups > 1:
         cells.assume(f"{groups} groups of attention share their experts, with requests and routed tokens spread evenly")
     plan = Plan(tp=tp, pp=pp, dp=dp * groups)
     if any(isinstance(block.feed_forward, MoE) for block in model.kinds):
-        ep = cells.whole("ep")
-        if not ep:
+        ep = cells.count("ep")
+        if not cells.says("ep"):
             cells.taken("ep")
-            ep = 1
         plan = replace(plan, ep=ep, etp=max(tp * groups // ep, 1))
     return plan
 
@@ -173,7 +172,7 @@ def _job(cells: Cells, model: Model, engine: str, plan: Plan, device: Device) ->
             max_sequences=int(noted) or limits.set_aside, adapter_rank=int(cells.noted("lora_rank")),
         )  # fmt: skip
     replicas = plan.dp
-    batch = 1 if mode == "single_stream" else cells.whole("batch") or 1
+    batch = 1 if mode == "single_stream" else cells.count("batch")
     if mode == "online":
         batch = cells.whole("concurrency")
         cells.assume("closed loop: a decode step of all requests in flight, and the prompts of the others in between")

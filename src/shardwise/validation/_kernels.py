@@ -208,13 +208,12 @@ def quantise_seconds(q: dict[str, float], device: Device, size: tuple[X, X], in_
     return q["start_seconds"] + maximum(streamed, in_turn)
 
 
-def _row_of(cells: Cells, table: dict[str, Any], label: str) -> Any:
-    """Return the constants of a type of values, or of the nearest one, which is said."""
-    if label in table:
-        return table[label]
-    near = next((k for k in (label.split("-")[0], "bf16") if k in table), next(iter(table)))
-    cells.assume(f"{label}: constants of {near}")
-    return table[near]
+def type_in(cells: Cells, table: dict[str, Any], label: str) -> str:
+    """Return the type of values of a row among those of a table; the nearest that stands in for another is said."""
+    near = next((k for k in (label, label.split("-")[0], "bf16") if k in table), next(iter(table)))
+    if near != label:
+        cells.assume(f"{label}: constants of {near}")
+    return near
 
 
 def ungated(kernel: str, version: str, inner: float, top_k: float, count: float) -> bool:
@@ -253,7 +252,7 @@ def fused_of(cells: Cells, device: Device) -> Fused:
         raise refuse("dtype", dtype, "is not a type of experts that is modelled")
     names = ("num_tokens", "hidden_size", "intermediate_size", "top_k", "num_experts")
     T, D, inner, k, E = (cells.positive(name) for name in names)
-    tp, ep = max(cells.number("moe_tp", 1), 1), max(cells.number("moe_ep", 1), 1)
+    tp, ep = cells.count("moe_tp"), cells.count("moe_ep")
     version, routing = cells.text("engine_version"), cells.text("routing")
     check(routing, k, E, ep)
     hit, rows, others = timed_rows(kernel, version, routing, (T, k, E, ep))
@@ -275,7 +274,8 @@ def fused_seconds(c: ExpertsFit, chip: Chip[Any], f: Fused) -> Any:
 def experts(cells: Cells, device: Device) -> float:
     """Return seconds of a fused layer of experts on one rank, by the constants of its kernel or of one like it."""
     dtype, kernel, ran = cells.text("dtype"), cells.text("kernel"), fused_of(cells, device)
-    by_kernel = _row_of(cells, _family(cells, device, "experts"), dtype)
+    table = _family(cells, device, "experts")
+    by_kernel = table[type_in(cells, table, dtype)]
     row = by_kernel.get(kernel)
     if row is None:
         same = {

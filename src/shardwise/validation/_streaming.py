@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from shardwise.cost import MEASURED_KERNELS, Efficiencies, constants, family_of, rates_of
+from shardwise.cost import MEASURED_KERNELS, Efficiencies, constants, family_of, inside_share, rates_of
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
@@ -25,8 +25,7 @@ def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
     row, rate = constants()[family_of(device)]["memory"], memory_rate(device)
     if "cached_bytes" not in row or not device.knows("num_cores"):
         return rate
-    full, bounds = walked * copies / row["cached_bytes"], engine_steps()["cache"]
-    hit = min(max((bounds["nothing"] - full) / (bounds["nothing"] - bounds["all"]), 0.0), 1.0)
+    hit = inside_share(walked * copies / row["cached_bytes"])
     inside = max(row["cached_bytes_per_second_per_core"] * device.num_cores, rate)
     return float(1 / (hit / inside + (1 - hit) / rate))
 

@@ -17,8 +17,7 @@ from shardwise.validation._rules import words
 def _degree(cells: Cells, name: str) -> int:
     if not cells.says(name):
         cells.taken("degrees")
-        return 1
-    return max(cells.whole(name), 1)
+    return cells.count(name)
 
 
 def plan_of(cells: Cells, model: Model, framework: Framework, node: int) -> Plan:
@@ -61,15 +60,15 @@ def _vpp(cells: Cells, model: Model, pp: int) -> int:
     if pp > 1 and not cells.says("vpp"):
         cells.taken("vpp")
     layers = re.fullmatch(r"(\d+) layers?", cells.text("vpp"))  # of a chunk
-    stated = round(model.num_layers / (pp * int(layers[1]))) if layers else cells.whole("vpp", 1)
-    vpp = max(stated, 1) if pp > 1 else 1
+    stated = max(round(model.num_layers / (pp * int(layers[1]))), 1) if layers else cells.count("vpp")
+    vpp = stated if pp > 1 else 1
     return vpp if pp * vpp <= model.num_layers or pp * vpp == model.num_layers + 2 else 1
 
 
 def _etp(cells: Cells, tp: int) -> int:
     if not cells.says("etp") and tp > 1:
         cells.taken("etp")
-    return max(cells.whole("etp", 1), 1)
+    return cells.count("etp")
 
 
 def _micro_batch(cells: Cells, framework: Framework, pp: int, replicas: int) -> int:
