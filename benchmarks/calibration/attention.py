@@ -16,6 +16,7 @@ from shardwise.cost._attention import PARTS, Cached, Prompt, decode_parts, part_
 from shardwise.hardware import find_device
 from shardwise.validation._attention import latent_model
 from shardwise.validation._kernels import chip_of
+from shardwise.validation._ticks import Ticks, ticks_of
 
 _MIXER = latent_model()[1]
 _CACHED = _MIXER.kv_lora_rank + _MIXER.qk_rope_head_dim
@@ -126,6 +127,7 @@ class Group:
     packs: str
     table: Table
     matrix: Any
+    ticks: Ticks
 
     @property
     def heads(self) -> list[str]:
@@ -143,7 +145,8 @@ def _group(kind: Kind, engine: str, label: str, devices: dict[str, Table], packs
             parts = kind.parts(rows, device, label.split("-")[0], packs)
             matrix.append(np.stack([np.broadcast_to(p, size(rows)) for p in parts], 1))
     table = {k: np.concatenate([r[k] for r in tables]) for k in tables[0]}
-    return Group(engine, label, packs, table, np.concatenate(matrix))
+    ticks = ticks_of(kind.table.partition("_")[0], engine, find_device(next(iter(devices))).device)
+    return Group(engine, label, packs, table, np.concatenate(matrix), ticks)
 
 
 def _rows(kind: Kind, groups: list[Group]) -> Rows:
@@ -153,8 +156,17 @@ def _rows(kind: Kind, groups: list[Group]) -> Rows:
         kernels.append(count + np.searchsorted(group.heads, group.table["head"]))
         count += len(group.heads)
     table = {k: np.concatenate([g.table[k] for g in groups]) for k in ("time_seconds", "device", *kind.shape)}
-    matrix = np.concatenate([g.matrix for g in groups])
-    return Rows(matrix, table["time_seconds"], np.concatenate(kernels), table["device"], folds(table, *kind.shape))
+    cells = [g.ticks.kernel(g.table["time_seconds"]) for g in groups]
+    low, high = (np.concatenate(ends) for ends in zip(*cells, strict=True))
+    return Rows(
+        matrix=np.concatenate([g.matrix for g in groups]),
+        seconds=(low + high) / 2,
+        low=low,
+        high=high,
+        kernels=np.concatenate(kernels),
+        devices=table["device"],
+        folds=folds(table, *kind.shape),
+    )
 
 
 def _best(kind: Kind, engine: str, label: str, devices: dict[str, Table]) -> Group:
@@ -165,7 +177,7 @@ def _best(kind: Kind, engine: str, label: str, devices: dict[str, Table]) -> Gro
 
     def loss(group: Group) -> float:
         rows = _rows(kind, [group])
-        return float(losses(unseen(rows, own(rows)), rows.seconds).mean())
+        return float(losses(group.ticks.stated(unseen(rows, own(rows))), group.table["time_seconds"]).mean())
 
     return min(found, key=loss)
 
@@ -202,7 +214,7 @@ def _entries(kind: Kind, groups: list[Group]) -> dict[str, Any]:
     start = kernel = 0
     for group in groups:
         own_rows = slice(start, start + size(group.table))
-        left, out = (summary(errors(p[own_rows], group.table)) for p in (first, apart))
+        left, out = (summary(errors(group.ticks.stated(p[own_rows]), group.table)) for p in (first, apart))
         devices = ", ".join(dict.fromkeys(str(d) for d in group.table["device"]))
         heads = dict(zip(group.heads, taken[kernel:], strict=False))
         found.setdefault(ENGINES[group.engine], {})[group.label] = {
@@ -229,7 +241,7 @@ def _stored(kind: Kind, row: dict[str, Any], group: Group, table: dict[str, Any]
     costs = {head: part_costs(name, table["costs"], row["heads"][head]) for head in group.heads}
     scale = np.array([table.get("by_device", {}).get(d, 1.0) for d in group.table["device"]])
     parts = group.matrix * np.array([costs[head] for head in group.table["head"]])
-    return parts[:, 0] + scale * parts[:, 1:].sum(1)
+    return group.ticks.stated(parts[:, 0] + scale * parts[:, 1:].sum(1))
 
 
 def residuals(folder: Path, constants: dict[str, Any], only: tuple[str, ...]) -> list[tuple[str, str, str, Any]]:

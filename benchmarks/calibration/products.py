@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from calibration.minimise import STEP, Squares
-from calibration.tables import ENGINES, FAMILIES, Table, errors, folds, pick, size, summary, where
+from calibration.tables import ENGINES, FAMILIES, INSIDE, Table, errors, folds, pick, size, summary, where
 from shardwise.cost import Efficiencies
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
@@ -16,6 +16,7 @@ from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
 from shardwise.validation._kernels import PRODUCTS, held_share, moved_bytes, quantise_seconds, replayed
 from shardwise.validation._steps import engine_steps, maxima_seconds
+from shardwise.validation._ticks import Ticks, ticks_of
 
 # Types of the tables that are fitted.
 TYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "int8_sq", "int8_wo", "int4_wo")
@@ -73,6 +74,17 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     return seconds
 
 
+def ticks(rows: Table, key: tuple[str, str], dtype: str) -> Ticks:
+    """Return how the table of some rows times kernels."""
+    (device, engine), weight = key, PRODUCTS[dtype][4] * rows["n"] * rows["k"]
+    return ticks_of("gemm", engine, find_device(device).device, dtype, weight)
+
+
+def stated(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:
+    """Return what the table of some rows would state of the products."""
+    return ticks(rows, key, dtype).stated(predicted(rows, key, row, dtype))
+
+
 Groups: TypeAlias = dict[tuple[str, str], Table]
 Path: TypeAlias = tuple[str, ...]
 
@@ -113,7 +125,8 @@ class Search(Squares):
         self.groups, self.dtype, self.start_row, self.base, self.paths = groups, dtype, row, base, _paths(row)
         tops = [0.6 if path[0] in FACTORS else np.log(LIMITS.get(path[-1], 1e9)) for path in self.paths]
         self.start, self.top = np.log([_value(row, path) for path in self.paths]), np.array(tops)
-        self.measured = np.concatenate([rows["time_seconds"] for rows in groups.values()])
+        cells = {key: ticks(rows, key, dtype).kernel(rows["time_seconds"]) for key, rows in groups.items()}
+        self.cells = {key: tuple(map(np.log, cell)) for key, cell in cells.items()}
         super().__init__(self.errors, np.concatenate([np.full(size(r), 1 / size(r)) for r in groups.values()]))
 
     def row(self, z: Any) -> dict[str, Any]:
@@ -123,8 +136,13 @@ class Search(Squares):
     def errors(self, z: Any) -> Any:
         """Return the logarithms of predicted over measured seconds."""
         row = self.base | self.row(z)
-        found = [predicted(rows, key, row, self.dtype) for key, rows in self.groups.items()]
-        return np.log(np.concatenate(found) / self.measured)
+        return np.concatenate([self.off(key, rows, row) for key, rows in self.groups.items()])
+
+    def off(self, key: tuple[str, str], rows: Table, row: dict[str, Any]) -> Any:
+        """Return the logarithms of predicted seconds over the nearest that the table would state as it does."""
+        found, (low, high) = np.log(predicted(rows, key, row, self.dtype)), self.cells[key]
+        near = np.clip(found, low, high)
+        return found - near + INSIDE * (near - (low + high) / 2)
 
     def normal(self, z: Any, r: Any, w: Any) -> tuple[Any, Any]:
         """Return matrix and right side of the linear problem, added up over tables: each depends on few constants."""
@@ -134,8 +152,7 @@ class Search(Squares):
             names = {*key, ENGINES[key[1]]}
             own = np.array([i for i, path in enumerate(self.paths) if len(path) == 1 or path[1] in names])
             tried = [self.base | self.row(z + unit) for unit in STEP * np.eye(len(z))[own]]
-            found = np.log([predicted(rows, key, row, self.dtype) for row in tried]) - np.log(rows["time_seconds"])
-            slopes = (found - r[part]) / STEP
+            slopes = (np.array([self.off(key, rows, row) for row in tried]) - r[part]) / STEP
             curve[np.ix_(own, own)] += (slopes * w[part]) @ slopes.T
             right[own] += slopes @ (w * r)[part]
         return curve, right
@@ -225,8 +242,7 @@ def _left_out(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, A
         kept = {key: where(rows, masks[key] != fold) for key, rows in groups.items()}
         out = {key: found for key, rows in groups.items() if size(found := where(rows, masks[key] == fold))}
         if out and all(map(size, kept.values())):
-            search = Search(out, dtype, _solved(kept, dtype, row, base), base)
-            logs.append(search.errors(search.start))
+            logs.append(np.log1p(_errors(out, dtype, base | _solved(kept, dtype, row, base))))
     return np.concatenate(logs)
 
 
@@ -290,7 +306,7 @@ def _shapes(groups: Groups, *, seen: bool) -> Groups:
 
 
 def _errors(groups: Groups, dtype: str, row: dict[str, Any]) -> Any:
-    return np.concatenate([errors(predicted(rows, key, row, dtype), rows) for key, rows in groups.items()])
+    return np.concatenate([errors(stated(rows, key, row, dtype), rows) for key, rows in groups.items()])
 
 
 def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
@@ -300,5 +316,5 @@ def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, s
         for dtype, name in ((one, PRODUCTS[one][0]) for one in TYPES):
             row = constants.get(family, {}).get("matmul", {}).get(name)
             for key, rows in (parts(table, family, dtype) if row else {}).items():
-                found.append((key[0], f"product {dtype}", key[1], errors(predicted(rows, key, row, dtype), rows)))
+                found.append((key[0], f"product {dtype}", key[1], errors(stated(rows, key, row, dtype), rows)))
     return found

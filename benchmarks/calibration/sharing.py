@@ -8,10 +8,12 @@ kernel is left out: whichever raises the loss least, until every such step would
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+
+from calibration.tables import INSIDE
 
 _SCALE, _ROUNDS = 0.06, 8
 _FOLDS = 4
@@ -44,17 +46,27 @@ def losses(predicted: Any, seconds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured kernels: parts of each, seconds, the number of its kernel, the device, the fold of its shape."""
+    """Measured kernels: parts of each, seconds, the number of its kernel, the device, the fold of its shape.
+
+    `low` and `high` bound the seconds of kernels that a table states so.
+    """
 
     matrix: Any
     seconds: Any
+    low: Any
+    high: Any
     kernels: Any
     devices: Any
     folds: Any
 
     def cut(self, mask: Any) -> Rows:
         """Return the rows of a mask."""
-        return Rows(*(getattr(self, n)[mask] for n in ("matrix", "seconds", "kernels", "devices", "folds")))
+        return Rows(*(getattr(self, field.name)[mask] for field in fields(self)))
+
+    def near(self, predicted: Any) -> Rows:
+        """Return the rows with the seconds nearest to predicted ones that a table states as it does."""
+        near, middle = np.clip(predicted, self.low, self.high), (self.low + self.high) / 2
+        return replace(self, seconds=near + INSIDE * (middle - near))
 
     def scaled(self, scale: dict[str, float]) -> Rows:
         """Return the rows with all parts but the start longer by the factor of each device."""
@@ -105,6 +117,7 @@ def _robust(rows: Rows, ties: Any) -> Fit:
     fit = Fit(None, {}, np.ones(len(rows.seconds)))
     for _ in range(_ROUNDS):
         fit = _weighed(rows, ties, fit.weights)
+        rows = rows.near(fit.predicted(rows))
     return fit
 
 
@@ -118,6 +131,7 @@ def fitted(rows: Rows, ties: Any) -> Fit:
         fit = replace(_robust(rows.scaled(scale), ties), scale=scale)
         if last:
             return fit
+        rows = rows.near(fit.predicted(rows))
         start = rows.matrix[:, 0] * fit.costs[rows.kernels, 0]
         worked = np.maximum(replace(fit, scale={}).predicted(rows) - start, 1e-12)
         factor, long = (rows.seconds - start) / worked, worked > start
@@ -184,7 +198,8 @@ def _steps(rows: Rows, ties: Any, fit: Fit) -> Iterator[tuple[float, int, int]]:
 
 def _alike(rows: Rows, most: float) -> Any:
     """Return the number of the row of costs of every kernel: two share one where that raises the loss no more."""
-    weights = _robust(rows, own(rows)).weights
+    fit = _robust(rows, own(rows))
+    rows, weights = rows.near(fit.predicted(rows)), fit.weights
     relative = rows.matrix * (weights / rows.seconds)[:, None]
     numbers = np.arange(int(rows.kernels.max()) + 1)
     masks = [rows.kernels == kernel for kernel in numbers]
@@ -216,6 +231,7 @@ def tied(rows: Rows, gain: float) -> Any:
     fit = _robust(rows, ties)
     while True:
         ties = _numbered(np.where((fit.costs > 0) | (np.arange(ties.shape[1]) == 0), ties, -1))
+        rows = rows.near(fit.predicted(rows))
         fit = _weighed(rows, ties, fit.weights)
         touched = np.zeros(len(ties), bool)
         for rise, one, other in _steps(rows, ties, fit):

@@ -33,14 +33,15 @@ from shardwise.validation._routing import check, timed_rows
 from shardwise.validation._row import Answer
 from shardwise.validation._steps import (
     ENGINES,
+    copies,
     engine_steps,
     host_seconds,
     maxima_seconds,
-    replays,
     taken_on,
     walked_bytes,
 )
 from shardwise.validation._streaming import read_share
+from shardwise.validation._ticks import Ticks, ticks_of
 
 # Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
 # input element, of a weight element).
@@ -81,9 +82,18 @@ def kernel_answer(seconds: Seconds, table: str) -> Callable[[Cells, Places], Ans
         if taken:
             cells.assume(f"kernels of {named}: taken on {taken}, whose table this is")
         device, notes = places.device(taken or named)
-        return Answer(value=seconds(cells, device), assumed=(*notes, *cells.assumed), family=_type(cells))
+        stated = _ticks(cells, table, device).stated(seconds(cells, device))
+        return Answer(value=float(stated), assumed=(*notes, *cells.assumed), family=_type(cells))
 
     return predict
+
+
+def _ticks(cells: Cells, table: str, device: Device) -> Ticks:
+    """Return how the table of a row times kernels."""
+    dtype, weight = cells.text("dtype"), 0.0
+    if table == "gemm" and dtype in PRODUCTS:
+        weight = PRODUCTS[dtype][4] * cells.positive("n") * cells.positive("k")
+    return ticks_of(table, cells.text("engine"), device, dtype, weight)
 
 
 def _type(cells: Cells) -> str:
@@ -187,7 +197,7 @@ def replayed(row: dict[str, Any], device: Device, engine: str, dtype: str, shape
     """Return a row of constants as a table of an engine times it: at the highest clock, replayed a few dozen times."""
     kept, weight = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0), PRODUCTS[dtype][4]
     left = row.get("unset_left", 1.0) if dtype in engine_steps()["copies"][engine].get("unset", ()) else 1.0
-    launches = replays(engine, weight * shape[1] * shape[2], kept)
+    launches = engine_steps()["ticks"]["usual"] * copies(engine, dtype, weight * shape[1] * shape[2], kept)
     return {**row, **AT_HIGHEST_CLOCK, "launches": launches, "burst_left": left}
 
 

@@ -63,16 +63,16 @@ def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
     return float(table.get("seconds", {}).get(family, 0.0) * rows)
 
 
-def replays(engine: str, weight: Any, cache: float) -> Any:
-    """Return how many kernels a table of products runs at once, by the bytes of weights: clocks fall in long runs.
+def copies(engine: str, dtype: str, weight: Any, cache: float) -> Any:
+    """Return how many copies of the weights a table of products runs one after the other, by the bytes of one.
 
-    >>> replays("vllm", 1e6, 5e7), replays("tensorrt-llm", 2e7, 5e7), replays("tensorrt-llm", 1e8, 5e7)
-    (36, 18, 6)
+    >>> copies("vllm", "nvfp4", 1e6, 5e7), copies("tensorrt-llm", "bf16", 2e7, 5e7)
+    (1, 3)
     """
     row = engine_steps()["copies"][engine]
     if not row.get("fills"):
-        return row["launches"]
-    return row["launches"] * maximum(minimum(ceil(cache / weight), row["most"]), 1)
+        return row.get(dtype, row["most"])
+    return maximum(minimum(ceil(cache / weight), row["most"]), 1)
 
 
 def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: float) -> float:
@@ -83,11 +83,7 @@ def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: f
     >>> walked_bytes("vllm", "bf16", 1e6, 0.0, 5e7), walked_bytes("tensorrt-llm", "bf16", 2e7, 0.0, 5e7)
     (6000000.0, 60000000.0)
     """
-    table = engine_steps()["copies"]
-    row = table.get(engine)
+    row = engine_steps()["copies"].get(engine)
     if row is None:
         return math.inf
-    copies = float(row.get(dtype, row["most"]))
-    if row.get("fills"):
-        copies = max(min(copies, float(math.ceil(cache / weight))), 1.0)
-    return copies * (weight + (beside if row.get("each") else 0.0)) + beside
+    return float(copies(engine, dtype, weight, cache) * (weight + (beside if row.get("each") else 0.0)) + beside)
