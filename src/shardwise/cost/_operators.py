@@ -96,20 +96,17 @@ def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved:
     if s.burst_share:
         short = worked / (1 + s.burst_share)
         worked = short * (1 + s.burst_left * s.burst_share * short / (short + s.burst_seconds))
-    read, written = s.width * m * k * batch, 2 * m * n * batch
-    streamed = moved
+    written, streamed = 2 * m * n * batch, moved
     if s.cached_bytes:
         found = (1 - s.cached_share) * inside_share(moved / s.cached_bytes)
-        streamed = moved - found * read
-        if s.keeps_outputs:
-            streamed, written = streamed - found * written, written - found * written
-        streamed = maximum(streamed, 0 * moved)
+        held = s.width * m * k * batch + (written if s.keeps_outputs else 0.0)
+        streamed = maximum(moved - found * held, 0 * moved)
     if s.write_share:
         worked = worked + s.write_share * written / r.matmul_bytes
     seconds = blend(worked, streamed / r.matmul_bytes, r.sharpness)
     if r.ramp_seconds:
         # Pipelines of loads fill and drain: nothing of it shows in a product of few bytes, all in one of many.
-        seconds = seconds + r.ramp_seconds * moved / (moved + r.ramp_traffic)
+        seconds = seconds + r.ramp_seconds * streamed / (streamed + r.ramp_traffic)
     return seconds + r.matmul_start
 
 
