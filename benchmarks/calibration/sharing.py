@@ -16,6 +16,8 @@ import numpy as np
 from calibration.tables import INSIDE
 
 _SCALE, _ROUNDS = 0.06, 8
+# No kernel of any table is shorter than this: what its start costs at least, in seconds.
+_START = 1e-6
 _FOLDS = 4
 _RIDGE = 1e-10
 
@@ -93,15 +95,21 @@ class Fit:
         return np.einsum("ij,ij->i", rows.scaled(self.scale).matrix, self.costs[rows.kernels])
 
 
+def _relative(rows: Rows, weights: Any) -> tuple[Any, Any]:
+    """Return the weighed parts of rows over their seconds, and the weights less what the least of starts takes."""
+    relative = rows.matrix * (weights / rows.seconds)[:, None]
+    return relative, weights - _START * relative[:, 0]
+
+
 def _equations(rows: Rows, ties: Any, weights: Any) -> tuple[Any, Any]:
     """Return the normal equations of the constants; `ties` has -1 where a kernel has no cost for a part."""
     count = int(ties.max()) + 2
     square, right = np.zeros((count, count)), np.zeros(count)
-    relative = rows.matrix * (weights / rows.seconds)[:, None]
+    relative, wanted = _relative(rows, weights)
     for kernel, places in enumerate(ties):
         mask = rows.kernels == kernel
         np.add.at(square, (places[:, None], places), relative[mask].T @ relative[mask])
-        np.add.at(right, places, relative[mask].T @ weights[mask])
+        np.add.at(right, places, relative[mask].T @ wanted[mask])
     return square[:-1, :-1], right[:-1]
 
 
@@ -109,6 +117,7 @@ def _weighed(rows: Rows, ties: Any, weights: Any) -> Fit:
     """Return the fit with some weights, and with the weights that follow from it."""
     found = positive(*_equations(rows, ties, weights))
     costs = np.where(ties >= 0, found[ties], 0.0)
+    costs[:, 0] += _START
     fit = Fit(costs, {}, weights)
     return replace(fit, weights=1 / np.sqrt(1 + ((fit.predicted(rows) / rows.seconds - 1) / _SCALE) ** 2))
 
@@ -200,10 +209,10 @@ def _alike(rows: Rows, most: float) -> Any:
     """Return the number of the row of costs of every kernel: two share one where that raises the loss no more."""
     fit = _robust(rows, own(rows))
     rows, weights = rows.near(fit.predicted(rows)), fit.weights
-    relative = rows.matrix * (weights / rows.seconds)[:, None]
+    relative, wanted = _relative(rows, weights)
     numbers = np.arange(int(rows.kernels.max()) + 1)
     masks = [rows.kernels == kernel for kernel in numbers]
-    groups = {k: _Equations.of(relative[mask].T @ relative[mask], relative[mask].T @ weights[mask])
+    groups = {k: _Equations.of(relative[mask].T @ relative[mask], relative[mask].T @ wanted[mask])
               for k, mask in enumerate(masks)}  # fmt: skip
     pairs = {(i, j): groups[i] + groups[j] for j in groups for i in groups if i < j}
     while pairs:

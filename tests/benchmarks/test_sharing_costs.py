@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from calibration.sharing import Rows, fitted, positive, tied, unseen
+
+from shardwise.validation._ticks import Ticks
 
 # Kernels by parts: the first two are alike, the third differs in its start alone, and no kernel pays for the last part.
 COSTS = np.array([[5e-6, 2.0, 0.7, 0.0], [5e-6, 2.0, 0.7, 0.0], [9e-6, 2.0, 0.7, 0.0]])
@@ -20,7 +23,8 @@ def measured(devices: tuple[float, ...] = (1.0,), noise: float = 0.02) -> Rows:
     device = np.arange(900) % len(devices)
     parts = matrix * COSTS[kernels]
     seconds = (parts[:, 0] + np.array(devices)[device] * parts[:, 1:].sum(1)) * np.exp(random.normal(0, noise, 900))
-    return Rows(matrix, seconds, kernels, np.array([f"d{i}" for i in device]), np.arange(900) % 4)
+    names, rows_folds = np.array([f"d{i}" for i in device]), np.arange(900) % 4
+    return Rows(matrix, seconds, seconds, seconds, kernels, names, rows_folds)
 
 
 def test_costs_that_are_the_same_are_one_constant() -> None:
@@ -48,6 +52,18 @@ def test_slower_devices_are_told_apart_and_starts_are_not_slower() -> None:
     fit = fitted(rows, tied(rows, 0.01))
     assert fit.scale["d1"] / fit.scale["d0"] == pytest.approx(1.25, rel=0.02)
     assert np.median(np.abs(fit.predicted(rows) / rows.seconds - 1)) < 0.02
+
+
+def test_kernels_are_found_behind_the_ticks_that_their_table_states() -> None:
+    """Starts of 5 and 9 us come out of times that are stated in whole ticks of 4 us, and rates as before."""
+    rows, table = measured(noise=0.005), Ticks(4e-6, 1, 6, 6e-6)
+    stated = table.stated(rows.seconds)
+    low, high = table.kernel(stated)
+    ticked = replace(rows, seconds=(low + high) / 2, low=low, high=high)
+    fit = fitted(ticked, tied(ticked, 0.01))
+    assert fit.costs[:, 0] == pytest.approx(COSTS[:, 0], abs=0.5e-6)
+    assert fit.costs[:, 1:] == pytest.approx(COSTS[:, 1:], rel=0.03, abs=1e-9)
+    assert np.median(np.abs(table.stated(fit.predicted(ticked)) / stated - 1)) < 0.01
 
 
 def test_rows_are_predicted_without_their_fold() -> None:
