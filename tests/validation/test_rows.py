@@ -391,17 +391,6 @@ def test_a_device_of_ones_own_has_a_likely_relative(
     assert f"are those of {relative}" in note
 
 
-def test_a_table_that_stands_under_two_devices_is_predicted_where_it_was_taken(tmp_path: Path) -> None:
-    """SGLang's products of B300 are those of GB300, and say so; its experts, and other engines, are of B300."""
-    row = {"device": "b300", "engine": "sglang", "dtype": "bf16", "m": "4096", "n": "8192", "k": "8192",
-           "time_seconds": "3e-4"}  # fmt: skip
-    copied, own = only(tmp_path, row), only(tmp_path, {**row, "engine": "vllm"})
-    assert copied.predicted == only(tmp_path, {**row, "device": "gb300"}).predicted
-    assert "kernels of b300: taken on gb300, whose table this is" in copied.assumed
-    assert own.predicted != only(tmp_path, {**row, "engine": "vllm", "device": "gb300"}).predicted
-    assert not any("taken on" in note for note in own.assumed)
-
-
 @pytest.mark.parametrize(
     ("row", "field"), [(TRAINING, "tp"), (TRAINING, "etp"), (INFERENCE, "tp"), (INFERENCE, "batch")]
 )

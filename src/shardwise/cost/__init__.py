@@ -8,7 +8,6 @@ other packages use is listed here.
 from shardwise.cost._attention import (
     DECODE_PARTS,
     PARTS_IN_SECONDS,
-    STAND_IN_FAMILY,
     TILE_KEYS,
     Cached,
     KernelCosts,
@@ -56,7 +55,7 @@ from shardwise.cost._rates import (
 )
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
-from shardwise.cost._tables import constants, family_of, matmul_row
+from shardwise.cost._tables import constants, family_of, family_with, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES
 
 __all__ = [
@@ -65,7 +64,6 @@ __all__ = [
     "MEASURED_KERNELS",
     "OVERLAP_AXES",
     "PARTS_IN_SECONDS",
-    "STAND_IN_FAMILY",
     "TILE_KEYS",
     "TILE_ROWS",
     "UNKNOWN_CORES",
@@ -96,6 +94,7 @@ __all__ = [
     "exchanged_bytes",
     "experts_seconds",
     "family_of",
+    "family_with",
     "fit_from",
     "heads_together",
     "inside_share",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 from shardwise.cost._kernels import TILE_ROWS, Chip
-from shardwise.cost._tables import constants, family_of
+from shardwise.cost._tables import constants, family_of, family_with
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, total
 
@@ -38,8 +38,6 @@ TILE_KEYS = 64
 _EXPONENTIAL_FLOPS = 4 * 64
 # Query heads of a group that kernels take together at most: two tiles of 16 rows (TensorRT-LLM xqa: 32 heads).
 _SHARED_HEADS = 32
-STAND_IN_FAMILY = "ampere"
-"""The family whose attention kernels stand in where none of a device's own family was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,15 +309,14 @@ def kernel_costs(
 def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[KernelCosts, str]:
     """Return the costs of attention over a 16-bit cache and their source, of the nearest kernels that were measured.
 
-    Engines without tables take the kernels of vLLM, families without take those of A100, by their own peaks: it has
-    high-bandwidth memory as most of them have.
+    Engines without tables take the kernels of vLLM, families without those of `family_with`, by their own peaks.
 
     >>> from shardwise.hardware import find_device
     >>> nearest_costs(find_device("mi300x").device, "tgi")[0].packs
     'none'
     """
     family = family or family_of(device)
-    family = family if "decode_kernels" in constants()[family] else STAND_IN_FAMILY
+    family = family_with("decode_kernels", family)
     table = constants()[family]["decode_kernels"]
     engine = engine if engine in table else "vllm"
     costs = kernel_costs(device, "decode", (engine, "bf16"), 128.0, False, family)

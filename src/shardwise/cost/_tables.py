@@ -80,6 +80,17 @@ def family_of(device: Device) -> str:
     return "generic"
 
 
+def family_with(kind: str, family: str) -> str:
+    """Return a family if kernels of a kind were measured on it, else the one that stands in for it.
+
+    Source: `passes.stand_in` of priors.toml.
+
+    >>> family_with("decode_kernels", "hopper"), family_with("decode_kernels", "cdna")
+    ('hopper', 'ampere')
+    """
+    return family if kind in constants()[family] else str(constants()["passes"]["stand_in"]["family"])
+
+
 def matmul_row(table: dict[str, Any], family: str, dtype: str) -> tuple[dict[str, Any], str]:
     """Return the fit for a data type, or the nearest one of the family with the word of what stands in."""
     rows = table[family]["matmul"]

@@ -7,7 +7,6 @@ from typing import Any
 
 from shardwise.cost import (
     ELEMENT_BYTES,
-    STAND_IN_FAMILY,
     Cached,
     Efficiencies,
     Prompt,
@@ -25,7 +24,7 @@ from shardwise.cost import (
 from shardwise.hardware import Device
 from shardwise.models import LatentAttention, Model
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._kernels import chip_of, engine_in, type_in
+from shardwise.validation._kernels import chip_of, engine_in, measured_family, type_in
 
 _NONE = Efficiencies()
 
@@ -46,10 +45,7 @@ def latent_model() -> tuple[int, LatentAttention]:
 
 def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, windowed: bool = False) -> Any:
     """Return the costs of an engine's attention kernel; what stands in for one that was not measured is said."""
-    family = family_of(device)
-    if f"{kind}_kernels" not in constants()[family]:
-        cells.assume(f"kernels of {family}: those of {STAND_IN_FAMILY}")
-        family = STAND_IN_FAMILY
+    family = measured_family(cells, device, f"{kind}_kernels")
     table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
     engine = engine_in(cells, table)
     found = kernel_costs(device, kind, (engine, type_in(cells, table[engine], label)), head, windowed, family)

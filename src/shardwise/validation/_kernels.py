@@ -18,6 +18,7 @@ from shardwise.cost import (
     constants,
     experts_seconds,
     family_of,
+    family_with,
     fit_from,
     last_cache_bytes,
     matmul_row,
@@ -124,14 +125,12 @@ def engine_in(cells: Cells, table: dict[str, Any]) -> str:
     return near
 
 
-def _family(cells: Cells, device: Device, kind: str) -> dict[str, Any]:
-    """Return the constants of an engine's kernels of a kind on a device; the nearest ones are said."""
-    family = family_of(device)
-    if kind not in constants()[family]:
-        cells.assume(f"kernels of {family}: those of ada")
-        family = "ada"
-    table: dict[str, Any] = constants()[family][kind]
-    found: dict[str, Any] = table[engine_in(cells, table)]
+def measured_family(cells: Cells, device: Device, kind: str) -> str:
+    """Return the family whose kernels of a kind a row takes: what stands in for the device's own is said."""
+    own = family_of(device)
+    found = family_with(kind, own)
+    if found != own:
+        cells.assume(f"kernels of {own}: those of {found}")
     return found
 
 
@@ -284,7 +283,8 @@ def fused_seconds(c: ExpertsFit, chip: Chip[Any], f: Fused) -> Any:
 def experts(cells: Cells, device: Device) -> float:
     """Return seconds of a fused layer of experts on one rank, by the constants of its kernel or of one like it."""
     dtype, kernel, ran = cells.text("dtype"), cells.text("kernel"), fused_of(cells, device)
-    table = _family(cells, device, "experts")
+    engines = constants()[measured_family(cells, device, "experts")]["experts"]
+    table = engines[engine_in(cells, engines)]
     by_kernel = table[type_in(cells, table, dtype)]
     row = by_kernel.get(kernel)
     if row is None:

@@ -1,0 +1,51 @@
+"""What is predicted for rows of kernel tables, and what stands in for kernels that were not measured."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from shardwise.validation import Row, validate
+
+PRODUCT = {"dtype": "bf16", "m": "4096", "n": "8192", "k": "8192"}
+EXPERTS = {
+    "dtype": "bf16", "num_tokens": "64", "hidden_size": "4096", "intermediate_size": "1536", "top_k": "8",
+    "num_experts": "128", "moe_tp": "1", "moe_ep": "1", "routing": "power_law_1.01", "kernel": "",
+}  # fmt: skip
+DECODE = {
+    "op": "generation", "kv_dtype": "bf16", "batch": "16", "query_tokens": "1", "prefix_tokens": "4096",
+    "num_heads": "32", "num_kv_heads": "8", "head_dim": "128", "sliding_window": "0",
+}  # fmt: skip
+
+
+def only(folder: Path, row: dict[str, str], device: str, engine: str) -> Row:
+    """Return the one row of a file with its prediction on a device."""
+    path, row = folder / "rows.csv", {"device": device, "engine": engine, **row, "time_seconds": "3e-4"}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    (found,) = validate([str(path)]).rows
+    return found
+
+
+def test_a_table_that_stands_under_two_devices_is_predicted_where_it_was_taken(tmp_path: Path) -> None:
+    """SGLang's products of B300 are those of GB300, and say so; its experts, and other engines, are of B300."""
+    copied, own = (only(tmp_path, PRODUCT, "b300", engine) for engine in ("sglang", "vllm"))
+    assert copied.predicted == only(tmp_path, PRODUCT, "gb300", "sglang").predicted
+    assert "kernels of b300: taken on gb300, whose table this is" in copied.assumed
+    assert own.predicted != only(tmp_path, PRODUCT, "gb300", "vllm").predicted
+    assert not any("taken on" in note for note in own.assumed)
+
+
+@pytest.mark.parametrize("row", [EXPERTS, DECODE], ids=["experts", "attention"])
+def test_kernels_of_engines_that_no_device_of_a_family_was_measured_with_are_those_of_one_other(
+    tmp_path: Path, row: dict[str, str]
+) -> None:
+    """MI300X runs experts and attention as A100 does, by its own peaks, and both rows say so."""
+    found, own = (only(tmp_path, row, device, "vllm") for device in ("mi300x", "h100-sxm-80gb"))
+    assert found.status == own.status == "predicted", found.reason
+    assert "kernels of cdna: those of ampere" in found.assumed
+    assert not any("kernels of" in note for note in own.assumed)
