@@ -21,7 +21,8 @@ from calibration.tables import ENGINES, FAMILIES, LEAST, summary
 from shardwise.cost import Chip, ExpertsFit
 from shardwise.hardware import find_device
 from shardwise.validation._cells import Cells
-from shardwise.validation._kernels import EXPERTS, Fused, chip_of, fused_of, fused_seconds
+from shardwise.validation._kernels import Fused, chip_of, fused_of, fused_seconds
+from shardwise.validation._types import types_of
 
 WORD = "experts"
 Row: TypeAlias = dict[str, float]
@@ -81,7 +82,7 @@ def kernels(folder: Path) -> list[Kernel]:
     family = {device: name for name, devices in FAMILIES.items() for device in devices}
     found: dict[tuple[str, ...], dict[str, list[tuple[dict[str, str], int]]]] = {}
     for row, fold in zip(rows, _folds(rows), strict=True):
-        if row["device"] in family and row["engine"] in ENGINES and row["dtype"] in EXPERTS:
+        if row["device"] in family and row["engine"] in ENGINES and row["dtype"] in types_of("experts"):
             place = (family[row["device"]], WORD, ENGINES[row["engine"]], row["dtype"], row["kernel"])
             found.setdefault(place, {}).setdefault(row["device"], []).append((row, fold))
     order = list(FAMILIES), list(ENGINES.values())
@@ -94,7 +95,7 @@ def _kernel(place: tuple[str, ...], parts: list[list[tuple[dict[str, str], int]]
     """Return a kernel, each device with the same weight."""
     rows = [row for part in parts for row, _ in part]
     devices = [find_device(row["device"]).device for row in rows]
-    peak = EXPERTS[place[3]][0]
+    peak = types_of("experts")[place[3]].peak
     return Kernel(
         place=place,
         devices=np.array([device.name for device in devices]),

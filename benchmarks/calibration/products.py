@@ -14,9 +14,10 @@ from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
-from shardwise.validation._kernels import PRODUCTS, held_share, moved_bytes, quantise_seconds, replayed
+from shardwise.validation._kernels import held_share, moved_bytes, quantise_seconds, replayed
 from shardwise.validation._steps import engine_steps, maxima_seconds
 from shardwise.validation._ticks import Ticks, ticks_of
+from shardwise.validation._types import types_of
 
 # Types of the tables that are fitted.
 TYPES = ("bf16", "fp8", "fp8_block", "nvfp4", "int8_sq", "int8_wo", "int4_wo")
@@ -64,7 +65,7 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     found, shape = find_device(device).device, (m, n, k, 1.0)
     row = {"source": "", **row, **row.get("engines", {}).get(ENGINES[engine], {})}
     timed = replayed(row, found, ENGINES[engine], dtype, shape)
-    rates = product_rates(found, PRODUCTS[dtype][2], timed, _ANY, ENGINES[engine])
+    rates = product_rates(found, types_of("products")[dtype].peak, timed, _ANY, ENGINES[engine])
     if "held" not in rows:
         rows["held"] = cached(rows, key, dtype)
     seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, rows["held"]))
@@ -76,7 +77,7 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
 
 def ticks(rows: Table, key: tuple[str, str], dtype: str) -> Ticks:
     """Return how the table of some rows times kernels."""
-    (device, engine), weight = key, PRODUCTS[dtype][4] * rows["n"] * rows["k"]
+    (device, engine), weight = key, types_of("products")[dtype].weight_bytes * rows["n"] * rows["k"]
     return ticks_of("gemm", engine, find_device(device).device, dtype, weight)
 
 
@@ -291,7 +292,7 @@ def calibrate(table: Table) -> dict[str, Any]:
                 apart = _errors(_shapes(rows, seen=False), dtype, half)
             else:
                 row, apart = fit_narrow(rows, dtype, form)
-            found.setdefault(family, {})[PRODUCTS[dtype][0]] = row | {
+            found.setdefault(family, {})[types_of("products")[dtype].row] = row | {
                 "residual": f"{summary(_errors(rows, dtype, form | row))}; shapes not fitted: {summary(apart)}",
                 "source": f"fit on {dtype} products of {', '.join(FAMILIES[family])} in "
                 f"{', '.join(sorted({k[1] for k in rows}))} (aiconfigurator 0.12.0, Apache-2.0)",
@@ -313,7 +314,7 @@ def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, s
     """Return (device, kind, engine, errors) of stored constants on a table, which may be another one."""
     found = []
     for family in FAMILIES:
-        for dtype, name in ((one, PRODUCTS[one][0]) for one in TYPES):
+        for dtype, name in ((one, types_of("products")[one].row) for one in TYPES):
             row = constants.get(family, {}).get("matmul", {}).get(name)
             for key, rows in (parts(table, family, dtype) if row else {}).items():
                 found.append((key[0], f"product {dtype}", key[1], errors(stated(rows, key, row, dtype), rows)))

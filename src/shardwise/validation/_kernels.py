@@ -43,31 +43,8 @@ from shardwise.validation._steps import (
 )
 from shardwise.validation._streaming import read_share
 from shardwise.validation._ticks import Ticks, ticks_of
+from shardwise.validation._types import types_of
 
-# Type of a table -> (row of the constants, the nearest where a family has none, type of the device's peak, bytes of an
-# input element, of a weight element).
-PRODUCTS = {
-    "fp32": ("fp32", "fp32", "fp32", 4.0, 4.0),
-    "bf16": ("bf16", "bf16", "bf16", 2.0, 2.0),
-    "fp16": ("bf16", "bf16", "fp16", 2.0, 2.0),
-    "fp8": ("fp8", "fp8", "fp8", 1.0, 1.0),
-    "fp8_block": ("fp8_block", "fp8", "fp8", 1.0, 1.0),
-    "nvfp4": ("fp4", "fp4", "fp4", 0.5625, 0.5625),
-    "int8_sq": ("int8", "int8", "int8", 1.0, 1.0),
-    "int8_wo": ("int8_wo", "bf16", "bf16", 2.0, 1.0),
-    "int4_wo": ("int4_wo", "bf16", "bf16", 2.0, 0.53),
-}
-# Type of fused experts -> (type of the device's peak, bytes of a weight element).
-EXPERTS = {
-    "bf16": ("bf16", 2.0),
-    "fp16": ("fp16", 2.0),
-    "fp8": ("fp8", 1.0),
-    "fp8_block": ("fp8", 1.0),
-    "nvfp4": ("fp4", 0.5625),
-    "int4_wo": ("bf16", 0.53),
-    "w4a16_mxfp4": ("bf16", 0.53),
-    "w4a8_mxfp4_mxfp8": ("fp8", 0.53),
-}
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
 AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
 _NONE = Efficiencies()
@@ -92,8 +69,8 @@ def kernel_answer(seconds: Seconds, table: str) -> Callable[[Cells, Places], Ans
 def _ticks(cells: Cells, table: str, device: Device) -> Ticks:
     """Return how the table of a row times kernels."""
     dtype, weight = cells.text("dtype"), 0.0
-    if table == "gemm" and dtype in PRODUCTS:
-        weight = PRODUCTS[dtype][4] * cells.positive("n") * cells.positive("k")
+    if table == "gemm" and dtype in types_of("products"):
+        weight = types_of("products")[dtype].weight_bytes * cells.positive("n") * cells.positive("k")
     return ticks_of(table, cells.text("engine"), device, dtype, weight)
 
 
@@ -156,10 +133,11 @@ def held_share(device: Device, engine: str, dtype: str, shape: tuple[float, floa
     >>> held_share(find_device("h100-sxm-80gb").device, "vllm", "bf16", (1.0, 65536.0, 65536.0))
     0.0
     """
-    kept, (m, n, k) = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0), shape
-    if dtype not in PRODUCTS or not kept:
+    kept, (m, n, k) = last_cache_bytes(device), shape
+    values = types_of("products").get(dtype)
+    if values is None or not kept:
         return 0.0
-    walked = walked_bytes(engine, dtype, PRODUCTS[dtype][4] * n * k, 2 * m * (n + k), kept)
+    walked = walked_bytes(engine, dtype, values.weight_bytes * n * k, 2 * m * (n + k), kept)
     return 1 - read_share(device, walked)
 
 
@@ -170,12 +148,12 @@ def timed(
 
     `held` is the share of the seconds of its weights that a cache saves, where they are not read from memory.
     """
-    if dtype not in PRODUCTS:
+    if dtype not in types_of("products"):
         raise refuse("dtype", dtype, "is not a type of products that is modelled")
-    own, near, peak, *_ = PRODUCTS[dtype]
+    values = types_of("products")[dtype]
     m, _, k, _ = shape
     family = family_of(device)
-    name = own if own in constants()[family]["matmul"] else near
+    name = values.row if values.row in constants()[family]["matmul"] else values.peak
     row, note = matmul_row(constants(), family, name)
     if note:
         cells.assume(note)
@@ -184,7 +162,8 @@ def timed(
         row = replayed({**row, **row.get("engines", {}).get(engine, {})}, device, engine, dtype, shape)
     elif "sustained" in row:
         cells.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
-    seconds = product_seconds(product_rates(device, peak, row, _NONE, engine), shape, moved_bytes(dtype, shape, held))
+    rates = product_rates(device, values.peak, row, _NONE, engine)
+    seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, held))
     quantise = row.get("quantise", {})
     if quantise and name != "bf16":
         q = quantise.get(engine) or next(iter(quantise.values()))
@@ -194,7 +173,7 @@ def timed(
 
 def replayed(row: dict[str, Any], device: Device, engine: str, dtype: str, shape: tuple[Any, ...]) -> dict[str, Any]:
     """Return a row of constants as a table of an engine times it: at the highest clock, replayed a few dozen times."""
-    kept, weight = constants()[family_of(device)]["memory"].get("cached_bytes", 0.0), PRODUCTS[dtype][4]
+    kept, weight = last_cache_bytes(device), types_of("products")[dtype].weight_bytes
     left = row.get("unset_left", 1.0) if dtype in engine_steps()["copies"][engine].get("unset", ()) else 1.0
     launches = engine_steps()["ticks"]["usual"] * copies(engine, dtype, weight * shape[1] * shape[2], kept)
     return {**row, **AT_HIGHEST_CLOCK, "launches": launches, "burst_left": left}
@@ -206,8 +185,9 @@ def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:
     >>> moved_bytes("fp8", (16.0, 64.0, 32.0, 1.0), 0.0)
     4608.0
     """
-    (_, _, _, width, weight), (m, n, k, batch) = PRODUCTS[dtype], shape
-    return batch * (weight * (1 - held) * n * k + width * m * k + max(width, 2.0) * m * n)
+    values, (m, n, k, batch) = types_of("products")[dtype], shape
+    read = values.weight_bytes * (1 - held) * n * k + values.input_bytes * m * k
+    return batch * (read + max(values.input_bytes, 2.0) * m * n)
 
 
 def quantise_seconds(q: dict[str, float], device: Device, size: tuple[X, X], in_turn: X) -> X:
@@ -257,7 +237,7 @@ class Fused:
 def fused_of(cells: Cells, device: Device) -> Fused:
     """Return what a row of a table of experts ran on its device."""
     dtype, kernel = cells.text("dtype"), cells.text("kernel")
-    if dtype not in EXPERTS:
+    if dtype not in types_of("experts"):
         raise refuse("dtype", dtype, "is not a type of experts that is modelled")
     names = ("num_tokens", "hidden_size", "intermediate_size", "top_k", "num_experts")
     T, D, inner, k, E = (cells.positive(name) for name in names)
@@ -265,7 +245,7 @@ def fused_of(cells: Cells, device: Device) -> Fused:
     version, routing = cells.text("engine_version"), cells.text("routing")
     check(routing, k, E, ep)
     hit, rows, others = timed_rows(kernel, version, routing, (T, k, E, ep))
-    width, F = EXPERTS[dtype][1], inner / tp
+    width, F = types_of("experts")[dtype].weight_bytes, inner / tp
     up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
     width *= expert_reads(device, width * hit * D * (up + F), 2 * rows * (2 * D + up + F))
     return Fused(hit=hit, rows=rows, others=others, hidden=D, up=up, down=F, weight_bytes=width)
@@ -294,4 +274,4 @@ def experts(cells: Cells, device: Device) -> float:
         name = max(same, key=lambda n: same[n]["rows"])
         cells.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    return float(fused_seconds(fit_from(ExpertsFit, row), chip_of(device, EXPERTS[dtype][0]), ran))
+    return float(fused_seconds(fit_from(ExpertsFit, row), chip_of(device, types_of("experts")[dtype].peak), ran))

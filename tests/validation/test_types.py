@@ -1,0 +1,37 @@
+"""Types of values in tables of kernels: what each is priced by is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.cost import constants
+from shardwise.hardware import find_device
+from shardwise.serving import find_format
+from shardwise.validation._types import types_of
+
+PRODUCTS, EXPERTS = types_of("products"), types_of("experts")
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *EXPERTS])
+def test_every_type_has_a_peak_that_some_device_states(name: str) -> None:
+    """A type is priced against a peak, so some device has it: A100 that of int8, B200 that of four bits."""
+    peak = {**PRODUCTS, **EXPERTS}[name].peak
+    assert any(peak in find_device(d).device.matrix_flops for d in ("a100-sxm-80gb", "b200-sxm-180gb"))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_a_type_have_constants_in_some_family(name: str) -> None:
+    """What a type names as its constants was fitted; fp16 takes those of bf16."""
+    row = PRODUCTS[name].row
+    assert row == "fp16" or any(row in family.get("matmul", {}) for family in constants().values())
+
+
+def test_types_of_both_tables_are_the_same_type() -> None:
+    """Experts and products of one name have weights of the same bytes."""
+    assert {n: t for n, t in EXPERTS.items() if n in PRODUCTS} == {n: t for n, t in PRODUCTS.items() if n in EXPERTS}
+
+
+def test_inputs_are_stored_with_the_scales_of_their_format() -> None:
+    """A type of four bits has a scale for every 16 elements of inputs as of weights."""
+    assert PRODUCTS["nvfp4"].input_bytes == PRODUCTS["nvfp4"].weight_bytes == find_format("nvfp4").bytes
+    assert PRODUCTS["int8_wo"].input_bytes == 2 * PRODUCTS["int8_wo"].weight_bytes
