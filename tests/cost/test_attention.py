@@ -18,14 +18,13 @@ from shardwise.cost._attention import (
     costed_seconds,
     decode_parts,
     kernel_costs,
-    last_cache_bytes,
     nearest_costs,
     part_costs,
     prompt_parts,
     runs_as,
     seen_pairs,
 )
-from shardwise.cost._tables import constants
+from shardwise.cost._tables import constants, last_cache_bytes
 from shardwise.hardware import find_device
 
 CHIP = Chip(flops=1e15, bytes_per_second=1e12, cores=100.0)

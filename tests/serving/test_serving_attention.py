@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from serving.serving_cases import ask
-from shardwise.cost import Chip, Efficiencies
-from shardwise.cost._attention import Prompt, costed_seconds, kernel_costs, last_cache_bytes, prompt_parts
+from shardwise.cost import Chip, Efficiencies, last_cache_bytes
+from shardwise.cost._attention import Prompt, costed_seconds, kernel_costs, prompt_parts
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model

@@ -17,7 +17,6 @@ from shardwise.cost._attention import (
     decode_parts,
     heads_together,
     kernel_costs,
-    last_cache_bytes,
     nearest_costs,
     prompt_parts,
     seen_pairs,
@@ -55,7 +54,7 @@ from shardwise.cost._rates import (
 )
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
-from shardwise.cost._tables import constants, family_of, family_with, matmul_row
+from shardwise.cost._tables import constants, family_of, family_with, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES
 
 __all__ = [

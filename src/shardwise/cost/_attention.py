@@ -248,16 +248,6 @@ def costed_seconds(k: KernelCosts, parts: tuple[X, ...]) -> X:
     return k.costs[0] * parts[0] + k.scale * work
 
 
-def last_cache_bytes(device: Device) -> float:
-    """Return bytes of the last cache of a device's family, 0 where it is not known.
-
-    >>> from shardwise.hardware import find_device
-    >>> last_cache_bytes(find_device("h100-sxm-80gb").device)
-    50000000.0
-    """
-    return float(constants()[family_of(device)].get("memory", {}).get("cached_bytes", 0.0))
-
-
 def runs_as(head: float, windowed: bool, heads: Iterable[str]) -> str:
     """Return which of the measured heads a head size runs as: itself, or the next larger size.
 

@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
 from shardwise.cost._power import lasting_share, paced, power_share
-from shardwise.cost._tables import constants, family_of, matmul_row, merged
+from shardwise.cost._tables import constants, family_of, last_cache_bytes, matmul_row, merged
 from shardwise.cost._tiles import ELEMENT_BYTES, Tiling, tiling_of
 from shardwise.errors import Problems
 from shardwise.hardware import Device
@@ -89,10 +89,14 @@ class Secondary:
     """Bytes of an element of the operands."""
 
     @classmethod
-    def stated(cls, row: dict[str, Any], dtype: str, memory: dict[str, Any]) -> Secondary:
-        """Return what rows of products and of memory state; `launches` of a table share the time before clocks fall."""
-        names = {f.name for f in fields(cls)}
-        found = {n: table[n] for table in (memory, row) for n in names & table.keys()} | {"width": ELEMENT_BYTES[dtype]}
+    def stated(cls, row: dict[str, Any], dtype: str, device: Device) -> Secondary:
+        """Return what a row of products and a device's family state, with the device's own last cache.
+
+        `launches` of a table share the time before clocks fall.
+        """
+        names, memory = {f.name for f in fields(cls)}, constants()[family_of(device)].get("memory", {})
+        found = {n: table[n] for table in (memory, row) for n in names & table.keys()}
+        found |= {"width": ELEMENT_BYTES[dtype], "cached_bytes": last_cache_bytes(device)}
         replays = row.get("launches")
         if replays is None:
             return cls(**found | {"burst_share": 0.0})
@@ -191,7 +195,6 @@ def product_rates(
     `engines` holds the constants of engines with a library of their own.
     """
     imposed.check()
-    memory = constants()[family_of(device)].get("memory", {})
     row = {**row, **row.get("engines", {}).get(engine, {})}
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
@@ -207,7 +210,7 @@ def product_rates(
         tiling=Tiling(0, 0.0) if imposed.ideal else tiling_of(device, dtype, row, flops),
         ramp_seconds=0.0 if imposed.ideal else row.get("ramp_seconds", 0.0),
         ramp_traffic=row.get("ramp_traffic", 1.0),
-        secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype, memory),
+        secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype, device),
     )
 
 

@@ -91,6 +91,18 @@ def family_with(kind: str, family: str) -> str:
     return family if kind in constants()[family] else str(constants()["passes"]["stand_in"]["family"])
 
 
+def last_cache_bytes(device: Device) -> float:
+    """Return bytes of the last cache: those that a device states, else those of its family's measured one, else 0.
+
+    >>> from shardwise.hardware import find_device
+    >>> [last_cache_bytes(find_device(name).device) for name in ("h100-sxm-80gb", "l4", "tpu-v5e")]
+    [50000000.0, 48000000.0, 0.0]
+    """
+    if device.knows("last_cache_bytes"):
+        return float(device.last_cache_bytes)
+    return float(constants()[family_of(device)].get("memory", {}).get("cached_bytes", 0.0))
+
+
 def matmul_row(table: dict[str, Any], family: str, dtype: str) -> tuple[dict[str, Any], str]:
     """Return the fit for a data type, or the nearest one of the family with the word of what stands in."""
     rows = table[family]["matmul"]

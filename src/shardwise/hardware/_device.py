@@ -30,6 +30,7 @@ FIELDS: Mapping[str, tuple[Quantity | None, str]] = MappingProxyType(
         "memory_bytes": (BYTES, "memory"),
         "usable_memory_bytes": (BYTES, "memory"),
         "memory_bytes_per_second": (RATE, "memory_bandwidth"),
+        "last_cache_bytes": (BYTES, "a device file"),
         "vector_flops": (FLOPS, "a device file"),
         "num_cores": (COUNT, "a device file"),
         "power_watts": (WATTS, "a device file"),
@@ -158,6 +159,11 @@ class Device:
     def memory_bytes_per_second(self) -> float:
         """Return the peak bandwidth of the device memory in bytes per second."""
         return self._known("memory_bytes_per_second")
+
+    @property
+    def last_cache_bytes(self) -> int:
+        """Return bytes of the last cache before the memory; the catalogue reads the maker's megabytes as decimal."""
+        return int(self._known("last_cache_bytes"))
 
     @property
     def vector_flops(self) -> float:

@@ -120,6 +120,8 @@ def _figure(device: Device, field: str) -> str:
         return f"{value:.2f}"
     if field.endswith(_RATE):
         return show_count(value, "B/s")
+    if field == "last_cache_bytes":
+        return show_count(value, "B")
     return show_count(value, "FLOP/s") if "flops" in field else f"{value:g}"
 
 

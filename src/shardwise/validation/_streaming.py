@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import math
 
-from shardwise.cost import MEASURED_KERNELS, Efficiencies, constants, family_of, inside_share, rates_of
+from shardwise.cost import (
+    MEASURED_KERNELS,
+    Efficiencies,
+    constants,
+    family_of,
+    inside_share,
+    last_cache_bytes,
+    rates_of,
+)
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
@@ -22,11 +30,12 @@ def memory_rate(device: Device) -> float:
 
 def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
     """Return bytes a second where so many bytes are walked through again and again, each held `copies` times."""
-    row, rate = constants()[family_of(device)]["memory"], memory_rate(device)
-    if "cached_bytes" not in row or not device.knows("num_cores"):
+    rate, held = memory_rate(device), last_cache_bytes(device)
+    each = constants()[family_of(device)]["memory"].get("cached_bytes_per_second_per_core", 0.0)
+    if not each or not held or not device.knows("num_cores"):
         return rate
-    hit = inside_share(walked * copies / row["cached_bytes"])
-    inside = max(row["cached_bytes_per_second_per_core"] * device.num_cores, rate)
+    hit = inside_share(walked * copies / held)
+    inside = max(each * device.num_cores, rate)
     return float(1 / (hit / inside + (1 - hit) / rate))
 
 

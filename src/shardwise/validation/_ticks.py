@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.cost import constants, family_of
+from shardwise.cost import family_of, last_cache_bytes
 from shardwise.hardware import Device
 from shardwise.ledger.number import ceil, maximum
 from shardwise.validation._steps import ENGINES, copies, engine_steps
@@ -69,5 +69,5 @@ def ticks_of(table: str, engine: str, device: Device, dtype: str = "", weight: A
         return Ticks(0.0, 1, 1, 0.0)
     kernels = row["kernels"].get(table)
     if kernels is None:
-        kernels = copies(word, dtype, weight, constants()[family]["memory"]["cached_bytes"])
+        kernels = copies(word, dtype, weight, last_cache_bytes(device))
     return Ticks(row["seconds"], kernels, row["replays"].get(f"{engine}-{table}", row["usual"]), row["around"])
