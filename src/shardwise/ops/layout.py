@@ -289,15 +289,17 @@ class OneD(Layout[X]):
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).
             times = shape.kernels if self.stack.reduces_apart else 1
             back = (replace(gather, verb="all_reduce", hides=last, tensor="input gradient", count=times),)
-        more |= {"apart": self._adding_passes(len(shape.parts))}
+        more |= {"apart": self._adding_passes(region, len(shape.parts))}
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
-    def _adding_passes(self, products: int) -> int:
+    def _adding_passes(self, region: str, products: int) -> int:
         """Return how often the input gradient is read or written to add up those of products that run apart.
 
         One kernel reads all and writes the sum (torch.compile), or each addition reads two and writes one (autograd).
         """
-        if not self.stack.projections_apart or products < 2 or self.work.phase != "train":
+        apart = self.stack.projections_apart
+        joint = apart == "none" or (apart == "feed-forward" and region == "attention")
+        if joint or products < 2 or self.work.phase != "train":
             return 0
         return products + 1 if self.stack.activation == "fused" else 3 * (products - 1)
 

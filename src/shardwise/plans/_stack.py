@@ -64,8 +64,8 @@ class Stack:
     """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
     bias_gradients_apart: bool
     """The gradient of a bias is summed in a kernel of its own."""
-    projections_apart: bool
-    """Queries, keys and values, and gate and up, are products of their own whose input gradients are added up."""
+    projections_apart: Literal["none", "feed-forward", "all"]
+    """Gate and up, with "all" queries, keys and values too, are products whose input gradients are added up."""
     gradients_apart: bool
     """The gradient of a weight is made before it is added to the buffer."""
     metric_logit_bytes: float

@@ -47,7 +47,8 @@ def _by_kind(report: TrainReport, targets: set[str], rank: int) -> Iterator[floa
     plan = report.plan
     layers = plan.recompute_layers or report.case.model.num_layers / plan.pp
     again = plan.pp * layers / report.case.model.num_layers if plan.recompute == "full" else 0.0
-    apart = report.case.stack.projections_apart
+    # An adapter is of one projection where any are products of their own: LitGPT's joint one has three beside it.
+    apart = report.case.stack.projections_apart != "none"
     for lines in lines_of(report.case)[: len(report.evaluation.parts.kinds)]:
         found = 0.0
         for op in lines.ops:
