@@ -123,6 +123,14 @@ def test_a_rank_that_is_not_stated_is_assumed_and_said(tmp_path: object) -> None
     assert not any(said.startswith("lora_rank") for said in eight[0].assumed)
 
 
+@pytest.mark.parametrize(("rank", "rule"), [("0", "above 0"), ("4097", "hidden size of 4096"), ("1e9", "hidden size")])
+def test_a_rank_that_no_adapter_has_is_refused(tmp_path: Path, rank: str, rule: str) -> None:
+    """A rank of none, or above the model's own width, is a mistake in the cell; one as large as the width is none."""
+    assert found(tmp_path, {**LITGPT, "lora_rank": "4096"})[1] > found(tmp_path, LITGPT)[1]
+    with pytest.raises(InputError, match=f"lora_rank.*{rule}"):
+        predict(Cells({**LITGPT, "lora_rank": rank}), Places(tmp_path))
+
+
 def test_targets_that_are_not_known_are_refused(tmp_path: Path) -> None:
     """Names of Hugging Face's layers are known; one that is not refuses the row and is never left out in silence."""
     short, long = (f"longest_sample=1304; lora_targets={words}" for words in ("q,v,up", "q_proj,v_proj,up_proj"))

@@ -131,7 +131,7 @@ def _parameters(cells: Cells, report: TrainReport, targets: set[str]) -> float:
     stated = cells.noted("trainable_params")
     if stated:
         return stated
-    rank = rank_of(cells)
+    rank = rank_of(cells, report.case.model.hidden)
     layers = sum(float(n) for n in report.evaluation.stages[0].layers)
     found = 0.0
     for op, size in _adapted(report, targets):
@@ -140,9 +140,15 @@ def _parameters(cells: Cells, report: TrainReport, targets: set[str]) -> float:
     return found
 
 
-def rank_of(cells: Cells) -> int:
-    """Return the rank of the adapters, the usual one where it is not stated."""
-    rank = cells.whole("lora_rank") or _USUAL_RANK
-    if not cells.whole("lora_rank"):
-        cells.assume(f"lora_rank: not stated: {rank}, the default of LitGPT and of PEFT")
+def rank_of(cells: Cells, hidden: int) -> int:
+    """Return the rank of the adapters, the usual one where it is not stated; refused above the model's hidden size.
+
+    A product of so many inputs has no higher rank: the cell holds something else.
+    """
+    if not cells.says("lora_rank"):
+        cells.assume(f"lora_rank: not stated: {_USUAL_RANK}, the default of LitGPT and of PEFT")
+        return _USUAL_RANK
+    rank = cells.count("lora_rank")
+    if rank > hidden:
+        raise refuse("lora_rank", rank, f"is above the model's hidden size of {hidden}")
     return rank

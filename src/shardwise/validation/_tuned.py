@@ -28,7 +28,7 @@ def tuned(cells: Cells, report: TrainReport) -> TrainReport:
 
     Every micro-batch takes longer by what they add on the stage that takes longest.
     """
-    targets, rank = targets_of(cells), rank_of(cells)
+    targets, rank = targets_of(cells), rank_of(cells, report.case.model.hidden)
     step = report.evaluation.step
     stages = zip(report.evaluation.stages, step.stages, strict=True)
     each = tuple(_by_kind(report, targets, rank))
