@@ -183,7 +183,7 @@ def test_what_cannot_be_said_is_refused_by_name(
     assert {p.field for p in caught.value.problems} == named
 
 
-@pytest.mark.parametrize("name", ("olmo-2-7b", "pythia-1b", "opt-1.3b", "rwkv-4-169m", "llama-4-scout"))
+@pytest.mark.parametrize("name", ("olmo-2-7b", "pythia-1b", "opt-1.3b", "bert-base", "llama-4-scout"))
 def test_models_that_megatron_has_not_are_refused_by_field(name: str) -> None:
     """A model with parts that Megatron-LM has no argument for is refused, naming the part."""
     case = Case(
@@ -191,4 +191,18 @@ def test_models_that_megatron_has_not_are_refused_by_field(name: str) -> None:
         job=Training(seq_len=512, global_batch=1), stack=find_stack("megatron"),
     )  # fmt: skip
     with pytest.raises(InputError, match="cannot be said to Megatron-LM"):
+        export(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer"),
+    [("jamba-v0.1", "Mamba1"), ("rwkv-4-169m", "Rwkv"), ("bamba-9b", "Mamba2"), ("mamba-130m", "Mamba1")],
+)
+def test_models_of_layers_that_megatron_has_not_are_refused_as_a_whole(name: str, mixer: str) -> None:
+    """No argument changes what a layer is: the error names it, and the targets that take any model."""
+    case = Case(
+        model=load_model(name), cluster=Cluster.parse("1xh100-sxm-80gb"), plan=Plan(sequence_parallel=False),
+        job=Training(seq_len=512, global_batch=1), stack=find_stack("megatron"),
+    )  # fmt: skip
+    with pytest.raises(InputError, match=f"for: {mixer}; export another model, or this one to deepspeed or fsdp"):
         export(case)

@@ -56,6 +56,7 @@ _TOLD = frozenset(
         *("sharding", "shard", "recompute", "recompute_layers", "modules", "stage_layers", "order"),
     )
 )
+_BEFORE_FEED_FORWARD = (Attention, LatentAttention, GatedDelta)
 _STACKS = ("megatron", "megatron-deepep", "megatron-scores")
 
 
@@ -145,12 +146,18 @@ def _run(blocks: tuple[Block, ...]) -> str:
 
 
 def _check_layers(m: Model) -> None:
-    """Raise `InputError` where a hybrid has layers that no letter stands for."""
-    if _is_hybrid(m) and "?" in _letters(m):
-        odd = (block.mixers[0] for block in (*m.kinds, *m.mtp) if "?" in _run((block,)) and block.mixers)
+    """Raise `InputError` where a hybrid has layers that no letter stands for, or a block a mixer without arguments."""
+    blocks = (*m.kinds, *m.mtp)
+    if _is_hybrid(m):
+        odd = [block.mixers[0] for block in blocks if "?" in _run((block,)) and block.mixers]
+        rule = "has layers that Megatron-LM's patterns have no letter for"
+    else:
+        odd = [mixer for block in blocks for mixer in block.mixers if not isinstance(mixer, _BEFORE_FEED_FORWARD)]
+        rule = "has mixers before a feed-forward that Megatron-LM has no argument for"
+    if odd:
         names = ", ".join(sorted({type(mixer).__name__ for mixer in odd}))
-        rule = f"has layers that Megatron-LM's patterns have no letter for: {names}"
-        raise InputError([Problem("model", m.name, rule, "export another model")])
+        remedy = "export another model, or this one to deepspeed or fsdp"
+        raise InputError([Problem("model", m.name, f"{rule}: {names}", remedy)])
 
 
 def _mixers(m: Model) -> Words:
