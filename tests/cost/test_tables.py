@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from shardwise.cost import ExpertsFit, constants
+import pytest
+
+from shardwise.cost import Efficiencies, ExpertsFit, constants, family_of, last_cache_bytes, product_rates
+from shardwise.cost._operators import product_seconds
 from shardwise.cost._tables import completed
+from shardwise.hardware import find_device
 
 WIDE = {"compute": 0.8, "depth": 40.0, "source": "a table", "by_device": {"gh200-96gb": 1.02}}
 
@@ -40,3 +44,56 @@ def test_every_stored_kernel_of_experts_is_whole() -> None:
             for kernels in types.values():
                 for row in kernels.values():
                     assert {f.name for f in fields(ExpertsFit)} <= row.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [
+        ("a100-sxm-80gb", 40),
+        ("h100-sxm-80gb", 50),
+        ("h200-sxm-141gb", 50),
+        ("b200-sxm-180gb", 126),
+        ("b300", 126),
+        ("gb200", 126),
+        ("gb300", 126),
+        ("l40s", 96),
+        ("rtx-pro-6000-server", 128),
+    ],
+)
+def test_devices_whose_kernels_were_measured_have_the_cache_of_their_family(name: str, megabytes: int) -> None:
+    """Constants were fitted with the family's size: a device of the tables states that one, or none."""
+    device = find_device(name).device
+    assert last_cache_bytes(device) == constants()[family_of(device)]["memory"]["cached_bytes"] == megabytes * 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [("a10g-24gb", 6), ("rtx-3090", 6), ("a30", 24), ("l4", 48), ("rtx-4090", 72), ("gb10", 24), ("t4", 4)],
+)
+def test_the_last_cache_is_that_of_the_device(name: str, megabytes: int) -> None:
+    """A device that states its last cache does not take that of the large device of its family."""
+    device = find_device(name).device
+    assert last_cache_bytes(device) == megabytes * 1e6 < constants()[family_of(device)]["memory"]["cached_bytes"]
+
+
+def test_a_last_cache_that_is_not_stated_is_that_of_the_family() -> None:
+    """A device without a figure takes its family's, one of a family without a figure has none, one's own file wins."""
+    assert last_cache_bytes(find_device("h20").device) == constants()["hopper"]["memory"]["cached_bytes"]
+    tpu = find_device("tpu-v5p").device
+    assert last_cache_bytes(tpu) == 0.0
+    assert last_cache_bytes(tpu.with_values({"last_cache_bytes": 7e6}, "a device file", "2026")) == 7e6
+
+
+@pytest.mark.parametrize("name", ["a10g-24gb", "l4"])
+def test_a_smaller_last_cache_holds_fewer_inputs(name: str) -> None:
+    """A product between the sizes of two caches reads its input from memory with the smaller one; others are alike."""
+    own = find_device(name).device
+    family = constants()[family_of(own)]
+    as_large = own.with_values({"last_cache_bytes": family["memory"]["cached_bytes"]}, "its family's", "2026")
+    row = family["matmul"]["bf16"]
+    small, large = (product_rates(d, "bf16", row, Efficiencies()) for d in (own, as_large))
+    between = 0.85 * last_cache_bytes(as_large)
+    for moved, alike in ((0.85 * last_cache_bytes(own), True), (between, False), (2 * between, True)):
+        shape = (moved / 4 / 2048, 1024.0, 2048.0, 1.0)
+        seconds = [product_seconds(rates, shape, moved) for rates in (small, large)]
+        assert (seconds[0] == seconds[1]) == alike and seconds[0] >= seconds[1]

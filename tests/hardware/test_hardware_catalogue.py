@@ -123,6 +123,13 @@ def test_memory_and_bandwidth_are_plausible(device: Device) -> None:
         assert 20e9 < device.memory_bytes_per_second < 10e12 * ahead(device)
 
 
+def test_last_caches_are_plausible(device: Device) -> None:
+    """Whole megabytes as makers print them, of NVIDIA's devices alone: what caches save was fitted on these."""
+    if device.knows("last_cache_bytes"):
+        assert device.vendor == "NVIDIA"
+        assert 4e6 <= device.last_cache_bytes <= 128e6 and device.last_cache_bytes % 1e6 == 0
+
+
 def test_links_are_plausible_in_one_direction(device: Device) -> None:
     """A fast link is below 1 TB/s in one direction and not slower than the network it shortcuts."""
     assert device.fast_link in all_links()

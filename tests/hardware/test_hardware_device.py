@@ -82,6 +82,7 @@ def test_device_without_any_rate_names_the_option_that_states_one() -> None:
         ("generic-24gb", "slow_bytes_per_second", "slow_bandwidth"),
         ("tpu-v7", "host_bytes_per_second", "device file"),
         ("gaudi2", "vector_flops", "device file"),
+        ("mi300x", "last_cache_bytes", "device file"),
     ],
 )
 def test_unknown_figure_raises_with_the_option_that_gives_it(name: str, field: str, option: str) -> None:

@@ -107,6 +107,15 @@ def test_a_kernel_that_runs_in_steps_moves_more() -> None:
     assert stream(engine="sglang", **large) > 6 * stream(engine="vllm", **large)
 
 
+def test_a_kernel_is_served_by_the_last_cache_of_its_own_device() -> None:
+    """Bytes that the 96 MB of L40S hold come from memory on L4, whose cache is half of that."""
+    rates = {}
+    for name in ("l4", "l40s"):
+        device = find_device(name).device
+        rates[name] = [cached_rate(device, walked) > 2 * memory_rate(device) for walked in (40e6, 80e6, 110e6)]
+    assert rates == {"l4": [True, False, False], "l40s": [True, True, False]}
+
+
 def test_few_long_rows_are_bound_by_their_cores() -> None:
     """One row of 64k values takes one core; TensorRT-LLM's kernel shares it out."""
     one = {"rows": "1", "bytes_total": str(3 * 65536)}
