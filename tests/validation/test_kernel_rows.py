@@ -40,6 +40,21 @@ def test_a_table_that_stands_under_two_devices_is_predicted_where_it_was_taken(t
     assert not any("taken on" in note for note in own.assumed)
 
 
+@pytest.mark.parametrize(
+    ("row", "device", "engine", "said"),
+    [(DECODE, "b200-sxm-180gb", "trtllm", True), (PRODUCT, "rtx-pro-6000-server", "vllm", True),
+     (DECODE, "h200-sxm-141gb", "trtllm", False), (EXPERTS, "b200-sxm-180gb", "vllm", False),
+     (DECODE, "b200-sxm-180gb", "own", False)],
+)  # fmt: skip
+def test_a_row_that_is_predicted_as_its_table_would_state_it_says_so(
+    tmp_path: Path, row: dict[str, str], device: str, engine: str, said: bool
+) -> None:
+    """Rows of Blackwell in tables of engines are taken for replays on ticks; a time that was taken otherwise is not."""
+    found = only(tmp_path, row, device, engine)
+    assert found.status == "predicted", found.reason
+    assert any("ticks of 2.048 us" in note for note in found.assumed) is said
+
+
 @pytest.mark.parametrize("row", [EXPERTS, DECODE], ids=["experts", "attention"])
 def test_kernels_of_engines_that_no_device_of_a_family_was_measured_with_are_those_of_one_other(
     tmp_path: Path, row: dict[str, str]

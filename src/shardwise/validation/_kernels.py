@@ -60,7 +60,10 @@ def kernel_answer(seconds: Seconds, table: str) -> Callable[[Cells, Places], Ans
         if taken:
             cells.assume(f"kernels of {named}: taken on {taken}, whose table this is")
         device, notes = places.device(taken or named)
-        stated = _ticks(cells, table, device).stated(seconds(cells, device))
+        alone, ticks = seconds(cells, device), _ticks(cells, table, device)
+        if ticks.seconds:
+            cells.assume(f"timing: replays of one graph that begin on ticks of {1e6 * ticks.seconds:.3f} us")
+        stated = ticks.stated(alone)
         return Answer(value=float(stated), assumed=(*notes, *cells.assumed), family=_type(cells))
 
     return predict
