@@ -61,11 +61,12 @@ class Composition:
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = book.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
         z = sizes_given(book, self.rows, {"pp": plan.pp, "vpp": vpp})
-        return book, z, _filled(self.blocks.tree[0], book, flat)
+        parts = self.blocks.paired if plan.schedule == "dualpipe" else self.blocks.plain
+        return book, z, _filled(parts, book, flat)
 
     def _send(self, book: Book, z: Sizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
-        boundary = _filled(self.blocks.tree[1], book, False)
+        boundary = _filled(self.blocks.boundary, book, False)
         machine = machine_of(self.case, z.spans)
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)

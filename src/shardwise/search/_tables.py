@@ -23,10 +23,11 @@ from shardwise.training import Sizes
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import Tables, machine_of, tables_of
 from shardwise.training._memory import Parts, Shared
+from shardwise.training._step import timed_parts
+from shardwise.training.schedule import ScheduleName
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 _SPLIT = ("layout", "sequence_parallel", "cp_kind")
-_UNREAD = ("flops", "model_flops", "hidden")
 _Join = Callable[[Sequence[Any]], Any]
 
 
@@ -42,20 +43,12 @@ def joined(values: Sequence[Any], join: _Join) -> Any:
     return first if isinstance(first, bool) else join(values)
 
 
-def _trimmed(parts: Parts[Any], paired: bool) -> Parts[Any]:
-    """Return the parts without what composition does not read: messages hide in each other under DualPipe alone."""
-
-    def trim(folded: Folded[Any]) -> Folded[Any]:
-        gone: dict[str, Any] = {n: {} if n == "hidden" else 0.0 for n in _UNREAD}
-        if not paired:
-            return replace(folded, **gone, compute=0.0, exposed={}, forward_exposed={})
-        only: Any = {
-            n: {k: v for k, v in getattr(folded, n).items() if k == "ep"} for n in ("exposed", "forward_exposed")
-        }
-        return replace(folded, **gone, **only)
-
-    ends: dict[str, Any] = {n: trim(getattr(parts, n)) for n in ("embedding", "head", "loss")}
-    return replace(parts, kinds=tuple(map(trim, parts.kinds)), **ends)
+def _trimmed(parts: Parts[Any]) -> Parts[Any]:
+    """Return the parts without what composition does not read: what pairing hides is known before."""
+    gone: dict[str, Any] = {n: 0.0 for n in ("flops", "model_flops", "compute")}
+    gone |= {n: {} for n in ("hidden", "exposed", "forward_exposed")}
+    ends: dict[str, Any] = {n: replace(getattr(parts, n), **gone) for n in ("embedding", "head", "loss")}
+    return replace(parts, kinds=tuple(replace(kind, **gone) for kind in parts.kinds), **ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +63,14 @@ class Leaf:
 class Blocks:
     """The blocks of a model under every way of a space to split them.
 
-    `tree` is the parts of the model with a `Leaf` or a plain number in each place, and last the message between stages;
-    `programs` compute the columns of the leaves of each way, one column a recompute mode where modes differ.
+    `plain` and `paired` are the parts of the model as most schedules and as DualPipe run them, with a `Leaf` or a plain
+    number in each place, `boundary` is the message between stages; `programs` compute the columns of the leaves of each
+    way, one column a recompute mode where modes differ.
     """
 
-    tree: tuple[Parts[Any], Any]
+    plain: Parts[Any]
+    paired: Parts[Any]
+    boundary: Any
     leaves: tuple[Leaf, ...]
     programs: Mapping[tuple[int, int, int], Program]
     num_modes: int
@@ -93,7 +89,7 @@ def blocks_of(rows: Rows) -> Blocks:
     if not space.sequence_parallel or False not in space.sequence_parallel:
         ways += [(layout, False, kind) for layout, sequence, kind in ways if sequence]
     recorded = {(a, int(b), c): _recorded(rows, a, bool(b), c) for a, b, c in ways}
-    leaves: list[Leaf] = []
+    leaves: dict[tuple[Any, ...], Leaf] = {}
     named: dict[tuple[int, int, int], dict[str, Any]] = {way: {} for way in recorded}
 
     def join(values: Sequence[Any]) -> Any:
@@ -103,22 +99,31 @@ def blocks_of(rows: Rows) -> Blocks:
         first = values[0]
         if not isinstance(first, Symbol) and all(not isinstance(v, Symbol) and v == first for v in values):
             return first
+        known = leaves.get(tuple(values))
+        if known is not None:
+            return known
         level = ROW
         for v in values:
             level |= v.level if isinstance(v, Symbol) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
             level |= MODE
-        leaf = Leaf(f"block {len(leaves)}", level)
-        leaves.append(leaf)
+        leaf = leaves[tuple(values)] = Leaf(f"block {len(leaves)}", level)
         for way, own in zip(recorded, per_way, strict=True):
             for mode, v in enumerate(own if level & MODE else own[:1]):
                 named[way][f"{leaf.name}/{mode}"] = v
         return leaf
 
     trees = [tree for modes in recorded.values() for tree in modes]
-    parts, send = joined([t[0] for t in trees], join), joined([t[1] for t in trees], join)
+    plain, paired, boundary = (joined([tree[i] for tree in trees], join) for i in range(3))
     programs = {way: Program(outputs) for way, outputs in named.items()}
-    return Blocks(tree=(parts, send), leaves=tuple(leaves), programs=programs, num_modes=len(rows.space.recompute))
+    return Blocks(
+        plain=plain,
+        paired=paired,
+        boundary=boundary,
+        leaves=tuple(leaves.values()),
+        programs=programs,
+        num_modes=len(rows.space.recompute),
+    )
 
 
 def _first_kind(rows: Rows) -> int:
@@ -149,16 +154,20 @@ def sizes_given(book: Book, rows: Rows, fixed: Mapping[str, Any]) -> Sizes[Any]:
     return Sizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
 
 
-def _recorded(rows: Rows, layout: int, sequence: bool, kind: int) -> list[tuple[Parts[Any], Any]]:
-    """Return for each recompute mode the blocks of one way to split them, and the bytes sent between stages."""
+def _recorded(rows: Rows, layout: int, sequence: bool, kind: int) -> list[tuple[Parts[Any], Parts[Any], Any]]:
+    """Return for each recompute mode the blocks of one way to split them, plain and paired, and the bytes sent.
+
+    What pairs hide is taken off each block, so that a bound of DualPipe can count the messages that they do not hide.
+    """
     case = case_for(rows.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Book(), rows, {})
     machine = machine_of(case, z.spans)
-    paired = "dualpipe" in rows.space.schedule
+    schedule: ScheduleName = "dualpipe" if "dualpipe" in rows.space.schedule else "1f1b"
     found = []
     for mode in rows.space.recompute:
         tables: Tables[Any] = tables_of(case_for(case, recompute=mode), machine, z)
-        found.append((_trimmed(tables.parts, paired), tables.boundary_bytes))
+        paired = timed_parts(machine, tables.parts, schedule)
+        found.append((_trimmed(tables.parts), _trimmed(paired), tables.boundary_bytes))
     return found
 
 
