@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -70,6 +70,10 @@ class Top:
             insort(self.entries, entry)
         del self.entries[self.size :]
 
+    def copied(self) -> Self:
+        """Return what is known by now; what is taken later does not change it."""
+        return replace(self, entries=[*self.entries])
+
     def merge(self, entries: Iterable[Entry]) -> None:
         """Take the best of another part of the space."""
         for entry in entries:
@@ -118,6 +122,10 @@ class Front:
             key = min(sheet.key(int(index[k])) for k in same.tolist())
             mine.append(Entry(float(own_seconds[i]), float(own_seconds[i]), float(own_held[i]), key))
         self.entries[devices] = _undominated(mine)
+
+    def copied(self) -> Self:
+        """Return what is known by now; what is taken later does not change it."""
+        return replace(self, entries={devices: [*mine] for devices, mine in self.entries.items()})
 
     def merge(self, other: Front) -> None:
         """Take the front of another part of the space."""

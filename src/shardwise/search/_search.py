@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -112,7 +111,7 @@ class Work:
             for sheet in mesh.sheets(start, end):
                 self.top.add(sheet)
                 self.front.add(sheet)
-        tally = Tally(deepcopy(self.top), deepcopy(self.front), counts=mesh.counts, parts=len(parts))
+        tally = Tally(self.top.copied(), self.front.copied(), counts=mesh.counts, parts=len(parts))
         tally.fallen.update(mesh.court.fallen)
         tally.examples.update(mesh.court.examples)
         tally.nearest = mesh.nearest
