@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost import Efficiencies, ExpertsFit, constants, family_of, last_cache_bytes, product_rates
+from shardwise.cost import Efficiencies, ExpertsFit, constants, family_of, last_cache_bytes, product_rates, rates_of
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._tables import completed
 from shardwise.hardware import find_device
@@ -97,3 +97,29 @@ def test_a_smaller_last_cache_holds_fewer_inputs(name: str) -> None:
         shape = (moved / 4 / 2048, 1024.0, 2048.0, 1.0)
         seconds = [product_seconds(rates, shape, moved) for rates in (small, large)]
         assert (seconds[0] == seconds[1]) == alike and seconds[0] >= seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("rtx-4090", 16 / 15), ("l40s", 1.0), ("a40", 15 / 16), ("rtx-a6000", 1.0)]
+)
+def test_memory_that_checks_its_errors_in_line_is_slower(name: str, share: float) -> None:
+    """Products and streams of any work read at what a card keeps beside what its family's measured one does."""
+    device = find_device(name).device
+    found, table = rates_of(device, "bf16", 0.0, Efficiencies()), constants()[family_of(device)]
+    for rate, fitted in (
+        (found.memory_bytes, table["memory"]["efficiency"]),
+        (found.matmul_bytes, table["matmul"]["bf16"]["memory"]),
+    ):
+        assert float(rate) == pytest.approx(share * fitted * device.memory_bytes_per_second)
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "a40"])
+def test_a_bandwidth_that_the_user_states_is_taken_as_it_is(name: str) -> None:
+    """A share of the datasheet, a measured rate and an ideal device know nothing of check bits."""
+    device = find_device(name).device
+    for imposed, wanted in (
+        (Efficiencies(memory=0.5), 0.5 * device.memory_bytes_per_second),
+        (Efficiencies(memory_bytes_per_second=3e11), 3e11),
+        (Efficiencies(ideal=True), device.memory_bytes_per_second),
+    ):
+        assert float(rates_of(device, "bf16", 0.0, imposed).memory_bytes) == wanted

@@ -54,7 +54,7 @@ from shardwise.cost._rates import (
 )
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
-from shardwise.cost._tables import constants, family_of, family_with, last_cache_bytes, matmul_row
+from shardwise.cost._tables import bandwidth_of, constants, family_of, family_with, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES
 
 __all__ = [
@@ -83,6 +83,7 @@ __all__ = [
     "attention_dtype",
     "band_names",
     "band_of",
+    "bandwidth_of",
     "beside_of",
     "blend",
     "blocked_flops",

@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
 from shardwise.cost._power import lasting_share, paced, power_share
-from shardwise.cost._tables import constants, family_of, last_cache_bytes, matmul_row, merged
+from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row, merged
 from shardwise.cost._tiles import ELEMENT_BYTES, Tiling, tiling_of
 from shardwise.errors import Problems
 from shardwise.hardware import Device
@@ -200,7 +200,7 @@ def product_rates(
     check_achieved(imposed, peak, bandwidth)
     scale = row.get("by_device", {}).get(device.name, 1.0) * lasting_share(row, device)
     flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
-    moved = imposed.memory_bytes_per_second or effective(imposed, row["memory"], imposed.memory) * bandwidth
+    moved = achieved_bytes(device, imposed, row["memory"])
     start = 0.0 if imposed.ideal else row.get("start_by_device", {}).get(device.name, 1.0)
     return ProductRates(
         matmul_flops=leaf("achievable matrix FLOP/s", flops, row["source"]),
@@ -217,6 +217,15 @@ def product_rates(
 def effective(imposed: Efficiencies, fitted: float, user: float) -> float:
     """Return the user's efficiency, or one where everything is ideal, or the fitted one."""
     return user or (1.0 if imposed.ideal else fitted)
+
+
+def achieved_bytes(device: Device, imposed: Efficiencies, fitted: float) -> float:
+    """Return the bytes a second that the user states, or his share of the datasheet's, or the fitted one."""
+    if imposed.memory_bytes_per_second:
+        return imposed.memory_bytes_per_second
+    if imposed.memory or imposed.ideal:
+        return effective(imposed, fitted, imposed.memory) * device.memory_bytes_per_second
+    return fitted * bandwidth_of(device)
 
 
 def cast_bytes(dtype: str) -> float:
@@ -302,11 +311,10 @@ def rates_of(
         notes.append(f"{device.name}: {table['note']}")
     products = product_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
-    bandwidth = device.memory_bytes_per_second
     memory, grouped, peak = table["memory"], kernel_row(table["grouped"], kernels[1]), device.peak_flops(dtype)
     attention, attention_peak = _attention(table, device, attention_dtype(device, dtype), kernels[0])
     attention = paced(attention, device, together)
-    stream = imposed.memory_bytes_per_second or effective(imposed, memory["efficiency"], imposed.memory) * bandwidth
+    stream = achieved_bytes(device, imposed, memory["efficiency"])
     scale = relative(device, row, grouped.get("measured_on", device.name))
     forward, backward, experts = (
         effective(imposed, fitted, imposed.compute)

@@ -103,6 +103,22 @@ def last_cache_bytes(device: Device) -> float:
     return float(constants()[family_of(device)].get("memory", {}).get("cached_bytes", 0.0))
 
 
+def bandwidth_of(device: Device) -> float:
+    """Return bytes a second of a device's memory that constants of its family are shares of.
+
+    GDDR memory holds the check bits of errors among the data, where they are on: a sixteenth of what is read. The rest
+    counts by what the measured device of the family keeps of its datasheet's. Source: `passes.checked_memory` of
+    priors.toml.
+
+    >>> from shardwise.hardware import find_device
+    >>> [f"{bandwidth_of(find_device(name).device):.4g}" for name in ("rtx-4090", "l40s", "a40", "a100-sxm-80gb")]
+    ['1.075e+12', '8.64e+11', '6.525e+11', '2.039e+12']
+    """
+    table = constants()["passes"]["checked_memory"]
+    own, measured = device.name in table["devices"], family_of(device) in table["families"]
+    return device.memory_bytes_per_second * float(table["share"] ** (own - measured))
+
+
 def matmul_row(table: dict[str, Any], family: str, dtype: str) -> tuple[dict[str, Any], str]:
     """Return the fit for a data type, or the nearest one of the family with the word of what stands in."""
     rows = table[family]["matmul"]

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.cost import Efficiencies, constants, family_of, network_of, rates_of, with_peers
+from shardwise.cost import Efficiencies, bandwidth_of, constants, family_of, network_of, rates_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
@@ -17,7 +17,7 @@ from shardwise.models import Attention, Model
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Serving
 from shardwise.serving._attention import AttentionKernels, attention_kernels
-from shardwise.serving._engine import Engine, checked_share, kernels_of, replay_seconds, watts_per_core
+from shardwise.serving._engine import Engine, kernels_of, replay_seconds, watts_per_core
 from shardwise.serving._ledger import Views
 from shardwise.serving._price import Server, captured
 from shardwise.serving._quantization import Format
@@ -74,20 +74,20 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
     kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
-    replay, kept = replay_seconds(device.vendor), checked_share(device.name, fitted.family)
-    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay, kept)
+    replay = replay_seconds(device.vendor)
+    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay)
     narrow = wide
     if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay, kept)
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
         narrow = _fused_quantisation(narrow, case)
-    bandwidth = wanted.memory_bytes_per_second or device.memory_bytes_per_second * (1.0 if wanted.ideal else kept)
+    kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
     return Server(
         rates=wide,
         narrow=narrow,
         narrow_dtype=case.compute,
         network=with_peers(network_of(case.cluster, wanted)),
         spans=z.spans,
-        bandwidth=leaf("HBM bytes/s", bandwidth, "datasheet", "bytes/s"),
+        bandwidth=leaf("HBM bytes/s", wanted.memory_bytes_per_second or kept, "datasheet", "bytes/s"),
         peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
         narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
         experts_peak=leaf(

@@ -248,22 +248,6 @@ def lasting_memory(family: str) -> float:
     return float(_table()["measured"]["lasting_memory"].get(family, 1.0))
 
 
-def checked_share(device: str, family: str) -> float:
-    """Return the memory bandwidth that a device keeps of its datasheet's, over what its family's measured device does.
-
-    GDDR memory holds the check bits of errors among the data, where they are on: a sixteenth of what is read.
-
-    >>> [round(checked_share(name, family), 3) for name, family in (("rtx-4090", "ada"), ("l40s", "ada"))]
-    [1.067, 1.0]
-    >>> checked_share("a40", "ampere"), checked_share("a100-sxm-80gb", "ampere")
-    (0.9375, 1.0)
-    """
-    table = _table()["measured"]["checked"]
-    share = float(table["share"])
-    own = share if device in table["devices"] else 1.0
-    return own / (share if family in table["families"] else 1.0)
-
-
 def replay_seconds(vendor: str) -> float:
     """Return the seconds that a kernel of a captured graph takes at least on a maker's devices, 0 where not known.
 

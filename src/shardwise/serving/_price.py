@@ -204,13 +204,11 @@ def op_seconds(m: Server[X], op: Op[X]) -> X:
     return named(seconds, op.name)
 
 
-def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float, share: float) -> Rates[X]:
+def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
     """Return rates whose small kernels start as in the engine: from a captured graph, not from Python.
 
-    No kernel of a graph takes less than `replay` seconds; `share` is `checked_share`.
+    No kernel of a graph takes less than `replay` seconds.
     """
-    kept = 1.0 if ideal else share
-    rates = replace(rates, memory_bytes=rates.memory_bytes * kept, matmul_bytes=rates.matmul_bytes * kept)
     if not engine.small_kernel_seconds:
         return rates
     zero = 0 * rates.memory_start

@@ -15,6 +15,7 @@ from shardwise.cost import (
     Chip,
     Efficiencies,
     ExpertsFit,
+    bandwidth_of,
     constants,
     experts_seconds,
     family_of,
@@ -88,7 +89,7 @@ def chip_of(device: Device, dtype: str) -> Chip[float]:
         dtype = "fp16"
     return Chip(
         flops=device.peak_flops(dtype),
-        bytes_per_second=device.memory_bytes_per_second,
+        bytes_per_second=bandwidth_of(device),
         cores=cores,
         cached_bytes=last_cache_bytes(device),
     )
@@ -196,7 +197,7 @@ def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:
 def quantise_seconds(q: dict[str, float], device: Device, size: tuple[X, X], in_turn: X) -> X:
     """Return seconds of quantising an input of (m, k) values of 16 bits, and the seconds that its rows take in turn."""
     m, k = size
-    streamed = 3 * m * k / (q["efficiency"] * device.memory_bytes_per_second)
+    streamed = 3 * m * k / (q["efficiency"] * bandwidth_of(device))
     return q["start_seconds"] + maximum(streamed, in_turn)
 
 

@@ -11,6 +11,7 @@ import math
 from shardwise.cost import (
     MEASURED_KERNELS,
     Efficiencies,
+    bandwidth_of,
     constants,
     family_of,
     inside_share,
@@ -25,7 +26,7 @@ from shardwise.validation._steps import ENGINES, engine_steps
 
 def memory_rate(device: Device) -> float:
     """Return bytes a second of streaming kernels on a device."""
-    return float(constants()[family_of(device)]["memory"]["efficiency"] * device.memory_bytes_per_second)
+    return float(constants()[family_of(device)]["memory"]["efficiency"] * bandwidth_of(device))
 
 
 def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
