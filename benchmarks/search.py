@@ -4,9 +4,10 @@
     python benchmarks/search.py --calculon CHECKOUT --estimates CHECKOUT --python INTERPRETER
 
 First the whole space, pruned by proven bounds and ranked; then, with pruning off, memory and time of every plan of
-random parts of it, `--share` in all; then the peers, given checkouts of their repositories and an interpreter that has
-what they need (`search_peers`). Rates are of all cores, and of one core's time, which other work on the machine does
-not change. The physical limit is the bytes that a plan must move over the measured bandwidth of memory.
+random parts of it, `--share` of them but one at least; then the peers, given checkouts of their repositories and an
+interpreter that has what they need (`search_peers`). Rates are of all cores, and of one core's time, which other work
+on the machine does not change. The physical limit is the bytes that a plan must move over the measured bandwidth of
+memory.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ def memory_bandwidth() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One search: its answer, seconds on the clock and seconds of cores."""
+    """One search: its answer, seconds on the clock and of cores, how many parts were drawn, and of how many."""
 
     found: Found
     seconds: float
     busy: float
+    drawn: int
+    parts: int
 
     @property
     def tried_per_core_second(self) -> float:
@@ -69,14 +72,13 @@ def run(case: tuple[Any, ...], space: Space, wish: Wish, workers: int, share: fl
     """Return one search from parsed input to ranked answer, of a share of the parts drawn at random."""
     start, before = time.perf_counter(), _busy()
     work = work_of(*case, space, wish)
+    some = parts = work.rows.chunks(wish.rows)
     if share < 1:
-        parts = work.rows.chunks(wish.rows)
-        Random(0).shuffle(parts)
-        some = parts[: max(1, round(share * len(parts)))]
+        some = Random(0).sample(parts, max(1, round(share * len(parts))))
         object.__setattr__(work.rows, "chunks", lambda most: some)
     found = searched(work, Here() if workers == 1 else Processes(workers))
     _ = found.best
-    return Run(found, time.perf_counter() - start, _busy() - before)
+    return Run(found, time.perf_counter() - start, _busy() - before, len(some), len(parts))
 
 
 def show(title: str, done: Run, workers: int) -> None:
@@ -84,7 +86,11 @@ def show(title: str, done: Run, workers: int) -> None:
     found, counts = done.found, done.found.counts
     kib = [resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(f"\n{title}, {workers} workers")
-    print(f"plans of the space   {found.num_plans:>15,}   {done.num_plans:,} of them searched")
+    searched_parts = f"{done.num_plans:,} of them searched, in {done.drawn:,} of {done.parts:,} parts"
+    print(f"plans of the space   {found.num_plans:>15,}   {searched_parts}")
+    if not counts.legal:
+        print("legal                           none   of the parts that were drawn: no rates; raise --share")
+        return
     print(f"legal                {counts.legal:>15,}   {counts.legal / done.seconds:>13,.0f} a second")
     print(f"fitting              {counts.fitting:>15,}")
     print(f"left out by bounds   {max(counts.fitting - counts.evaluated, 0):>15,}")
@@ -121,7 +127,7 @@ def main() -> None:
     ask.add_argument("--seq-len", type=int, default=2048)
     ask.add_argument("--global-batch", type=int, default=3072)
     ask.add_argument("--space", choices=("whole", "classic"), default="whole")
-    ask.add_argument("--share", type=float, default=0.25, help="of the space to evaluate with pruning off")
+    ask.add_argument("--share", type=float, default=0.25, help="of the parts of the space to evaluate with pruning off")
     ask.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     ask.add_argument("--calculon", help="checkout of calculon-ai/calculon")
     ask.add_argument("--estimates", help="checkout of ShashankSubramanian/transformer-perf-estimates")
@@ -143,7 +149,7 @@ def main() -> None:
     print(f"\nphysical limit       {rate / 32:>15,.0f}   plans a second and core: 32 bytes at {rate / 1e9:.1f} GB/s")
     rates = peers.calculon(given.calculon, given.python, 10) if given.calculon else []
     rates += peers.estimates(given.estimates, given.python, 10) if given.estimates else []
-    if rates:
+    if rates and each.found.counts.legal:
         compare(whole, each, rates)
 
 
