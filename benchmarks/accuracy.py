@@ -29,7 +29,10 @@ BANDS = {"training": SOURCE / "cost" / "bands.toml", "serving": SOURCE / "servin
 CONSTANTS = (
     *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "plans/precisions.toml"),
     *("serving/engines.toml", "serving/quantization.toml", "hardware/links.toml"),
-    *(f"validation/{name}.toml" for name in ("rules", "documented", "frameworks", "engines", "modules", "types")),
+    *(
+        f"validation/{name}.toml"
+        for name in ("rules", "documented", "frameworks", "engines", "tables", "modules", "types")
+    ),
 )
 WORSE = 0.01
 _HEAD = {

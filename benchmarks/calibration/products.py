@@ -15,7 +15,7 @@ from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of
 from shardwise.hardware import find_device
 from shardwise.validation._kernels import held_share, moved_bytes, quantise_seconds, replayed
-from shardwise.validation._steps import engine_steps, maxima_seconds
+from shardwise.validation._tables import maxima_seconds, tables
 from shardwise.validation._ticks import Ticks, ticks_of
 from shardwise.validation._types import types_of
 
@@ -47,7 +47,7 @@ _ANY = Efficiencies()
 
 def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]:
     """Return the rows of a family and data type by (device, engine), without tables that time calls from the host."""
-    called = engine_steps()["called"]
+    called = tables()["called"]
     engines = [e for e in ENGINES if f"{e}-{dtype}" not in called]
     found = {(d, e): pick(table, device=d, engine=e, dtype=dtype) for d in FAMILIES[family] for e in engines}
     return {key: rows for key, rows in found.items() if size(rows) > 30}

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardwise.validation._steps import ENGINES, taken_on
+from shardwise.validation._tables import ENGINES, taken_on
 
 Table: TypeAlias = dict[str, Any]
 # Fewer rows than this do not fit a kernel.

@@ -12,8 +12,8 @@ from shardwise.hardware import find_device
 from shardwise.validation import Row, validate
 from shardwise.validation._cells import Cells
 from shardwise.validation._modules import held_share, module_of, operators, parts
-from shardwise.validation._steps import engine_steps
 from shardwise.validation._streaming import cached_rate, memory_rate, streaming
+from shardwise.validation._toml import read
 
 MODULE = {
     "device": "b200-sxm-180gb", "engine": "trtllm", "engine_version": "1.3.0rc20", "op": "mla_context_module",
@@ -182,7 +182,7 @@ def test_a_scale_of_a_whole_tensor_takes_its_rows_in_turn(tmp_path: Path) -> Non
 
 def test_costs_of_kernels_that_only_modules_have_name_parts_of_the_form() -> None:
     """Every cost that modules.toml states belongs to a part of attention over a cache."""
-    own = engine_steps()["engines"]["vllm"]["own"]
+    own = read("modules.toml")["engines"]["vllm"]["own"]
     assert all(set(row["costs"]) <= set(DECODE_PARTS) for row in own.values())
 
 

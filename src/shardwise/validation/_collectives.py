@@ -13,7 +13,7 @@ from shardwise.ledger.op import Verb
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import ENGINES, engine_steps
+from shardwise.validation._tables import ENGINES, tables
 
 VERBS: dict[str, Verb] = {
     "all_reduce": "all_reduce",
@@ -63,7 +63,7 @@ def _cluster(found: Lookup, variant: str, n: int, node: int) -> Cluster:
     if "pairwise" in variant and n > 1:
         given["fast_domain"] = 2
         if found.device.fast_link == "pcie":
-            given["fast_bandwidth"] = engine_steps()["bridge"]["bytes_per_second"]
+            given["fast_bandwidth"] = tables()["bridge"]["bytes_per_second"]
     cluster = build_cluster(found.device.name, found, given)
     if "dgx" not in variant:
         return cluster
@@ -79,7 +79,7 @@ def _own(device: Device, cells: Cells) -> dict[str, Any] | None:
 
 def host_seconds(row: dict[str, Any], device: Device) -> float:
     """Return seconds of the host of an eager all-reduce: Grace, whose cores are slower, or another."""
-    grace = bool(re.fullmatch(engine_steps()["grace"]["devices"], device.name))
+    grace = bool(re.fullmatch(tables()["grace"]["devices"], device.name))
     return float(row.get("grace_host_seconds" if grace else "host_seconds", row["host_seconds"]))
 
 
@@ -91,7 +91,7 @@ def _seconds(cluster: Cluster, verb: Verb, size: float, n: int) -> float:
 def across(cells: Cells, places: Places) -> Answer:
     """Return seconds of a collective of a table by system: so many nodes, and so many devices used of each."""
     system = cells.text("system")
-    known = engine_steps()["systems"].get(system)
+    known = tables()["systems"].get(system)
     if known is None:
         raise refuse("system", system, "names a machine whose nodes are not known")
     device, notes = places.device(known["device"])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
+from shardwise.validation._toml import read
 
 FIXED = ("static", "single_stream")
 """Modes of files in which a batch starts and ends together."""
@@ -39,10 +37,8 @@ class Limits:
         return max(length, self.step_tokens) if length <= self.whole_prompts else self.step_tokens
 
 
-@cache
 def _table() -> dict[str, Any]:
-    text = resources.files("shardwise.validation").joinpath("engines.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read("engines.toml")
 
 
 def engine_of(cells: Cells, device: Device) -> str:

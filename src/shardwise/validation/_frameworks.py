@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 from shardwise.plans import Stack
+from shardwise.validation._toml import read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +48,8 @@ class Adapters:
     source: str
 
 
-@cache
 def _table() -> dict[str, Any]:
-    text = resources.files("shardwise.validation").joinpath("frameworks.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read("frameworks.toml")
 
 
 @cache

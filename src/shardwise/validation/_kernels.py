@@ -33,16 +33,16 @@ from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._routing import check, timed_rows
 from shardwise.validation._row import Answer
-from shardwise.validation._steps import (
+from shardwise.validation._streaming import read_share
+from shardwise.validation._tables import (
     ENGINES,
     copies,
-    engine_steps,
     host_seconds,
     maxima_seconds,
+    tables,
     taken_on,
     walked_bytes,
 )
-from shardwise.validation._streaming import read_share
 from shardwise.validation._ticks import Ticks, ticks_of
 from shardwise.validation._types import types_of
 
@@ -100,7 +100,7 @@ def engine_in(cells: Cells, table: dict[str, Any]) -> str:
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
     if engine in table:
         return engine
-    nearest = engine_steps()["nearest"].get(engine, "vllm")
+    nearest = tables()["nearest"].get(engine, "vllm")
     near = next((name for name in (nearest, "vllm") if name in table), next(iter(table)))
     cells.assume(f"kernels of {engine or 'an engine that is not stated'}: those of {near}")
     return near
@@ -124,7 +124,7 @@ def product(cells: Cells, device: Device) -> float:
         held = held_share(device, ENGINES.get(engine, ""), dtype, (m, n, k))
         return timed(cells, device, dtype, (m, n, k, 1.0), held)
     cells.assume(f"{engine} in {dtype}: called from the host one by one")
-    kernels = engine_steps()["called"][f"{engine}-{dtype}"]["kernels"]
+    kernels = tables()["called"][f"{engine}-{dtype}"]["kernels"]
     return max(called, timed(Cells({**cells.row, "engine": kernels}), device, dtype, (m, n, k, 1.0)))
 
 
@@ -178,8 +178,8 @@ def timed(
 def replayed(row: dict[str, Any], device: Device, engine: str, dtype: str, shape: tuple[Any, ...]) -> dict[str, Any]:
     """Return a row of constants as a table of an engine times it: at the highest clock, replayed a few dozen times."""
     kept, weight = last_cache_bytes(device), types_of("products")[dtype].weight_bytes
-    left = row.get("unset_left", 1.0) if dtype in engine_steps()["copies"][engine].get("unset", ()) else 1.0
-    launches = engine_steps()["ticks"]["usual"] * copies(engine, dtype, weight * shape[1] * shape[2], kept)
+    left = row.get("unset_left", 1.0) if dtype in tables()["copies"][engine].get("unset", ()) else 1.0
+    launches = tables()["ticks"]["usual"] * copies(engine, dtype, weight * shape[1] * shape[2], kept)
     return {**row, **AT_HIGHEST_CLOCK, "launches": launches, "burst_left": left}
 
 
@@ -211,7 +211,7 @@ def type_in(cells: Cells, table: dict[str, Any], label: str) -> str:
 
 def ungated(kernel: str, version: str, inner: float, top_k: float, count: float) -> bool:
     """Return whether experts were measured without a gate, by their kernel or by the model that has such experts."""
-    taken = engine_steps()["experts"]
+    taken = tables()["experts"]
     plain = [inner, top_k, count] in taken["ungated"] and version not in taken["gated_versions"]
     return "nongated" in kernel or plain
 

@@ -22,8 +22,9 @@ from shardwise.serving._ledger import joined_down
 from shardwise.validation import _attention, _kernels
 from shardwise.validation._attention import latent_model
 from shardwise.validation._cells import Cells
-from shardwise.validation._steps import ENGINES, engine_steps
 from shardwise.validation._streaming import cached_rate, read_share, replayed_start, step_rate
+from shardwise.validation._tables import ENGINES, tables
+from shardwise.validation._toml import read
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)
@@ -62,10 +63,10 @@ class Module:
 def module_of(cells: Cells, device: Device) -> Module:
     """Return what a row times; an engine without modules of its own runs those of vLLM, which is said."""
     word = ENGINES.get(cells.text("engine"), cells.text("engine"))
-    known = word if word in engine_steps()["engines"] else "vllm"
+    known = word if word in read("modules.toml")["engines"] else "vllm"
     if known != word:
         cells.assume(f"modules of {word or 'an engine that is not stated'}: those of {known}")
-    row = engine_steps()["engines"][known]
+    row = read("modules.toml")["engines"][known]
     tokens = cells.positive("query_tokens")
     single = tokens == 1 and row.get("one_token_decodes", False)
     return Module(
@@ -164,7 +165,7 @@ def held_share(m: Module, moved: float) -> float:
 
     Halves of the cache of devices with two each hold what both read.
     """
-    copies = 2 if m.family in engine_steps()["cache"]["halved"] else 1
+    copies = 2 if m.family in read("modules.toml")["cache"]["halved"] else 1
     return 1 - read_share(m.device, moved, copies)
 
 
@@ -184,7 +185,7 @@ def _products(m: Module, op: Op[float], held: float) -> float:
 
 def _streamed(m: Module, op: Op[float]) -> float:
     """Return seconds of an operator that only moves bytes, from a captured graph."""
-    moved, unfused = op.forward_bytes, engine_steps()["unfused"]
+    moved, unfused = op.forward_bytes, tables()["unfused"]
     if op.name == "rotary" and not m.row["rotates"]:
         return 0.0
     if op.name == "rotary" and m.unfused:

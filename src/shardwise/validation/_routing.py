@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from shardwise.validation._cells import refuse
-from shardwise.validation._steps import engine_steps
+from shardwise.validation._tables import tables
 
 DRAWS = 64
 _STEEPEST = 8.0
@@ -60,7 +60,7 @@ def timed_rows(
     """
     tokens, top_k, _, ranks = shape
     hit, rows = routed(routing, *shape)
-    every, taken = tokens * top_k, engine_steps()["experts"]
+    every, taken = tokens * top_k, tables()["experts"]
     if ranks > 1 and kernel in taken["whole_kernels"]:
         return hit, every, 0.0
     if ranks > 1 and version in taken["handed_versions"]:

@@ -7,14 +7,13 @@ elsewhere than in their table of results (documented.toml).
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.validation._frameworks import matches
+from shardwise.validation._toml import read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,18 +27,13 @@ class Rule:
 
 
 @cache
-def _tables(file: str = "rules.toml") -> dict[str, Any]:
-    return tomllib.loads(resources.files("shardwise.validation").joinpath(file).read_text(encoding="utf-8"))
-
-
-@cache
 def rules() -> tuple[Rule, ...]:
     """Return the rules for blank fields, in the order of the table.
 
     >>> rules()[0].field
     'framework'
     """
-    return tuple(Rule(**row) for row in _tables()["rule"])
+    return tuple(Rule(**row) for row in read("rules.toml")["rule"])
 
 
 @cache
@@ -55,7 +49,7 @@ _ADDRESS = re.compile(r"^https://github[.]com/([^/]+/[^/]+)(?:/(?:blob|tree)/([^
 def _of_citation(citation: str) -> tuple[dict[str, Any], ...]:
     """Return the entries of a citation, github:OWNER/NAME@COMMIT:PATH or the page's address."""
     said = _ADDRESS.sub(lambda m: f"github:{m[1]}@{m[2]}:" if m[2] else f"github:{m[1]}", citation)
-    return tuple(row for row in _tables("documented.toml")["documented"] if re.search(row["citation"], said))
+    return tuple(row for row in read("documented.toml")["documented"] if re.search(row["citation"], said))
 
 
 def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:
@@ -76,7 +70,7 @@ def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dic
 @cache
 def words(table: str) -> dict[str, str]:
     """Return a table that maps words of files to words of the package."""
-    found: dict[str, str] = _tables()[table]
+    found: dict[str, str] = read("rules.toml")[table]
     return found
 
 
@@ -87,5 +81,5 @@ def network_words() -> dict[str, float]:
     >>> network_words()["omnipath"]
     19850000000.0
     """
-    found: dict[str, float] = _tables()["networks"]
+    found: dict[str, float] = read("rules.toml")["networks"]
     return found

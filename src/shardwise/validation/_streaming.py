@@ -1,7 +1,7 @@
 """Rows of kernels that only move bytes: a start, and bytes over the rate of the memory or of the last cache.
 
 Tables replay one kernel again and again, so that it finds its input in the cache if that is large enough. Kernels that
-PyTorch runs step by step move more bytes, and the cores bind them rather than the memory (modules.toml).
+PyTorch runs step by step move more bytes, and the cores bind them rather than the memory (tables.toml).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwise.cost import (
 from shardwise.hardware import Device
 from shardwise.serving import find_engine
 from shardwise.validation._cells import Cells, refuse
-from shardwise.validation._steps import ENGINES, engine_steps
+from shardwise.validation._tables import ENGINES, tables
 
 
 def memory_rate(device: Device) -> float:
@@ -55,13 +55,13 @@ def step_rate(device: Device, walked: float) -> float:
     rate = cached_rate(device, walked)
     if not device.knows("num_cores"):
         return rate
-    return float(min(rate, engine_steps()["unfused"]["bytes_per_second_per_core"] * device.num_cores))
+    return float(min(rate, tables()["unfused"]["bytes_per_second_per_core"] * device.num_cores))
 
 
 def replayed_start(device: Device, engine: str) -> float:
     """Return seconds to start a small kernel of a captured graph, of the engine where the device's is not measured."""
     known = engine if engine in ENGINES.values() else "vllm"
-    row, own = constants()[family_of(device)]["memory"], engine_steps()["replayed"].get(known, {})
+    row, own = constants()[family_of(device)]["memory"], tables()["replayed"].get(known, {})
     usual = row.get("replayed_start_seconds", find_engine(known).small_kernel_seconds)
     return float(own.get(family_of(device), usual))
 
@@ -73,11 +73,11 @@ def streaming(cells: Cells, device: Device) -> float:
         # Rates by kind and type are measured on CPUs alone.
         return _on_cpu(cells, device, moved)
     engine = ENGINES.get(cells.text("engine"), cells.text("engine"))
-    apart = engine_steps()["unfused"]["kernels"].get(f"{engine}-{cells.text('op')}")
+    apart = tables()["unfused"]["kernels"].get(f"{engine}-{cells.text('op')}")
     if apart:
         start = apart["kernels"] * replayed_start(device, engine)
         return float(start + apart["times"] * moved / step_rate(device, apart["widest"] * moved))
-    rate, flat = cached_rate(device, moved), engine_steps()["flat"]
+    rate, flat = cached_rate(device, moved), tables()["flat"]
     if engine in flat["engines"]:
         most = flat["bytes_per_second_per_core"].get(family_of(device), math.inf) * float(device.num_cores)
         return float(replayed_start(device, engine) + moved / min(rate, most))

@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.cost import family_of, last_cache_bytes
 from shardwise.hardware import Device
 from shardwise.ledger.number import ceil, maximum
-from shardwise.validation._steps import ENGINES, copies, engine_steps
+from shardwise.validation._tables import ENGINES, copies, tables
 
 # Shortest seconds of a kernel over those that a table states, where a cell reaches down to nothing.
 _LEAST = 0.1
@@ -56,15 +56,15 @@ class Ticks:
 def ticks_of(table: str, engine: str, device: Device, dtype: str = "", weight: Any = 0.0) -> Ticks:
     """Return how a table of an engine times on a device; `weight` are the bytes of a product's weights.
 
-    Source: `ticks` of modules.toml.
+    Source: `ticks` of tables.toml.
 
     >>> from shardwise.hardware import find_device
     >>> b200, h200 = (find_device(name).device for name in ("b200-sxm-180gb", "h200-sxm-141gb"))
     >>> ticks_of("attention", "vllm", b200).seconds, ticks_of("attention", "vllm", h200).seconds
     (2.048e-06, 0.0)
     """
-    row, family, word = engine_steps()["ticks"], family_of(device), ENGINES.get(engine, "")
-    replayed = table in ("gemm", *row["kernels"]) and f"{engine}-{dtype}" not in engine_steps()["called"]
+    row, family, word = tables()["ticks"], family_of(device), ENGINES.get(engine, "")
+    replayed = table in ("gemm", *row["kernels"]) and f"{engine}-{dtype}" not in tables()["called"]
     if not word or not replayed or family not in row["families"]:
         return Ticks(0.0, 1, 1, 0.0)
     kernels = row["kernels"].get(table)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.serving import find_format
+from shardwise.validation._toml import read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +29,7 @@ def types_of(table: str) -> dict[str, Values]:
     >>> types_of("products")["nvfp4"].input_bytes, types_of("products")["int8_wo"].peak, "fp32" in types_of("experts")
     (0.5625, 'bf16', False)
     """
-    text = resources.files("shardwise.validation").joinpath("types.toml").read_text(encoding="utf-8")
-    return {name: _values(name, row) for name, row in tomllib.loads(text)["types"].items() if table in row["tables"]}
+    return {name: _values(name, row) for name, row in read("types.toml")["types"].items() if table in row["tables"]}
 
 
 def _values(name: str, row: dict[str, Any]) -> Values:

@@ -1,27 +1,23 @@
-"""How tables of kernels were measured: what ran around each kernel, what was called from the host, what was cached.
+"""How tables of kernels were taken: what ran around each kernel, what was called from the host, what was cached.
 
-Each figure stands in modules.toml with its source.
+Each figure stands in tables.toml with its source.
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.ledger.number import ceil, maximum, minimum
+from shardwise.validation._toml import read
 
 ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 """Engines by the names that tables use."""
 
 
-@cache
-def engine_steps() -> dict[str, Any]:
-    """Return the tables of modules.toml."""
-    text = resources.files("shardwise.validation").joinpath("modules.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def tables() -> dict[str, Any]:
+    """Return what tables.toml holds."""
+    return read("tables.toml")
 
 
 def taken_on(table: str, engine: str, device: str) -> str:
@@ -30,7 +26,7 @@ def taken_on(table: str, engine: str, device: str) -> str:
     >>> taken_on("gemm", "sglang", "b300"), taken_on("moe", "sglang", "b300")
     ('gb300', '')
     """
-    row = engine_steps()["taken_on"].get(f"{engine}-{device}", {"tables": ()})
+    row = tables()["taken_on"].get(f"{engine}-{device}", {"tables": ()})
     return str(row["device"]) if table in row["tables"] else ""
 
 
@@ -43,7 +39,7 @@ def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float
     >>> host_seconds("vllm", "fp8_block", "h100-sxm-80gb", (4096, 4096, 4096))
     8.9e-05
     """
-    table = engine_steps()["called"].get(f"{engine}-{dtype}")
+    table = tables()["called"].get(f"{engine}-{dtype}")
     if table is None:
         return 0.0
     seconds = table["seconds"].get(device, table["seconds"]["any"])
@@ -59,7 +55,7 @@ def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
     >>> round(1e6 * maxima_seconds("vllm", "fp8", "hopper", 1024), 1)
     7.2
     """
-    table = engine_steps()["row_maxima"].get(f"{engine}-{dtype}", {})
+    table = tables()["row_maxima"].get(f"{engine}-{dtype}", {})
     return float(table.get("seconds", {}).get(family, 0.0) * rows)
 
 
@@ -69,7 +65,7 @@ def copies(engine: str, dtype: str, weight: Any, cache: float) -> Any:
     >>> copies("vllm", "nvfp4", 1e6, 5e7), copies("tensorrt-llm", "bf16", 2e7, 5e7)
     (1, 3)
     """
-    row = engine_steps()["copies"][engine]
+    row = tables()["copies"][engine]
     if not row.get("fills"):
         return row.get(dtype, row["most"])
     return maximum(minimum(ceil(cache / weight), row["most"]), 1)
@@ -83,7 +79,7 @@ def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: f
     >>> walked_bytes("vllm", "bf16", 1e6, 0.0, 5e7), walked_bytes("tensorrt-llm", "bf16", 2e7, 0.0, 5e7)
     (6000000.0, 60000000.0)
     """
-    row = engine_steps()["copies"].get(engine)
+    row = tables()["copies"].get(engine)
     if row is None:
         return math.inf
     return float(copies(engine, dtype, weight, cache) * (weight + (beside if row.get("each") else 0.0)) + beside)
