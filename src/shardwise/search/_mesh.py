@@ -18,7 +18,7 @@ from shardwise.search._laws import Columns, Court
 from shardwise.search._places import Span, spread
 from shardwise.search._program import PLACE, Program, Shape
 from shardwise.search._rows import Rows
-from shardwise.search._tables import Table, blocks_of, tabulate
+from shardwise.search._tables import Keys, Table, blocks_of, tabulate
 
 CELLS = 32_768
 
@@ -85,17 +85,35 @@ class Mesh:
         columns = {c: v for c, v in columns.items() if not c.startswith("of ")}
         if not len(columns["tp"]):
             return
-        table = tabulate(self.compositions.blocks, rows, columns, (start, end))
+        keys = tabulate(self.compositions.blocks, rows, columns, (start, end))
         columns["num_micro"] = rows.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
+        jobs = [(_Job(self, composed, columns, keys, start), allowed) for composed, allowed in self._composed(columns)]
+        most = CELLS // self.num_modes
+        if not self.prune:
+            table = keys.timed(np.arange(len(columns["tp"])))
+            for job, allowed in jobs:
+                for chosen in _pieces(allowed, columns["places"][allowed], most):
+                    yield from job.all(chosen, table)
+            return
+        # What is not timed has one cell for all of its places. Blocks are timed of rows that fit alone.
+        fitting = [
+            (job, fit)
+            for job, allowed in jobs
+            for chosen in _pieces(allowed, np.ones(len(allowed), np.int64), most)
+            for fit in job.fitting(chosen)
+        ]
+        if fitting:
+            table = keys.timed(np.concatenate([fit.rows for _, fit in fitting]))
+            for job, fit in fitting:
+                yield from job.pruned(fit, table)
+
+    def _composed(self, columns: Columns) -> Iterator[tuple[tuple[str, int, int], Any]]:
+        """Yield the schedule, stages and chunks of the rows, and the rows that can run so."""
         for pp in np.unique(columns["pp"]).tolist():
             mine = np.flatnonzero(columns["pp"] == pp)
-            for schedule, vpp in rows.compositions(pp):
-                allowed = mine[self._lawful({c: v[mine] for c, v in columns.items()}, schedule, vpp)]
-                job = _Job(self, (schedule, pp, vpp), columns, table, start)
-                # What is not timed has one cell for all of its places.
-                cells = np.ones(len(allowed), np.int64) if self.prune else columns["places"][allowed]
-                for chosen in _pieces(allowed, cells, CELLS // self.num_modes):
-                    yield from job.pruned(chosen) if self.prune else job.all(chosen)
+            for schedule, vpp in self.rows.compositions(pp):
+                lawful = self._lawful({c: v[mine] for c, v in columns.items()}, schedule, vpp)
+                yield (schedule, pp, vpp), mine[lawful]
 
     def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
@@ -135,6 +153,15 @@ class _Cells:
     groups: dict[bool, Span] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """Rows of which some plan fits: bytes of their plans and which of them fit, by sharding."""
+
+    rows: Any
+    held: dict[str, Any]
+    fits: dict[str, Any]
+
+
 @dataclass(slots=True)
 class _Job:
     """One composition of some rows of a part of the base."""
@@ -142,7 +169,7 @@ class _Job:
     mesh: Mesh
     composed: tuple[str, int, int]
     columns: Columns
-    table: Table
+    keys: Keys
     start: int
 
     @property
@@ -150,16 +177,16 @@ class _Job:
         """The composition of the job."""
         return self.mesh.compositions.of(*self.composed)
 
-    def _given(self, program: Program, cells: _Cells, least: bool = False) -> dict[str, Any]:
+    def _given(self, program: Program, cells: _Cells, table: Keys | Table, least: bool = False) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
-        table, found = self.table, dict[str, Any]()
+        found = dict[str, Any]()
         key = table.key[cells.rows]
         domain: Any = None
         for name, level in program.inputs.items():
             if name.startswith("block "):
-                column = (table.least if least else table.columns)[name]
+                column = (table.least if least and isinstance(table, Table) else table.columns)[name]
                 at = key
-                if level & PLACE:
+                if level & PLACE and isinstance(table, Table):
                     if domain is None:
                         domain = table.first[key][cells.row] + table.domain_of[cells.place - self._first]
                     at = domain
@@ -199,12 +226,12 @@ class _Job:
         place, count = spread(places.start[base], places.count[base])
         return _Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
 
-    def all(self, chosen: Any) -> Iterator[Sheet]:
+    def all(self, chosen: Any, table: Table) -> Iterator[Sheet]:
         """Yield memory and time of all plans of some rows."""
         composition, modes = self.composition, self.mesh.num_modes
         cells = self._cells(chosen)
         program = composition.whole
-        found = program.run(self._given(program, cells), Shape(rows=len(chosen), modes=modes, row=cells.row))
+        found = program.run(self._given(program, cells, table), Shape(rows=len(chosen), modes=modes, row=cells.row))
         devices = self.columns["devices"][chosen][cells.row]
         for sharding in composition.shardings:
             held = np.broadcast_to(found[f"held {sharding}"], (modes, len(chosen)))
@@ -220,32 +247,41 @@ class _Job:
                     key=self._keys(cells, sharding),
                 )
 
-    def pruned(self, chosen: Any) -> Iterator[Sheet]:
-        """Yield the plans of some rows that may be wanted: those that fit and whose bound is not behind."""
+    def fitting(self, chosen: Any) -> Iterator[_Fitting]:
+        """Yield those of some rows of which a plan fits, if any."""
         composition, modes, limit = self.composition, self.mesh.num_modes, len(chosen)
         cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = Shape(rows=limit, modes=modes, row=cells.row)
-        found = composition.held.run(self._given(composition.held, cells), shape)
+        found = composition.held.run(self._given(composition.held, cells, self.keys), shape)
         held, fits = {}, {}
         for s in composition.shardings:
-            held[s] = np.array(np.broadcast_to(found[f"held {s}"], (modes, limit)))
+            held[s] = np.broadcast_to(found[f"held {s}"], (modes, limit))
             fits[s] = self._judged(s, chosen, held[s])[1]
-        if not any(f.any() for f in fits.values()):
-            return
-        least = composition.least.run(self._given(composition.least, cells, least=True), shape)
+        mine = np.flatnonzero(np.any([f.any(axis=0) for f in fits.values()], axis=0))
+        if len(mine):
+            rows = chosen[mine]
+            yield _Fitting(rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()})
+
+    def pruned(self, fitting: _Fitting, table: Table) -> Iterator[Sheet]:
+        """Yield the plans that fit and may be wanted: those whose bound is not behind."""
+        composition, modes, chosen = self.composition, self.mesh.num_modes, fitting.rows
+        held, fits = fitting.held, dict(fitting.fits)
+        cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        shape = Shape(rows=len(chosen), modes=modes, row=cells.row)
+        least = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
         devices = self.columns["devices"][chosen]
         if self.mesh.may is not None:
             for s in composition.shardings:
                 if fits[s].any():
-                    bound = np.broadcast_to(least[f"least {s}"], (modes, limit))
+                    bound = np.broadcast_to(least[f"least {s}"], fits[s].shape)
                     fits[s] = fits[s] & self.mesh.may(bound, held[s], devices)
         for group in composition.groups:
             wanted = np.flatnonzero(np.any([fits[s] for s in group], axis=0))
-            yield from self._timed(group, chosen, wanted, (held, fits))
+            yield from self._timed(group, wanted, _Fitting(chosen, held, fits), table)
 
-    def _timed(self, group: tuple[str, ...], chosen: Any, wanted: Any, known: tuple[Any, Any]) -> Iterator[Sheet]:
+    def _timed(self, group: tuple[str, ...], wanted: Any, known: _Fitting, table: Table) -> Iterator[Sheet]:
         """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
-        held, fits = known
+        chosen, held, fits = known.rows, known.held, known.fits
         places, size = self.mesh.rows.places, len(chosen)
         for some in _pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
             rows = chosen[some % size]
@@ -254,7 +290,7 @@ class _Job:
             row = np.repeat(np.arange(len(rows)), count)
             cells = _Cells(rows=rows, place=place, row=row, modes=some // size)
             program = self.composition.steps[group]
-            found = program.run(self._given(program, cells), Shape(rows=len(rows), modes=1, row=row))
+            found = program.run(self._given(program, cells, table), Shape(rows=len(rows), modes=1, row=row))
             for s in group:
                 fit = fits[s].ravel()[some][row]
                 self.mesh.counts.evaluated += int(np.count_nonzero(fit))

@@ -51,6 +51,14 @@ def _trimmed(parts: Parts[Any]) -> Parts[Any]:
     return replace(parts, kinds=tuple(replace(kind, **gone) for kind in parts.kinds), **ends)
 
 
+def _untimed(parts: Parts[Any]) -> Parts[Any]:
+    """Return the parts without their times."""
+    gone: dict[str, Any] = dict.fromkeys(("forward", "backward_input", "backward_weight", "replay"), 0.0)
+    gone["replay_exposed"] = {}
+    ends: dict[str, Any] = {n: replace(getattr(parts, n), **gone) for n in ("embedding", "head", "loss")}
+    return replace(parts, kinds=tuple(replace(kind, **gone) for kind in parts.kinds), **ends)
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One number of the blocks in the tables: the name of its column, and what it varies with."""
@@ -59,20 +67,27 @@ class Leaf:
     level: int
 
 
+@dataclass(frozen=True, slots=True)
+class Columnar:
+    """Some leaves, and the programs of their columns for each way to split, one a recompute mode where modes differ."""
+
+    leaves: tuple[Leaf, ...]
+    programs: Mapping[tuple[int, int, int], Program]
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of a model under every way of a space to split them.
 
     `plain` and `paired` are the parts of the model as most schedules and as DualPipe run them, with a `Leaf` or a plain
-    number in each place, `boundary` is the message between stages; `programs` compute the columns of the leaves of each
-    way, one column a recompute mode where modes differ.
+    number in each place, `boundary` is the message between stages. Of the leaves, `sizes` are all that memory reads.
     """
 
     plain: Parts[Any]
     paired: Parts[Any]
     boundary: Any
-    leaves: tuple[Leaf, ...]
-    programs: Mapping[tuple[int, int, int], Program]
+    sizes: Columnar
+    times: Columnar
     num_modes: int
 
 
@@ -114,16 +129,29 @@ def blocks_of(rows: Rows) -> Blocks:
         return leaf
 
     trees = [tree for modes in recorded.values() for tree in modes]
+    # Leaves of sizes come first, so that those which times add are known.
+    joined([_untimed(tree[0]) for tree in trees], join)
+    sizes = {leaf for leaf in leaves.values() if not leaf.level & PLACE}
     plain, paired, boundary = (joined([tree[i] for tree in trees], join) for i in range(3))
-    programs = {way: Program(outputs) for way, outputs in named.items()}
+    both = [tuple(leaf for leaf in leaves.values() if (leaf in sizes) is first) for first in (True, False)]
+    of_sizes, of_times = (Columnar(some, _programs(named, some)) for some in both)
     return Blocks(
         plain=plain,
         paired=paired,
         boundary=boundary,
-        leaves=tuple(leaves.values()),
-        programs=programs,
+        sizes=of_sizes,
+        times=of_times,
         num_modes=len(rows.space.recompute),
     )
+
+
+def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[Leaf]) -> dict[Any, Program]:
+    """Return the programs of some leaves, one for each way to split a layer."""
+    chosen = {leaf.name for leaf in leaves}
+    return {
+        way: Program({name: value for name, value in outputs.items() if name.partition("/")[0] in chosen})
+        for way, outputs in named.items()
+    }
 
 
 def _first_kind(rows: Rows) -> int:
@@ -194,28 +222,63 @@ class Table:
         }
 
 
-def tabulate(blocks: Blocks, rows: Rows, columns: Columns, part: tuple[int, int]) -> Table:
-    """Return the blocks of rows that come from one part of the base."""
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The row keys of some rows, all that differ in a block: `columns` of sizes are known, times computed when asked.
+
+    `key` is the key of each row and `values` the fields of each key; `part` of the base they come from.
+    """
+
+    blocks: Blocks
+    rows: Rows
+    part: tuple[int, int]
+    columns: Mapping[str, Any]
+    key: Any
+    values: Columns
+
+    def timed(self, some: Any) -> Table:
+        """Return the blocks of some of the rows with their times; other rows have no key."""
+        values = self.values
+        mine = np.flatnonzero(np.bincount(self.key[some], minlength=len(values["tp"])))
+        number = np.full(len(values["tp"]), -1)
+        number[mine] = np.arange(len(mine))
+        keys = {name: v[mine] for name, v in values.items()}
+        group, start, count, domain_of, shown = _domains(self.rows, self.part)
+        own = group[keys["base"] - self.part[0]]
+        which, sizes = spread(start[own], count[own])
+        row = np.repeat(np.arange(len(mine)), sizes)
+        spans = _spans_of(keys, row, shown[which], self.rows)
+        found = _filled_columns(self.blocks, self.blocks.times, (keys, spans, row))
+        found |= {name: column[..., mine] for name, column in self.columns.items()}
+        return Table(
+            columns=found, key=number[self.key], first=np.cumsum(sizes) - sizes, sizes=sizes, domain_of=domain_of
+        )
+
+
+def tabulate(blocks: Blocks, rows: Rows, columns: Columns, part: tuple[int, int]) -> Keys:
+    """Return the keys of rows that come from one part of the base, with the sizes of their blocks."""
     code = np.zeros(len(columns["tp"]), np.int64)
     for name in (*_SPLIT, *SIZES):
         distinct, at = np.unique(columns[name], return_inverse=True)
         code = code * len(distinct) + at
     _, first, key = np.unique(code, return_index=True, return_inverse=True)
     keys = {name: v[first] for name, v in columns.items()}
-    group, start, count, domain_of, shown = _domains(rows, part)
-    mine = group[keys["base"] - part[0]]
-    which, sizes = spread(start[mine], count[mine])
-    row = np.repeat(np.arange(len(first)), sizes)
-    spans = _spans_of(keys, row, shown[which], rows)
+    found = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
+    return Keys(blocks=blocks, rows=rows, part=part, columns=found, key=key, values=keys)
+
+
+def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, Span, Any]) -> dict[str, Any]:
+    """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
+    keys, spans, row = known
     found: dict[str, Any] = {}
-    for way, program in blocks.programs.items():
-        here = np.ones(len(first), bool)
+    for way in some.programs:
+        here = np.ones(len(keys["tp"]), bool)
         for name, value in zip(_SPLIT, way, strict=True):
             here &= keys[name] == value
         chosen = np.flatnonzero(here)
         if len(chosen):
-            _fill(found, blocks, program, (keys, chosen, spans, row))
-    return Table(columns=found, key=key, first=np.cumsum(sizes) - sizes, sizes=sizes, domain_of=domain_of)
+            _fill(found, (some, way, blocks.num_modes), (keys, chosen, spans, row))
+    return found
 
 
 def _domains(rows: Rows, part: tuple[int, int]) -> tuple[Any, ...]:
@@ -253,8 +316,10 @@ def _spans_of(keys: Columns, row: Any, shown: Any, rows: Rows) -> Span:
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _fill(found: dict[str, Any], blocks: Blocks, program: Program, chosen: tuple[Any, ...]) -> None:
+def _fill(found: dict[str, Any], way: tuple[Columnar, Any, int], chosen: tuple[Any, ...]) -> None:
     """Run the program of one way to split blocks on the keys that have it, and put its columns in their place."""
+    some, split, num_modes = way
+    program = some.programs[split]
     keys, mine, spans, row = chosen
     number = np.full(len(keys["tp"]), -1)
     number[mine] = np.arange(len(mine))
@@ -268,11 +333,11 @@ def _fill(found: dict[str, Any], blocks: Blocks, program: Program, chosen: tuple
         else:
             given[name] = keys[name][mine].astype(np.float64)
     results = program.run(given, shape)
-    for leaf in blocks.leaves:
+    for leaf in some.leaves:
         where, size = (at, len(row)) if leaf.level & PLACE else (mine, len(keys["tp"]))
         if leaf.level & MODE:
-            column = found.setdefault(leaf.name, np.zeros((blocks.num_modes, size)))
-            for mode in range(blocks.num_modes):
+            column = found.setdefault(leaf.name, np.zeros((num_modes, size)))
+            for mode in range(num_modes):
                 column[mode, where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
         else:
             found.setdefault(leaf.name, np.zeros(size))[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
