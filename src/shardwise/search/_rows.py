@@ -186,16 +186,33 @@ class Rows:
         values = list(self.space.sequence_parallel)
         return _crossed(columns, matters, {"sequence_parallel": values}, {"sequence_parallel": False})
 
+    @cached_property
+    def _lawful_ways(self) -> Any:
+        """About how many ways each set of degrees has to split a layer that the laws allow."""
+        columns, s = self.base, self.space
+        flat, size = columns["layout"] == SUMMA, len(columns["tp"])
+        grids = _crossed({**columns, "row": np.arange(size)}, flat, {"panels": self.panels}, {"panels": 1})
+        court = self.court()
+        legal = court.judge("tensor", grids) & court.judge("summa", grids)
+        found = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(s.cp_kind))
+        if not self.has_experts:
+            return found * np.where(flat | (columns["tp"] == 1), 1, len(s.sequence_parallel))
+        moes = [b.feed_forward for b in all_blocks(self.case.model) if isinstance(b.feed_forward, MoE)]
+        ways = np.zeros(size, np.int64)
+        for n in self.device_counts:
+            for ep, etp in self.expert_ways(n):
+                if not any(m.experts % ep or m.ffn % etp for m in moes):
+                    ways += (columns["devices"] == n) & (n // columns["pp"] % (ep * etp) == 0)
+        return found * ways
+
     def chunks(self, most_rows: int) -> list[tuple[int, int]]:
         """Return slices of the base of about so many rows when expanded."""
         columns = self.base
-        counts = self.counts(columns)
-        sizes = _weights({k: v for k, v in counts.items() if k not in ("places", "composition", "batch")}, ())
         fitting = {
             d: sum(self.case.job.global_batch % (d * b) == 0 for b in self.micro_batches)
             for d in set(columns["dp"].tolist())
         }
-        sizes = sizes * _looked_up(columns["dp"], fitting) * np.ones(len(columns["dp"]), np.int64)
+        sizes = self._lawful_ways * _looked_up(columns["dp"], fitting)
         found, start = [], 0
         for end in range(1, len(sizes) + 1):
             if end == len(sizes) or sizes[start : end + 1].sum() > most_rows:
