@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shardwise.cost import constants
+from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.serving import find_format
-from shardwise.validation._types import types_of
+from shardwise.validation._cells import Cells
+from shardwise.validation._types import cache_width, types_of
 
 PRODUCTS, EXPERTS = types_of("products"), types_of("experts")
 
@@ -35,3 +37,11 @@ def test_inputs_are_stored_with_the_scales_of_their_format() -> None:
     """A type of four bits has a scale for every 16 elements of inputs as of weights."""
     assert PRODUCTS["nvfp4"].input_bytes == PRODUCTS["nvfp4"].weight_bytes == find_format("nvfp4").bytes
     assert PRODUCTS["int8_wo"].input_bytes == 2 * PRODUCTS["int8_wo"].weight_bytes
+
+
+def test_a_cache_is_as_wide_as_its_format() -> None:
+    """Types of 8 bits take a byte whatever they are called; one that nobody has is refused and never taken for 16."""
+    widths = [cache_width(Cells({"kv_dtype": word})) for word in ("fp8", "fp8_e4m3", "int8", "fp16", "")]
+    assert widths == [1, 1, 1, 2, 2]
+    with pytest.raises(InputError, match="kv_dtype = 'fp7': is not a type of caches"):
+        cache_width(Cells({"kv_dtype": "fp7"}))

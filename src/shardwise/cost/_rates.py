@@ -224,7 +224,7 @@ def achieved_bytes(device: Device, imposed: Efficiencies, fitted: float) -> floa
     if imposed.memory_bytes_per_second:
         return imposed.memory_bytes_per_second
     if imposed.memory or imposed.ideal:
-        return effective(imposed, fitted, imposed.memory) * device.memory_bytes_per_second
+        return (imposed.memory or 1.0) * device.memory_bytes_per_second
     return fitted * bandwidth_of(device)
 
 

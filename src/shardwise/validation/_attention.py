@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 from shardwise.cost import (
-    ELEMENT_BYTES,
     Cached,
     Efficiencies,
     Prompt,
@@ -25,6 +24,7 @@ from shardwise.hardware import Device
 from shardwise.models import LatentAttention, Model
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._kernels import chip_of, engine_in, measured_family, type_in
+from shardwise.validation._types import cache_width
 
 _NONE = Efficiencies()
 
@@ -57,7 +57,7 @@ def _kernel(cells: Cells, device: Device, kind: str, label: str, head: float, wi
 def decode(cells: Cells, device: Device) -> float:
     """Return seconds of attention of new tokens over a cache."""
     B, N, K, H = (cells.positive(name) for name in ("batch", "num_heads", "num_kv_heads", "head_dim"))
-    window, width = cells.number("sliding_window"), 1 if cells.text("kv_dtype") == "fp8" else 2
+    window, width = cells.number("sliding_window"), cache_width(cells)
     tokens = cells.number("prefix_tokens") + cells.number("query_tokens")
     tokens = max(1.0, min(tokens, window) if window else tokens)
     if constants()[family_of(device)].get("attention", {}).get("block_keys"):
@@ -66,7 +66,7 @@ def decode(cells: Cells, device: Device) -> float:
             rates_of(device, dtype, 0.0, _NONE).blocks,
             (device.peak_flops(dtype), device.memory_bytes_per_second),
         )
-        cache = 2 * ELEMENT_BYTES[dtype] * B * K * H * tokens
+        cache = 2 * width * B * K * H * tokens
         return float(one_query_seconds(b, 4 * B * N * H * tokens, cache, peaks))
     kernel = _kernel(cells, device, "decode", cells.text("kv_dtype") or "bf16", H, bool(window))
     work = Cached(
@@ -98,7 +98,7 @@ def prefill(cells: Cells, device: Device) -> float:
         heads=N,
         kv_heads=K,
         pair_flops=4 * H,
-        token_bytes=2 * (1 if cache == "fp8" else 2) * H,
+        token_bytes=2 * cache_width(cells) * H,
         edge_bytes=4 * B * S * N * H,
         window=window,
     )
@@ -129,7 +129,7 @@ def latent(cells: Cells, device: Device) -> float:
     S, past = cells.positive("query_tokens"), cells.number("prefix_tokens")
     label, chip = cells.text("kv_dtype") or "bf16", chip_of(device, "bf16")
     if op == "generation_mla":
-        wide, width = 2 * a.kv_lora_rank + a.qk_rope_head_dim, 1 if label == "fp8" else 2
+        wide, width = 2 * a.kv_lora_rank + a.qk_rope_head_dim, cache_width(cells)
         cached_dims = a.kv_lora_rank + a.qk_rope_head_dim
         cached = Cached(
             sequences=B,

@@ -25,6 +25,7 @@ from shardwise.validation._cells import Cells
 from shardwise.validation._streaming import cached_rate, read_share, replayed_start, step_rate
 from shardwise.validation._tables import ENGINES, tables
 from shardwise.validation._toml import read
+from shardwise.validation._types import cache_width
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)
@@ -57,7 +58,7 @@ class Module:
     @property
     def cache_bytes(self) -> float:
         """Bytes of an element of the cache."""
-        return 1.0 if self.cells.text("kv_dtype") == "fp8" else 2.0
+        return cache_width(self.cells)
 
 
 def module_of(cells: Cells, device: Device) -> Module:

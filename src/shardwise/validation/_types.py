@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from shardwise.serving import find_format
+from shardwise.serving import cache_names, find_format
+from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._toml import read
 
 
@@ -30,6 +31,18 @@ def types_of(table: str) -> dict[str, Values]:
     (0.5625, 'bf16', False)
     """
     return {name: _values(name, row) for name, row in read("types.toml")["types"].items() if table in row["tables"]}
+
+
+def cache_width(cells: Cells) -> float:
+    """Return bytes of an element of a row's key-value cache, those of 16 bits where it does not state its type.
+
+    >>> cache_width(Cells({"kv_dtype": "fp8"})), cache_width(Cells({}))
+    (1.0, 2.0)
+    """
+    word, known = cells.text("kv_dtype") or "bf16", cache_names()
+    if word not in known:
+        raise refuse("kv_dtype", word, f"is not a type of caches that is known: {', '.join(known)}")
+    return known[word]
 
 
 def _values(name: str, row: dict[str, Any]) -> Values:
