@@ -28,6 +28,7 @@ EXPORTED = [
     "Roofline",
     "Serving",
     "ServingFound",
+    "ServingOptions",
     "ServingSpace",
     "ServingWish",
     "Settings",

@@ -11,7 +11,7 @@ import shardwise as sw
 from beside.answers import Answer, Setting, Tool
 from shardwise.models import MLP, Attention, Block, MoE
 from shardwise.report._compare import tree_of
-from shardwise.serving import Options as InferOptions
+from shardwise.serving import ServingOptions
 
 HEAD_DIM, NODE = 128, 8
 _SIZES = {
@@ -200,7 +200,7 @@ def served(a: Namespace) -> dict[str, Answer]:
     """Return our bytes of serving."""
     model = model_of(a)
     job = sw.Serving(batch=a.batch, input_tokens=a.seq, output_tokens=a.output)
-    machine = InferOptions(engine="vllm", efficiencies=sw.Efficiencies(ideal=True))
+    machine = ServingOptions(engine="vllm", efficiencies=sw.Efficiencies(ideal=True))
     found = sw.infer(model, cluster_of(a), sw.Plan(tp=a.tp, pp=a.pp), job, machine)
     weights, cache = found.weights_bytes_per_gpu, found.kv_cache_bytes_per_gpu
     whole = cache * a.tp / a.kv

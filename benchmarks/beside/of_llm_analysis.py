@@ -10,7 +10,7 @@ import shardwise as sw
 from beside.answers import Answer, Setting, Tool
 from shardwise.models import Attention
 from shardwise.report._compare import tree_of
-from shardwise.serving import Options as InferOptions
+from shardwise.serving import ServingOptions
 
 GPU = "a100-sxm-80gb"
 NODE, EFFICIENCY = 8, 0.5
@@ -233,7 +233,7 @@ def served(setting: Setting) -> dict[str, Answer]:
     machine = sw.Efficiencies(ideal=True)
     plan = sw.Plan(tp=setting["tp"], pp=setting["pp"])
     found = sw.infer(
-        model, sw.Cluster.parse(f"{devices}x{GPU}"), plan, job, InferOptions(engine="vllm", efficiencies=machine)
+        model, sw.Cluster.parse(f"{devices}x{GPU}"), plan, job, ServingOptions(engine="vllm", efficiencies=machine)
     )
     tree = tree_of(found)
     setting = {**setting, "cache": tree["kv_cache_bytes_per_gpu"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tables import FAR, Page, Pair, Row, Table, show
 
 import shardwise as sw
-from shardwise.serving import Options
 
 # GPUs; milliseconds of the prompt of 512 tokens, of a token, and of the prompt and 10 tokens.
 MEASURED = ((1, 63.17, 22.0, 283.6), (2, 45.45, 13.5, 180.86))
@@ -16,7 +15,8 @@ def served(gpus: int) -> sw.InferReport:
     """Return one request on so many A100 of 40 GB."""
     job = sw.Serving(batch=1, input_tokens=512, output_tokens=TOKENS)
     cluster = sw.Cluster.parse(f"{gpus}xa100-sxm-40gb")
-    return sw.infer(sw.Model.load("gpt3-13b"), cluster, sw.Plan(tp=gpus), job, Options(engine="fastertransformer"))
+    engine = sw.ServingOptions(engine="fastertransformer")
+    return sw.infer(sw.Model.load("gpt3-13b"), cluster, sw.Plan(tp=gpus), job, engine)
 
 
 def table() -> Table:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from tables import FAR, Page, Pair, Row, Table, show
 
 import shardwise as sw
-from shardwise.serving import Options as Served
 
 # Table 15 of the paper: model, tokens, GPU-hours. Last: the shards that its checkpoints were published in.
 TRAINED = (
@@ -73,7 +72,7 @@ def training() -> tuple[Table, Table, Table]:
 def quantised() -> Table:
     """Return latency by quantisation with every efficiency at one, as llm-analysis has it."""
     rows = []
-    ideal = Served(efficiencies=sw.Efficiencies(ideal=True))
+    ideal = sw.ServingOptions(efficiencies=sw.Efficiencies(ideal=True))
     for name, (prefills, decodes) in QUANTISED.items():
         for form, prefill, decode in zip(FORMATS, prefills, decodes, strict=True):
             tp = 2 if (name, form) == ("llama-65b", "w16a16e16") else 1

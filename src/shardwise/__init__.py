@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         rivals,
         strong_scaling,
     )
-    from shardwise.serving import InferReport, infer
+    from shardwise.serving import InferReport, ServingOptions, infer
     from shardwise.training import CommReport, Options, TrainReport, comm, train
 
 _HOMES = {
@@ -61,6 +61,7 @@ _HOMES = {
     "Serving": "plans",
     "Settings": "plans",
     "ServingFound": "search",
+    "ServingOptions": "serving",
     "ServingSpace": "search",
     "ServingWish": "search",
     "Space": "search",
@@ -112,6 +113,7 @@ __all__ = [
     "Roofline",
     "Serving",
     "ServingFound",
+    "ServingOptions",
     "ServingSpace",
     "ServingWish",
     "Settings",

@@ -27,8 +27,7 @@ from shardwise.search import (
 )
 from shardwise.search._laws import laws_of
 from shardwise.search._near import broken_law, neighbours, report_on
-from shardwise.serving import Options as ServingOptions
-from shardwise.serving import infer
+from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
 
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)

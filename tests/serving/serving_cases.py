@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE, load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving import InferReport, Options, infer
+from shardwise.serving import InferReport, ServingOptions, infer
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s")
 
@@ -76,4 +76,4 @@ def ask(
     """Return the report of a plan on just as many devices as it uses."""
     plan = plan or Plan()
     found = load_model(model) if isinstance(model, str) else model
-    return infer(found, Cluster.parse(f"{plan.num_devices}x{device}"), plan, job, Options(**more))
+    return infer(found, Cluster.parse(f"{plan.num_devices}x{device}"), plan, job, ServingOptions(**more))

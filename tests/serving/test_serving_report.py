@@ -12,7 +12,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving import Options, find_format, format_names, infer
+from shardwise.serving import ServingOptions, find_format, format_names, infer
 
 KEYS = (
     "fits", "ttft_seconds", "tpot_seconds", "request_seconds", "output_tokens_per_second", "weights_bytes_per_gpu",
@@ -171,5 +171,5 @@ def test_engines_spell_their_budget_in_their_own_way() -> None:
 
 def test_options_default_to_vllm() -> None:
     """The engine is an argument with a stated default."""
-    assert Options().engine == "vllm"
+    assert ServingOptions().engine == "vllm"
     assert "engine vllm: vLLM" in ask("llama-3.1-8b", Serving()).assumptions

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def ask(inputs: Inputs) -> InferReport:
     """Return the report of a serving case; raises `InputError` with every problem."""
-    from shardwise.serving import Options, infer
+    from shardwise.serving import ServingOptions, infer
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     if model is not None and cluster is not None:
         plan = replace(_case.make_plan(inputs), micro_batch=1)
-        options = Options(engine=inputs.get("engine", "vllm"), efficiencies=_case.make_efficiencies(inputs))
+        options = ServingOptions(engine=inputs.get("engine", "vllm"), efficiencies=_case.make_efficiencies(inputs))
         try:
             report = infer(model, cluster, plan, _case.make_serving(inputs, model), options)
         except InputError as error:

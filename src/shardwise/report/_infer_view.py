@@ -11,7 +11,7 @@ from shardwise.report._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment
 from shardwise.report._train import interval_tree
 from shardwise.report._train_view import assumptions, describe, legend, mark_limit
 from shardwise.report._whole import whole_bytes
-from shardwise.serving import InferReport, Options, infer
+from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.units import show_bytes, show_count, show_seconds
 
 _MEMORY = {
@@ -82,7 +82,7 @@ def _change(
     case = report.case
     if new[1] and getattr(report.job, field) == value:
         return None
-    options = Options(engine=case.engine, efficiencies=case.efficiencies)
+    options = ServingOptions(engine=case.engine, efficiencies=case.efficiencies)
     plan = replace(report.plan, **{"stage_layers": (), **new[0]})
     try:
         tried = infer(case.model, case.cluster, plan, replace(report.job, **new[1]), options)

@@ -18,7 +18,7 @@ from shardwise.search._remedies import value_of
 from shardwise.search._remedy import loss_of
 from shardwise.search._search import Found
 from shardwise.search._serve_found import ServingFound
-from shardwise.serving import InferReport, Options, infer
+from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._bands import band_of as serving_band
 from shardwise.training import TrainReport
 from shardwise.training._report import report_of
@@ -116,7 +116,7 @@ def _served(name: str, report: InferReport, factor: float) -> InferReport:
         engine = replace(engine, **times)
     else:
         cluster, efficiencies = RATES[name]((cluster, efficiencies), factor)
-    return infer(case.model, cluster, report.plan, report.job, Options(engine=engine, efficiencies=efficiencies))
+    return infer(case.model, cluster, report.plan, report.job, ServingOptions(engine=engine, efficiencies=efficiencies))
 
 
 def rivals(found: Found | ServingFound, most: int = 3) -> tuple[Rival, ...]:

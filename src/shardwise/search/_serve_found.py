@@ -19,7 +19,7 @@ from shardwise.search._search import Rejection, part_of
 from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table, counted_tokens, stacked, table_of
 from shardwise.search._serve_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, ServingSpace, ServingWish
-from shardwise.serving import InferReport, Options, infer
+from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._resolve import job_problems
 
 
@@ -143,7 +143,7 @@ class ServingFound:
     def report(self, row: int) -> InferReport:
         """Return the report of a row of the table, by `infer`."""
         plan, job, engine = self._named(row)
-        options = Options(engine=engine, efficiencies=self.wish.efficiencies)
+        options = ServingOptions(engine=engine, efficiencies=self.wish.efficiencies)
         return infer(self.rows.model, part_of(self.rows.cluster, plan.num_devices), plan, job, options)
 
     def _named(self, row: int) -> tuple[Plan, Serving, Any]:

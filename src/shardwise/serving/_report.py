@@ -26,7 +26,7 @@ CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class ServingOptions:
     """What else a prediction takes: the engine, and efficiencies imposed in place of the fitted ones."""
 
     engine: Engine | str = "vllm"
@@ -254,7 +254,9 @@ def time_tree(p: Phase[float]) -> dict[str, Any]:
     }
 
 
-def infer(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: Options = Options()) -> InferReport:
+def infer(
+    model: Model, cluster: Cluster, plan: Plan, job: Serving, options: ServingOptions = ServingOptions()
+) -> InferReport:
     """Return memory, time and cost of one static batch; raises `InputError` with every problem of the input.
 
     >>> from shardwise.hardware import Cluster

@@ -10,7 +10,7 @@ from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Serving
-from shardwise.serving import InferReport, Options, infer
+from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._engines import (
     FIXED,
@@ -95,7 +95,7 @@ def predict(cells: Cells, places: Places) -> tuple[InferReport, tuple[str, ...]]
     job = _job(cells, model, engine, plan, device)
 
     def ask(one: Plan) -> InferReport:
-        return infer(model, cluster, one, job, Options(engine=engine))
+        return infer(model, cluster, one, job, ServingOptions(engine=engine))
 
     if cells.text("serving_mode") != "offline_throughput":
         return ask(plan), (*notes, *cells.assumed)
@@ -210,7 +210,7 @@ def _full(cells: Cells, report: InferReport, engine: str) -> InferReport:
     chunk = 0 if batch * case.job.input_tokens < served_step_tokens() else served_step_tokens()
     # A pipeline works on as many batches at once as it has stages.
     job = replace(case.job, batch=max(1, batch // case.plan.pp), max_batched_tokens=chunk)
-    return infer(case.model, case.cluster, case.plan, job, Options(engine=case.engine))
+    return infer(case.model, case.cluster, case.plan, job, ServingOptions(engine=case.engine))
 
 
 def _weights(cells: Cells) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.serving import InferReport, Options, infer
+from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._engines import served_step_tokens
 
@@ -78,7 +78,9 @@ def one_stream(cells: Cells, report: InferReport) -> float:
 def _of(report: InferReport, batch: int) -> InferReport:
     """Return the same deployment with a batch of another size."""
     case = report.case
-    return infer(case.model, case.cluster, case.plan, replace(case.job, batch=batch), Options(engine=case.engine))
+    return infer(
+        case.model, case.cluster, case.plan, replace(case.job, batch=batch), ServingOptions(engine=case.engine)
+    )
 
 
 def _running(cells: Cells, report: InferReport) -> InferReport:
@@ -123,7 +125,7 @@ def per_token(cells: Cells, report: InferReport) -> float:
         return report.tpot_seconds
     case, decode, chunk = report.case, report.evaluation.decode, served_step_tokens()
     alone = replace(case.job, batch=1, max_batched_tokens=chunk if case.job.input_tokens > chunk else 0)
-    prompt = infer(case.model, case.cluster, case.plan, alone, Options(engine=case.engine)).ttft_seconds
+    prompt = infer(case.model, case.cluster, case.plan, alone, ServingOptions(engine=case.engine)).ttft_seconds
     if not case.engine.mixed_steps:
         return report.tpot_seconds + others * prompt / steps
     apart = sum(float(decode.operators.get(name, 0.0)) for name in ("attention", "sampling"))
