@@ -40,6 +40,14 @@ def test_a_table_that_stands_under_two_devices_is_predicted_where_it_was_taken(t
     assert not any("taken on" in note for note in own.assumed)
 
 
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s", "mi300x"])
+@pytest.mark.parametrize("engine", ["", "pytorch", "tensorrt-llm"])
+def test_products_of_any_engine_are_predicted(tmp_path: Path, device: str, engine: str) -> None:
+    """What a table of no known engine walks through is beyond every cache: all of it comes from memory."""
+    found = only(tmp_path, PRODUCT, device, engine)
+    assert found.status == "predicted", found.reason
+
+
 @pytest.mark.parametrize(
     ("row", "device", "engine", "said"),
     [(DECODE, "b200-sxm-180gb", "trtllm", True), (PRODUCT, "rtx-pro-6000-server", "vllm", True),

@@ -115,12 +115,12 @@ def inside_share(full: X) -> X:
 
     Source: `last_cache` of priors.toml.
 
-    >>> inside_share(0.5), round(inside_share(1.0), 6), inside_share(2.0)
-    (1.0, 0.4, 0.0)
+    >>> inside_share(0.5), round(inside_share(1.0), 6), inside_share(2.0), inside_share(math.inf)
+    (1.0, 0.4, 0.0, 0.0)
     """
     bounds = constants()["passes"]["last_cache"]
     every, nothing = float(bounds["every"]), float(bounds["nothing"])
-    return minimum(maximum((nothing - full) / (nothing - every), 0 * full), 1 + 0 * full)
+    return minimum((nothing - minimum(full, nothing)) / (nothing - every), 1.0)
 
 
 def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X:
