@@ -20,7 +20,7 @@ def gpt(row: dict[str, Any], data: dict[str, Any]) -> Model:
     """Return the paper's GPT: multi-head attention, GELU of four times the width, biases, dropout, positions."""
     D, N = row["hidden"], row["heads"]
     block = Block(
-        mixers=(Attention(heads=N, kv_heads=N, head_dim=D // N, qkv_bias=True, out_bias=True),),
+        mixers=(Attention(heads=N, kv_heads=N, head_dim=D // N, qkv_bias=True, out_bias=True, rotary=False),),
         feed_forward=MLP(ffn=4 * D, gated=False, bias=True, activation="gelu"),
         norm="layernorm",
     )
