@@ -72,3 +72,12 @@ def test_kernels_of_engines_that_no_device_of_a_family_was_measured_with_are_tho
     assert found.status == own.status == "predicted", found.reason
     assert "kernels of cdna: those of ampere" in found.assumed
     assert not any("kernels of" in note for note in own.assumed)
+
+
+@pytest.mark.parametrize("row", [PRODUCT, DECODE, EXPERTS], ids=["products", "attention", "experts"])
+def test_an_engine_is_known_by_its_own_name_too(tmp_path: Path, row: dict[str, str]) -> None:
+    """Tables say trtllm, people TensorRT-LLM: kernels, copies and ticks are the same."""
+    found = {
+        only(tmp_path, row, "b200-sxm-180gb", name).predicted for name in ("trtllm", "TensorRT-LLM", "tensorrt_llm")
+    }
+    assert len(found) == 1

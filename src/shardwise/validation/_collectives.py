@@ -13,7 +13,7 @@ from shardwise.ledger.op import Verb
 from shardwise.validation._cells import Cells, refuse
 from shardwise.validation._places import Places
 from shardwise.validation._row import Answer
-from shardwise.validation._tables import ENGINES, tables
+from shardwise.validation._tables import ENGINES, engine_word, tables
 
 VERBS: dict[str, Verb] = {
     "all_reduce": "all_reduce",
@@ -44,7 +44,7 @@ def in_node(cells: Cells, places: Places) -> Answer:
     cluster = _cluster(Lookup(device=device, assumptions=notes), cells.text("variant"), n, node)
     seconds = _seconds(cluster, verb, size, n)
     row = _own(device, cells) if verb == "all_reduce" and n <= node else None
-    own = reduce_of(device, ENGINES[cells.text("engine")]) if row else None
+    own = reduce_of(device, ENGINES[engine_word(cells.text("engine"))]) if row else None
     if row and own:
         seconds = float(reduce_seconds(own, device.fast_bytes_per_second, size, n))
         if cells.text("variant").endswith("_eager"):
@@ -72,7 +72,7 @@ def _cluster(found: Lookup, variant: str, n: int, node: int) -> Cluster:
 
 def _own(device: Device, cells: Cells) -> dict[str, Any] | None:
     """Return the constants of an engine's own all-reduce, None for NCCL's."""
-    engine = ENGINES.get(cells.text("engine"))
+    engine = ENGINES.get(engine_word(cells.text("engine")))
     found: dict[str, Any] | None = constants()[family_of(device)].get("all_reduce", {}).get(engine)
     return found
 

@@ -37,6 +37,7 @@ from shardwise.validation._streaming import read_share
 from shardwise.validation._tables import (
     ENGINES,
     copies,
+    engine_word,
     host_seconds,
     maxima_seconds,
     tables,
@@ -56,6 +57,7 @@ def kernel_answer(seconds: Seconds, table: str) -> Callable[[Cells, Places], Ans
     """Return the predictor of a table of kernels."""
 
     def predict(cells: Cells, places: Places) -> Answer:
+        cells = Cells({**cells.row, "engine": engine_word(cells.text("engine"))})
         named = cells.text("device")
         taken = taken_on(table, cells.text("engine"), named)
         if taken:

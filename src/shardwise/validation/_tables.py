@@ -15,6 +15,16 @@ ENGINES = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 """Engines by the names that tables use."""
 
 
+def engine_word(name: str) -> str:
+    """Return the name that tables use for an engine, however it is written; names of others stay as they are.
+
+    >>> engine_word("TensorRT-LLM"), engine_word("vLLM"), engine_word("vidur")
+    ('trtllm', 'vllm', 'vidur')
+    """
+    words = {written: word for word, full in ENGINES.items() for written in (word, full)}
+    return words.get(name.lower().replace("_", "-"), name)
+
+
 def tables() -> dict[str, Any]:
     """Return what tables.toml holds."""
     return read("tables.toml")
