@@ -130,6 +130,29 @@ def test_the_answer_does_not_depend_on_the_way(kind: str) -> None:
         assert other.rejected == first.rejected
 
 
+def test_the_example_of_a_law_does_not_depend_on_who_asks_first() -> None:
+    """Courts that hear the same rows in another order give the same example of what a law forbids."""
+    rows, found = _rows("dense", WIDE), []
+    columns = {"tp": np.array([32, 64, 3, 128, 2])}
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]):
+        court = rows.court()
+        for i in order:
+            court.judge("tensor", {"tp": columns["tp"][i : i + 1]})
+        found.append({name: str(problem) for name, problem in court.examples.items()})
+    assert found[0] == found[1] == found[2] != {}
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_bounds_spare_most_plans_of_dualpipe(kind: str) -> None:
+    """The bound of DualPipe counts what pairs do not hide: once the best are known few plans are timed, mixtures too."""
+    space = Space(schedule=("dualpipe",), pp=Wholes(((2, 4),)), layout=("1d",))
+    rows = _rows(kind, space)
+    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, space, None)
+    first, again = searched(work, _here()), searched(work, _here())
+    assert again.tally.top.entries == first.tally.top.entries
+    assert 0 < again.counts.evaluated < again.counts.fitting / 5
+
+
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_domains_within_domains_are_brute_force(kind: str) -> None:
     """With a tier between the fastest domain and the cluster, places and the winner are those of brute force."""

@@ -94,7 +94,10 @@ def laws_of(model: Model, job: Training) -> dict[str, Law]:
 
 @dataclass(slots=True)
 class Court:
-    """The laws with what they have said so far, and how many plans fell to each."""
+    """The laws with what they have said so far, and how many plans fell to each.
+
+    An example of a law is the first by its words of all that it said, so that it does not depend on who asked when.
+    """
 
     laws: Mapping[str, Law]
     said: dict[tuple[Any, ...], tuple[Problem, ...]] = field(default_factory=dict)
@@ -124,7 +127,7 @@ class Court:
             problems = law.problems(Plan(**{"sequence_parallel": False, **values, **fixed}))
             self.said[key] = problems
             if problems:
-                self.examples.setdefault(name, problems[0])
+                self.examples[name] = min(self.examples.get(name, problems[0]), problems[0], key=str)
         return self.said[key]
 
     def keep(self, name: str, columns: Columns, weights: Any, legal: Any) -> Columns:

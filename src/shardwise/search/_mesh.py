@@ -69,7 +69,7 @@ class Mesh:
     def fresh(self) -> Mesh:
         """Return the mesh with nothing counted, what is recorded kept."""
         self.counts, self.nearest = Counts(), None
-        self.court.fallen, self.court.examples = {}, {}
+        self.court.fallen = {}
         return self
 
     @property
