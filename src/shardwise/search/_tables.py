@@ -275,9 +275,13 @@ def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, Span, 
         here = np.ones(len(keys["tp"]), bool)
         for name, value in zip(_SPLIT, way, strict=True):
             here &= keys[name] == value
-        chosen = np.flatnonzero(here)
-        if len(chosen):
-            _fill(found, (some, way, blocks.num_modes), (keys, chosen, spans, row))
+        # Keys are sorted by how a layer is split first, so those of one way follow each other, and so do their places.
+        low, high = int(here.argmax()), int(here.argmax() + here.sum())
+        if high > low:
+            mine, at = slice(low, high), slice(*np.searchsorted(row, (low, high)).tolist())
+            shape = Shape(rows=high - low, modes=1, row=row[at] - low)
+            results = some.programs[way].run(_given(some.programs[way], keys, spans, (mine, at)), shape)
+            _fill(found, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
     return found
 
 
@@ -316,15 +320,9 @@ def _spans_of(keys: Columns, row: Any, shown: Any, rows: Rows) -> Span:
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _fill(found: dict[str, Any], way: tuple[Columnar, Any, int], chosen: tuple[Any, ...]) -> None:
-    """Run the program of one way to split blocks on the keys that have it, and put its columns in their place."""
-    some, split, num_modes = way
-    program = some.programs[split]
-    keys, mine, spans, row = chosen
-    number = np.full(len(keys["tp"]), -1)
-    number[mine] = np.arange(len(mine))
-    at = np.flatnonzero(number[row] >= 0)
-    shape = Shape(rows=len(mine), modes=1, row=number[row[at]])
+def _given(program: Program, keys: Columns, spans: Span, chosen: tuple[slice, slice]) -> dict[str, Any]:
+    """Return the inputs of a program for some keys and their places."""
+    mine, at = chosen
     given: dict[str, Any] = {}
     for name, level in program.inputs.items():
         if level & PLACE:
@@ -332,15 +330,24 @@ def _fill(found: dict[str, Any], way: tuple[Columnar, Any, int], chosen: tuple[A
             given[name] = spans[axis][int(tier)][at].astype(np.float64)
         else:
             given[name] = keys[name][mine].astype(np.float64)
-    results = program.run(given, shape)
+    return given
+
+
+def _fill(
+    found: dict[str, Any], done: tuple[Columnar, Any, int], at: tuple[slice, slice, int, int], shape: Shape
+) -> None:
+    """Put the results for some keys and places into the columns of all."""
+    some, results, num_modes = done
     for leaf in some.leaves:
-        where, size = (at, len(row)) if leaf.level & PLACE else (mine, len(keys["tp"]))
+        where, size = (at[1], at[3]) if leaf.level & PLACE else (at[0], at[2])
+        if leaf.name not in found:
+            found[leaf.name] = np.zeros((num_modes, size) if leaf.level & MODE else size)
+        column = found[leaf.name]
         if leaf.level & MODE:
-            column = found.setdefault(leaf.name, np.zeros((num_modes, size)))
             for mode in range(num_modes):
                 column[mode, where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
         else:
-            found.setdefault(leaf.name, np.zeros(size))[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
+            column[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
 
 
 def _wide(value: Any, leaf: Leaf, shape: Shape) -> Any:
