@@ -144,7 +144,7 @@ def test_the_example_of_a_law_does_not_depend_on_who_asks_first() -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_bounds_spare_most_plans_of_dualpipe(kind: str) -> None:
-    """The bound of DualPipe counts what pairs do not hide: once the best are known few plans are timed, mixtures too."""
+    """The bound of DualPipe counts what pairs do not hide: with the best known few plans are timed, mixtures too."""
     space = Space(schedule=("dualpipe",), pp=Wholes(((2, 4),)), layout=("1d",))
     rows = _rows(kind, space)
     work = work_of(rows.case.model, rows.case.cluster, rows.case.job, space, None)
