@@ -37,6 +37,8 @@ QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 # What every engine's library has of its own in types narrower than 16 bits, and what one constant more must lower the
 # mean of log(1 + (error / 4 %)^2) by, on shapes that are left out; of the most promising ones so many are tried.
 OWN = ("compute", "memory", "start_seconds")
+# Vectors have a kernel of their own in 16 bits alone: where the input is quantised one row runs in tiles as many do.
+NO_VECTORS = {"single": 1.0}
 # What the power limit does to 16-bit products: tables of types with narrower inputs cannot tell it from their rate.
 POWER = ("burst_share", "burst_seconds", "unset_left")
 GAIN, TRIES = 0.008, 8
@@ -203,6 +205,7 @@ def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> tuple[dict[s
     if dtype not in WIDE_INPUT:
         # Tables hold the starts of both kernels as one: that of the product is the one in 16 bits.
         del own["start_seconds"]
+        base = base | NO_VECTORS
         factors = {name: table for name, table in factors.items() if FACTORS[name] in own}
         factors["quantise"] = {e: dict(QUANTISE) for e in engines}
     row = factors | ({"engines": {e: dict(own) for e in engines}} if len(engines) > 1 else own)
@@ -212,7 +215,7 @@ def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> tuple[dict[s
     row = centred(row)
     # Who names no engine, as training does, takes the middle of them.
     means = {name: _mean(c[name] for c in row["engines"].values()) for name in own} if "engines" in row else {}
-    return means | row, np.exp(best) - 1
+    return means | row | (NO_VECTORS if dtype not in WIDE_INPUT else {}), np.exp(best) - 1
 
 
 def _better(
@@ -250,7 +253,7 @@ def _left_out(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, A
 def _more(row: dict[str, Any], base: dict[str, Any]) -> dict[Path, float]:
     """Return the places of constants of the form that a type or an engine does not state, with what they take."""
     found: dict[Path, float] = {}
-    theirs = (*OWN, *(POWER if "quantise" in row else ()))
+    theirs = (*OWN, *((*POWER, *NO_VECTORS) if "quantise" in row else ()))
     for name in (name for name in START if name not in theirs):
         engines, value = row.get("engines", {"": {}}), row.get(name, base[name])
         left = [e for e in engines if name not in engines[e]]

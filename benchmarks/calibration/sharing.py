@@ -16,7 +16,8 @@ import numpy as np
 from calibration.tables import INSIDE
 
 _SCALE, _ROUNDS = 0.06, 8
-# No kernel of any table is shorter than this: what its start costs at least, in seconds.
+# What a start costs at least, in seconds, where a table states whole ticks and cannot tell a short one from none: the
+# shortest attention kernel of any table takes four times as long.
 _START = 1e-6
 _FOLDS = 4
 _RIDGE = 1e-10
@@ -65,6 +66,11 @@ class Rows:
         """Return the rows of a mask."""
         return Rows(*(getattr(self, field.name)[mask] for field in fields(self)))
 
+    @property
+    def start(self) -> float:
+        """Seconds that a start costs at least."""
+        return _START if (self.high > self.low).any() else 0.0
+
     def near(self, predicted: Any) -> Rows:
         """Return the rows with the seconds nearest to predicted ones that a table states as it does."""
         near, middle = np.clip(predicted, self.low, self.high), (self.low + self.high) / 2
@@ -98,7 +104,7 @@ class Fit:
 def _relative(rows: Rows, weights: Any) -> tuple[Any, Any]:
     """Return the weighed parts of rows over their seconds, and the weights less what the least of starts takes."""
     relative = rows.matrix * (weights / rows.seconds)[:, None]
-    return relative, weights - _START * relative[:, 0]
+    return relative, weights - rows.start * relative[:, 0]
 
 
 def _equations(rows: Rows, ties: Any, weights: Any) -> tuple[Any, Any]:
@@ -117,7 +123,7 @@ def _weighed(rows: Rows, ties: Any, weights: Any) -> Fit:
     """Return the fit with some weights, and with the weights that follow from it."""
     found = positive(*_equations(rows, ties, weights))
     costs = np.where(ties >= 0, found[ties], 0.0)
-    costs[:, 0] += _START
+    costs[:, 0] += rows.start
     fit = Fit(costs, {}, weights)
     return replace(fit, weights=1 / np.sqrt(1 + ((fit.predicted(rows) / rows.seconds - 1) / _SCALE) ** 2))
 
