@@ -27,16 +27,18 @@ def _tables(**own: float) -> products.Groups:
     for engine, factor in (("trtllm", 1.0), ("sglang", 0.8)):
         rows: Table = {"m": m, "n": n, "k": k, "held": 0 * m}
         name = products.ENGINES[engine]
-        row = _form() | {"compute": 0.6 * factor, "quantise": {name: {"start_seconds": 2e-6, "efficiency": 0.5}}} | own
+        quantise = {name: {"start_seconds": 2e-6, "efficiency": 0.5}}
+        row = _form() | products.NO_VECTORS | {"compute": 0.6 * factor, "quantise": quantise} | own
         rows["time_seconds"] = products.predicted(rows, (DEVICE, engine), row, "fp8")
         found[DEVICE, engine] = rows
     return found
 
 
 def test_types_that_differ_in_rates_alone_state_no_constant_of_the_form() -> None:
-    """Engines state their rate and bandwidth; the row for who names no engine lies between them."""
+    """Engines state their rate and bandwidth; the row for who names no engine lies between. No vector is faster."""
     row, apart = products.fit_narrow(_tables(), "fp8", _form())
-    assert not set(row) & (set(products.START) - set(products.OWN))
+    assert set(row) & (set(products.START) - set(products.OWN)) == set(products.NO_VECTORS)
+    assert row["single"] == 1.0
     assert set(row["engines"]["sglang"]) == {"compute", "memory"}
     assert row["engines"]["sglang"]["compute"] < row["compute"] < row["engines"]["tensorrt-llm"]["compute"]
     assert np.median(np.abs(apart)) < 0.02
