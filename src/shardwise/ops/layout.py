@@ -297,9 +297,8 @@ class OneD(Layout[X]):
 
         One kernel reads all and writes the sum (torch.compile), or each addition reads two and writes one (autograd).
         """
-        apart = self.stack.projections_apart
-        joint = apart == "none" or (apart == "feed-forward" and region == "attention")
-        if joint or products < 2 or self.work.phase != "train":
+        joint = {"none": (region,), "feed-forward": ("attention",), "all": ()}[self.stack.projections_apart]
+        if region in joint or products < 2 or self.work.phase != "train":
             return 0
         return products + 1 if self.stack.activation == "fused" else 3 * (products - 1)
 
