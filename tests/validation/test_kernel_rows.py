@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
-from shardwise.validation import Row, validate
+import measured_rows
+from shardwise.validation import Row
 
 PRODUCT = {"dtype": "bf16", "m": "4096", "n": "8192", "k": "8192"}
 EXPERTS = {
@@ -22,13 +22,7 @@ DECODE = {
 
 def only(folder: Path, row: dict[str, str], device: str, engine: str) -> Row:
     """Return the one row of a file with its prediction on a device."""
-    path, row = folder / "rows.csv", {"device": device, "engine": engine, **row, "time_seconds": "3e-4"}
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    (found,) = validate([str(path)]).rows
-    return found
+    return measured_rows.only(folder, {"device": device, "engine": engine, **row, "time_seconds": "3e-4"})
 
 
 def test_a_table_that_stands_under_two_devices_is_predicted_where_it_was_taken(tmp_path: Path) -> None:

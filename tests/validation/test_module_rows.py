@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
+from measured_rows import only
 from shardwise.cost._attention import DECODE_PARTS
 from shardwise.hardware import find_device
-from shardwise.validation import Row, validate
 from shardwise.validation._cells import Cells
 from shardwise.validation._modules import held_share, module_of, operators, parts
 from shardwise.validation._streaming import cached_rate, memory_rate, streaming
@@ -24,17 +23,6 @@ STREAM = {
     "device": "h100-sxm-80gb", "engine": "vllm", "op": "quantize_bf16_to_fp8", "dtype": "fp8", "rows": "64",
     "bytes_total": "786432", "time_seconds": "2e-6",
 }  # fmt: skip
-
-
-def only(folder: Path, row: dict[str, str]) -> Row:
-    """Return the one row of a file with its prediction."""
-    path = folder / "rows.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    (found,) = validate([str(path)]).rows
-    return found
 
 
 def module(**changed: str) -> dict[str, float]:

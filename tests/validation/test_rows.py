@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measured_rows import only, write
 from shardwise.errors import InputError
 from shardwise.validation import Row, Validation, examples, fits_of, rules, shipped, summary, validate
 from shardwise.validation._cells import Cells
@@ -35,22 +35,6 @@ DEVICE = {
     "hbm_bandwidth_bytes_per_second": "2e12", "peak_flops_bf16": "5e14", "devices_per_node": "8",
     "intra_node_bandwidth_bytes_per_second": "3e11", "inter_node_bandwidth_bytes_per_second": "2.5e10",
 }  # fmt: skip
-
-
-def write(folder: Path, rows: list[dict[str, str]], name: str = "runs.csv") -> str:
-    """Write rows as a CSV file and return its path."""
-    path = folder / name
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-    return str(path)
-
-
-def only(folder: Path, row: dict[str, str]) -> Row:
-    """Return the one row of a file with its prediction."""
-    (found,) = validate([write(folder, [row])]).rows
-    return found
 
 
 @pytest.mark.parametrize("row", [TRAINING, INFERENCE], ids=["training", "inference"])

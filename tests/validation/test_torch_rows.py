@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
-from shardwise.validation import validate
+import measured_rows
 from shardwise.validation._frameworks import framework_of
 from shardwise.validation._row import Row
 
@@ -23,12 +22,7 @@ ROW = {
 
 def only(folder: Path, **cells: str) -> Row:
     """Return a row with some cells changed and its prediction."""
-    path, row = folder / "runs.csv", {**ROW, **cells}
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    (found,) = validate([str(path)]).rows
+    found = measured_rows.only(folder, {**ROW, **cells})
     assert found.status == "predicted", found.reason
     return found
 

@@ -35,6 +35,7 @@ class Ticks:
         """
         if not self.seconds:
             return seconds
+        # Source: `ticks` of tables.toml, checked on 21,407 rows of attention (docs/calibration.md, What tables state).
         whole = self.seconds * maximum(ceil(self.kernels * seconds / self.seconds), 1)
         return (((self.replays - 1) * whole + self.around) / self.kernels + seconds) / self.replays
 
