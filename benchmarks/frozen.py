@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shardwise.validation import Row, shipped, validate
+from shardwise.validation._files import read_table
+from shardwise.validation._run import rows_of
 
 FROZEN = Path(__file__).parent.parent / "tests" / "validation" / "frozen_cases.json"
 TOLERANCE = 1e-9
@@ -23,16 +26,30 @@ def cases() -> dict[str, dict[str, Any]]:
     for row in validate(shipped()).predicted:
         if row.kind in ("training", "inference"):
             chosen.setdefault((row.source, row.metric, row.family), row)
-    return {
-        f"{row.case_id} {row.metric}": {
-            "model": row.model,
-            "device": row.device,
-            "predicted": row.predicted,
-            "low": row.low,
-            "high": row.high,
-        }
-        for row in chosen.values()
-    }
+    return {name_of(row.case_id, row.metric): figures(row) for row in chosen.values()}
+
+
+def again(names: frozenset[str]) -> dict[str, dict[str, Any]]:
+    """Return the present predictions of the cases of these names alone, without those of any other row."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in shipped():
+        table = read_table(path)
+        own = tuple(row for row in table.rows if name_of(row.get("case_id", ""), row.get("metric", "")) in names)
+        for row in rows_of(replace(table, rows=own), Path(path).parent):
+            if row.status == "predicted":
+                found.setdefault(name_of(row.case_id, row.metric), figures(row))
+    return found
+
+
+def name_of(case: str, metric: str) -> str:
+    """Return the name of a case, by which it is frozen."""
+    return f"{case} {metric}"
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """Return what is frozen of a prediction."""
+    said = {"model": row.model, "device": row.device}
+    return {**said, "predicted": row.predicted, "low": row.low, "high": row.high}
 
 
 def moved(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

