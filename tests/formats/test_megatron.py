@@ -79,7 +79,8 @@ PLANS: tuple[tuple[int, dict[str, Any], dict[str, Any]], ...] = (
      {"vpp": 2, "schedule": "interleaved", "dp": 2}),
     (4, {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 4}, {"vpp": 4}),
     (2, {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 3}, {"stage_layers": (3, 5)}),
-    (2, {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|(tt|)*2mL", "num_layers": 7},
+    (2, {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|(tt|)*2mL", "num_layers": 7,
+         "mtp_num_layers": 1},
      {"stage_layers": (3, 2, 2, 0), "vpp": 2}),
     (2, {"pipeline_model_parallel_size": 2, "account_for_embedding_in_pipeline_split": True, "num_layers": 7},
      {"stage_layers": (3, 4)}),
@@ -116,6 +117,9 @@ JOBS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"bf16": None, "fp16": True, "accumulate_allreduce_grads_in_fp32": True}, "fp16"),
     ({"bf16": None}, "fp32"),
     ({"fp8_format": "hybrid"}, "fp8"),
+    ({"fp8_format": "e4m3", "grad_reduce_in_bf16": True}, "fp8-grads16"),
+    ({"fp4_format": "e2m1"}, "fp4"),
+    ({"fp4_format": "e2m1", "grad_reduce_in_bf16": True}, "fp4-grads16"),
 )
 
 
@@ -133,6 +137,15 @@ def test_the_batch_is_one_micro_batch_a_replica_without_one() -> None:
 
 
 WRONG: tuple[tuple[dict[str, Any], set[str]], ...] = (
+    ({"fp8_format": "hybrid", "fp4_format": "e2m1"}, {"--fp4-format"}),
+    (
+        {"pipeline_model_parallel_layout": "Et*4|t*4L", "pipeline_model_parallel_size": 2, "mtp_num_layers": 1},
+        {"--pipeline-model-parallel-layout"},
+    ),
+    (
+        {"pipeline_model_parallel_layout": "Et*4|t*4mL", "pipeline_model_parallel_size": 2},
+        {"--pipeline-model-parallel-layout"},
+    ),
     ({"fp16": True}, {"--fp16"}),
     ({"swiglu": True, "squared_relu": True}, {"--squared-relu"}),
     ({"train_iters": 5, "train_samples": 5}, {"--train-samples"}),

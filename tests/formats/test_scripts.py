@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"hidden": 4096, "vocab": 128256, "layers": (Block(mixers=(LLAMA_8B,), feed_forward=GATED),) * 32,
          "max_context": 8192},
         Plan(dp=8, sharding="distributed-optimizer", **FLAT),
-        Training(seq_len=8192, global_batch=128, token_budget=1953125000 * 8192, precision="fp8"),
+        Training(seq_len=8192, global_batch=128, token_budget=1953125000 * 8192, precision="fp8-grads16"),
         {"name": "megatron", "attention": "flash", **ON},
     ),
     "mixtral_8x7b.sh": (

@@ -94,6 +94,9 @@ YAML: tuple[tuple[str, dict[str, Any]], ...] = (
     (FSDP.replace("  fsdp_offload_params: false", "  fsdp_activation_checkpointing: true"), {"recompute": "full"}),
     ("distributed_type: DEEPSPEED\nnum_processes: 4\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 2\n",
      {"sharding": "zero2", "precision": "bf16-grads16", "dp": 4}),
+    (FSDP + "parallelism_config:\n  parallelism_config_sp_size: 4\n", {"cp": 1, "dp": 8}),
+    ("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"
+     "parallelism_config:\n  parallelism_config_sp_size: 4\n", {"cp": 4, "cp_kind": "all-to-all", "dp": 2}),
 )  # fmt: skip
 
 
@@ -104,6 +107,18 @@ def test_keys_of_accelerate_set_their_fields(text: str, expected: dict[str, Any]
     found = {name: next(getattr(r, name) for r in (case.plan, case.job, case) if hasattr(r, name)) for name in expected}
     assert found == expected
     assert not case.unknown
+
+
+def test_accelerate_splits_heads_under_deepspeed_alone() -> None:
+    """Ranks that split heads under FSDP are said to be without effect, as accelerate leaves them."""
+    case = fsdp.read(FSDP + "parallelism_config:\n  parallelism_config_sp_size: 4\n")
+    assert any(text.startswith("cp 1: sp_size 4") for text in case.assumed)
+
+
+def test_what_deepspeed_no_longer_has_is_said() -> None:
+    """Groups of ZeRO-3 are read as MiCS, which releases from 0.19 on refuse."""
+    case = deepspeed.read(json.dumps({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}), num_devices=8)
+    assert any("until release 0.18" in text for text in case.assumed)
 
 
 def test_accelerate_hands_over_to_deepspeeds_own_file(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
 }
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard"))
+# deepspeed/runtime/engine.py hands optimizer.params on as they are; transformers and accelerate alone fill "auto" in.
+_RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's default"
 _OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 
 
@@ -80,6 +82,8 @@ def _plan(keys: Keys, num_devices: int) -> Plan:
     grouped = isinstance(group, int) and group > 0
     if grouped and stage != 3:
         keys.fail("zero_optimization.mics_shard_size", "needs stage 3", "use stage 3, or leave it out")
+    elif grouped:
+        keys.assumed.append(f"sharding hsdp in groups of {group}: MiCS, which DeepSpeed had until release 0.18")
     tp, cp = keys.whole("tensor_parallel.autotp_size", 0) or 1, keys.whole("sequence_parallel_size") or 1
     if num_devices % (tp * cp):
         rule = f"tp x cp = {tp * cp} must divide the {num_devices} devices"
@@ -130,16 +134,14 @@ def _precision(keys: Keys) -> str:
 def tree_of(case: Case) -> dict[str, Any]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
-    stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 3 if p.sharding == "hsdp" else 0
+    stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 0
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": case.stack.overlap_gradients}
-    if p.sharding == "hsdp":
-        zero["mics_shard_size"] = p.shard
     tree: dict[str, Any] = {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": p.micro_batch,
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
         "zero_optimization": zero,
-        "optimizer": {"type": _OPTIMIZERS.get(job.optimizer, job.optimizer), "params": {"lr": "auto"}},
+        "optimizer": {"type": _OPTIMIZERS.get(job.optimizer, job.optimizer)},
     }
     tree |= _PRECISIONS.get(job.precision or case.stack.precision, {})
     if p.tp > 1:
@@ -167,7 +169,7 @@ def export(case: Case) -> Exported:
         "stack": (case.stack.name, "deepspeed"),
     }
     refuse("DeepSpeed", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
-    notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say"]
+    notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say", _RATE]
     if case.plan.recompute == "full":
         notes.append("full recompute: turn gradient checkpointing on in the training script")
     checked = table(_TABLE)["checked"]

@@ -16,7 +16,7 @@ from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, differences, refuse, untold
 from shardwise.formats._imported import Imported
 from shardwise.formats._keys import Keys, table
-from shardwise.plans import ContextKind, Plan, Sharding, Training, find_stack
+from shardwise.plans import Plan, Sharding, Training, find_stack
 
 _TABLE = "fsdp.toml"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -33,6 +33,7 @@ _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "f
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute"))
 _MIXED = {"fp32": "no", "amp-bf16": "bf16"}
 _SIZES = "parallelism_config.parallelism_config_"
+_HEADS = _SIZES + "sp_size"
 
 
 def read(text: str, source: str = "accelerate.yaml", num_devices: int = 0) -> Imported:
@@ -91,6 +92,7 @@ def _deepspeed(tree: Mapping[str, Any], keys: Keys, source: str, devices: int) -
         steps = keys.whole("deepspeed_config.gradient_accumulation_steps")
         inner |= {"gradient_accumulation_steps": steps} if steps else {}
         case = deepspeed.read_tree(inner, source, devices)
+    case = replace(case, plan=_heads_split(keys, case.plan, devices))
     keys.problems.raise_if_any()
     machines = keys.whole("num_machines") or 1
     return replace(
@@ -101,6 +103,16 @@ def _deepspeed(tree: Mapping[str, Any], keys: Keys, source: str, devices: int) -
         silent=(*keys.silent(), *case.silent),
         unknown=(*keys.unknown(), *case.unknown),
     )
+
+
+def _heads_split(keys: Keys, plan: Plan, devices: int) -> Plan:
+    """Return a plan under DeepSpeed with the ranks that split attention's heads (accelerator.py _prepare_deepspeed)."""
+    ranks = keys.whole(_HEADS) or 1
+    if ranks == 1:
+        return plan
+    if devices % (plan.tp * ranks):
+        keys.fail(_HEADS, f"x tp = {plan.tp * ranks} must divide the {devices} devices", "change the sizes")
+    return replace(plan, cp=ranks, cp_kind="all-to-all", dp=max(devices // (plan.tp * ranks), 1))
 
 
 def _precision(keys: Keys) -> str:
@@ -114,10 +126,11 @@ def _precision(keys: Keys) -> str:
 
 def _plan(keys: Keys, kind: str, devices: int) -> Plan:
     replicas, shards = keys.whole(_SIZES + "dp_replicate_size") or 1, keys.whole(_SIZES + "dp_shard_size") or 0
-    tp, ring, heads = (keys.whole(_SIZES + name) or 1 for name in ("tp_size", "cp_size", "sp_size"))
-    if ring > 1 and heads > 1:
-        keys.fail(_SIZES + "sp_size", "contradicts cp_size, which splits the sequence too", "use one of them")
-    cp = max(ring, heads)
+    tp, cp, heads = (keys.whole(_SIZES + name) or 1 for name in ("tp_size", "cp_size", "sp_size"))
+    if cp > 1 and heads > 1:
+        keys.fail(_HEADS, "contradicts cp_size, which splits the sequence too", "use one of them")
+    elif heads > 1:
+        keys.assumed.append(f"cp 1: sp_size {heads} splits sequences under DeepSpeed alone, and this is not DeepSpeed")
     sharding = _sharding(keys) if kind == "fsdp" else "none"
     if devices % (tp * cp):
         keys.fail("num_processes", f"must be a multiple of tp x cp = {tp * cp}", "change the sizes")
@@ -135,18 +148,11 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
         dp=dp,
         micro_batch=0,
         sequence_parallel=False,
-        cp_kind=_exchange(keys, heads),
+        cp_kind="all-gather" if keys.word(_SIZES + "cp_comm_strategy") == "allgather" else "ring",
         sharding=sharding,
         shard=shard,
         recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else "none",
     )
-
-
-def _exchange(keys: Keys, heads: int) -> ContextKind:
-    """Return how context is exchanged: torch rotates by all-to-all steps or gathers; DeepSpeed's splits heads."""
-    if heads > 1:
-        return "all-to-all"
-    return "all-gather" if keys.word(_SIZES + "cp_comm_strategy") == "allgather" else "ring"
 
 
 def _sharding(keys: Keys) -> Sharding:
@@ -173,11 +179,9 @@ def tree_of(case: Case) -> dict[str, Any]:
         "parallelism_config_dp_replicate_size": p.dp // p.shard if p.sharding == "hsdp" else 1,
         "parallelism_config_dp_shard_size": p.shard if p.sharding == "hsdp" else p.dp,
         "parallelism_config_tp_size": p.tp,
-        "parallelism_config_cp_size": 1 if p.cp_kind == "all-to-all" else p.cp,
+        "parallelism_config_cp_size": p.cp,
         "parallelism_config_cp_comm_strategy": "allgather" if p.cp_kind == "all-gather" else "alltoall",
     }
-    if p.cp > 1 and p.cp_kind == "all-to-all":
-        sizes["parallelism_config_sp_size"] = p.cp
     tree: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if sharded else "MULTI_GPU",

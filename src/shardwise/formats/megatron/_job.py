@@ -81,10 +81,11 @@ def precision(r: Reader) -> str:
     )
     if whole and narrow:
         r.fail("accumulate_allreduce_grads_in_fp32", "contradicts gradients of 16 bits", "give one of them")
-    if r.has("fp8") or r.flag("fp8_e4m3") or r.flag("fp8_hybrid"):
-        if narrow:
-            r.assume("gradients of 32 bits: the fp8 recipe has no narrower ones")
-        return "fp8"
+    eight, four = r.has("fp8") or r.flag("fp8_e4m3") or r.flag("fp8_hybrid"), r.has("fp4")
+    if eight and four:
+        r.fail("fp4", "contradicts --fp8-format", "give one of them")
+    if eight or four:
+        return ("fp4" if four else "fp8") + ("-grads16" if narrow else "")
     if r.flag("bf16"):
         return "bf16-grads16" if narrow else "bf16"
     if r.flag("fp16"):

@@ -193,7 +193,22 @@ def _layout(r: Reader) -> list[int]:
     if at != len(text) or len(spelled) > 100_000:
         r.fail("pipeline_model_parallel_layout", "is not a layout", 'write for example "Et*3|(tt|)*6L"')
         return []
-    return [part.count("t") for part in spelled.split("|")]
+    parts = spelled.split("|")
+    _check_mtp(r, parts)
+    return [part.count("t") for part in parts]
+
+
+def _check_mtp(r: Reader, parts: list[str]) -> None:
+    """Record layers of multi-token prediction that a layout leaves out, or has elsewhere than the last stage.
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout.
+    """
+    asked, listed = r.whole("mtp_num_layers", 0) or 0, sum(part.count("m") for part in parts)
+    if asked != listed:
+        rule = f"lists {listed} layers of multi-token prediction (m), and --mtp-num-layers is {asked}"
+        r.fail("pipeline_model_parallel_layout", rule, f'write "{"m" * asked}L" at its end' if asked else "leave m out")
+    elif listed and "m" not in parts[-1]:
+        r.assume("multi-token prediction on the last stage: --pipeline-model-parallel-layout has it on another")
 
 
 def _expanded(text: str) -> str:

@@ -286,14 +286,17 @@ def _plan(p: Plan, m: Model) -> Words:
         words |= {"--ckpt-format": "fsdp_dtensor"}
     if p.shard > 1:
         words["--num-distributed-optimizer-instances"] = p.dp // p.shard
-    return words | _pieces(p) | _recompute(p)
+    return words | _pieces(p, len(m.mtp)) | _recompute(p)
 
 
-def _pieces(p: Plan) -> Words:
-    """Return how layers are cut: evenly, in chunks, or as a layout that lists every piece."""
+def _pieces(p: Plan, mtp: int) -> Words:
+    """Return how layers are cut: evenly, in chunks, or as a layout that lists every piece.
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout.
+    """
     if p.stage_layers:
         parts = ["t" * n for n in p.stage_layers]
-        parts[0], parts[-1] = "E" + parts[0], parts[-1] + "L"
+        parts[0], parts[-1] = "E" + parts[0], parts[-1] + "m" * mtp + "L"
         return {"--pipeline-model-parallel-layout": "|".join(parts)}
     return {"--num-virtual-stages-per-pipeline-rank": p.vpp if p.vpp > 1 else None}
 
