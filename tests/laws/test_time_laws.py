@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from laws.helpers import SLACK, evaluated, seconds, tried
 from laws.strategies import ANY, Wanted, cases, refilled
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, device_names, find_device
 from shardwise.ledger.op import Collective
 from shardwise.models import load_model
 from shardwise.ops.fold import Machine, messages
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Case
+from shardwise.training import Case, train
 from shardwise.training._step import StageSeconds
 
 FLAT = Wanted(layouts=("1d",), modules=False)
@@ -45,6 +45,32 @@ def _slower_device(case: Case, rate: str, factor: float) -> Case:
 def test_a_slower_link_never_makes_a_plan_faster(case: Case, tier: int, factor: float) -> None:
     """Taking bandwidth from any tier never shortens a step, whichever axes use it."""
     assert seconds(_slower_link(case, tier, factor)) * SLACK >= seconds(case)
+
+
+TRAINERS = tuple(
+    name
+    for name in device_names()
+    if all(find_device(name).device.knows(fact) for fact in ("slow_bytes_per_second", "matrix_flops.bf16"))
+)
+SPREAD = (
+    Plan(sharding="fsdp", dp=32),
+    Plan(sharding="zero2", dp=32),
+    Plan(sharding="fsdp", dp=32, ep=8),
+    Plan(sharding="hsdp", dp=32, shard=8),
+    Plan(sharding="distributed-optimizer", dp=16, tp=2),
+)
+LADDER = (10, 20, 30, 45, 60, 90, 120, 200, 800)
+
+
+@pytest.mark.parametrize(("index", "device"), list(enumerate(TRAINERS)))
+def test_a_faster_network_never_lengthens_a_step(index: int, device: str) -> None:
+    """From 10 to 800 GB/s a device, on every device that has a network, more bandwidth never costs time."""
+    plan = SPREAD[index % len(SPREAD)]
+    model = load_model("qwen3-30b-a3b" if plan.ep > 1 else "llama-3.1-8b")
+    job = Training(seq_len=4096, global_batch=64)
+    clusters = [Cluster.parse(f"32x{device}", {"slow_bandwidth": f"{rate}GB/s"}) for rate in LADDER]
+    times = [train(model, cluster, plan, job).step_seconds for cluster in clusters]
+    assert all(a * SLACK >= b for a, b in pairwise(times))
 
 
 @given(cases(replace(ANY, layouts=("1d",), schedules=("1f1b",), models=("dense",))), st.sampled_from((2, 4)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.cost._rates import Efficiencies, contention_of
 from shardwise.cost._tables import constants, family_of, matmul_row
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, Device
 from shardwise.ledger.number import X, above, maximum, minimum
 
 
@@ -54,7 +54,7 @@ def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | N
     if not contention_of(device, imposed):
         return None
     family = family_of(device)
-    adapter = _adapter_cores(row, cluster.tiers[-1].bytes_per_second)
+    adapter = _adapter_cores(row, device)
     persistent = matmul_row(constants(), family, dtype)[0].get("persistent", False)
     return Beside(
         cores=float(device.num_cores),
@@ -66,7 +66,12 @@ def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | N
     )
 
 
-def _adapter_cores(row: dict[str, Any], bytes_per_second: float) -> dict[str, Any]:
-    """Return how many cores an adapter of so many bytes a second takes: the last of the rows that it reaches."""
-    found: list[dict[str, Any]] = [a for a in row["adapters"] if bytes_per_second >= a["bytes_per_second"]]
+def _adapter_cores(row: dict[str, Any], device: Device) -> dict[str, Any]:
+    """Return how many cores an adapter takes: the last of the rows that the device's usual network reaches.
+
+    Channels follow the adapters that a device is sold with, not the rate that a question gives its network: one that
+    is faster moves the same messages in less time and never holds more.
+    """
+    rate = device.slow_bytes_per_second if device.knows("slow_bytes_per_second") else 0.0
+    found: list[dict[str, Any]] = [a for a in row["adapters"] if rate >= a["bytes_per_second"]]
     return found[-1]
