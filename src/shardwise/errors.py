@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+MOST_SHOWN = 200
+"""Characters of a value that are echoed."""
+_MOST_SAID = 2000
+
+
+def plain(value: object) -> object:
+    """Return a value that a problem can hold: text and numbers as they are, anything else as its text.
+
+    >>> plain(8), plain([1, 2])
+    (8, '[1, 2]')
+    """
+    return value if value is None or isinstance(value, (str, int, float, bool)) else _text(value)
+
+
+def cut(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text, or its beginning with the number of characters that are left out.
+
+    >>> cut("abcdef", 3), cut("abc", 3)
+    ('abc... (6 characters)', 'abc')
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def _text(value: object, form: Callable[[object], str] = str) -> str:
+    """Return the text of any value; Python refuses that of whole numbers of thousands of digits."""
+    try:
+        return form(value)
+    except (ValueError, RecursionError, MemoryError):
+        return f"a {type(value).__name__} too large to print"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with the input, as a person can act on it.
+    """One thing wrong with the input, as a person can act on it; what is long is cut where it is said.
 
     >>> print(Problem("tp", 6, "must divide the 32 query heads", "use one of 1, 2, 4, 8, 16, 32"))
     tp = 6: must divide the 32 query heads; use one of 1, 2, 4, 8, 16, 32
@@ -21,12 +52,22 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.field} = {self.value!r}: {self.rule}; {self.remedy}"
+        shown = cut(repr(cut(self.value)) if isinstance(self.value, str) else _text(self.value, repr), MOST_SHOWN + 40)
+        return f"{cut(self.field)} = {shown}: {cut(self.rule, _MOST_SAID)}; {cut(self.remedy, _MOST_SAID)}"
 
     def as_dict(self) -> dict[str, object]:
-        """Return the problem as the record that `--json` prints."""
-        value = self.value if isinstance(self.value, (str, int, float, bool, type(None))) else str(self.value)
-        return {"field": self.field, "value": value, "rule": self.rule, "remedy": self.remedy}
+        """Return the problem as the record that `--json` prints; numbers that JSON lacks are text."""
+        value = plain(self.value)
+        if isinstance(value, str):
+            value = cut(value)
+        elif (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63):
+            value = cut(_text(value))
+        return {
+            "field": cut(self.field),
+            "value": value,
+            "rule": cut(self.rule, _MOST_SAID),
+            "remedy": cut(self.remedy, _MOST_SAID),
+        }
 
 
 class InputError(ValueError):
@@ -45,6 +86,26 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[type[InputError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
+
+
+@contextmanager
+def bounded(field: str, source: object) -> Iterator[None]:
+    """Run a block whose input may nest too deep or want more memory than there is; both raise `InputError`.
+
+    >>> with bounded("file", "deep.json"):
+    ...     raise RecursionError
+    Traceback (most recent call last):
+    shardwise.errors.InputError: file = 'deep.json': nests too deep to be read; give one that is flatter
+    """
+    try:
+        yield
+    except RecursionError:
+        raise InputError(
+            [Problem(field, plain(source), "nests too deep to be read", "give one that is flatter")]
+        ) from None
+    except MemoryError:
+        rule = "needs more memory than there is"
+        raise InputError([Problem(field, plain(source), rule, "give one that is smaller")]) from None
 
 
 class Problems:

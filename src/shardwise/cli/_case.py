@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.cli import _flags
 from shardwise.cli._flags import Command
-from shardwise.cli._kinds import nearest, plain
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.cli._kinds import nearest
+from shardwise.errors import InputError, Problem, Problems, plain
 
 if TYPE_CHECKING:
     from shardwise.cost import Efficiencies

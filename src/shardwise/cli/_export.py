@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +12,7 @@ from shardwise.cli import _train
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
 from shardwise.cli._kinds import fail
+from shardwise.cli._streams import tell
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def _unfit(report: TrainReport) -> list[str]:
 
 def _warn(report: TrainReport, files: Iterable[str]) -> None:
     """Say beside the files that the plan does not fit, and what no comment of theirs can say."""
-    sys.stderr.writelines(f"warning: {text}\n" for text in _unfit(report))
+    tell("".join(f"warning: {text}\n" for text in _unfit(report)))
     if all(name.endswith(".json") for name in files):
-        sys.stderr.writelines(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions)
+        tell("".join(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions))
 
 
 def write(folder: str, files: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, plain
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
 # Beyond these no model, cluster or job is meant, and products of them stay finite.
@@ -27,11 +27,6 @@ class Kind:
     word: str
     switch: bool = False
     greedy: bool = False
-
-
-def plain(value: object) -> object:
-    """Return a value that a problem can hold: text and numbers as they are, anything else as its text."""
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def fail(field: str, value: object, rule: str, remedy: str) -> InputError:

@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from shardwise._version import __version__
-from shardwise.cli._run import answer
-from shardwise.errors import InputError, Problem
+from shardwise.cli._run import answer, asks_for_json
+from shardwise.cli._streams import emit, tell
+from shardwise.errors import InputError, Problem, bounded
 
 BAD_INPUT = 2
 FAULT = 70
@@ -18,44 +18,33 @@ INTERRUPTED = 130
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status of a command line: 0 yes, 1 no, 2 bad input, 70 a fault of ours, 130 interrupted."""
+    """Return the exit status of a command line.
+
+    0 yes, 1 no, 2 bad input, 70 a fault of ours, 74 the answer could not be written, 130 interrupted.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        _forgive(stream)
     try:
         return _run(words)
-    except BrokenPipeError:
-        # The reader has gone; what is still buffered must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-def _forgive(stream: TextIO) -> None:
-    """Let a stream print what its encoding lacks as escapes."""
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="backslashreplace")
+    except KeyboardInterrupt:
+        tell("interrupted\n")
+        return INTERRUPTED
 
 
 def _run(words: list[str]) -> int:
-    as_json = any(word in ("--json", "--json=true", "--json=yes") for word in words)
+    as_json = False
     try:
-        text, status = _text(words, as_json)
+        with bounded("command", " ".join(words)):
+            as_json = asks_for_json(words)
+            text, status = _text(words, as_json)
     except InputError as error:
-        return _refuse(error.problems, as_json)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED
+        return _refuse(error.problems, as_json, BAD_INPUT)
     except Exception as error:  # a fault of ours: said in one line, with the traceback on request
         if os.environ.get("SHARDWISE_DEBUG"):
             raise
         rule = f"fault in shardwise: {type(error).__name__}: {' '.join(str(error).split())}"
         remedy = "please report it with the command; SHARDWISE_DEBUG=1 shows where"
-        _refuse((Problem("shardwise", __version__, rule, remedy),), as_json)
-        return FAULT
-    sys.stdout.write(text)
-    sys.stdout.flush()
-    return status
+        return _refuse((Problem("shardwise", __version__, rule, remedy),), as_json, FAULT)
+    return emit(text, status)
 
 
 def _text(words: list[str], as_json: bool) -> tuple[str, int]:
@@ -70,12 +59,10 @@ def _text(words: list[str], as_json: bool) -> tuple[str, int]:
     return text_of(result.page(), sys.stdout), result.status
 
 
-def _refuse(problems: Sequence[Problem], as_json: bool) -> int:
+def _refuse(problems: Sequence[Problem], as_json: bool, status: int) -> int:
+    """Return the exit status after saying what is wrong: as JSON on standard output, else a line each on the other."""
     if as_json:
-        sys.stdout.write(json.dumps({"error": {"problems": [p.as_dict() for p in problems]}}, indent=2) + "\n")
-        sys.stdout.flush()
-    else:
-        for problem in problems:
-            sys.stderr.write("error: " + " ".join(str(problem).split()) + "\n")
-        sys.stderr.flush()
-    return BAD_INPUT
+        tree = {"error": {"problems": [problem.as_dict() for problem in problems]}}
+        return emit(json.dumps(tree, indent=2, allow_nan=False) + "\n", status)
+    tell("".join("error: " + " ".join(str(problem).split()) + "\n" for problem in problems))
+    return status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from shardwise.cli import _case, _figures
 from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs
 from shardwise.cli._space_flags import FAST, LIMITS, WHOLES, WORDS
+from shardwise.cli._streams import is_terminal, tell
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _engine(inputs: Inputs, num_plans: int) -> Any:
 
 def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
     """Return what says on a terminal how far a search is, how fast and what is best so far."""
-    if not sys.stderr.isatty():
+    if not is_terminal("stderr"):
         return None
     import time
 
@@ -131,8 +131,7 @@ def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
         best = tally.top.entries[0].step_seconds if tally.top.entries else None
         found = f", best so far {show_seconds(best)}" if best is not None else ""
         end = "\n" if share == 1 else ""
-        sys.stderr.write(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
-        sys.stderr.flush()
+        tell(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
 
     return say
 

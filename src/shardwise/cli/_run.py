@@ -13,7 +13,7 @@ from shardwise.cli._answer import Answer
 from shardwise.cli._case import Inputs, known_keys, read_values
 from shardwise.cli._files import read_case, write_case
 from shardwise.cli._flags import FROM, Command
-from shardwise.cli._kinds import fail, nearest
+from shardwise.cli._kinds import SWITCH, fail, nearest
 from shardwise.cli._scan import Scan, scan
 from shardwise.errors import InputError
 
@@ -43,6 +43,24 @@ def answer(words: Sequence[str]) -> Answer:
     if "save" in inputs.values:
         write_case(inputs.values["save"], case_of(name, inputs))
     return result
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return whether a command line or its case file asks for JSON, however it says so and whatever else is wrong.
+
+    >>> asks_for_json(["train", "gpt2", "--json=1"]), asks_for_json(["train", "gpt2", "--", "--json"])
+    (True, False)
+    """
+    words, _ = split(words)
+    given: object = False
+    try:
+        name, rest = _command_of(words)
+        given = scan(rest, _commands.command(name, _kind_of(rest) if name == "plan" else "")).given.get("json")
+        if given is None and (path := _config_of(words)) is not None:
+            given = read_case(path).get("json", False)
+        return SWITCH.read(given or False, "json") is True
+    except InputError:
+        return given is True or any(word.startswith("--json") for word in words)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -139,5 +157,5 @@ def _columns() -> int:
     """Return the width of the page: the terminal's, at most 100; 80 elsewhere."""
     try:
         return max(60, min(100, os.get_terminal_size(sys.stdout.fileno()).columns or 80))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return 80

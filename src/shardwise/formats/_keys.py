@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.formats._imported import Reading
 
 
@@ -49,7 +49,7 @@ class Keys:
     def fail(self, path: str, rule: str, remedy: str) -> None:
         """Record a problem of a key."""
         value = self.values.get(path)
-        self.problems.add(path, value if isinstance(value, (str, int, float, bool)) else str(value), rule, remedy)
+        self.problems.add(path, plain(value), rule, remedy)
 
     def whole(self, path: str, least: int = 1) -> int | None:
         """Return a whole number, or None where there is none."""
@@ -87,7 +87,7 @@ class Keys:
         for path, value in self.values.items():
             reason = next((r["because"] for r in self.table["reasons"].values() if _matches(path, r["keys"])), "")
             if reason and path not in self.table["read"] and value not in (None, False, "none", "", 0, "auto", "NO"):
-                found.append(Reading(argument=path, value=_plain(value), meaning=reason))
+                found.append(Reading(argument=path, value=plain(value), meaning=reason))
         return tuple(found)
 
     def silent(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Keys:
         """Return the keys that the system does not have."""
         said = f"not a setting of {self.table['checked']['system']}"
         return tuple(
-            Reading(argument=path, value=_plain(value), meaning=said)
+            Reading(argument=path, value=plain(value), meaning=said)
             for path, value in self.values.items()
             if not self._known(path)
         )
@@ -113,10 +113,6 @@ class Keys:
 
 def _matches(path: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _plain(value: Any) -> object:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

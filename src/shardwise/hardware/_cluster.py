@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.hardware._device import Device
-from shardwise.hardware._quantity import COUNT, RATE, SECONDS, USD, check_number, plain
+from shardwise.hardware._quantity import COUNT, RATE, SECONDS, USD, check_number
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from shardwise.errors import Problems
+from shardwise.errors import Problems, plain
 from shardwise.hardware._quantity import (
     BYTES,
     COUNT,
@@ -18,7 +18,6 @@ from shardwise.hardware._quantity import (
     Quantity,
     fail,
     nearest,
-    plain,
     read_quantity,
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from shardwise.errors import InputError, Problems
+from shardwise.errors import InputError, Problems, plain
 from shardwise.hardware._build import build_cluster
 from shardwise.hardware._catalogue import Lookup, find_device, load_device
 from shardwise.hardware._cluster import Cluster, Tier
@@ -24,7 +24,6 @@ from shardwise.hardware._quantity import (
     Quantity,
     fail,
     nearest,
-    plain,
     read_quantity,
 )
 from shardwise.hardware._toml import device_from_table, in_file, read_toml

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, plain
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
 # The data types a device may compute matrix products in; a type that is absent from a device is unsupported.
@@ -44,15 +44,6 @@ USD = Quantity(parse_count, "write US dollars per device and hour, such as 2.5")
 def fail(field: str, value: object, rule: str, remedy: str) -> NoReturn:
     """Raise `InputError` with one problem."""
     raise InputError([Problem(field, plain(value), rule, remedy)])
-
-
-def plain(value: object) -> object:
-    """Return the value, or its text where it is a list or table, so that a problem can be compared and printed.
-
-    >>> plain([1, 2])
-    '[1, 2]'
-    """
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 def read_quantity(quantity: Quantity, value: object, field: str) -> float:

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.hardware._device import Device, Fact, read_field
-from shardwise.hardware._quantity import fail, nearest, plain
+from shardwise.hardware._quantity import fail, nearest
 
 _TEXTS = ("name", "full_name", "vendor", "fast_link")
 _KEYS = (*_TEXTS, "sources", "facts")

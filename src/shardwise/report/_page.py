@@ -131,23 +131,37 @@ def command_lines(page: Page, word: str, words: Sequence[str]) -> None:
         page.add((text, "cyan"))
 
 
-def is_unicode(stream: TextIO) -> bool:
-    """Return whether a stream can show block characters."""
+def substitutes(encoding: str) -> dict[int, str]:
+    """Return ASCII in place of each glyph that an encoding lacks; consoles of Windows have some of them.
+
+    >>> sorted(substitutes("cp437").values()), substitutes("utf-8")
+    (['/', '^', 'o', 'x', 'x'], {})
+    """
+    return {glyph: ascii for glyph, ascii in _ASCII.items() if not _shows(encoding, chr(glyph))}
+
+
+def _shows(encoding: str, glyph: str) -> bool:
     try:
-        (FULL + DOT).encode(getattr(stream, "encoding", None) or "ascii")
+        glyph.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return False
     return True
 
 
-def wants_colour(stream: TextIO) -> bool:
+def wants_colour(stream: TextIO | None) -> bool:
     """Return whether to print colour: a terminal, and `NO_COLOR` (no-color.org) not set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        stream is not None
+        and not getattr(stream, "closed", False)
+        and stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
-def text_of(page: Page, stream: TextIO) -> str:
+def text_of(page: Page, stream: TextIO | None) -> str:
     """Return a page as text for a stream: in colour for a terminal, in ASCII where it shows nothing else."""
-    translate = {} if is_unicode(stream) else _ASCII
+    translate = substitutes(getattr(stream, "encoding", None) or "ascii")
     if not wants_colour(stream):
         return page.plain().translate(translate) + "\n"
     from rich.console import Console

@@ -7,12 +7,12 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.errors import Problem
+from shardwise.errors import Problem, plain
 from shardwise.formats._imported import Around, Imported, Reading
 from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words, plain
+from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words
 
 _PLAIN = Around()
 _TELLING = frozenset(("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"))

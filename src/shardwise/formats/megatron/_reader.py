@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from shardwise.formats.megatron._values import UNSET, Given, by_name, plain
+from shardwise.errors import plain
+from shardwise.formats.megatron._values import UNSET, Given, by_name
 
 MOST_LAYERS = 10_000
 

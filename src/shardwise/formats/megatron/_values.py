@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from shardwise.errors import Problems
+from shardwise.errors import Problems, plain
 from shardwise.formats._imported import Reading
 
 _SIZES = re.compile(r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|experts|bias|norm")
@@ -101,11 +101,6 @@ class Given:
             rule = f"contradicts {self.options[argument.name]} = {plain(old)} before it"
             self.problems.add(argument.option, plain(value), rule, "give one of them")
         self.values[argument.name], self.options[argument.name] = value, argument.option
-
-
-def plain(value: object) -> object:
-    """Return a value that a problem can hold."""
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> Given:
