@@ -1,4 +1,4 @@
-"""Put four public calculators and shardwise side by side, figure by figure; prints the tables of docs/seeds.md.
+"""Put four public calculators and shardwise side by side, figure by figure; prints the tables of benchmarks/seeds.md.
 
 Each is asked in its own code, from its package or a checkout, and answers are stored with ours:
 
@@ -124,7 +124,7 @@ def table(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def page() -> Iterator[str]:
-    """Yield the generated section of docs/seeds.md."""
+    """Yield the generated section of benchmarks/seeds.md."""
     every = stored()
     used: set[str] = set()
     for entry in every.values():

@@ -28,7 +28,7 @@ def updated(text: str) -> str:
 
 def main() -> int:
     """Rewrite every document whose outputs changed, and name it."""
-    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]):
+    for path in sorted(p for folder in ("docs", "benchmarks", "examples") for p in (ROOT / folder).rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         new = updated(text)
         if new != text:

@@ -16,7 +16,7 @@ import pytest
 import shardwise as sw
 from cli.command_line import run
 
-PAGE = Path(__file__).parents[1] / "docs/coming-from.md"
+PAGE = Path(__file__).parents[1] / "tests/data/coming-from.md"
 _BASE = re.compile(r"(?:Behind|Keys of) `([^`]+)`")
 _KEYS = re.compile(r"keys are of the same command with `([^`]+)`")
 

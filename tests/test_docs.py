@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted(
+    p for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/**/*.md") for p in ROOT.glob(pattern)
+)
 RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md", ROOT / "docs" / "plots.md", ROOT / "docs" / "formats.md"]
 OURS = "src|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
 

@@ -87,7 +87,7 @@ def page() -> Page:
     return Page(
         title="The example of the Megatron-LM analysis tool",
         sources=("https://github.com/NVIDIA/Megatron-LM/pull/482 (September 2023), calculations; figure by figure in"
-                 " docs/coming-from.md",),
+                 " tests/data/coming-from.md",),
         assumed=("nothing but a device, for it has none: A100 of 80 GB",),
         tables=tuple(Table(title=title, figures=(figure,), digits=(digits,), rows=found, reporter="the tool")
                      for title, figure, digits, found in parts),

@@ -2,7 +2,7 @@
 
 GPTModel of 32 layers on 2 nodes of 8, tp 2, pp 2, micro-batch 4, global batch 512, distributed optimizer
 (github.com/NVIDIA/Megatron-LM pull request 482, September 2023). Where it is not, the test says what is right, and
-docs/coming-from.md why.
+tests/data/coming-from.md why.
 """
 
 from __future__ import annotations
