@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import MLP, Attention, Block, Model, model_from_config
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head
-from shardwise.ops.layout import Layout
+from shardwise.ops.layout import Layout, lay_out
 
 RUNS: list[dict[str, Any]] = golden("saved")["runs"]
 LAYERS = [run for run in RUNS if run["kind"] == "layer"]
@@ -75,3 +76,26 @@ def test_the_end_of_a_model_keeps_its_terms(width: int, norm: int) -> None:
     y = layout({"activation_bytes": width}, "transformers")
     assert tensor_bytes(keep(final_norm(y, model)).kept) == T * (norm * D + 4)
     assert tensor_bytes(keep(head(y, model)).kept) == T * width * D
+
+
+@pytest.mark.parametrize("run", golden("sequence_parallel"), ids=lambda run: run["id"])
+def test_dtensor_keeps_the_gathered_inputs_of_its_columns(run: dict[str, Any]) -> None:
+    """Under torchtitan's sequence-parallel plan q, k, v, and gate and up, keep their whole gathered input once.
+
+    Recorded with torch 2.13.0's saved-tensor hooks on the fake process group, transformers 5.23.0, one layer of a rank.
+    """
+    model, tp = model_from_config(run["config"]), run["world"]
+    work = {"B": run["batch"], "S": run["seq_len"]}
+    y = on_cpu(layout(work, "transformers", tp=tp, sequence_parallel=tp > 1))
+    assert _kept(y, model.layers[1], model.hidden) == run["layer_bytes"]
+
+
+def test_megatron_keeps_the_shard_of_an_input_that_it_gathers_again() -> None:
+    """A Llama layer under tp 4 keeps 2 * (T D - T D / 4) elements less where backward gathers them again."""
+    run = golden("sequence_parallel")[1]
+    model, T = model_from_config(run["config"]), run["seq_len"]
+    own = layout({"B": 1, "S": T}, "transformers", tp=4, sequence_parallel=True)
+    stack = replace(own.stack, regathers_inputs=True)
+    again = lay_out(own.degrees, own.work, replace(own.choices, stack=stack))
+    more = _kept(own, model.layers[1], model.hidden) - _kept(again, model.layers[1], model.hidden)
+    assert more == 2 * 2 * T * model.hidden * 3 / 4

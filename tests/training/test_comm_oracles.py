@@ -17,7 +17,9 @@ from shardwise.models import model_from_config
 from shardwise.plans import Plan, Training
 from shardwise.training import CommReport, Options, comm
 
-DATA = json.loads((Path(__file__).parents[1] / "data/training/step_memory.json").read_text(encoding="utf-8"))
+HERE = Path(__file__).parents[1] / "data/training"
+DATA = json.loads((HERE / "step_memory.json").read_text(encoding="utf-8"))
+TRACED: list[dict[str, Any]] = json.loads((HERE / "torch_messages.json").read_text(encoding="utf-8"))
 # (layers, world, sequence) -> collective -> (calls, bytes), one micro-batch of one sequence.
 FSDP = [
     (2, 8, 4096, {"all_gather": (5, 1_011_912_704), "reduce_scatter": (3, 1_537_253_376)}),
@@ -70,3 +72,46 @@ def test_tensor_parallel_messages_are_those_recorded(
     assert found.axes["tp"].messages_per_step == seen["all_reduce"][0]
     assert found.axes["tp"].bytes_per_step == seen["all_reduce"][1]
     assert {f.message.shape for f in found.on("tp", 0)} == {(1, seq_len, 2048)}
+
+
+def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str, str]]:
+    """Return the plan of a traced step, and its stack and precision; `fully_shard` of the model is its root unit."""
+    mode, world = run["mode"], run["world"]
+    tp = run.get("tp", world if mode.startswith("tp") else 1)
+    sharding: Any = {"fsdp": "fsdp", "hsdp": "hsdp", "tp_fsdp": "fsdp"}.get(mode, "none")
+    split = mode in ("tp_sp", "tp_fsdp")
+    plan = Plan(tp=tp, dp=world // tp, micro_batch=run["batch"], sharding=sharding, shard=run.get("shard", 1),
+                sequence_parallel=split)  # fmt: skip
+    return plan, ("fsdp2-2024" if split else "transformers", "bf16-pure" if sharding == "none" else "amp-bf16")
+
+
+def traced_messages(run: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the predicted calls and bytes of a traced step by verb and size of the group."""
+    model, (plan, (stack, precision)) = model_from_config(run["config"], name="traced"), traced_plan(run)
+    batch = plan.dp * plan.micro_batch * run.get("micro", 1)
+    job = Training(seq_len=run["seq_len"], global_batch=batch, precision=precision)
+    found = comm(model, Cluster.parse(f"{run['world']}xa100-sxm-80gb"), plan, job, Options(stack=stack))
+    seen: dict[str, list[float]] = {}
+    for name, axis in found.axes.items():
+        for verb, (calls, size) in by_verb(found, name).items():
+            sums = seen.setdefault(f"{verb}@{axis.size}", [0, 0])
+            sums[0], sums[1] = sums[0] + calls, sums[1] + size
+    return seen
+
+
+HELD = [run for run in TRACED if run.get("reshard", True) and run["config"]["model_type"] != "mixtral"]
+
+
+@pytest.mark.parametrize("run", HELD, ids=lambda run: run["id"])
+def test_messages_are_those_that_torch_sent(run: dict[str, Any]) -> None:
+    """FSDP2, hybrid sharding and DTensor's tensor and sequence parallelism send exactly the traced calls and bytes.
+
+    Traced on transformers' classes, units as accelerate wraps them; mixtures have their experts fused in one tensor.
+    """
+    seen = dict(run["seen"])
+    if run["mode"] == "tp_fsdp":
+        # FSDP makes DTensor reduce the gradients of replicated norm weights over tp, which are not modelled.
+        norms = 2 * run["config"]["num_hidden_layers"] + 1
+        calls, size = seen["all_reduce@4"]
+        seen["all_reduce@4"] = [calls - norms, size - norms * 2 * run["config"]["hidden_size"]]
+    assert traced_messages(run) == seen

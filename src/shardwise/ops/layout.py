@@ -230,7 +230,7 @@ def matmul(
         inner=k,
         weights=weights,
         reads=(source,),
-        saves=(source,),
+        saves=cast(tuple[Tensor[X], ...], more.pop("saves", (source,))),
         dtype=y.work.dtype,
         model_flops=flops,
         output_bytes=y.a * m * n,
@@ -271,19 +271,19 @@ class OneD(Layout[X]):
     def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Enter a split layer: all-gather forward under sequence parallelism, reduction of the input gradient backward.
 
-        The saved input stays sharded, so the weight gradient gathers it again beside the input gradient's product,
-        whose result is reduced beside the weight gradient's (Megatron-LM core/tensor_parallel/layers.py,
-        LinearWithGradAccumulationAndAsyncCommunication), or behind it.
+        Megatron saves the shard of the input, so the weight gradient gathers it again beside the input gradient's
+        GEMM, whose result is reduced beside the weight gradient's (Megatron-LM core/tensor_parallel/layers.py,
+        LinearWithGradAccumulationAndAsyncCommunication), or behind it. DTensor saves the gathered input.
         """
         full, at = self.a * self.tokens * shape.inputs, (self.tokens, shape.inputs)
         gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
         last: Hiding = "late" if self.stack.overlap_input_gradients else "exposed"
         if self.choices.sequence_parallel:
-            back: tuple[Collective[X], ...] = (
-                replace(gather, hides="compute"),
-                replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient"),
-            )
+            again = (replace(gather, hides="compute"),) if self.stack.regathers_inputs else ()
+            back = (*again, replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient"))
             forward: tuple[Collective[X], ...] = (self._pipelined(gather),)
+            kept = Tensor(name=f"{region}: gathered {source.name}", size_bytes=full, born=region)
+            more |= {} if again else {"saves": (kept,)}
         else:
             forward = ()
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).

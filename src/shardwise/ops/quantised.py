@@ -22,7 +22,7 @@ def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X], source: Tensor[X]) -> in
         return s.mlp_product_bits
     if op.name.endswith(".activation"):
         return s.activation_input_bits
-    first = tensor.name == source.name or tensor.name.endswith(".permuted")
+    first = tensor.name == source.name or tensor.name.endswith((".permuted", f"gathered {source.name}"))
     return s.mlp_input_bits if first and op.name.endswith(".up") else 0
 
 

@@ -83,6 +83,8 @@ class Stack:
     """Recompute ends at the last saved tensor."""
     keeps_gathered: bool
     """The buffer of a gathered sequence is kept."""
+    regathers_inputs: bool
+    """Sequence parallelism saves the shard of a column-parallel input and all-gathers it again in backward."""
 
     # Tables of words
     vocab_multiple: int
