@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations, product
 from math import prod
 from typing import Any
 
+from shardwise.errors import Problems
 from shardwise.models import MoE
 from shardwise.plans import Plan, spans
 from shardwise.plans._legality import batch_problems, plan_problems
+from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
 from shardwise.search import Space
 from shardwise.search._laws import with_stages
 from shardwise.search._search import part_of
@@ -122,3 +124,23 @@ def is_legal(case: Case, plan: Plan) -> bool:
 def report(case: Case, plan: Plan) -> TrainReport:
     """Return the report of one plan of a space."""
     return report_of(replace(case, plan=plan, cluster=part_of(case.cluster, plan.num_devices)), ())
+
+
+def first_broken(case: Case, plan: Plan) -> str:
+    """Return the first law that a plan breaks, in the order in which a search counts them; "" where it breaks none."""
+    model, seq_len, batch, blocks = case.model, case.job.seq_len, case.job.global_batch, tuple(all_blocks(case.model))
+    asked: dict[str, Callable[[Problems], Any]] = {
+        "tensor": lambda f: tensor_laws(model, blocks, plan, f),
+        "summa": lambda f: summa_laws(model, blocks, plan, seq_len, f),
+        "experts": lambda f: expert_laws(model, blocks, plan, f),
+        "context": lambda f: context_laws(blocks, plan, seq_len, f),
+        "batch": lambda f: f.items.extend(batch_problems(replace(plan, pp=1, vpp=1, schedule="1f1b"), batch)),
+        "pipeline": lambda f: pipeline_laws(model, plan, f),
+        "schedule": lambda f: f.items.extend(batch_problems(plan, batch)),
+    }
+    for name, ask in asked.items():
+        found = Problems()
+        ask(found)
+        if found.items:
+            return name
+    return ""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from concurrent.futures import wait
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -107,22 +104,3 @@ def test_work_of_a_wish_without_limits_prunes() -> None:
     job = replace(JOB, failures_per_device_hour=0.0)
     found = searched(work_of(MODEL, ON, job, SPACE, Wish(top=1)), Processes(1))
     assert found.counts.evaluated <= found.counts.legal
-
-
-def test_an_interrupt_waits_until_no_lock_of_the_pool_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while processes are waited for is held back until a part has come, and ends the search with it."""
-    inside: list[str] = []
-
-    def interrupted_wait(*args: Any, **words: Any) -> Any:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            inside.append("raised")
-        return wait(*args, **words)
-
-    monkeypatch.setattr("shardwise.search._engine.wait", interrupted_wait)
-    before = signal.getsignal(signal.SIGINT)
-    found = searched(work_of(MODEL, ON, JOB, SPACE, Wish(top=1, rows=20)), Processes(2))
-    assert not inside
-    assert 0 < found.covered < 1
-    assert signal.getsignal(signal.SIGINT) is before

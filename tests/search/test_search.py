@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import brute_force as brute
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
-from shardwise.plans import Training
+from shardwise.plans import Plan, Training, find_stack
 from shardwise.search import OBJECTIVES, Found, Processes, Space, Wholes, Wish, plan_training, searched, upto, work_of
 from shardwise.search._key import plan_of
 from shardwise.search._mesh import Mesh
@@ -109,6 +110,55 @@ def test_the_search_is_brute_force(kind: str, layers: int) -> None:
     assert found.front[0].step_seconds == pytest.approx(times[0][0], rel=1e-9)
     for r in found.front:
         assert not any(s < r.step_seconds * (1 - 1e-9) and b < r.device_bytes * (1 - 1e-9) for s, b in times)
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+@pytest.mark.parametrize("layers", [6, 7])
+def test_each_law_refuses_what_brute_force_says(kind: str, layers: int) -> None:
+    """Every law is counted for exactly the plans of which it is the first that they break."""
+    rows, found = _searched(kind, Wish(), layers)
+    broken = Counter(brute.first_broken(rows.case, plan) for plan in brute.plans(rows.case, rows.space))
+    refused = {row.name: row.count for row in found.rejected if row.name != "memory"}
+    assert broken.pop("") == found.counts.legal
+    assert refused == broken
+    assert len(refused) >= 2
+
+
+def _two_tiers(model: Model, tiers: tuple[int, ...]) -> Rows:
+    cluster = Cluster.parse(f"{tiers[-1]}xa100-sxm-80gb")
+    inner, outer = cluster.tiers
+    middle = [replace(inner, size=size, name=f"tier {size}") for size in tiers[:-1]]
+    cluster = replace(cluster, tiers=(*middle, outer))
+    return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, None).rows
+
+
+PLACED = Space(tp=upto(8), pp=Wholes(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("tiers", [(8, 1 << 20), (8, 4096, 1 << 20), (8, 256, 8192, 1 << 20)])
+def test_a_million_devices_are_counted_exactly(tiers: tuple[int, ...]) -> None:
+    """Products of degrees and codes of placements that pass 64 bits merge no two plans and drop none."""
+    rows = _two_tiers(_model("grouped", 1024), tiers)
+    fields = ("layout", "tp", "tp2", "cp", "pp", "dp")
+    every = list(brute._degrees(rows.case, PLACED, tiers[-1]))
+    base = {name: rows.base[name].tolist() for name in fields if name != "layout"}
+    found = sorted(zip(*base.values(), strict=True))
+    assert found == sorted(tuple(d[name] for name in base) for d in every)
+    places = dict(zip(zip(*base.values(), strict=True), rows.base["places"].tolist(), strict=True))
+    for fixed in Random(3).sample(every, 6):
+        own = sum(1 for _ in brute._places(rows.case, PLACED, fixed, tiers[-1]))
+        assert places[tuple(fixed[name] for name in base)] == own, fixed
+
+
+@pytest.mark.filterwarnings("error")
+def test_every_product_of_degrees_is_a_row() -> None:
+    """All ways to write 1,048,576 devices as a product of five degrees are there, none twice."""
+    cluster, job = Cluster.parse(f"{1 << 20}xa100-sxm-80gb"), Training(seq_len=1024, global_batch=1 << 20)
+    space = Space(orders=(("tp", "tp2", "cp", "dp", "pp"),))
+    rows = work_of(_model("dense", 1024), cluster, job, space, None).rows
+    every = [tuple(d.values())[1:] for d in brute._degrees(rows.case, space, 1 << 20)]
+    assert sorted(zip(*(rows.base[n].tolist() for n in ("tp", "tp2", "cp", "pp", "dp")), strict=True)) == sorted(every)
 
 
 @pytest.mark.parametrize("kind", list(SMALL))
@@ -222,3 +272,13 @@ def test_choices_without_effect_are_without_effect() -> None:
         other = brute.report(rows.case, replace(plan, **changes))  # type: ignore[arg-type]
         assert other.step_seconds == pytest.approx(one.step_seconds, rel=1e-12), changes
         assert other.device_bytes == pytest.approx(one.device_bytes, rel=1e-12), changes
+
+
+@pytest.mark.parametrize("stack", ["megatron", "fsdp2", "deepspeed", "pytorch"])
+def test_one_copy_is_not_quicker_or_smaller_when_it_is_sharded(stack: str) -> None:
+    """With nobody to share with, no sharding beats none: only the first of a space is tried."""
+    case = replace(_rows("grouped", Space(), devices=8).case, stack=find_stack(stack))
+    one, *others = (brute.report(case, Plan(tp=8, sharding=s)) for s in ("none", "zero1", "zero2", "zero3"))
+    for other in others:
+        assert other.step_seconds >= one.step_seconds * (1 - 1e-12), other.plan.sharding
+        assert other.device_bytes >= one.device_bytes * (1 - 1e-12), other.plan.sharding

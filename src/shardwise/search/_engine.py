@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 Part = tuple[int, int]
+# Seconds after which an interrupt is looked for.
+_MOMENT = 0.1
 
 
 class Task(Protocol):
@@ -49,18 +53,26 @@ class Here:
             yield work([part])
 
 
-_WORK: list[Task] = []
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+    os._exit(1)
 
 
-def _begin(work: Task) -> None:
+def _serve(work: Task, inbox: Connection) -> None:
+    """Evaluate the parts that come until the other end closes."""
     # A terminal interrupts all of its processes; the one that asked answers with what was found by then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _WORK[:] = [work]
-
-
-def _one(part: Part, known: Any) -> Any:
-    _WORK[0].learn(known)
-    return _WORK[0]([part])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            part, known = inbox.recv()
+        except EOFError:
+            return
+        work.learn(known)
+        inbox.send(work([part]))
 
 
 @contextmanager
@@ -87,26 +99,95 @@ def _held_interrupts() -> Iterator[Callable[[], None]]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Worker:
+    """A process, this end of the pipe to it, and the part that it works on."""
+
+    process: Any
+    pipe: Connection
+    part: list[Part]
+
+    def give(self, part: Part, known: Any) -> None:
+        """Send it a part to work on."""
+        self.part[:] = [part]
+        # Where it has died, the answer that does not come gives the part back.
+        with suppress(OSError):
+            self.pipe.send((part, known))
+
+    def end(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
-    """Evaluates in several processes; each part is told what was found before it."""
+    """Evaluates in several processes; each part is told what was found before it.
+
+    A part whose process died is given to another, and evaluated here where none is left. No process outlives the search
+    or the process that started it.
+    """
 
     count: int
 
     def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
-        methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("fork" if "fork" in methods else None)
-        left, waiting = list(reversed(parts)), set[Future[Any]]()
-        pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=(work,))
+        left = list(reversed(parts))
         with _held_interrupts() as raise_interrupt:
+            workers = _busy([_started(work) for _ in range(min(self.count, len(left)))], left, work.known)
             try:
-                while left or waiting:
-                    while left and len(waiting) < 2 * self.count:
-                        waiting.add(pool.submit(_one, left.pop(), work.known))
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        work.learn(future.result().known)
-                        yield future.result()
-                        raise_interrupt()
+                while workers or left:
+                    raise_interrupt()
+                    for result in _results(workers):
+                        work.learn(result.known)
+                        yield result
+                    workers = _busy(workers, left, work.known)
+                    if not workers and left:
+                        yield work([left.pop()])
             finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                for worker in workers:
+                    worker.end()
+
+
+def _started(work: Task) -> _Worker:
+    # Forked processes share what is loaded and recorded. Elsewhere than on Linux, libraries do not survive a fork.
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(work, there), daemon=True)
+    process.start()
+    there.close()
+    return _Worker(process, here, [])
+
+
+def _results(workers: Sequence[_Worker]) -> Iterator[Any]:
+    """Yield what is done within a moment."""
+    ready: Any = wait([worker.pipe for worker in workers if worker.part], timeout=_MOMENT)
+    for worker in workers:
+        if worker.pipe in ready:
+            try:
+                result = worker.pipe.recv()
+            except (EOFError, OSError):
+                worker.process.join()
+                continue
+            worker.part.clear()
+            yield result
+
+
+def _busy(workers: Sequence[_Worker], left: list[Part], known: Any) -> list[_Worker]:
+    """Return the processes that work on a part, each that was idle given another; the others have ended.
+
+    What a process that died worked on is left again.
+    """
+    busy = []
+    for worker in workers:
+        if not worker.process.is_alive():
+            left += worker.part
+            worker.pipe.close()
+            continue
+        if not worker.part and left:
+            worker.give(left.pop(), known)
+        if worker.part:
+            busy.append(worker)
+        else:
+            worker.end()
+    return busy

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
-from shardwise.search._laws import Columns, with_stages
+from shardwise.search._columns import Columns
+from shardwise.search._laws import with_stages
 from shardwise.search._rows import Rows
 
 # Fields in the order in which they break ties; words count by their place in the space.

@@ -20,9 +20,9 @@ from shardwise.plans.laws import (
     summa_laws,
     tensor_laws,
 )
+from shardwise.search._columns import Columns, distinct_rows, exact_sum
 from shardwise.training._stages import split_evenly
 
-Columns = dict[str, Any]
 _WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
 
 
@@ -107,14 +107,9 @@ class Court:
     def judge(self, name: str, columns: Columns, **fixed: Any) -> Any:
         """Return which rows of the columns a law allows; `fixed` are fields of the plan that all rows share."""
         law = self.laws[name]
-        size = len(columns[law.reads[0]])
-        if not size:
+        if not len(columns[law.reads[0]]):
             return np.ones(0, bool)
-        code = np.zeros(size, np.int64)
-        for column in law.reads:
-            values, at = np.unique(columns[column], return_inverse=True)
-            code = code * len(values) + at
-        _, first, back = np.unique(code, return_index=True, return_inverse=True)
+        first, back = distinct_rows([columns[column] for column in law.reads])
         rows = zip(*(columns[c][first].tolist() for c in law.reads), strict=True)
         legal = np.array([not self._problems(name, row, fixed) for row in rows])
         return legal[back]
@@ -132,7 +127,7 @@ class Court:
 
     def keep(self, name: str, columns: Columns, weights: Any, legal: Any) -> Columns:
         """Return the legal rows, and count the plans of the others under the law."""
-        fell = int(np.sum(weights[~legal]))
+        fell = exact_sum(weights[~legal])
         if fell:
             self.fallen[name] = self.fallen.get(name, 0) + fell
         return columns if legal.all() else {c: v[legal] for c, v in columns.items()}

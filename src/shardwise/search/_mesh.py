@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.search._columns import Columns, exact_sum, spread
 from shardwise.search._compose import Composition, Compositions
 from shardwise.search._key import Entry, Key, key_of
-from shardwise.search._laws import Columns, Court
-from shardwise.search._places import Span, spread
+from shardwise.search._laws import Court
+from shardwise.search._places import Span
 from shardwise.search._program import PLACE, Program, Shape
 from shardwise.search._rows import Rows
 from shardwise.search._tables import Keys, Table, blocks_of, tabulate
@@ -127,7 +128,7 @@ class Mesh:
             return np.flatnonzero(legal)
         legal = self.court.judge("schedule", columns, **fixed, pp=int(columns["pp"][0]))
         self.court.keep("schedule", {}, each, legal)
-        self.counts.legal += int(each[legal].sum())
+        self.counts.legal += exact_sum(each[legal])
         return np.flatnonzero(legal)
 
 
@@ -322,9 +323,9 @@ class _Job:
         legal = copies | (sharding == mesh.rows.space.sharding[0])
         fits = (held <= mesh.rows.case.cluster.device.usable_memory_bytes) & legal
         places = columns["places"][chosen]
-        fitting = int((fits.sum(axis=0) * places).sum())
+        fitting = exact_sum(fits.sum(axis=0) * places)
         mesh.counts.fitting += fitting
-        mesh.counts.too_large += int(places[legal].sum()) * mesh.num_modes - fitting
+        mesh.counts.too_large += exact_sum(places[legal]) * mesh.num_modes - fitting
         self._miss(sharding, chosen, held, legal & ~fits)
         return legal, fits
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.plans import AXES, Whole, dense_spans, divisors
-from shardwise.search._laws import Columns
+from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._space import ORDERS, Order, Space
 
 COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
@@ -46,17 +46,6 @@ class Places:
         )
 
 
-def spread(start: Any, count: Any) -> tuple[Any, Any]:
-    """Return the numbers of ranges one after the other, given where each starts and how many it has.
-
-    >>> spread(np.array([5, 0]), np.array([2, 1]))[0].tolist()
-    [5, 6, 0]
-    """
-    ends = np.cumsum(count)
-    shift = np.repeat(start - (ends - count), count)
-    return np.arange(len(shift)) + shift, count
-
-
 @lru_cache(maxsize=64)
 def fillings(domain: int) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each axis that together divide a domain.
@@ -87,24 +76,23 @@ def _is_full(fast: tuple[int, ...], degrees: Any, domain: int) -> Any:
 def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
     """Return the places of rows of degrees that put other ranks into the domains than the places before them."""
     degrees = np.stack([columns[axis] for axis in AXES])
-    rows, fast, order, codes = [], [], [], []
+    inner = len(AXES) * (len(domains) - 1)
+    rows, fast, order, spans = [], [], [], []
     for way, i in _ways(space, domains):
         apt = _is_full(way, degrees, domains[0]) if way else np.ones(degrees.shape[1], bool)
         # Where one domain holds all devices there is nothing to choose.
         chosen = np.flatnonzero(apt & ((columns["devices"] > domains[0]) | (not way)))
         placed = _spans(columns, chosen, way, space.placed_orders[i], domains)
-        code = np.zeros(len(chosen), np.int64)
-        for axis, tier in product(AXES, range(len(domains) - 1)):
-            code = code * (domains[tier] + 1) + placed[axis][tier]
+        groups = np.array([t for axis in AXES for t in placed[axis][:-1]], np.int64).reshape(inner, len(chosen))
         wanted = np.ones(len(chosen), bool)
         for axis in AXES:
             wanted &= np.isin(placed[axis][0], space.fast_of(axis).of(np.unique(placed[axis][0]).tolist()))
         rows.append(chosen[wanted])
-        codes.append(code[wanted])
+        spans.append(groups[:, wanted])
         fast.append(np.tile(np.array(way or (0,) * len(AXES)), (int(wanted.sum()), 1)))
         order.append(np.full(int(wanted.sum()), i))
-    row, code = np.concatenate(rows), np.concatenate(codes)
-    _, first = np.unique(np.stack([row, code]), axis=1, return_index=True)
+    row = np.concatenate(rows)
+    first, _ = distinct_rows([row, *np.concatenate(spans, axis=1)])
     kept = first[np.lexsort([first, row[first]])]
     row, ways, orders = row[kept], np.concatenate(fast)[kept], np.concatenate(order)[kept]
     count = np.bincount(row, minlength=degrees.shape[1])

@@ -16,7 +16,8 @@ import numpy as np
 from shardwise.models import MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, divisors, with_groups
 from shardwise.plans.laws import all_blocks
-from shardwise.search._laws import Columns, Court, laws_of
+from shardwise.search._columns import Columns, exact_sum, products
+from shardwise.search._laws import Court, laws_of
 from shardwise.search._places import COLUMNS, Places, Span, places_of
 from shardwise.search._space import Space, chunk_choices
 from shardwise.training import Case
@@ -67,12 +68,11 @@ class Rows:
         ways = divisors(num_devices)
         pipelines = s.pp.of(w for w in ways if w <= layers)
         axes = {"tp": s.tp.of(ways), "tp2": s.tp2.of(ways), "cp": s.cp.of(ways), "pp": pipelines}
-        grid = np.meshgrid(*(np.array(v, np.int64) for v in axes.values()), indexing="ij")
-        found = dict(zip(axes, (g.ravel() for g in grid), strict=True))
-        used = found["tp"] * found["tp2"] * found["cp"] * found["pp"]
-        replicas = num_devices // used
-        whole = (used * replicas == num_devices) & np.isin(replicas, s.dp.of(ways))
-        found = {**found, "dp": replicas, "devices": np.full_like(used, num_devices)}
+        grid = products(list(axes.values()), num_devices)
+        found = dict(zip(axes, grid.T, strict=True))
+        replicas = num_devices // grid.prod(axis=1, dtype=np.int64)
+        whole = np.isin(replicas, s.dp.of(ways))
+        found = {**found, "dp": replicas, "devices": np.full_like(replicas, num_devices)}
         kept = {c: v[whole] for c, v in found.items()}
         flat = kept["tp2"] == 1
         sides = []
@@ -143,7 +143,7 @@ class Rows:
     @cached_property
     def num_plans(self) -> int:
         """Plans of the space, legal or not."""
-        return int(sum(_weights(self.counts(self.base), ())))
+        return exact_sum(_weights(self.counts(self.base), ()))
 
     def court(self) -> Court:
         """Return a court of the laws of the case."""

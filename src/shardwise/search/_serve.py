@@ -18,6 +18,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Block, Model, MoE
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
+from shardwise.search._columns import distinct_rows
 from shardwise.search._places import COLUMNS
 from shardwise.search._search import part_of
 from shardwise.search._serve_layouts import DEGREES, Layouts, law_key, law_keys
@@ -102,7 +103,7 @@ class ServingRows:
         names: dict[str, int] = {}
         law = np.full(len(columns["order"]), -1)
         keys = law_keys(columns)
-        _, first, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        first, back = distinct_rows(keys)
         found = Layouts(columns=columns, orders=self.space.orders, law=law, laws=(), complete=complete)
         said = []
         for row in first.tolist():
@@ -111,7 +112,7 @@ class ServingRows:
             problems = complete[law_key(plan)][1]
             field = problems[0].field if problems else ""
             said.append(names.setdefault(_LAW_OF.get(field, field), len(names)) if field else -1)
-        law = np.array(said, np.int64)[back.ravel()] if said else law
+        law = np.array(said, np.int64)[back] if said else law
         return replace(found, law=law, laws=tuple(names))
 
     def _judged_plan(self, plan: Plan) -> tuple[Plan, tuple[Problem, ...]]:
@@ -178,23 +179,26 @@ class ServingRows:
         return ("tp", "pp", *experts, *(("dp",) if self.job.shard_weights else ()))
 
     def _placed(self, degrees: Any) -> dict[str, Any]:
-        """Return a row for each order of the axes that places its messages otherwise, and the code of its place."""
+        """Return a row for each order of the axes that places its messages otherwise, and the number of its place."""
         sizes = dict(zip(DEGREES, degrees.T, strict=True))
-        codes = np.stack([self._place_code(sizes, order) for order in self.space.orders])
+        orders, rows = len(self.space.orders), len(degrees)
+        each = [self._place(sizes, order) for order in self.space.orders]
+        spans = [np.concatenate(tiers) for tiers in zip(*each, strict=True)]
+        _, place = distinct_rows(spans) if spans else (None, np.zeros(orders * rows, np.int64))
+        codes = place.reshape(orders, rows)
         fresh = np.ones_like(codes, bool)
         for i in range(1, len(codes)):
             fresh[i] = (codes[:i] != codes[i]).all(axis=0)
         row, order = np.nonzero(fresh.T)
         return {**{name: size[row] for name, size in sizes.items()}, "order": order, "place": codes.T[fresh.T]}
 
-    def _place_code(self, sizes: dict[str, Any], order: Order) -> Any:
+    def _place(self, sizes: dict[str, Any], order: Order) -> list[Any]:
+        """Return the ranks of each axis that sends messages in one domain of each tier."""
         one = np.ones_like(sizes["tp"])
         dense = dense_spans({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
         groups = {"dp": sizes["dp"], "shard": sizes["dp"], "ep": sizes["ep"], "etp": sizes["etp"]}
-        placed, code = with_groups(dense, groups, COLUMNS), np.zeros_like(one)
-        for axis, tier in product(self._talking, range(len(self.domains) - 1)):
-            code = code * (self.domains[tier] + 1) + placed[axis][tier]
-        return code
+        placed = with_groups(dense, groups, COLUMNS)
+        return [placed[axis][tier] for axis, tier in product(self._talking, range(len(self.domains) - 1))]
 
     @cached_property
     def setups(self) -> list[tuple[Word, Case]]:
@@ -234,9 +238,9 @@ class ServingRows:
         """Return one legal layout of each kind, and the kind of every legal layout: replicas alike are one kind."""
         c, legal = self.layouts.columns, self.layouts.legal
         own = [*(name for name in DEGREES if name != "dp"), "place"]
-        alike = np.stack([c[name][legal] for name in [*own, *(["dp"] if "dp" in self._talking else [])]])
-        _, first, back = np.unique(alike, axis=1, return_index=True, return_inverse=True)
-        return legal[first], back.ravel()
+        alike = [c[name][legal] for name in [*own, *(["dp"] if "dp" in self._talking else [])]]
+        first, back = distinct_rows(alike)
+        return legal[first], back
 
     @cached_property
     def sizes(self) -> Sizes[Any]:

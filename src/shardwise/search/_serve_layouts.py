@@ -61,8 +61,8 @@ def law_key(plan: Plan) -> tuple[Any, ...]:
     return plan.tp, plan.pp, plan.ep, plan.etp, plan.tp * plan.dp % (plan.ep * plan.etp) == 0
 
 
-def law_keys(columns: dict[str, Any]) -> Any:
-    """Return what the laws read of every row, one row each."""
+def law_keys(columns: dict[str, Any]) -> list[Any]:
+    """Return the columns that the laws read."""
     c = columns
     whole = c["tp"] * c["dp"] % (c["ep"] * c["etp"]) == 0
-    return np.stack([c["tp"], c["pp"], c["ep"], c["etp"], whole.astype(np.int64)], axis=1)
+    return [c["tp"], c["pp"], c["ep"], c["etp"], whole]

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardwise.ledger.symbol import Book, Symbol
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
-from shardwise.search._laws import Columns
-from shardwise.search._places import COLUMNS, Span, spread
+from shardwise.search._columns import Columns, distinct_rows, spread
+from shardwise.search._places import COLUMNS, Span
 from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
 from shardwise.search._rows import DEGREES, Rows, case_for
 from shardwise.training import Sizes
@@ -257,11 +257,7 @@ class Keys:
 
 def tabulate(blocks: Blocks, rows: Rows, columns: Columns, part: tuple[int, int]) -> Keys:
     """Return the keys of rows that come from one part of the base, with the sizes of their blocks."""
-    code = np.zeros(len(columns["tp"]), np.int64)
-    for name in (*_SPLIT, *SIZES):
-        distinct, at = np.unique(columns[name], return_inverse=True)
-        code = code * len(distinct) + at
-    _, first, key = np.unique(code, return_index=True, return_inverse=True)
+    first, key = distinct_rows([columns[name] for name in (*_SPLIT, *SIZES)])
     keys = {name: v[first] for name, v in columns.items()}
     found = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
     return Keys(blocks=blocks, rows=rows, part=part, columns=found, key=key, values=keys)
@@ -294,21 +290,19 @@ def _domains(rows: Rows, part: tuple[int, int]) -> tuple[Any, ...]:
     low, high = part
     base, places = rows.base, rows.places
     split = [base[name][low:high] for name in ("layout", "tp", "tp2", "cp")]
-    _, group = np.unique(np.stack(split), axis=1, return_inverse=True)
-    group = group.ravel()
+    _, group = distinct_rows(split)
     index, _ = spread(places.start[low:high], places.count[low:high])
     owner = np.repeat(group, places.count[low:high])
-    code = owner.astype(np.int64)
+    columns = [owner]
     for tier in range(len(rows.case.domains) - 1):
         axes = [places.spans[axis][tier][index] for axis in ("tp", "tp2", "cp")]
         if rows.has_experts:
             axes.append(axes[0] * axes[1] * axes[2] * places.spans["dp"][tier][index])
-        for values in axes:
-            code = code * (rows.case.domains[tier] + 1) + values.astype(np.int64)
-    _, first, at = np.unique(code, return_index=True, return_inverse=True)
+        columns += axes
+    first, at = distinct_rows(columns)
     count = np.bincount(owner[first], minlength=int(group.max()) + 1)
     start = np.cumsum(count) - count
-    return group, start, count, at.ravel() - start[owner], index[first]
+    return group, start, count, at - start[owner], index[first]
 
 
 def _spans_of(keys: Columns, row: Any, shown: Any, rows: Rows) -> Span:

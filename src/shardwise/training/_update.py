@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwise.cost import constants
-from shardwise.ledger.number import X, divide, total
+from shardwise.ledger.number import X, above, divide, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.training._blocks import Elements
@@ -37,7 +37,9 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     expert = expert_matrix * moved(o.matrix_moments) + expert_other * moved(o.vector_moments)
     streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
     whole = dense_matrix + dense_other + expert_matrix + expert_other
-    passes = 0 * whole if r.shards_gradients else r.stack.buffer_passes * p.gradient_bytes * whole
+    every = r.stack.buffer_passes * p.gradient_bytes * whole
+    # A group of one rank splits no gradients: its buffer is the whole one.
+    passes = above(z.shard_share, 1, 0 * whole, every) if r.shards_gradients else every
     rate = m.rates.streams.rate(m.rates.memory_bytes, o.name)
     return named((streamed + passes) / rate + m.rates.memory_start, "optimizer step")
 

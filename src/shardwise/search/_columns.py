@@ -1,0 +1,68 @@
+"""Columns of plans: rows that differ, ranges one after the other, sums of counts; none of it can overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Columns = dict[str, Any]
+# Codes stay below it, so that one more column never wraps around.
+_MOST = 2**62
+
+
+def distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
+    """Return where each distinct row of some columns stands first, rows in order, and for each row which it is.
+
+    >>> first, which = distinct_rows([np.array([2, 1, 2]), np.array([0.5, 9.0, 0.5])])
+    >>> first.tolist(), which.tolist()
+    ([1, 0], [1, 0, 1])
+    """
+    code, codes = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        values, at = np.unique(column, return_inverse=True)
+        if codes * len(values) > _MOST:
+            known, code = np.unique(code, return_inverse=True)
+            codes = len(known)
+        code, codes = code * len(values) + at, codes * len(values)
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return first, which
+
+
+def spread(start: Any, count: Any) -> tuple[Any, Any]:
+    """Return the numbers of ranges one after the other, given where each starts and how many it has.
+
+    >>> spread(np.array([5, 0]), np.array([2, 1]))[0].tolist()
+    [5, 6, 0]
+    """
+    ends = np.cumsum(count)
+    shift = np.repeat(start - (ends - count), count)
+    return np.arange(len(shift)) + shift, count
+
+
+def exact_sum(counts: Any) -> int:
+    """Return the sum of a column of whole numbers, however large it is.
+
+    >>> exact_sum(np.full(4, 2**62)) == 2**64
+    True
+    """
+    counts = np.asarray(counts, np.int64)
+    return (int((counts >> 32).sum()) << 32) + int((counts & (2**32 - 1)).sum())
+
+
+def products(factors: Sequence[Sequence[int]], whole: int) -> Any:
+    """Return every tuple of one factor from each list whose product divides a number, a row each, in order.
+
+    Products are formed one factor at a time and dropped where they do not divide, so that none exceeds the number.
+
+    >>> products([[1, 2, 4], [1, 3]], 12).tolist()
+    [[1, 1], [1, 3], [2, 1], [2, 3], [4, 1], [4, 3]]
+    """
+    rows, used = np.zeros((1, 0), np.int64), np.ones(1, np.int64)
+    for values in factors:
+        column = np.array(values, np.int64)
+        left = whole // used
+        row, at = np.nonzero(left[:, None] % column == 0)
+        rows, used = np.column_stack([rows[row], column[at]]), used[row] * column[at]
+    return rows

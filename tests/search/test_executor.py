@@ -1,0 +1,140 @@
+"""Processes of a search: none is left behind, none that dies loses a plan, and Ctrl-C ends them all at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shardwise.hardware import Cluster
+from shardwise.models import MLP, Attention, Block, Model
+from shardwise.plans import Training
+from shardwise.search import Processes, Space, Wish, searched, upto, work_of
+
+BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=128),), feed_forward=MLP(ffn=8192))
+MODEL = Model(name="dense", family="llama", hidden=2048, vocab=32000, layers=(BLOCK,) * 8)
+JOB = Training(seq_len=1024, global_batch=48)
+ON = Cluster.parse("16xa100-sxm-80gb")
+SPACE = Space(layout=("1d",), cp=upto(2), recompute=("none", "full"), micro_batch=upto(4))
+
+
+class Echo:
+    """A task that says which process had each part; one part ends its process, or waits in it for ever."""
+
+    known: Any = None
+
+    def __init__(self, dies: int = -1, stays: int = -1) -> None:
+        self.dies, self.stays, self.parent = dies, stays, os.getpid()
+
+    def learn(self, known: Any) -> None:
+        """Take nothing in."""
+
+    def __call__(self, parts: Sequence[tuple[int, int]]) -> Any:
+        """Return the part and the process."""
+        start = parts[0][0]
+        if start == self.dies and os.getpid() != self.parent:
+            os._exit(9)
+        while start == self.stays:
+            time.sleep(0.05)
+        result = Echo()
+        result.known = (start, os.getpid())
+        return result
+
+
+PARTS = [(i, i + 1) for i in range(20)]
+
+
+def test_every_part_comes_once() -> None:
+    """Each part is evaluated once, none of them in this process."""
+    found = [result.known for result in Processes(3).run(Echo(), PARTS)]
+    assert sorted(part for part, _ in found) == list(range(20))
+    assert os.getpid() not in {pid for _, pid in found}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_process_that_dies_loses_no_part(count: int) -> None:
+    """A part that ends every process it is given to is evaluated here at last, with all that is left."""
+    found = [result.known for result in Processes(count).run(Echo(dies=4), PARTS)]
+    assert sorted(part for part, _ in found) == list(range(20))
+    assert dict(found)[4] == os.getpid()
+
+
+def test_an_interrupt_is_held_until_no_pipe_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while processes are waited for raises nothing there, and ends the search with what had come."""
+    inside: list[str] = []
+    from multiprocessing.connection import wait
+
+    def interrupted_wait(*args: Any, **words: Any) -> Any:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            inside.append("raised")
+        return wait(*args, **words)
+
+    monkeypatch.setattr("shardwise.search._engine.wait", interrupted_wait)
+    before = signal.getsignal(signal.SIGINT)
+    found = searched(work_of(MODEL, ON, JOB, SPACE, Wish(top=1, rows=20)), Processes(2))
+    assert not inside
+    assert found.covered < 1
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, {folder!r})
+from test_executor import Echo, PARTS
+from shardwise.search import Processes
+try:
+    for result in Processes(2).run(Echo(stays=6), PARTS):
+        print(result.known[1], flush=True)
+    print("whole")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def _running() -> tuple[subprocess.Popen[str], set[int]]:
+    """Return a process that searches in two others, one of which never answers, and both of those."""
+    script = SCRIPT.format(folder=os.path.dirname(__file__))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    # All parts but the one that never answers.
+    return process, {int(process.stdout.readline()) for _ in PARTS[1:]}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_no_process_outlives_the_search(number: signal.Signals) -> None:
+    """However the process that searches is ended, those that it started end too, and its pipe is closed."""
+    process, workers = _running()
+    process.send_signal(number)
+    assert process.communicate(timeout=20)[0] == ""
+    end = time.monotonic() + 10
+    while any(map(_alive, workers)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(map(_alive, workers))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_interrupt_does_not_wait_for_what_runs() -> None:
+    """Ctrl-C ends a search in which a part never ends."""
+    process, workers = _running()
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out.endswith("interrupted\n")
+    assert time.monotonic() - start < 5
+    assert not any(map(_alive, workers))
