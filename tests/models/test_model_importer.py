@@ -158,7 +158,9 @@ def test_mixers_are_on_the_layers_that_have_them(name: str, kind: type, number: 
 def test_a_wrapper_is_read_for_its_language_model() -> None:
     """A multimodal file gives the model under text_config, whose absent keys are its class's, and both are told."""
     inner = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
-    model = model_from_config({"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 1152}})
+    model = model_from_config(
+        {"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 1152}}, part="text"
+    )
     assert model == replace(load_model("gemma-3-4b", {"window": 4096}), name=model.name)
     assert any("text_config" in note for note in model.assumptions)
     assert any("num_attention_heads = 8" in note for note in model.assumptions)

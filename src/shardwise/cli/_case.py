@@ -165,6 +165,8 @@ def known_keys(
 def load_the_model(inputs: Inputs) -> Model | None:
     """Return the model with its overrides, or None with the problems recorded."""
     given = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
+    if "part" in inputs.values and "model" not in inputs.values:
+        inputs.fail("part", inputs.values["part"], "is of a model's own file, and none is named", "leave it out")
     if _flags.FROM.keys() & (inputs.values.keys() | inputs.bad) and "model" not in inputs.values:
         return _from_model(inputs, given)
     if inputs.bad & {"model", *_flags.model_flags()} or not (given or "model" in inputs.values):
@@ -174,7 +176,8 @@ def load_the_model(inputs: Inputs) -> Model | None:
     try:
         if "model" not in inputs.values:
             return model_from_sizes(given)
-        return load_model(inputs.values["model"], _overrides(given, inputs.values["model"]))
+        overrides = _overrides(given, inputs.values["model"])
+        return load_model(inputs.values["model"], overrides, part=inputs.get("part", ""))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("model")

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from shardwise.cli import _flags, _kinds
 from shardwise.cli._flags import OUTPUT, Command, Flag
 
-_MODEL = {"model": Flag("model", _kinds.TEXT, "catalogue name, config.json, folder or hub id", "positional")}
+_MODEL = {
+    "model": Flag("model", _kinds.TEXT, "catalogue name, config.json, folder or hub id", "positional"),
+    "part": Flag("part", _kinds.choice("text"), "the language model alone of a file with other parts", "model"),
+}
 
 SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",

@@ -236,7 +236,7 @@ class Config:
         given = [key for key in found if self.raw[key] is not None] or found
         first = given[0]
         for other in given[1:]:
-            if self.raw[other] != self.raw[first] and name not in self.overrides:
+            if _uniform(self.raw[other]) != _uniform(self.raw[first]) and name not in self.overrides:
                 rule = f"disagrees with {first} = {self.raw[first]!r}, which means the same"
                 self.problems.items.append(Problem(other, self.raw[other], rule, f"keep one of {first} and {other}"))
         return first, self.raw[first]

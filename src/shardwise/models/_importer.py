@@ -13,66 +13,84 @@ from shardwise.errors import InputError, Problem
 from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
 from shardwise.models._model import Model
-from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, builder
+from shardwise.models._wrapped import PARTS, Part, Unwrapped, unwrap
+from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
 
-_WRAPPED = ("text_config", "language_config", "llm_config", "thinker_config")
 _LLAMA = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "hidden_act"),
     "rms_norm_eps",
 )
-_NOT_LLAMA = ("expert", "moe", "lora", "mamba", "ssm", "conv", "linear_", "block_type", "latent", "mlp_type", "alibi")
+_NOT_LLAMA = (
+    *("expert", "moe", "lora", "mamba", "ssm", "conv", "linear_", "block_type", "latent", "mlp_type", "alibi"),
+    *("cross_attention", "encoder", "decoder_layers"),
+)
 _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
-_OUTER = ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype")
+# Switches that give the layers of a class another attention, to the tokens of another part.
+_CROSSES = ("is_encoder_decoder", "add_cross_attention")
 
 
 def model_from_config(
-    raw: Mapping[str, Any], *, name: str = "", overrides: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
+    raw: Mapping[str, Any],
+    *,
+    name: str = "",
+    overrides: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    part: Part = "",
 ) -> Model:
     """Return the model that a Hugging Face style configuration describes.
+
+    A file of several parts is refused, each part named, unless `part` "text" asks for its language model alone.
 
     >>> keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
     >>> model_from_config(keys).hidden
     768
     """
-    keys, nested, more = _unwrap(raw)
-    model_type = _model_type(keys, more)
-    keys, canonical, replaced = _place(keys, overrides or {})
+    if part not in PARTS:
+        raise InputError([Problem("part", part, "is unknown", "use text for the language model alone")])
+    file = unwrap(raw)
+    problems = [] if part else file.problems()
+    try:
+        model = _read(file, overrides or {}, notes)
+    except InputError as error:
+        raise InputError([*problems, *error.problems]) from None
+    if problems:
+        raise InputError(problems)
+    return replace(model, name=name or model.name)
+
+
+def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -> Model:
+    """Return the language model of a file."""
+    more = file.notes
+    stated, model_type = _model_type(file.keys, more)
+    keys, canonical, replaced = _place(dict(file.keys), overrides)
     described = model_type in DESCRIBED and "gated_mlp" in keys and "norm_type" in keys
-    defaults = {} if described else _defaults(model_type, nested)
+    defaults = {} if described else _defaults(stated, model_type, bool(file.section))
     c = Config(keys, model_type, defaults=defaults, overrides=canonical, replaced=replaced)
     c.notes += [*notes, *more]
+    for key in _CROSSES:
+        rule = "gives layers attention to another part, which is not understood"
+        c.expect(keys.get(key) is not True, key, rule, "describe a model without it")
     model = builder(model_type, described)(c)
     quantization = _quantization(c)
-    assumptions = c.finish()
-    return replace(model, name=name or model.name, quantization=quantization, assumptions=assumptions)
+    return replace(model, quantization=quantization, assumptions=c.finish())
 
 
-def _unwrap(raw: Mapping[str, Any]) -> tuple[dict[str, Any], bool, list[str]]:
-    """The language model's own keys, whether they stood inside a wrapper, and what was assumed."""
-    if not isinstance(raw, Mapping):
-        remedy = "give the contents of config.json"
-        raise InputError([Problem("config", type(raw).__name__, "must be an object", remedy)])
-    for key in _WRAPPED:
-        inner = raw.get(key)
-        if isinstance(inner, Mapping):
-            outer = {k: raw[k] for k in _OUTER if k in raw}
-            kept, _, notes = _unwrap({**outer, **inner})
-            kept.setdefault("model_type", raw.get("model_type"))
-            return kept, True, [f"only the language model ({key}) is described, not the parts around it", *notes]
-    return dict(raw), False, []
-
-
-def _model_type(keys: Mapping[str, Any], notes: list[str]) -> str:
+def _model_type(keys: Mapping[str, Any], notes: list[str]) -> tuple[str, str]:
+    """The type of the language model as its file has it, and the family that it is read as."""
     word = keys.get("model_type")
+    if "_class_name" in keys:
+        rule = "is a part of a diffusion model, which is not understood"
+        raise InputError([Problem("_class_name", keys["_class_name"], rule, "name a language model")])
     if not isinstance(word, str):
         remedy = 'add "model_type", such as "llama"'
         raise InputError([Problem("model_type", word, "is missing or not text", remedy)])
-    known = SAME_AS.get(word, word)
+    text = TEXT_OF.get(word, word)
+    known = SAME_AS.get(text, text)
     if known not in FAMILIES:
-        return _nearest(word, keys, notes)
+        return text, _nearest(word, keys, notes)
     if known != word:
         notes.append(f"model_type {word} is read as {known}")
-    return known
+    return text, known
 
 
 def _nearest(word: str, keys: Mapping[str, Any], notes: list[str]) -> str:
@@ -122,13 +140,13 @@ def _class_defaults() -> dict[str, dict[str, Any]]:
         return cast(dict[str, dict[str, Any]], json.load(file)["defaults"])
 
 
-def _defaults(model_type: str, nested: bool) -> dict[str, Any]:
+def _defaults(stated: str, model_type: str, nested: bool) -> dict[str, Any]:
     """The class defaults; sizes that every file states have none, unless a wrapper saved only the differences."""
-    defaults = _class_defaults().get(model_type, {})
+    defaults = _class_defaults().get(stated) or _class_defaults().get(model_type, {})
     if nested:
         return defaults
-    stated = {key for name in _STATED for key in FIELDS[name].keys}
-    return {key: value for key, value in defaults.items() if key not in stated}
+    always = {key for name in _STATED for key in FIELDS[name].keys}
+    return {key: value for key, value in defaults.items() if key not in always}
 
 
 def _quantization(c: Config) -> str:

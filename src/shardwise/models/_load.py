@@ -12,15 +12,19 @@ from typing import Any, cast
 from shardwise.errors import InputError, Problem
 from shardwise.models._importer import model_from_config
 from shardwise.models._model import Model
+from shardwise.models._wrapped import Part
 from shardwise.own import OwnFile, find_own, note_of, own_files, plain
 
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
 
 
-def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Model:
+def load_model(
+    name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
+) -> Model:
     """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
 
     A catalogue name wins over a path of the same name; write "./gpt2" for the path. Overrides are by names of `FIELDS`.
+    `part` "text" reads the language model alone of a file that has other parts beside it.
 
     >>> load_model("llama-3.1-70b").num_layers
     80
@@ -30,14 +34,14 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any
     word = os.fspath(name_or_path)
     own = find_own("models", word)
     if own is not None:
-        return _from_own(own, overrides)
+        return _from_own(own, overrides, part)
     found = find(word)
     if found is not None:
         return _from_catalogue(found, overrides)
     path = os.path.expanduser(word)
     if os.path.exists(path) or word.endswith(".json"):
-        return _from_path(path, overrides)
-    return _from_hub(word, overrides)
+        return _from_path(path, overrides, part)
+    return _from_hub(word, overrides, part)
 
 
 def model_names() -> tuple[str, ...]:
@@ -67,11 +71,11 @@ def _own_config(file: OwnFile) -> Any:
     return content["config"] if nested else content
 
 
-def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None) -> Model:
+def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None, part: Part) -> Model:
     config = _own_config(file)
     if isinstance(config, dict) and "model_type" not in config:
         return _from_sizes(file, {**config, **(overrides or {})})
-    return model_from_config(config, name=file.name, overrides=overrides, notes=(note_of(file),))
+    return model_from_config(config, name=file.name, overrides=overrides, notes=(note_of(file),), part=part)
 
 
 def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Model:
@@ -86,7 +90,7 @@ def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Model:
 def catalogue() -> dict[str, dict[str, Any]]:
     """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields.
 
-    `also` are other names of a model.
+    `also` are other names of a model, `beside` the parts that the release has beside this language model.
     """
     with open(os.path.join(os.path.dirname(__file__), "catalogue", "models.json"), encoding="ascii") as file:
         return cast(dict[str, dict[str, Any]], json.load(file))
@@ -122,11 +126,13 @@ def find(word: str) -> str | None:
 
 def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Model:
     entry = catalogue()[name]
-    notes = tuple(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))
+    notes = [f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", [])]
+    if "beside" in entry:
+        notes.append(f"only the language model is counted, without its {entry['beside']}")
     return model_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
 
 
-def _from_path(path: str, overrides: Mapping[str, Any] | None) -> Model:
+def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Model:
     folder = os.path.isdir(path)
     file = os.path.join(path, "config.json") if folder else path
     if not os.path.isfile(file):
@@ -134,7 +140,7 @@ def _from_path(path: str, overrides: Mapping[str, Any] | None) -> Model:
     name = os.path.basename(file)
     named_by_folder = name == "config.json"
     stem = os.path.basename(os.path.dirname(os.path.realpath(file))) if named_by_folder else os.path.splitext(name)[0]
-    return model_from_config(_read(file), name=stem, overrides=overrides)
+    return model_from_config(_read(file), name=stem, overrides=overrides, part=part)
 
 
 def _read(file: str) -> Any:
@@ -145,7 +151,7 @@ def _read(file: str) -> Any:
         raise _fail(file, f"cannot be read as JSON ({error})") from None
 
 
-def _from_hub(word: str, overrides: Mapping[str, Any] | None) -> Model:
+def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Model:
     if word.count("/") != 1 or not all(word.split("/")):
         raise _fail(word, "is neither a catalogue name, a path nor a hub id")
     try:
@@ -156,7 +162,7 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None) -> Model:
         file = hf_hub_download(word, "config.json")
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
         raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
-    return model_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides)
+    return model_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides, part=part)
 
 
 def _fail(word: str, rule: str) -> InputError:

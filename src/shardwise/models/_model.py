@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
+from shardwise.models._wrapped import Part
+
 NormKind: TypeAlias = Literal[
     "rmsnorm",
     "rmsnorm-float",
@@ -292,7 +294,8 @@ class Block:
     same non-empty `shared_weights` own one copy of their weights. `extras` are further projections of the block,
     `extra_norms` further norms of the residual stream, `extra_vectors` the number of further learned values outside
     the operators. `also` are blocks inside this layer beside its own mixers and feed-forward (LongCat's second half,
-    Zamba's shared transformer), which may themselves share weights.
+    Zamba's shared transformer), which may themselves share weights. `idle` ones are held and never run: layers that
+    attend to the tokens of another part, where the language model is alone.
     """
 
     mixers: tuple[Mixer, ...]
@@ -305,6 +308,7 @@ class Block:
     extras: tuple[Projection, ...] = ()
     extra_vectors: int = 0
     also: tuple[Block, ...] = ()
+    idle: tuple[Block, ...] = ()
 
 
 def _looks_back(block: Block) -> bool:
@@ -348,15 +352,19 @@ class Model:
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def load(cls, name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> Model:
+    def load(
+        cls, name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
+    ) -> Model:
         """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
+
+        A file of several parts is refused unless `part` "text" asks for its language model alone.
 
         >>> Model.load("gpt2").hidden
         768
         """
         from shardwise.models._load import load_model
 
-        return load_model(name_or_path, overrides)
+        return load_model(name_or_path, overrides, part=part)
 
     @classmethod
     def from_sizes(cls, **fields: Any) -> Model:

@@ -7,7 +7,7 @@ _KEYS = """
     altup_active_idx altup_coef_clip altup_correct_scale apply_query_key_layer_scaling
     apply_residual_connection_post_layernorm apply_yarn_scaling architectures attention_in_multiplier
     attention_multiplier attention_out_multiplier attention_softmax_in_fp32 attention_value_scale
-    attn_implementation attn_scale attn_temperature_tuning attn_type audio_config auto_map autocast_kernel_dtype
+    attn_implementation attn_scale attn_temperature_tuning attn_type auto_map autocast_kernel_dtype
     aux_loss_alpha bf16 boi_token_index bos_token bos_token_id chunk_size_feed_forward chunkwise_kernel
     classifier_dropout clip_qkv cls_token_id compress_rope_theta cross_attention_hidden_size decoder_start_token_id
     dim_model_base dtype embedding_multiplier eod_token_id eoi_token_index eos_token eos_token_id ep_size eps
@@ -39,7 +39,7 @@ _KEYS = """
     time_step_min time_step_rank_scheme time_step_scale tokenizer_class topk_group topk_method torch_dtype
     torchscript transformers_version unk_token_id use_associative_scan use_bidirectional_attention use_cache
     use_cache_kernel use_cache_quantization use_dynamic_ntk use_flash_attn use_logn_attn use_long_context
-    use_mamba_kernels use_mambapy use_mem_eff_path use_mem_rope video_token_id vision_config vision_end_token_id
+    use_mamba_kernels use_mambapy use_mem_eff_path use_mem_rope video_token_id vision_end_token_id
     vision_feature_layer vision_start_token_id w_init_variance_scale weight_mode z_loss_coefficient
 """
 

@@ -83,7 +83,7 @@ def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
 
     Pre-norm blocks norm the input of each branch; models with four norms norm the branch's output too. A parallel
     block adds both branches to one input. Regions are "norm1", "attention" or "ssm", "norm2", "mlp" and "extras".
-    Blocks inside this one follow with their tensors named apart.
+    Blocks inside this one follow with their tensors named apart, and the weights of those that never run.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -94,6 +94,8 @@ def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
     ops = [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)]
     for index, other in enumerate(block.also, start=1):
         ops += (_apart(op, f"also{index}") for op in block_ops(y, other, D))
+    for other in block.idle:
+        ops += (only_weights(y, op.name, op.region, op.weights) for op in block_ops(y, other, D) if op.weights)
     return tuple(ops)
 
 

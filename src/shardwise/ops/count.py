@@ -149,6 +149,8 @@ def active_parameters(model: Model) -> int:
 
 
 def _chosen(line: Line, weight: Weight[float]) -> tuple[int, int]:
-    """How many of how many experts a token meets in the weights of a line."""
+    """How many of how many experts a token meets in the weights of a line, none of those that never run."""
+    if line.block is not None and line.block.idle:
+        return 0, 1
     m = line.block.feed_forward if line.block else None
     return (m.top_k, m.experts) if weight.expert and isinstance(m, MoE) else (1, 1)

@@ -12,12 +12,13 @@ from shardwise.models._model import Model
 _MODULES = {
     "dense": """
         llama granite mistral ministral ministral3 phi3 qwen2 qwen3 smollm3 gemma gemma2 gemma3_text seed_oss glm glm4
+        glm4v_text mllama_text_model
         helium olmo olmo2 olmo3 exaone4 apertus arcee nemotron hunyuan_v1_dense ernie4_5 nanochat bitnet stablelm cohere
         cohere2 starcoder2 phi persimmon gpt_neox gptj codegen""",
     "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
     "mixture": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
-        solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx""",
+        solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text""",
     "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1",
     "linear": "qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear",
@@ -40,17 +41,45 @@ SAME_AS: dict[str, str] = {
     "yi": "llama",
     "aquila": "llama",
     "internlm2": "llama",
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
     "step3p7_text": "step3p5",
-    "llama4": "llama4_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "glm4v_moe_text": "glm4_moe",
+    "paddleocr_vl_text": "ernie4_5",
     "gpt-sw3": "gpt2",
     "starcoder": "gpt_bigcode",
 }
-"""Model types of remote code and of wrappers -> the type whose layers they have."""
+"""Model types of remote code and of language models in wrappers -> the type whose layers they have."""
+
+TEXT_OF: dict[str, str] = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "mllama": "mllama_text_model",
+    "aria": "aria_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "paddleocr_vl": "paddleocr_vl_text",
+    "phi4_multimodal": "phi3",
+    "phi4mm": "phi3",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_5_omni": "qwen2_5_omni_text",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_omni_moe": "qwen3_omni_moe_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "step3p7": "step3p7_text",
+}
+"""Model types of wrappers -> the type of the language model inside."""
 
 
 DESCRIBED: tuple[str, ...] = ("bloom", "mpt", "falcon", "nemotron", "phi", "gpt_neox")

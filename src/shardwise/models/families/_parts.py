@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.models._config import DROPOUTS, Config
@@ -28,7 +28,7 @@ _NORMALISED = (
 )
 _AS_THEY_ARE = (
     *("phimoe", "gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "deepseek_v2"),
-    *("longcat_flash", "jamba"),
+    *("longcat_flash", "jamba", "aria_text"),
 )
 
 
@@ -109,12 +109,17 @@ def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "silu")
     return MLP(ffn=c.size("ffn"), gated=gated, bias=bias, activation=activation(c, act))
 
 
-def moe(c: Config, *keys: str, shared_count: bool = False, gated: bool = True, act: str = "silu") -> MoE:
-    """Return a mixture whose expert width stands under `keys`, with the file's count of shared experts if asked."""
+def moe(
+    c: Config, *keys: str, shared_count: bool = False, gated: bool = True, act: str = "silu", only: str = ""
+) -> MoE:
+    """Return a mixture whose expert width stands under `keys`, with the file's count of shared experts if asked.
+
+    `only` is the one key of the width in families that leave the others unread.
+    """
     experts, top_k = c.size("num_experts"), c.size("experts_per_token")
     remedy = f"use at most {experts}"
     c.expect(top_k <= experts, "experts_per_token", f"must not exceed the {experts} experts", remedy)
-    ffn, act_kind = c.size("expert_ffn", *keys), activation(c, act)
+    ffn, act_kind = c.size_of("expert_ffn", only) if only else c.size("expert_ffn", *keys), activation(c, act)
     shared = c.count("num_shared_experts") if shared_count else 0
     return MoE(
         experts=experts,
@@ -174,6 +179,16 @@ def renormed(model: Model, norm: NormKind) -> Model:
     """Return the model with every norm of its residual stream of another kind."""
     made = {block: replace(block, norm=norm) for block in dict.fromkeys(model.layers)}
     return replace(model, layers=tuple(made[block] for block in model.layers), norm=norm)
+
+
+def labels(c: Config, default: int = 2) -> int:
+    """Return the classes of a classifier: those that `id2label` names, or `num_labels`, or transformers' default."""
+    named = c.raw.get("id2label")
+    c.accept("id2label", "label2id", "num_labels")
+    if isinstance(named, Mapping) and named:
+        return len(named)
+    c.expect(named is None or isinstance(named, Mapping), "id2label", "must be an object", "write { } with its classes")
+    return c.size("num_labels", default=default)
 
 
 def drops(c: Config) -> bool:

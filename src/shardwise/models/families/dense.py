@@ -59,6 +59,8 @@ STYLES: dict[str, Style] = {
     "seed_oss": Style(out_bias="attention_out_bias"),
     "glm": _MLP_FREE._replace(out_bias=False),
     "glm4": _MLP_FREE._replace(out_bias=False, norms=4),
+    "glm4v_text": _BARE._replace(qkv_bias=True, norms=4),
+    "mllama_text_model": _BARE,
     "helium": Style(norm="rmsnorm-float", out_bias=False),
     "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
     "olmo2": _OLMO2,
@@ -117,7 +119,30 @@ def build(c: Config) -> Model:
     block = _block(c, style)
     layers = parts.build(_kinds(c, style), lambda kind: _with_window(c, block, kind))
     model = parts.language_model(c, layers, norm=style.norm)
+    if c.model_type == "mllama_text_model":
+        return _with_cross_attention(c, model)
     return replace(model, head_bias=_is(c, style.head_bias))
+
+
+def _with_cross_attention(c: Config, model: Model) -> Model:
+    """Llama 3.2 Vision: layers that attend to image tokens, with norms of queries and keys and two gates, no rotary.
+
+    They do not run where there is no image. Eight rows of the embedding are for image tokens.
+    Source: transformers 5.23.0 models/mllama/modeling_mllama.py, MllamaCrossAttentionDecoderLayer.
+    """
+    crossing = c.indices("cross_attention_layers")
+    c.expect(crossing is not None, "cross_attention_layers", "is missing", "list the layers that attend to images")
+    self_layer = model.layers[0]
+    core = parts.attention(c)
+    mixer = replace(core, qk_norm="head", rotary=False)
+    cross = replace(self_layer, mixers=(mixer,), extra_vectors=2)
+    held = Block(mixers=(), feed_forward=None, norms=0, idle=(cross,))
+    if crossing:
+        c.note(
+            "layers with cross-attention are held and do not run: the language model alone has no image to attend to"
+        )
+    layers = tuple(held if i in (crossing or ()) else block for i, block in enumerate(model.layers))
+    return replace(model, layers=layers, extra_embedding=8 * model.hidden)
 
 
 def _block(c: Config, style: Style) -> Block:

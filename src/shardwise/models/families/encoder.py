@@ -12,14 +12,14 @@ from shardwise.models._model import MLP, Attention, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 
 
-def _block(c: Config, heads: int, hidden: int) -> Block:
+def _block(c: Config, heads: int, hidden: int, qkv_bias: bool = True) -> Block:
     """A post-norm block with biases and attention both ways."""
     width = c.size("ffn", "hidden_dim")
     core = Attention(
         heads=heads,
         kv_heads=heads,
         head_dim=max(hidden // heads, 1),
-        qkv_bias=True,
+        qkv_bias=qkv_bias,
         out_bias=True,
         causal=False,
         rotary=False,
@@ -30,10 +30,8 @@ def _block(c: Config, heads: int, hidden: int) -> Block:
 
 
 def bert(c: Config) -> Model:
-    """Return BERT, RoBERTa or DistilBERT, with the masked-word head unless the file names the bare model."""
+    """Return BERT, RoBERTa or DistilBERT with the head of the class that the file names, by default of masked words."""
     hidden, heads = c.size("hidden_size", "dim"), c.size("num_attention_heads")
-    architecture = " ".join(c.words("architectures"))
-    bare = architecture.endswith(("Model", "Classification"))
     distil = c.model_type == "distilbert"
     model = Model(
         name=c.model_type,
@@ -50,11 +48,39 @@ def bert(c: Config) -> Model:
         max_context=c.size("max_context"),
         dropout=parts.drops(c),
     )
+    return _with_task(c, model, " ".join(c.words("architectures")))
+
+
+# The heads of each class, by the end of its name: learned maps in their order; BERT, RoBERTa, DistilBERT where they
+# differ. "pooler" and "dense" map a first token to the same width, "labels", "pair" and "choice" classify it, "tokens"
+# classifies every token. Source: transformers 5.23.0 models/bert, models/roberta and models/distilbert.
+_HEADS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Model": (("pooler",), ("pooler",), ()),
+    "SequenceClassification": (("pooler", "labels"), ("dense", "labels"), ("dense", "labels")),
+    "TokenClassification": (("tokens",),) * 3,
+    "QuestionAnswering": (("tokens",),) * 3,
+    "MultipleChoice": (("pooler", "choice"), ("pooler", "choice"), ("dense", "choice")),
+    "NextSentencePrediction": (("pooler", "pair"),) * 3,
+}
+
+
+def _with_task(c: Config, model: Model, architecture: str) -> Model:
+    """Return an encoder with the head of its class."""
+    hidden = model.hidden
     mapped = Projection(name="head_transform", inputs=hidden, outputs=hidden, bias=True)
-    if not bare:
-        return replace(model, head_bias=True, extras=(mapped,), extra_vectors=2 * hidden)
-    pooler = () if distil else (replace(mapped, name="pooler", of_sequence=True),)
-    return replace(model, head=False, extras=pooler)
+    first = replace(mapped, of_sequence=True)
+    heads = next((_HEADS[end] for end in _HEADS if architecture.endswith(end)), None)
+    if heads is None:
+        masked = replace(model, head_bias=True, extras=(mapped,), extra_vectors=2 * hidden)
+        if not architecture.endswith("PreTraining"):
+            return masked
+        return replace(masked, extras=(mapped, replace(first, name="pooler"), replace(first, name="pair", outputs=2)))
+    names = heads[0 if c.model_type == "bert" else 2 if c.model_type == "distilbert" else 1]
+    widths = {"labels": parts.labels(c), "pair": 2, "choice": 1, "tokens": parts.labels(c)}
+    extras = (
+        replace(first, name=name, outputs=widths.get(name, hidden), of_sequence=name != "tokens") for name in names
+    )
+    return replace(model, head=False, extras=tuple(extras))
 
 
 def vit(c: Config) -> Model:
@@ -65,7 +91,7 @@ def vit(c: Config) -> Model:
         family=c.model_type,
         hidden=hidden,
         vocab=1,
-        layers=(_block(c, heads, hidden),) * c.layers(),
+        layers=(_block(c, heads, hidden, c.flag("qkv_bias", default=True)),) * c.layers(),
         norm="layernorm",
         final_norm=False,
         head=False,
@@ -89,7 +115,7 @@ def _with_patches(c: Config, layers: Model) -> Model:
     tokens = (image // side) ** 2 + 1
     patches = Projection(name="patches", inputs=c.size("num_channels", default=3) * side**2, outputs=hidden, bias=True)
     bare = " ".join(c.words("architectures")).endswith("Model")
-    classes = c.size("num_labels", default=1000)
+    classes = 1 if bare else parts.labels(c)
     pooler = Projection(name="pooler", inputs=hidden, outputs=hidden, bias=True, of_sequence=True)
     last = pooler if bare else replace(pooler, name="classifier", outputs=classes)
     vectors = (tokens + 1) * hidden

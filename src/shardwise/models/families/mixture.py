@@ -187,7 +187,8 @@ def hunyuan_v1_moe(c: Config) -> Model:
     """Return Hunyuan-A13B: a norm for each head, one shared expert of the expert width."""
     bias = c.flag("attention_bias")
     core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head")
-    experts = parts.moe(c, "intermediate_size")
+    experts = parts.moe(c, only="intermediate_size")
+    c.accept("expert_ffn")
     return _uniform(c, core, replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation)))
 
 
@@ -215,6 +216,13 @@ def llama4(c: Config) -> Model:
         for s, k in dict.fromkeys(pairs)
     }
     return parts.language_model(c, tuple(made[pair] for pair in pairs))
+
+
+def aria_text(c: Config) -> Model:
+    """Return Aria's language model: Llama with shared experts beside routed ones, all of `intermediate_size`."""
+    bias = c.flag("attention_bias")
+    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
+    return _uniform(c, core, parts.moe(c, "intermediate_size", shared_count=True))
 
 
 def dbrx(c: Config) -> Model:
@@ -252,6 +260,7 @@ BUILDERS: dict[str, Callable[[Config], Model]] = {
     "hunyuan_v1_moe": hunyuan_v1_moe,
     "llama4_text": llama4,
     "dbrx": dbrx,
+    "aria_text": aria_text,
 }
 
 

@@ -1,0 +1,167 @@
+"""Files of several parts: no part is left out without a word, and language models are read as what they are."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.models import Attention, Model, load_model, model_from_config
+from shardwise.ops import active_parameters, count_flops, count_parameters
+
+DATA = Path(__file__).parents[1] / "data/models/text_parts.json"
+QWEN = {"model_type": "qwen2_5_vl_text", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+QWEN |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "tie_word_embeddings": False}
+VISION = {"depth": 2, "hidden_size": 32, "model_type": "qwen2_5_vl_vision"}
+FLAT = {**QWEN, "model_type": "qwen2_5_vl", "vision_config": VISION}
+NESTED = {"model_type": "qwen2_5_vl", "text_config": QWEN, "vision_config": VISION}
+
+
+@cache
+def goldens() -> dict[str, dict[str, Any]]:
+    """Files of several parts and the parameters of their language models."""
+    found: dict[str, dict[str, Any]] = json.loads(DATA.read_text())["models"]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(goldens()))
+def test_language_models_of_files_of_several_parts_are_what_transformers_builds(name: str) -> None:
+    """Biases, norms of queries and keys, cross-attention layers, tied tables: equal to the class to the parameter."""
+    assert count_parameters(model_from_config(goldens()[name]["config"], part="text")) == goldens()[name]["text"]
+
+
+@pytest.mark.parametrize("name", sorted(goldens()))
+def test_files_of_several_parts_are_refused_part_by_part(name: str) -> None:
+    """Each part beside the language model is a problem of its own, whose remedy asks for the language model alone."""
+    config = goldens()[name]["config"]
+    with pytest.raises(InputError) as caught:
+        model_from_config(config)
+    beside = {key for key in config if key.endswith("_config") and key not in ("text_config", "language_config")}
+    assert beside <= {p.field for p in caught.value.problems}
+    assert all("--part text" in p.remedy for p in caught.value.problems)
+
+
+@pytest.mark.parametrize("config", [FLAT, NESTED], ids=["flat", "nested"])
+def test_a_language_model_alone_says_what_was_left_out(config: dict[str, Any]) -> None:
+    """Flat and nested files give the same language model, and the answer names the tower that it is without."""
+    model = model_from_config(config, part="text")
+    assert any("only the language model" in note and "vision_config" in note for note in model.assumptions)
+    core = model.layers[0].mixers[0]
+    assert isinstance(core, Attention) and core.qkv_bias
+
+
+def test_a_part_that_the_class_has_is_named_where_the_file_leaves_it_out() -> None:
+    """A wrapper saves differences only: its tower is there though the file does not mention it."""
+    with pytest.raises(InputError, match="vision_config"):
+        model_from_config({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mm_vision_tower": "openai/clip-vit-large-patch14"},
+        {"audio_config": {"d_model": 8}},
+        {"visual": {"layers": 2}},
+        {"is_encoder_decoder": True},
+        {"add_cross_attention": True},
+    ],
+)
+def test_parts_beside_a_flat_text_model_are_refused(more: dict[str, Any]) -> None:
+    """A tower, or attention to another part, in the file of a known family is named and refused."""
+    config = {**QWEN, "model_type": "qwen2", **more}
+    with pytest.raises(InputError) as caught:
+        model_from_config(config)
+    assert [p.field for p in caught.value.problems] == list(more)
+    off = {key: None if not isinstance(value, bool) else False for key, value in more.items()}
+    assert count_parameters(model_from_config({**config, **off})) > 0
+
+
+def test_the_outer_file_decides_whether_tables_are_tied() -> None:
+    """The wrapper's word wins over the language model's own, and its class's where it says nothing (transformers 5)."""
+    tied = model_from_config({**NESTED, "tie_word_embeddings": True}, part="text")
+    assert tied.tied and not model_from_config(NESTED, part="text").tied
+    of_class = {"model_type": "janus", "text_config": {**QWEN, "model_type": "qwen2"}}
+    assert model_from_config(of_class, part="text").tied
+
+
+def test_a_diffusion_model_is_refused_by_its_class() -> None:
+    """A file of diffusers names its class, which is no language model."""
+    with pytest.raises(InputError, match="FluxTransformer2DModel"):
+        model_from_config({"_class_name": "FluxTransformer2DModel", "num_layers": 19})
+
+
+def test_layers_with_cross_attention_are_held_and_do_not_run() -> None:
+    """Without an image they own their parameters, and cost no FLOP and no cache."""
+    config = goldens()["llama-3.2-11b-vision"]["config"]
+    model = model_from_config(config, part="text")
+    text = {**config["text_config"], "num_hidden_layers": 32, "cross_attention_layers": []}
+    alone = model_from_config({**config, "text_config": text}, part="text")
+    assert count_flops(model, 1, 64) == count_flops(alone, 1, 64)
+    assert count_parameters(model) - count_parameters(alone) == 8 * 218_112_258
+    assert active_parameters(model) == active_parameters(alone)
+
+
+def test_an_unknown_part_is_refused() -> None:
+    """Only text can be asked for alone."""
+    with pytest.raises(InputError, match="part"):
+        model_from_config(NESTED, part="vision")  # type: ignore[arg-type]
+
+
+def test_a_path_takes_a_part(tmp_path: Path) -> None:
+    """`Model.load` reads the language model alone of a file that it refuses whole."""
+    (tmp_path / "config.json").write_text(json.dumps(NESTED))
+    with pytest.raises(InputError, match="--part text"):
+        load_model(tmp_path)
+    assert Model.load(tmp_path, part="text").num_layers == 2
+
+
+def test_a_release_with_a_tower_says_that_its_language_model_is_counted() -> None:
+    """Catalogue entries are language models; where the release has more, the answer says so."""
+    assert any("without its vision tower" in note for note in load_model("gemma-3-27b").assumptions)
+
+
+@pytest.mark.parametrize(
+    ("more", "parameters"),
+    [
+        ({"id2label": {str(i): str(i) for i in range(10)}}, 85_806_346),
+        ({"num_labels": 10}, 85_806_346),
+        ({"id2label": {str(i): str(i) for i in range(1000)}}, 86_567_656),
+        ({"num_labels": 1000, "qkv_bias": False}, 86_567_656 - 3 * 768 * 12),
+        ({}, 85_806_346 - 8 * 769),
+    ],
+)
+def test_labels_set_the_classes_of_a_classifier(more: dict[str, Any], parameters: int) -> None:
+    """A vision transformer has as many classes as `id2label` names, or 2; biases of queries, keys, values by a key."""
+    config = {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    config |= {"intermediate_size": 3072, "image_size": 224, "patch_size": 16}
+    config |= {"architectures": ["ViTForImageClassification"], **more}
+    assert count_parameters(model_from_config(config)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "head"),
+    [
+        ("bert", "BertModel", 768 * 769),
+        ("bert", "BertForSequenceClassification", 768 * 769 + 3 * 769),
+        ("bert", "BertForTokenClassification", 3 * 769),
+        ("bert", "BertForQuestionAnswering", 3 * 769),
+        ("bert", "BertForMultipleChoice", 768 * 769 + 769),
+        ("bert", "BertForNextSentencePrediction", 768 * 769 + 2 * 769),
+        ("roberta", "RobertaForSequenceClassification", 768 * 769 + 3 * 769),
+        ("roberta", "RobertaForTokenClassification", 3 * 769),
+        ("distilbert", "DistilBertForSequenceClassification", 768 * 769 + 3 * 769),
+        ("distilbert", "DistilBertModel", 0),
+    ],
+)
+def test_the_head_of_an_encoder_is_that_of_its_class(model_type: str, architecture: str, head: int) -> None:
+    """Poolers and classifiers by class of transformers 5.23.0, counted by hand: a map of n to m has m (n + 1)."""
+    config = {"model_type": model_type, "hidden_size": 768, "num_hidden_layers": 1, "num_attention_heads": 12}
+    config |= {"intermediate_size": 3072, "vocab_size": 100, "max_position_embeddings": 16, "type_vocab_size": 2}
+    config |= {"architectures": [architecture], "id2label": {"0": "a", "1": "b", "2": "c"}}
+    layer = 4 * 768 * 769 + 3072 * 769 + 768 * 3073 + 4 * 768
+    table = (100 + 16 + (0 if model_type == "distilbert" else 2) + 2) * 768
+    assert count_parameters(model_from_config(config)) == layer + table + head
