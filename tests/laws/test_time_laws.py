@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from laws.helpers import SLACK, evaluated, seconds, tried
-from laws.strategies import ANY, Wanted, cases, refilled
+from laws.strategies import ANY, ORDERS, Wanted, cases, cluster_of, refilled
 from shardwise.hardware import Cluster, device_names, find_device
 from shardwise.ledger.op import Collective
 from shardwise.models import load_model
@@ -81,6 +81,48 @@ def test_a_slower_pipeline_link_costs_time(case: Case, pp: int) -> None:
     layers = (case.model.num_layers - pp + 1,) + (1,) * (pp - 1)
     alone = refilled(case, tp=1, cp=1, dp=1, pp=pp, stage_layers=layers, sharding="none", shard=1)
     assert seconds(_slower_link(alone, len(alone.cluster.tiers) - 1, 0.1)) > seconds(alone)
+
+
+@given(cases())
+@tried(150)
+def test_twice_the_batch_takes_at_least_as_long_and_at_most_twice(case: Case) -> None:
+    """Twice the sequences never take less time than once, nor more than twice, on any schedule, sharding or stack."""
+    twice = replace(case, job=replace(case.job, global_batch=2 * case.job.global_batch))
+    once, both = seconds(case), seconds(twice)
+    assert once <= both * SLACK
+    assert both <= 2 * once * SLACK
+
+
+def test_a_pipeline_that_keeps_weights_gathered_waits_for_them_once() -> None:
+    """Of two micro-batches the second finds the weights of every stage gathered: it adds its compute, and no less."""
+    model, cluster = load_model("gpt-oss-20b"), Cluster.parse("128xb200-sxm-180gb")
+    plan = Plan(cp=2, tp=8, pp=2, dp=4, ep=4, sharding="zero3", micro_batch=4, schedule="zb-h1")
+    one, two = (
+        train(model, cluster, plan, Training(seq_len=2048, global_batch=batch, optimizer="lion")) for batch in (16, 32)
+    )
+    assert one.evaluation.step.parameters_exposed == pytest.approx(two.evaluation.step.parameters_exposed)
+    slowest = max(s.busy for s in two.evaluation.step.stages)
+    assert two.step_seconds >= one.step_seconds + 0.8 * slowest
+
+
+@given(cases(replace(FLAT, models=("dense", "hybrid"))))
+@tried(60)
+def test_twice_the_replicas_at_the_same_work_each_take_no_less(case: Case) -> None:
+    """With twice the replicas and batch everything but a sharded update takes as long or longer.
+
+    Replicas are added over the network alone: within a node more ranks have more links and reduce in the switch, and
+    messages that leave it hold fewer cores.
+    """
+    p = case.plan
+    replica = max(p.tp * p.cp, 2)
+    found = []
+    for dp in (2 * p.dp, 4 * p.dp):
+        plan = replace(p, dp=dp, order=ORDERS[0])
+        job = replace(case.job, global_batch=case.job.global_batch // p.dp * dp)
+        cluster = cluster_of("a100-sxm-80gb", plan.num_devices, replica)
+        step = evaluated(replace(case, plan=plan, job=job, cluster=cluster)).step
+        found.append(step.total - step.optimizer)
+    assert found[0] <= found[1] * SLACK
 
 
 @given(cases(), st.sampled_from(RATES), st.floats(0.1, 1.0))

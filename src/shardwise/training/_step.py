@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -12,7 +12,7 @@ from shardwise.ops.fold import Machine
 from shardwise.plans import Stack
 from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe
-from shardwise.training._sharding import sharding_waits
+from shardwise.training._sharding import rounds_of_messages, sharding_waits
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
@@ -37,7 +37,11 @@ from shardwise.training.schedule_points import slowest_work
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSeconds(Generic[X]):
-    """Seconds of one micro-batch on one stage, and the messages in them by axis."""
+    """Seconds of one micro-batch on one stage, and the messages in them by axis.
+
+    `first` is what its first forward pass of a step takes more, and `last` its last backward pass: a pipeline that
+    keeps weights gathered waits for them once.
+    """
 
     forward: X
     backward_input: X
@@ -46,6 +50,8 @@ class StageSeconds(Generic[X]):
     compute: X
     exposed: dict[str, X]
     hidden: dict[str, X]
+    first: X
+    last: X
 
     @property
     def busy(self) -> X:
@@ -137,12 +143,13 @@ def beside_experts(m: Machine[X], stack: Stack, schedule: ScheduleName, parts: P
 
 def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
-    w = sharding_waits(m, z, r, parts, s)
-    ahead, behind = w.ahead + w.lost_ahead, w.behind + w.lost_behind
+    w, zero = sharding_waits(m, z, r, parts, s), 0 * s.count
+    every, once = rounds_of_messages(z, r)
+    ahead, behind = every * (w.ahead + w.lost_ahead), every * (w.behind + w.lost_behind)
     replay = weighted(parts, s, lambda k: k.replay)
     exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
-        exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
+        exposed["dp"], hidden["dp"] = every * (w.ahead + w.behind), w.hidden
     return StageSeconds(
         forward=named(weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
         backward_input=named(
@@ -151,9 +158,11 @@ def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
         ),
         backward_weight=named(weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
         recompute=replay,
-        compute=weighted(parts, s, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
+        compute=weighted(parts, s, lambda k: k.compute) + every * (w.lost_ahead + w.lost_behind),
         exposed=exposed,
         hidden=hidden,
+        first=zero + once * (w.ahead + w.lost_ahead),
+        last=zero + once * (w.behind + w.lost_behind),
     )
 
 
@@ -209,6 +218,16 @@ def data_parallel_seconds(
     gather = named(state_seconds(m, updated, zero), "weight gather")
     waits = _overlapped(gather, passes * t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
     return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
+
+
+def through_stages(z: Sizes[X], stages: tuple[Stages[X], ...], seconds: Sequence[X]) -> X:
+    """Return seconds that stages take once a step, as the micro-batch that fills or drains the pipeline meets them.
+
+    It passes the first chunk of every stage; the other chunks of the slowest stage follow one after another.
+    """
+    way = total((s.count * one for s, one in zip(stages, seconds, strict=True)), 0 * z.pp)
+    slowest = largest([above(s.count, 0, one, 0 * one) for s, one in zip(stages, seconds, strict=True)])
+    return divide(way + (z.vpp - 1) * slowest, z.vpp)
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
@@ -317,6 +336,9 @@ def with_update(
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)
     )
+    if r.shards_gradients:
+        gather = gather + through_stages(z, stages, [t.first for t in per_stage])
+        grads = grads + through_stages(z, stages, [t.last for t in per_stage])
     update = update_seconds(m, z, r, parts, stages)
     if job.tied:
         grads = grads + tied_seconds(m, z, job)

@@ -17,7 +17,7 @@ from shardwise.ops.fold import Machine
 from shardwise.plans import Plan
 from shardwise.training._evaluate import Case, Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import Parts, Recipe
-from shardwise.training._sharding import sharding_waits
+from shardwise.training._sharding import rounds_of_messages, sharding_waits
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import (
@@ -108,7 +108,7 @@ class StepTimeline:
 
 def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], s: Stages[float]) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
-    waits = sharding_waits(m, z, r, parts, s)
+    waits, often = sharding_waits(m, z, r, parts, s), rounds_of_messages(z, r)[0]
     first = weighted_axes(parts, s, lambda k: k.forward_exposed)
     again = weighted_axes(parts, s, lambda k: k.replay_exposed)
     every = weighted_axes(parts, s, lambda k: k.exposed)
@@ -117,8 +117,13 @@ def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], 
     forward = weighted(parts, s, lambda k: k.forward) - sum(first.values())
     inputs = weighted(parts, s, lambda k: k.backward_input + k.replay) - sum(back.values()) - replay
     return _Cut(
-        forward=(("dp", waits.ahead), ("compute", forward + waits.lost_ahead), *first.items()),
-        backward=(("recompute", replay), ("compute", inputs + waits.lost_behind), *back.items(), ("dp", waits.behind)),
+        forward=(("dp", often * waits.ahead), ("compute", forward + often * waits.lost_ahead), *first.items()),
+        backward=(
+            ("recompute", replay),
+            ("compute", inputs + often * waits.lost_behind),
+            *back.items(),
+            ("dp", often * waits.behind),
+        ),
         weight=(("weight gradients", weighted(parts, s, lambda k: k.backward_weight)),),
     )
 
@@ -183,12 +188,19 @@ class _Drawing:
         shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, t, passes)
         shared = (self.machine, case.recipe, e.sizes, e.parts, s)
         update = optimizer_seconds(*shared) + muon_seconds(*shared)
-        return _Around(gather=waits, gather_hidden=covered, gradients=shown, gradients_hidden=hidden, update=update)
+        return _Around(
+            gather=waits + t.first,
+            gather_hidden=covered,
+            gradients=shown + t.last,
+            gradients_hidden=hidden,
+            update=update,
+        )
 
     def draw(self, e: Evaluation[float]) -> StepTimeline:
-        at = self._everywhere("dp", [a.gather for a in self.around], 0.0)
-        end = self._pipeline(at, e)
-        end = self._everywhere("dp", [a.gradients for a in self.around], end)
+        self._everywhere("dp", [a.gather for a in self.around], 0.0)
+        end = self._pipeline(e.step.parameters_exposed, e)
+        self._everywhere("dp", [a.gradients for a in self.around], end)
+        end += e.step.gradients_exposed - self.tied
         end = self._everywhere("tied", [self.tied * (i in (0, self.plan.pp - 1)) for i in range(self.plan.pp)], end)
         end = self._everywhere("optimizer", [a.update for a in self.around], end)
         end = self._everywhere("overhead", [e.step.overhead] * self.plan.pp, end)
