@@ -16,9 +16,10 @@ _BLOCK = re.compile(r"(<!-- output of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def output_of(program: str) -> str:
     """Return what a program of this repository prints."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / program)], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
+    words = [str(ROOT / program)]
+    if program.startswith("accuracy/"):  # a package, not a folder of scripts
+        words = ["-m", program.removesuffix(".py").replace("/", ".")]
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 def updated(text: str) -> str:
@@ -28,7 +29,7 @@ def updated(text: str) -> str:
 
 def main() -> int:
     """Rewrite every document whose outputs changed, and name it."""
-    for path in sorted(p for folder in ("docs", "benchmarks", "examples") for p in (ROOT / folder).rglob("*.md")):
+    for path in sorted(p for folder in ("docs", "benchmarks", "accuracy", "examples") for p in (ROOT / folder).rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         new = updated(text)
         if new != text:

@@ -7,7 +7,8 @@ import statistics
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).parent.parent / "src" / "shardwise"
+ROOT = Path(__file__).parent.parent
+SOURCES = (ROOT / "src" / "shardwise", ROOT / "accuracy")
 LONGEST_FUNCTION, LONGEST_FILE, MEDIAN_FUNCTION, MOST_ARGUMENTS = 80, 400, 8, 6
 
 
@@ -27,7 +28,7 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def problems_of(path: Path, lengths: list[int]) -> list[str]:
     """Return the rules that one file breaks; its functions' lengths are added to `lengths`."""
     text = path.read_text(encoding="utf-8")
-    where = path.relative_to(SOURCE.parent.parent)
+    where = path.relative_to(ROOT)
     found = [f"{where}: {n} lines, at most {LONGEST_FILE}" for n in [text.count("\n")] if n > LONGEST_FILE]
     if not text.isascii():
         found.append(f"{where}: not ASCII")
@@ -48,7 +49,7 @@ def problems_of(path: Path, lengths: list[int]) -> list[str]:
 def main() -> int:
     """Print every broken rule and return 1 when there is one."""
     lengths: list[int] = []
-    found = [p for path in sorted(SOURCE.rglob("*.py")) for p in problems_of(path, lengths)]
+    found = [p for source in SOURCES for path in sorted(source.rglob("*.py")) for p in problems_of(path, lengths)]
     median = statistics.median(lengths)
     if median > MEDIAN_FUNCTION:
         found.append(f"the median function has {median} lines, at most {MEDIAN_FUNCTION}")

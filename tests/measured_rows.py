@@ -5,7 +5,21 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from shardwise.validation import Row, validate
+from accuracy.published import measured
+from shardwise.measured import Comparison, validate
+
+TRAINING = {
+    "case_id": "mine-1", "metric": "step_time", "value": "2.5", "model": "llama-3.1-8b", "device": "h100-sxm-80gb",
+    "num_gpus": "8", "gpus_per_node": "8", "seq_len": "4096", "micro_batch": "1", "global_batch": "64", "tp": "1",
+    "cp": "1", "pp": "1", "dp": "8", "sharding": "fsdp", "recompute": "none", "compute_dtype": "bf16",
+    "framework": "torchtitan", "finetune": "pretrain", "notes": "",
+}  # fmt: skip
+INFERENCE = {
+    "case_id": "mine-2", "metric": "tpot", "value": "0.01", "model": "llama-3.1-8b", "device": "h100-sxm-80gb",
+    "num_gpus": "1", "tp": "1", "engine": "vllm", "engine_version": "0.10.0", "serving_mode": "static",
+    "weight_dtype": "bf16", "kv_dtype": "bf16", "batch": "8", "input_tokens": "512", "output_tokens": "128",
+    "notes": "",
+}  # fmt: skip
 
 
 def write(folder: Path, rows: list[dict[str, str]], name: str = "runs.csv") -> str:
@@ -18,7 +32,13 @@ def write(folder: Path, rows: list[dict[str, str]], name: str = "runs.csv") -> s
     return str(path)
 
 
-def only(folder: Path, row: dict[str, str]) -> Row:
+def only(folder: Path, row: dict[str, str]) -> Comparison:
     """Return the one row of a file with its prediction."""
     (found,) = validate([write(folder, [row])]).rows
+    return found
+
+
+def published(folder: Path, row: dict[str, str]) -> Comparison:
+    """Return the one row of a published table with its prediction."""
+    (found,) = measured([write(folder, [row])]).rows
     return found

@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
-    p for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/**/*.md") for p in ROOT.glob(pattern)
+    p for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/**/*.md", "accuracy/**/*.md") for p in ROOT.glob(pattern)
 )
 RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md", ROOT / "docs" / "plots.md", ROOT / "docs" / "formats.md"]
-OURS = "src|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
+OURS = "src|accuracy|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
 
 _BLOCK = re.compile(r"^```(\w+)?[ ]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

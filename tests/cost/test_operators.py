@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accuracy.kernels.products import AT_HIGHEST_CLOCK
 from laws.helpers import tried
 from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
 from shardwise.cost._operators import blend, matmul_seconds, product_seconds
@@ -24,7 +25,6 @@ from shardwise.ledger.traced import Traced, leaf, plain, tracing
 from shardwise.models import Model
 from shardwise.ops.count import whole_layout
 from shardwise.ops.head import head
-from shardwise.validation._kernels import AT_HIGHEST_CLOCK
 
 H100 = find_device("h100-sxm-80gb").device
 RATES = rates_of(H100, "bf16", 5e-6, Efficiencies())

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from accuracy.arguments import blas_workspace
 from shardwise.formats.megatron import Launch, read_args
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import Options, TrainReport, train
-from shardwise.validation._arguments import blas_workspace
 
 GIB = 2**30
 LLAMA_70B = Model.load("llama-3-70b")
@@ -187,7 +187,7 @@ def test_a_bucket_of_wider_gradients_holds_at_least_one_tensor() -> None:
 
 
 # Most bytes that PyTorch's CPU allocator held at once in two steps of 128 tokens, every allocation recorded
-# (benchmarks/measure.py --only memory, torch 2.13.0): two tables of 4096 by 256; one of 8192 by 256 for both.
+# (accuracy/measuring --only memory, torch 2.13.0): two tables of 4096 by 256; one of 8192 by 256 for both.
 RECORDED = (
     ("llama", {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
                "intermediate_size": 704, "vocab_size": 4096, "tie_word_embeddings": False}, 80_909_488),

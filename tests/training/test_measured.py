@@ -9,9 +9,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import accuracy_korthikanti as korthikanti
-import accuracy_transformers as transformers
 import pytest
+
+from accuracy import korthikanti
+from accuracy import transformers_steps as transformers
 
 ROOT = Path(__file__).parents[2]
 PEAKS_GIB = {"tp1-dp8": 69.1, "tp2-dp4": 55.7, "pp2-dp4": 49.8, "tp8": 28.8}

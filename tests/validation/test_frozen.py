@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import frozen
+from accuracy import frozen
 
 
 def test_no_frozen_prediction_moved() -> None:
-    """A commit that moves a prediction freezes the cases anew: `python benchmarks/frozen.py --update` shows how far."""
+    """A commit that moves a prediction freezes the cases anew: `python -m accuracy frozen --update` shows how far."""
     stored = frozen.stored()
     assert list(frozen.moved(stored, frozen.again(frozenset(stored)))) == []

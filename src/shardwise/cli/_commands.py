@@ -23,7 +23,7 @@ SUMMARIES = {
     "roofline": "every operator of a plan against what its device can do, and what bounds it",
     "import": "another system's launch script or configuration as a case, and what became of every word of it",
     "export": "a plan as another system's launch script or configuration",
-    "validate": "predicted against measured: runs of a file, or the published ones that the package ships",
+    "validate": "predicted against measured: your own runs of CSV files",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
     "dtypes": "precisions of training, formats of serving and presets of bits, by name",
@@ -112,7 +112,7 @@ def _export() -> Command:
 
 
 def _validate() -> Command:
-    help_of_files = "CSV files of measurements; without any, the published ones of the package"
+    help_of_files = "CSV files of measurements, a row for each"
     files = {"files": Flag("files", _kinds.WORDS, help_of_files, "positional")}
     output = {**_flags.VALIDATE, **_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
     exits = "exit status: 0 done, 1 no row could be predicted, 2 bad input"

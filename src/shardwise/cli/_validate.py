@@ -11,21 +11,22 @@ from shardwise.cli._case import Inputs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.measured import Validation
     from shardwise.report._page import Page
-    from shardwise.validation import Validation
 
 
 def ask(inputs: Inputs) -> Validation:
-    """Return the validation of the files that were named, or of the measurements that the package ships."""
-    from shardwise.validation import BY, shipped, validate
+    """Return the validation of the files that were named."""
+    from shardwise.measured import BY, validate
 
     by = inputs.get("by", ())
     for name in by:
         if name not in BY:
             inputs.fail("by", name, "is not a field of rows", "use some of " + ", ".join(BY))
+    if not inputs.get("files", ()):
+        inputs.fail("files", None, "names no file of measurements", "give a CSV file; docs/accuracy.md has its columns")
     inputs.problems.raise_if_any()
-    files = inputs.get("files", ())
-    return validate(files) if files else validate(shipped())
+    return validate(inputs.get("files", ()))
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -59,7 +60,7 @@ def _write(inputs: Inputs, found: Validation) -> None:
     from shardwise.cli._files import write_text
 
     if "rows" in inputs.values:
-        from shardwise.report._validate import rows_csv
+        from shardwise.measured import rows_csv
 
         write_text(inputs.values["rows"], rows_csv(found.rows))
     if "html" in inputs.values:

@@ -2,7 +2,8 @@
 
 Costs are how many times longer a part takes than at the peak of the device, or seconds. What the head size changes is
 in the parts (bytes, FLOPs, exponentials, tiles), so that kernels of many head sizes, with a window or without, and of
-many engines share the cost of a part; the fit says which, and what a kernel does not pay for: docs/calibration.md.
+many engines share the cost of a part; the fit says which, and what a kernel does not pay for
+(accuracy/notes/calibration.md).
 """
 
 from __future__ import annotations

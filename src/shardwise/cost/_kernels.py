@@ -1,6 +1,6 @@
 """Seconds of fused experts in engines, and the chip whose peaks kernels are measured against.
 
-Forms of docs/calibration.md; constants per family and engine in constants.toml.
+Forms of accuracy/notes/calibration.md; constants per family and engine in constants.toml.
 """
 
 from __future__ import annotations

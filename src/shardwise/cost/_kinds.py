@@ -13,7 +13,7 @@ from typing import Any
 from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
 
-# Kernels of tables as benchmarks/measure.py names them -> (kind of operator, kernels that the ledger counts in it).
+# Kernels of tables as accuracy/measuring names them -> (kind of operator, kernels that the ledger counts in it).
 MEASURED_KERNELS = {
     "rms_norm": ("norm in steps", 6),
     "layer_norm": ("norm", 1),

@@ -138,7 +138,7 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
 
     NVIDIA, Matrix Multiplication Background User's Guide, section 2.1: efficient use of tensor cores needs multiples of
     16 bytes, and before cuBLAS 11 any use. That batched products of attention in CUDA 11 did without them is what the
-    steps of BLOOM say (docs/causes.md), not the guide.
+    steps of BLOOM say (accuracy/notes/causes.md), not the guide.
     """
     if not op.unaligned or is_plain(r.vector_flops, 0):
         return seconds

@@ -1,7 +1,7 @@
 """Seconds of an engine's own all-reduce inside a node: one kernel that reads every peer, or a ring.
 
 The same constants price serving and the tables of `validate`. Kernels: vLLM distributed/device_communicators
-custom_all_reduce.py, TensorRT-LLM cpp/tensorrt_llm/kernels/communicationKernels; forms: docs/calibration.md.
+custom_all_reduce.py, TensorRT-LLM cpp/tensorrt_llm/kernels/communicationKernels; forms: accuracy/notes/calibration.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stored constants: what `benchmarks/calibrate.py` fitted, and what single sources state, merged by family.
 
 constants.toml is written by the calibration, with the rows and the residual beside every entry, and cpu.toml by
-`benchmarks/measure.py --fit` from kernels of its own; priors.toml holds what no table covers, each with its source.
+`accuracy/measuring --fit` from kernels of its own; priors.toml holds what no table covers, each with its source.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.measured import Comparison, Validation
 from shardwise.report._plots import GREY, RED, sheet
-from shardwise.validation import Row, Validation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def validate_figure(found: Validation) -> Figure:
     return figure
 
 
-def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[float]]:
+def _grouped(rows: Sequence[Comparison], field: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         found[str(getattr(row, field))].append(row.relative_error or 0.0)
@@ -59,7 +59,7 @@ def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[float]]:
     return {name: found[name] for name in sorted(most)}
 
 
-def _scatter(axes: Axes, rows: Sequence[Row]) -> None:
+def _scatter(axes: Axes, rows: Sequence[Comparison]) -> None:
     for name, (label, colour) in GROUPS.items():
         own = [row for row in rows if group_of(row.metric) == name and row.predicted]
         if own:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable
 from typing import Any
 
-from shardwise.validation import Errors, Row, Validation, examples, fits_of, reasons, summary
+from shardwise.measured import Errors, Validation, examples, fits_of, reasons, summary
 
 TABLES = ("metric", "source", "device", "family", "quality", "year")
-COLUMNS = (
-    *("case_id", "metric", "measured", "predicted", "relative_error", "low", "high", "status", "assumed"),
-    *("reason", "source", "model", "device", "quality", "citation"),
-)
 
 
 def errors_record(errors: Errors, by: tuple[str, ...]) -> dict[str, Any]:
@@ -56,19 +49,3 @@ def validate_tree(found: Validation, by: tuple[str, ...] = ("source", "metric", 
             "failed_called_fit": fits.failed_called_fit,
         },
     }
-
-
-def rows_csv(rows: Iterable[Row]) -> str:
-    """Return every row as CSV text: measured, predicted, relative error, interval, status and what was assumed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow(_cell(getattr(row, name)) for name in COLUMNS)
-    return text.getvalue()
-
-
-def _cell(value: object) -> object:
-    if value is None:
-        return ""
-    return "; ".join(value) if isinstance(value, tuple) else value

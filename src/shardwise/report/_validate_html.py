@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
+from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
 from shardwise.report._validate_view import percent
-from shardwise.validation import Errors, Row, Validation, examples, fits_of, reasons, rules, summary
 
 _HEAD = ("rows", "bias", "median", "p90", "mean", "largest", "in band")
 _TABLES = (("metric",), ("source", "metric"), ("device", "metric"), ("family", "metric"), ("quality", "metric"))
@@ -83,7 +83,7 @@ def _errors(found: Iterable[Errors], fields: tuple[str, ...]) -> str:
     return title + _table((*fields, *_HEAD), rows, range(width, width + len(_HEAD))) if rows else ""
 
 
-def _rows(rows: Sequence[Row]) -> str:
+def _rows(rows: Sequence[Comparison]) -> str:
     shown = rows[:_MOST_ROWS]
     cells = (
         (row.case_id, row.metric, row.device, row.model, _figure(row.measured), _figure(row.predicted),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary
 from shardwise.report._page import Page
-from shardwise.validation import Errors, Validation, assumptions, examples, fits_of, reasons, summary
 
 _HEAD = ["rows", "bias", "median", "p90", "mean", "in band"]
 _REASONS = 12

@@ -165,7 +165,7 @@ def _summed(rates: Any, case: Case) -> Any:
 def _fused_quantisation(rates: Any, case: Case) -> Any:
     """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
 
-    What that kernel starts with is part of the tables of products (docs/calibration.md, `quantise`).
+    What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
     """
     engine = case.engine
     if case.efficiencies.ideal:

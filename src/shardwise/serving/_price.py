@@ -76,7 +76,7 @@ def _chip(m: Server[X]) -> Chip[X]:
 
 
 def _attention(m: Server[X], op: Op[X]) -> X:
-    """Return seconds of one decode attention kernel (docs/calibration.md).
+    """Return seconds of one decode attention kernel (accuracy/notes/calibration.md).
 
     A work item is one key-value head of one sequence; what is not cache are the queries and the output.
     """
@@ -113,7 +113,7 @@ def _spread(m: Server[X], op: Op[X], elements: X) -> X:
 
 
 def _experts(m: Server[X], op: Op[X]) -> X:
-    """Return seconds of one product over the experts that got a token (docs/calibration.md)."""
+    """Return seconds of one product over the experts that got a token (accuracy/notes/calibration.md)."""
     narrow = op.dtype == m.narrow_dtype and m.narrow is not m.rates
     c, peak = (m.kernels.experts_narrow, m.narrow_peak) if narrow else (m.kernels.experts_wide, m.experts_peak)
     chip = Chip(flops=peak, bytes_per_second=m.bandwidth, cores=m.cores)
@@ -171,7 +171,7 @@ _IN_EXPERTS = (".dispatch", ".experts.activation", ".combine")
 def _charged_elsewhere(m: Server[X], op: Op[X]) -> bool:
     """Return whether an operator takes no time of its own, since it runs none or the tables of another hold it.
 
-    The calls that the tables of attention time also write the cache (docs/causes.md).
+    The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
     """
     measured = m.attention or (m.decoding and m.kernels.decode and not m.rates.blocks.keys)
     if op.name in m.engine.in_attention and measured:

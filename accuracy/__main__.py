@@ -1,0 +1,47 @@
+"""Commands of this folder: the page of accuracy, stored results made anew, frozen predictions, rows.
+
+    python -m accuracy                                   errors on the shipped measurements, and stored coverage
+    python -m accuracy update [--accept] [FILE.csv ...]  intervals (bands.toml) and stored results from these files
+    python -m accuracy frozen [--update]                 how predictions of the frozen cases moved, or freeze them anew
+    python -m accuracy rows [FILE.csv ...]               every row with its prediction, as CSV
+
+Files are the shipped measurements where none is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from accuracy import frozen, score
+from accuracy.files import shipped
+from accuracy.published import measured
+from shardwise.measured import rows_csv
+
+
+def main(words: list[str]) -> int:
+    """Run one command and return its status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", choices=("page", "update", "frozen", "rows"), default="page")
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--accept", action="store_true", help="store results though a headline became worse")
+    parser.add_argument("--update", action="store_true", help="freeze the cases anew")
+    given = parser.parse_args(words)
+    files = given.files or shipped()
+    if given.command == "update":
+        return score.update(files, given.accept)
+    if given.command == "frozen":
+        present = frozen.cases()
+        print(*frozen.moved(frozen.stored(), present), sep="\n")
+        if given.update:
+            frozen.FROZEN.write_text(json.dumps(present, indent=1) + "\n", encoding="ascii")
+    elif given.command == "rows":
+        print(rows_csv(measured(files).rows), end="")
+    else:
+        print(*score.page(), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

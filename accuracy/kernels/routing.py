@@ -1,0 +1,120 @@
+"""Rows that tables of fused experts were measured with: what the collector routes to the rank that it times.
+
+`balanced` spreads the tokens evenly. `power_law_A` draws the weight of each expert from a power law of exponent A
+between 1 and 0.8 of the tokens, or 0.01 and 2 where there are fewer choices than experts, and times the rank with the
+most rows (aiconfigurator 0.12.0 collector/helper.py and the collectors of each engine, Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil
+from typing import Any
+
+from accuracy.kernels.tables import tables
+from shardwise.measured import refuse
+
+DRAWS = 64
+_STEEPEST = 8.0
+
+
+def check(routing: str, top_k: float, experts: float, ranks: float) -> None:
+    """Refuse more choices than experts, and a law that cannot be drawn."""
+    if top_k > experts:
+        raise refuse("top_k", top_k, f"is more than the {experts:g} experts")
+    if not routing.startswith("power_law_"):
+        return
+    try:
+        exponent = float(routing.removeprefix("power_law_"))
+    except ValueError:
+        exponent = 0.0
+    if not 0 < exponent <= _STEEPEST:
+        raise refuse("routing", routing, f"is no power_law_A with A above 0 and at most {_STEEPEST:g}")
+    if experts % ranks:
+        raise refuse("moe_ep", ranks, f"must divide the {experts:g} experts")
+
+
+def routed(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> tuple[float, float]:
+    """Return how many experts of the timed rank get a token, and its rows over all of them.
+
+    A routing that is not stated is random: E (1 - (1 - k/E)^T) experts are hit.
+
+    >>> routed("balanced", 4, 2, 64, 2), routed("", 1, 8, 64, 8)
+    ((4.0, 4.0), (1.0, 1.0))
+    """
+    local, rows = experts / ranks, tokens * top_k / ranks
+    if routing == "balanced":
+        return min(local, max(rows, 1.0)), max(rows, 1.0)
+    if not routing.startswith("power_law_"):
+        return local * (1 - (1 - min(top_k / experts, 1.0)) ** tokens), rows
+    return _drawn(float(routing.removeprefix("power_law_")), tokens, top_k, int(experts), int(ranks))
+
+
+def timed_rows(
+    kernel: str, version: str, routing: str, shape: tuple[float, float, float, float]
+) -> tuple[float, float, float]:
+    """Return experts hit, rows that run and rows of other ranks; the shape is (tokens, top_k, experts, ranks).
+
+    >>> timed_rows("fused", "", "balanced", (64, 2, 8, 4)), timed_rows("fused", "0.5.10", "balanced", (64, 2, 8, 4))
+    ((2.0, 32.0, 96.0), (2.0, 64.0, 0.0))
+    """
+    tokens, top_k, _, ranks = shape
+    hit, rows = routed(routing, *shape)
+    every, taken = tokens * top_k, tables()["experts"]
+    if ranks > 1 and kernel in taken["whole_kernels"]:
+        return hit, every, 0.0
+    if ranks > 1 and version in taken["handed_versions"]:
+        return hit, max(rows, top_k * touching(routing, *shape)), 0.0
+    return hit, rows, max(every - rows, 0.0)
+
+
+def touching(routing: str, tokens: float, top_k: float, experts: float, ranks: float) -> float:
+    """Return how many tokens have a choice on the timed rank.
+
+    >>> touching("balanced", 1024, 2, 8, 4), touching("", 1024, 1, 8, 4)
+    (512.0, 256.0)
+    """
+    if routing == "balanced":
+        return max(1.0, tokens * min(1.0, experts / ranks / ceil(experts / top_k)))
+    if not routing.startswith("power_law_"):
+        return float(max(1.0, tokens * (1 - (1 - 1 / ranks) ** top_k)))
+    return _touching(float(routing.removeprefix("power_law_")), tokens, top_k, int(experts), int(ranks))
+
+
+@cache
+def _touching(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> float:
+    """Return tokens with a choice on the heaviest rank: experts take places in turn, the largest first."""
+    import numpy as np
+
+    found = []
+    for rows in _rows(exponent, tokens, top_k, experts)[:8].astype(int):
+        order = np.argsort(-rows, kind="stable")
+        owner = np.repeat(order, rows[order]) // (experts // ranks)
+        heaviest = rows.reshape(ranks, -1).sum(1).argmax()
+        found.append(np.unique(np.flatnonzero(owner == heaviest) % int(tokens)).size)
+    return max(1.0, float(np.mean(found)))
+
+
+@cache
+def _drawn(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> tuple[float, float]:
+    """Return experts hit and rows of the heaviest rank, the mean of some draws of the law."""
+    import numpy as np
+
+    by_rank = _rows(exponent, tokens, top_k, experts).reshape(DRAWS, ranks, experts // ranks)
+    heaviest = by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
+    return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
+
+
+def _rows(exponent: float, tokens: float, top_k: float, experts: int) -> Any:
+    """Return the rows of each expert, some draws of the law."""
+    import numpy as np
+
+    low, high = (1.0, max(0.8 * tokens, 1.001)) if tokens * top_k > experts else (0.01, 2.0)
+    b, drawn = 1 - exponent, np.random.default_rng(0).random((DRAWS, experts))
+    weights = ((high**b - low**b) * drawn + low**b) ** (1 / b) if b else low * (high / low) ** drawn
+    exact = np.minimum(weights / weights.sum(1, keepdims=True) * tokens * top_k, tokens)
+    rows = np.round(exact)
+    # What rounding loses goes to the experts with the most, one each; what it adds is taken from the first of them.
+    missing = tokens * top_k - rows.sum(1, keepdims=True)
+    place = np.argsort(np.argsort(-exact, axis=1), axis=1)
+    return np.maximum(rows + (place < missing) + np.where(place == 0, np.minimum(missing, 0), 0), 0)

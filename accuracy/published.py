@@ -1,0 +1,176 @@
+"""Rows of published tables: what their sources say elsewhere, and the predictors that read them so.
+
+A row is completed and then asks the package what a row of anyone's own file asks it. Tables of kernels are read by
+accuracy.kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from accuracy.adapted_seconds import tuned
+from accuracy.adapters import MEMORY, beside, frozen_recipe, frozen_record, trains_adapters
+from accuracy.files import read
+from accuracy.kernels import KERNELS
+from accuracy.padding import padded, pads_ranks
+from shardwise.measured import (
+    INFERENCE,
+    TRAINING,
+    Context,
+    InferenceRows,
+    Predicted,
+    Record,
+    TrainingRows,
+    Validation,
+    matches,
+    question_of,
+    report_of,
+    validate,
+)
+from shardwise.measured import read as known
+from shardwise.models import Model
+
+_ADDRESS = re.compile(r"^https://github[.]com/([^/]+/[^/]+)(?:/(?:blob|tree)/([^/]+)/?)?")
+
+
+@cache
+def _of_citation(citation: str) -> tuple[dict[str, Any], ...]:
+    """Return the entries of a citation, github:OWNER/NAME@COMMIT:PATH or the page's address."""
+    said = _ADDRESS.sub(lambda m: f"github:{m[1]}@{m[2]}:" if m[2] else f"github:{m[1]}", citation)
+    return tuple(row for row in read("documented.toml")["documented"] if re.search(row["citation"], said))
+
+
+def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:
+    """Return the settings that a cited source documents beside its table of results, and where.
+
+    What it documents of a part of its rows counts for rows whose record match.
+
+    >>> documented("github:MooreThreads/SimuMax@4dcaae5:docs/b200")[0]
+    {'cp_kind': 'a2a'}
+    >>> documented("https://github.com/MooreThreads/SimuMax/blob/4dcaae5/docs/b200")[0]
+    {'cp_kind': 'a2a'}
+    """
+    record = row or {}
+    found = (one for one in _of_citation(citation) if matches(one.get("where", {}), record))
+    return next(((one["cells"], one["source"]) for one in found), ({}, ""))
+
+
+def completed(record: Record) -> Record:
+    """Return a row with blank cells filled in from what its source documents elsewhere (documented.toml).
+
+    Documented notes join those of the row.
+    """
+    told, source = documented(record.text("citation"), record.row)
+    blank = {name: value for name, value in told.items() if name in record.row and _lacks(record, name, value)}
+    if "notes" in told:
+        blank["notes"] = told["notes"]
+    more = {"notes": "; ".join(filter(None, (record.text("notes"), told["notes"])))} if "notes" in told else {}
+    found = record.told({**blank, **more}).completed()
+    for name, value in blank.items():
+        found.assume(f"{name}: {value}, as documented: {source}")
+    return found
+
+
+def _lacks(record: Record, name: str, value: str) -> bool:
+    """Return whether a cell is blank, or names a framework without the release that `value` adds."""
+    return not record.says(name) or (name == "framework" and value.startswith(f"{record.text(name)} ("))
+
+
+def joined(extra: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with more entries: those of lists stand before its own.
+
+    >>> joined({"word": [1], "of": {"a": 2}}, {"word": [3], "of": {"b": 4}})
+    {'word': [1, 3], 'of': {'b': 4, 'a': 2}}
+    """
+    found = dict(table)
+    for name, entries in extra.items():
+        own = table.get(name, type(entries)())
+        found[name] = [*entries, *own] if isinstance(entries, list) else {**own, **entries}
+    return found
+
+
+class Published(Context):
+    """What rows of published tables are read with: more frameworks and engines, and whole arguments of cases."""
+
+    frameworks = joined(read("frameworks.toml"), known("frameworks.toml"))
+    engines = joined(read("engines.toml"), known("engines.toml"))
+
+    @cached_property
+    def arguments(self) -> dict[str, dict[str, Any]]:
+        """The complete arguments of cases (files *_args.jsonl), by case."""
+        return {case: entry for path in sorted(self.folder.glob("*_args.jsonl")) for case, entry in _entries(path)}
+
+
+def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("case_id"), str) and isinstance(entry.get("args"), dict):
+            yield entry["case_id"], entry
+
+
+class PublishedTraining(TrainingRows):
+    """Predicts published training runs: completed, with adapters beside frozen weights, or by whole arguments."""
+
+    def asked(self, record: Record) -> str:
+        """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
+        return record.text("metric") if trains_adapters(record) else super().asked(record)
+
+    def predict(self, record: Record, context: Context) -> Predicted:
+        """Return the prediction of a row's configuration."""
+        if isinstance(context, Published) and record.text("case_id") in context.arguments:
+            from accuracy.arguments import predict_arguments
+
+            return predict_arguments(record, context, context.arguments[record.text("case_id")])
+        row = completed(record)
+        if not trains_adapters(row):
+            return _predicted(row, context)
+        frozen = frozen_record(row)
+        found = _predicted(frozen.told({"precision": frozen_recipe(row)}), context)
+        more, report = 0.0, found.report
+        if row.text("metric") in MEMORY:
+            more = beside(row, report)
+        else:
+            report = tuned(row, report)
+        return Predicted(report, tuple(dict.fromkeys((*found.assumed, *row.assumed))), more)
+
+
+def _predicted(record: Record, context: Context) -> Predicted:
+    question = question_of(record, context)
+    report = report_of(record, question)
+    return Predicted(report, tuple(dict.fromkeys((*question.notes, *record.assumed))))
+
+
+class PublishedInference(InferenceRows):
+    """Predicts published runs of serving: completed, padded as some engines pad."""
+
+    def completed(self, record: Record) -> Record:
+        """Return a row with what its source documents elsewhere."""
+        return completed(record)
+
+    def model(self, record: Record, model: Model, tp: int) -> Model:
+        """Return a row's model as its engine runs it on so many ranks."""
+        if pads_ranks(record.text("engine").lower()) and padded(model, tp) != model:
+            record.assume(f"{record.text('engine')} pads heads and widths to multiples of {tp}")
+            return padded(model, tp)
+        return model
+
+
+KINDS = (
+    replace(INFERENCE, predictor=PublishedInference),
+    replace(TRAINING, predictor=PublishedTraining),
+    *KERNELS,
+)
+
+
+def measured(files: Iterable[str]) -> Validation:
+    """Return every row of some published tables with its prediction."""
+    return validate(files, KINDS, Published)

@@ -1,0 +1,171 @@
+"""Print the accuracy of this release, or make intervals and stored results anew from files of measurements.
+
+    python -m accuracy                      errors on the shipped measurements, and stored coverage
+    python -m accuracy update FILE.csv ...  intervals (bands.toml) and stored results from these files
+    python -m accuracy update               the same from the shipped measurements
+
+An update that makes the median error of a headline worse by more than a point is refused without --accept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from accuracy import fits, targets
+from accuracy.files import HERE, RESULTS, shipped
+from accuracy.published import measured
+from accuracy.residuals import Residual, fitted_widening, left_out, residuals, table
+from shardwise.measured import Errors, Validation, summary
+
+SOURCE = HERE.parent / "src" / "shardwise"
+RESULT = RESULTS / "accuracy.json"
+BANDS = {"training": SOURCE / "cost" / "bands.toml", "serving": SOURCE / "serving" / "bands.toml"}
+CONSTANTS = (
+    *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "plans/precisions.toml"),
+    *("serving/engines.toml", "serving/quantization.toml", "hardware/links.toml"),
+    *(f"measured/{name}.toml" for name in ("rules", "frameworks", "engines")),
+    *(f"../../accuracy/{name}.toml" for name in ("adapters", "documented", "frameworks", "engines")),
+    *(f"../../accuracy/kernels/{name}.toml" for name in ("tables", "modules", "types")),
+)
+WORSE = 0.01
+_HEAD = {
+    "training": "# Made by `python -m accuracy update`: 10 and 90 % of measured over predicted, by family, kind of\n"
+    "# model and whether fields were assumed; memory by stack. Method: accuracy/residuals.py.\n",
+    "serving": "# Made by `python -m accuracy update`: 10 and 90 % of measured over predicted, by family of\n"
+    "# constants and engine. Method: accuracy/residuals.py.\n",
+}
+
+
+def constants_hash() -> str:
+    """Return a hash of every table of constants that predictions rest on."""
+    made = hashlib.sha256()
+    for name in CONSTANTS:
+        made.update((SOURCE / name).read_bytes())
+    return made.hexdigest()[:16]
+
+
+def medians(found: Validation) -> dict[str, dict[str, float]]:
+    """Return errors by metric, in shares."""
+    rows = summary((row for row in found.rows if not row.source.startswith("megatron_ci")), ("metric",))
+    return {one.group[0]: _row(one) for one in rows}
+
+
+def _row(one: Errors) -> dict[str, float]:
+    found = {"count": one.count, "bias": one.bias, "median": one.median_abs_error, "p90": one.p90_abs_error}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def bands_text(kind: str, made: dict[str, Any]) -> str:
+    """Return a file of bands as TOML."""
+    lines = [_HEAD[kind]]
+    for quantity, rows in made.items():
+        for name, (interval, group) in rows.items():
+            lines.append(f'["{quantity}"."{name}"]')
+            lines.append(f"low = {interval[0]:.2f}\nhigh = {interval[1]:.2f}\nrows = {len(group)}")
+            lines.append(f'source = "{", ".join(sorted({one.source for one in group}))}; median {middle(group):.2f}"\n')
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def middle(group: Sequence[Residual]) -> float:
+    """Return the median of measured over predicted."""
+    import math
+    from statistics import median
+
+    return math.exp(median(one.log for one in group))
+
+
+def update(files: Sequence[str], accept: bool) -> int:
+    """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted."""
+    found = measured(files)
+    made: dict[str, dict[str, Any]] = {"training": {}, "serving": {}}
+    coverage = {}
+    runs = residuals(found.rows)
+    for quantity in sorted({one.quantity for one in runs}):
+        own = [one for one in runs if one.quantity == quantity]
+        widen = fitted_widening(own)
+        kind = "training" if quantity in ("step_seconds", "memory.peak_bytes") else "serving"
+        made[kind][quantity] = table(own, widen)
+        coverage[quantity] = {"runs": len(own), "widened_by": round(widen, 2), **_coverage(own, widen)}
+    new = medians(measured(shipped()))
+    reached = targets.results(found)
+    published = [Path(file) for file in files if not file.endswith("_cpu.csv")]
+    said = targets.verdicts(fits.counts(published)["all"])
+    worse = [*worsened(stored().get("shipped", {}), new), *worsened(stored().get("targets", {}), reached)]
+    for line in worse:
+        print(line)
+    if worse and not accept:
+        print("not stored: --accept stores it nevertheless")
+        return 1
+    for kind, rows in made.items():
+        if rows:
+            BANDS[kind].write_text(bands_text(kind, rows), encoding="ascii")
+    by_source = summary(found.rows, ("source", "metric"))
+    errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
+    record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
+              "predicted": len(found.predicted), "left_out": coverage, "shipped": new, "errors": errors,
+              "targets": reached, "verdicts": said}  # fmt: skip
+    RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
+    return 0
+
+
+def _coverage(runs: Sequence[Residual], widen: float) -> dict[str, float]:
+    shares = {}
+    for word, (inside, total) in {
+        "source": left_out(runs, lambda one: one.source, widen),
+        "device": left_out(runs, lambda one: one.device, widen),
+    }.items():
+        shares[word] = round(inside / total, 3) if total else 0.0
+    return shares
+
+
+def worsened(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each metric or target whose median error grew by more than a point."""
+    for metric, row in new.items():
+        before = old.get(metric, row)["median"]
+        if row["median"] > before + WORSE:
+            yield f"worse: {metric}, median {before:.1%} -> {row['median']:.1%}"
+
+
+def stored() -> dict[str, Any]:
+    """Return the stored results, empty before the first."""
+    if not RESULT.exists():
+        return {}
+    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="ascii"))
+    return found
+
+
+def page() -> Iterator[str]:
+    """Yield the lines of the section of docs/accuracy.md."""
+    yield "Shipped measurements (`shardwise validate`):"
+    yield ""
+    yield "| metric | rows | bias | median error | 90 % below |"
+    yield "|---|---:|---:|---:|---:|"
+    for metric, row in medians(measured(shipped())).items():
+        yield f"| {metric} | {row['count']} | {row['bias']:+.1%} | {row['median']:.1%} | {row['p90']:.1%} |"
+    found = stored()
+    yield ""
+    yield "What is wanted, and what is reached on the development rows:"
+    yield ""
+    yield from targets.page(found["targets"], found["verdicts"])
+    yield ""
+    yield "Sources whose median error is over twice what is wanted, and why:"
+    yield ""
+    yield from targets.why(found["targets"])
+    yield ""
+    yield f"All {found['rows']:,} development rows ({found['predicted']:,} predicted):"
+    yield ""
+    yield "| metric | rows | bias | median error | 90 % below |"
+    yield "|---|---:|---:|---:|---:|"
+    for metric, row in found["errors"]["metric"].items():
+        yield f"| {metric} | {row['count']} | {row['bias']:+.1%} | {row['median']:.1%} | {row['p90']:.1%} |"
+    yield ""
+    yield "Share of runs inside the 10-90 % interval when it is made without their source, and without their device:"
+    yield ""
+    yield "| headline | runs | source left out | device left out |"
+    yield "|---|---:|---:|---:|"
+    for quantity, row in found["left_out"].items():
+        yield f"| `{quantity}` | {row['runs']} | {row['source']:.0%} | {row['device']:.0%} |"

@@ -1,0 +1,80 @@
+"""Predicted against measured, for every row of files of people's own runs.
+
+Each row becomes the same question that the command line asks (a training job, a served batch), is predicted by `train`
+or `infer`, and is compared with what was measured. What the row does not state is taken by published rules and listed;
+a row that is not modelled is refused with the reason. `summary` gives the errors by what rows have in common.
+"""
+
+from __future__ import annotations
+
+from shardwise.measured._comparison import Comparison, Prediction, rows_csv
+from shardwise.measured._context import Context
+from shardwise.measured._engines import engine_named
+from shardwise.measured._files import USUAL, Kind, Predictor, Table, read_table
+from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
+from shardwise.measured._inference import InferenceRows
+from shardwise.measured._network import cluster_of
+from shardwise.measured._record import Record, refuse
+from shardwise.measured._rules import Rule, read, rules, words
+from shardwise.measured._run import INFERENCE, KINDS, TRAINING, Validation, compared, validate
+from shardwise.measured._summary import (
+    BY,
+    Errors,
+    Fits,
+    assumptions,
+    errors_of,
+    examples,
+    fits_of,
+    quantile,
+    reasons,
+    summary,
+)
+from shardwise.measured._training import Predicted, Question, TrainingRows, question_of, report_of
+from shardwise.measured._training_metrics import WEIGHTY
+
+__all__ = [
+    "BY",
+    "INFERENCE",
+    "KINDS",
+    "TRAINING",
+    "USUAL",
+    "WEIGHTY",
+    "Comparison",
+    "Context",
+    "Errors",
+    "Fits",
+    "Framework",
+    "InferenceRows",
+    "Kind",
+    "Predicted",
+    "Prediction",
+    "Predictor",
+    "Question",
+    "Record",
+    "Rule",
+    "Table",
+    "TrainingRows",
+    "Validation",
+    "assumptions",
+    "cluster_of",
+    "compared",
+    "engine_named",
+    "errors_of",
+    "examples",
+    "fits_of",
+    "framework_of",
+    "frameworks",
+    "matches",
+    "quantile",
+    "question_of",
+    "read",
+    "read_table",
+    "reasons",
+    "refuse",
+    "report_of",
+    "rows_csv",
+    "rules",
+    "summary",
+    "validate",
+    "words",
+]

@@ -1,0 +1,211 @@
+"""What the rows of a file are read with: models and devices beside it, then the catalogue; frameworks and engines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import InputError, Problem
+from shardwise.hardware import Device, Fact, device_names, find_device
+from shardwise.measured._rules import read
+from shardwise.models import Model, load_model, model_from_config
+
+# Columns of a table of devices -> fields of a device, in the two spellings that are in use.
+COLUMNS = {
+    "memory_bytes": "memory_bytes",
+    "hbm_bandwidth_bytes_per_second": "memory_bytes_per_second",
+    "memory_bandwidth_bytes_per_second": "memory_bytes_per_second",
+    "peak_flops_fp32": "matrix_flops.fp32",
+    "peak_flops_tf32": "matrix_flops.tf32",
+    "peak_flops_fp16": "matrix_flops.fp16",
+    "peak_flops_bf16": "matrix_flops.bf16",
+    "bf16_dense_flops": "matrix_flops.bf16",
+    "peak_flops_fp8": "matrix_flops.fp8",
+    "fp8_dense_flops": "matrix_flops.fp8",
+    "peak_flops_fp4": "matrix_flops.fp4",
+    "fp4_dense_flops": "matrix_flops.fp4",
+    "peak_ops_int8": "matrix_flops.int8",
+    "int8_dense_ops": "matrix_flops.int8",
+    "devices_per_node": "devices_per_node",
+    "gpus_per_node": "devices_per_node",
+    "intra_node_bandwidth_bytes_per_second": "fast_bytes_per_second",
+    "inter_node_bandwidth_bytes_per_second": "slow_bytes_per_second",
+    "pcie_bandwidth_bytes_per_second": "host_bytes_per_second",
+    "power_watts": "power_watts",
+    "num_cores": "num_cores",
+    "year": "year",
+}
+_USABLE = 0.98
+# What tells how near two devices are; the memory too, so that boards of one size and rate stand together.
+_NEAR = ("matrix_flops.bf16", "matrix_flops.fp16", "memory_bytes_per_second", "memory_bytes")
+
+
+class Context:
+    """What the rows of a file are read with, each read once: models and devices beside it, frameworks and engines.
+
+    `frameworks` and `engines` are tables of what words of files mean (frameworks.toml, engines.toml).
+    """
+
+    frameworks: Mapping[str, Any] = read("frameworks.toml")
+    engines: Mapping[str, Any] = read("engines.toml")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._entries = _model_entries(folder)
+        self._rows = _device_rows(folder)
+        self._models: dict[str, Model | InputError] = {}
+        self._devices: dict[str, tuple[Device, tuple[str, ...]] | InputError] = {}
+
+    def model(self, key: str) -> Model:
+        """Return the model of a key; raises `InputError` where none is known or its configuration is not readable."""
+        if key not in self._models:
+            try:
+                self._models[key] = self._find_model(key)
+            except InputError as error:
+                self._models[key] = error
+        found = self._models[key]
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def _find_model(self, key: str) -> Model:
+        if not key:
+            raise _missing("model", key, "is not stated")
+        if key in self._entries:
+            return model_from_config(self._entries[key]["config"], name=key)
+        if not re.fullmatch(r"[\w.-]+", key):
+            raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
+        from shardwise.models import model_names
+
+        if key not in model_names():
+            raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
+        return load_model(key)
+
+    def device(self, key: str) -> tuple[Device, tuple[str, ...]]:
+        """Return the device of a key and what was assumed: the catalogue's, or one made from its datasheet row."""
+        if key not in self._devices:
+            try:
+                self._devices[key] = self._find_device(key)
+            except InputError as error:
+                self._devices[key] = error
+        found = self._devices[key]
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def _find_device(self, key: str) -> tuple[Device, tuple[str, ...]]:
+        try:
+            found = find_device(key)
+        except InputError:
+            if key not in self._rows:
+                raise _missing(
+                    "device", key, "is in no devices*.csv beside the file and not in the catalogue"
+                ) from None
+            return device_from_row(key, self._rows[key])
+        return found.device, found.assumptions
+
+
+def _missing(field: str, key: str, rule: str) -> InputError:
+    return InputError([Problem(field, key, rule, f"add it to a file beside this one, or use a known {field}")])
+
+
+def _model_entries(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("models*.json")):
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(table, dict):
+            found |= {key: row for key, row in table.items() if isinstance(row, dict) and "config" in row}
+    return found
+
+
+def _device_rows(folder: Path) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(folder.glob("devices*.csv")):
+        try:
+            with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("device")]
+        except (OSError, csv.Error):
+            continue
+        for row in rows:
+            said = {k: v for k, v in row.items() if k and isinstance(v, str) and v.strip()}
+            found[row["device"]] = {**found.get(row["device"], {}), **said}
+    return found
+
+
+def device_from_row(key: str, row: Mapping[str, str]) -> tuple[Device, tuple[str, ...]]:
+    """Return the device of a row of datasheet facts; what it leaves blank comes from its nearest known relative.
+
+    The relative is the named stand-in, else the device of the same generation and maker (a word of the key is the first
+    of its name) with the nearest rates and memory, else the nearest of all. A stand-in with other memory keeps its own
+    name and constants.
+    """
+    values = _figures(row)
+    stand_in = row.get("stand_in", "").strip()
+    base = _relative(key, row, values) if not stand_in else find_device(stand_in).device
+    if "memory_bytes" in values:
+        values["usable_memory_bytes"] = math.floor(_USABLE * values["memory_bytes"])
+    if values.get("slow_bytes_per_second", 0) >= values.get("fast_bytes_per_second", math.inf):
+        del values["slow_bytes_per_second"]  # the same fabric: not a network between domains
+    source = row.get("source", "").strip() or "devices file"
+    note = f"{key}: figures that its row leaves blank are those of {base.name}"
+    if stand_in:
+        return base.with_values(values, source, "undated"), (note,)
+    facts = [Fact(field=name, value=value, source=source, date="undated") for name, value in values.items()]
+    facts += [fact for fact in base.sources if fact.field not in values and not _is_rate(fact.field)]
+    if not any(name.startswith("matrix_flops.") for name in values):
+        facts += [fact for fact in base.sources if _is_rate(fact.field)]
+    made = Device(
+        name=key,
+        full_name=row.get("full_name", "").strip() or key,
+        vendor=row.get("vendor", "").strip() or row.get("full_name", key).split()[0],
+        fast_link=base.fast_link,
+        sources=tuple(facts),
+    )
+    return made, (note,)
+
+
+def _is_rate(field: str) -> bool:
+    return field.startswith("matrix_flops.")
+
+
+def _figures(row: Mapping[str, str]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for column, field in COLUMNS.items():
+        try:
+            value = float(row.get(column, "") or "nan")
+        except ValueError:
+            continue
+        if 0 < value < 1e24:
+            values[field] = value
+    for one, other in (("matrix_flops.bf16", "matrix_flops.fp16"),):
+        if one in values and other not in values and "tpu" not in row.get("device", ""):
+            values[other] = values[one]
+    return {
+        k: int(v) if k in ("memory_bytes", "devices_per_node", "num_cores", "year") else v for k, v in values.items()
+    }
+
+
+def _relative(key: str, row: Mapping[str, str], values: Mapping[str, float]) -> Device:
+    """Return the device of the catalogue that is nearest in generation (a word of its key), maker, rates and memory."""
+    vendor = (row.get("vendor", "") or row.get("full_name", "")).strip().split(" ")[0].lower()
+    words = re.split(r"[-_ ]", key.lower())
+
+    def distance(name: str) -> tuple[bool, bool, float, str]:
+        device = find_device(name).device
+        gaps = [
+            abs(math.log(values[f] / float(device.fact(f).value))) for f in _NEAR if f in values and device.knows(f)
+        ]
+        far = sum(gaps) / len(gaps) if gaps else 10.0
+        generation = name.split("-")[0] in words or name.startswith(words[0][:4] + "-")
+        return not generation, device.vendor.lower() != vendor, far, name
+
+    usable = [name for name in device_names() if find_device(name).device.matrix_flops]
+    return find_device(min(usable, key=distance)).device

@@ -1,0 +1,121 @@
+"""Which stack runs a row, by the name of its framework and by what its other cells say (frameworks.toml).
+
+Functions take the table that they read, so that a table with more entries is read alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from shardwise.plans import Stack
+
+Table: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Framework:
+    """What a framework does where a row is silent: its stack, sharding, and sequence parallelism with tp.
+
+    An entry for a part of the runs of a framework asks for matching record with `where`. `pipeline_batch` is what a
+    stated micro-batch of a pipeline is, `recompute_policy` that nobody prints how much selective recompute runs again.
+    """
+
+    pattern: str
+    stack: str
+    sharding: str
+    sequence_parallel: bool
+    source: str
+    where: Mapping[str, str] = field(default_factory=dict)
+    pipeline_batch: Literal["stated", "replica", "sequence"] = "stated"
+    recompute_policy: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether this is the entry of a framework, not the one for all others."""
+        return bool(self.pattern)
+
+
+def frameworks(table: Table) -> tuple[Framework, ...]:
+    """Return what frameworks do, the first pattern that matches first."""
+    return tuple(Framework(**row) for row in table["framework"])
+
+
+def framework_of(table: Table, name: str, row: Mapping[str, str]) -> Framework:
+    """Return the entry of a framework by its name in a file, the one for all others where it is not known.
+
+    >>> known = read("frameworks.toml")
+    >>> framework_of(known, "torchtitan 2025-06", {}).stack, framework_of(known, "my own trainer", {}).known
+    ('fsdp2', False)
+    """
+    word = name.lower()
+    found = (
+        one for one in table["framework"] if re.search(one["pattern"], word) and matches(one.get("where", {}), row)
+    )
+    return Framework(**next(found))
+
+
+def matches(where: Mapping[str, str], record: Mapping[str, str]) -> bool:
+    """Return whether every named cell of a row matches its whole pattern.
+
+    >>> matches({"device": "h[12]00.*"}, {"device": "h100-sxm-80gb"}), matches({"device": "h100"}, {})
+    (True, False)
+    """
+    return all(re.fullmatch(pattern, (record.get(name) or "").strip()) for name, pattern in where.items())
+
+
+def variant_of(table: Table, stack: str, row: Mapping[str, str], experts: str) -> str:
+    """Return the name of the stack that runs a row of a framework; `experts` are "none", "gated" or "ungated".
+
+    >>> known = read("frameworks.toml")
+    >>> variant_of(known, "megatron", {"attention_kernel": "unfused"}, "none"), variant_of(known, "fsdp2", {}, "none")
+    ('megatron-scores', 'fsdp2')
+    """
+    told = {**row, "experts": experts}
+    for one in table["variant"]:
+        if re.fullmatch(one["of"], stack) and matches(one["where"], told):
+            stack = one["stack"]
+    return stack
+
+
+def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
+    """Return a stack with what the cells of a row, its notes too, say of how it was set.
+
+    >>> from shardwise.plans import find_stack
+    >>> row = {"recompute": "selective", "recompute_detail": "by operator"}
+    >>> adjusted(read("frameworks.toml"), find_stack("fsdp2"), row).settings.keeps_products
+    True
+    """
+    for one in table["adjustment"]:
+        told = {**row, "stack.loss": stack.loss}
+        if re.fullmatch(one["of"], stack.name) and matches(one["where"], told):
+            stack = replace(stack, **one.get("sets", {}), settings=replace(stack.settings, **one.get("settings", {})))
+    return stack
+
+
+def has_habit(table: Table, stack: str, habit: str) -> bool:
+    """Return whether a stack does something by default where rows are silent.
+
+    >>> known = read("frameworks.toml")
+    >>> has_habit(known, "megatron-2021", "dropout"), has_habit(known, "megatron", "dropout")
+    (True, False)
+    """
+    return bool(re.fullmatch(table["habit"][habit]["stacks"], stack))
+
+
+def recompute_steps(table: Table, stack: str) -> tuple[tuple[str, ...], ...]:
+    """Return the modules that recipes of a stack run again before whole layers, the least first; none without recipes.
+
+    >>> known = read("frameworks.toml")
+    >>> recompute_steps(known, "megatron-bridge")[:2], recompute_steps(known, "fsdp2")
+    (((), ('moe_act',)), ())
+    """
+    recipe = table["recompute_recipe"]
+    return tuple(tuple(step) for step in recipe["steps"]) if re.fullmatch(recipe["stacks"], stack) else ()
+
+
+def offload_bytes_per_second(table: Table) -> float:
+    """Return the rate to the host's memory above which recipes send activations there rather than recompute."""
+    return float(table["recompute_recipe"]["offload_bytes_per_second"])

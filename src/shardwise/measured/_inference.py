@@ -1,0 +1,238 @@
+"""From a row of an inference file to a prediction: the deployment, the batch and the engine that the row states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster, Device, Lookup
+from shardwise.hardware._build import build_cluster
+from shardwise.measured._comparison import Prediction
+from shardwise.measured._context import Context
+from shardwise.measured._engines import (
+    FIXED,
+    engine_of,
+    limits_of,
+    narrows_cache,
+    served_step_tokens,
+)
+from shardwise.measured._inference_metrics import interval_of, value_of
+from shardwise.measured._record import Record, refuse
+from shardwise.measured._rules import words
+from shardwise.models import Model, MoE
+from shardwise.plans import Plan, Serving
+from shardwise.serving import InferReport, ServingOptions, infer
+
+SETTINGS = (
+    *("model", "device", "num_gpus", "tp", "pp", "ep", "dp", "attention_dp", "engine", "engine_version"),
+    *(
+        "serving_mode",
+        "weight_dtype",
+        "activation_dtype",
+        "kv_dtype",
+        "batch",
+        "concurrency",
+        "input_tokens",
+        "output_tokens",
+    ),
+    *("prefix_tokens", "memory_utilization", "max_model_len", "max_num_batched_tokens", "notes"),
+)
+_REFUSED = {
+    "online": "requests that arrive over time queue: of them the time per token of closed loops alone is predicted",
+    "disaggregated": "prefill and decode on workers of their own queue: only fixed batches are predicted row by row",
+}
+_MODES = ("static", "single_stream", "offline_throughput", "memory_log")
+_STEADY = ("tpot", "tpot_p50")
+_ANY_DEVICE = "h100-sxm-80gb"
+
+
+class InferenceRows:
+    """Predicts rows of inference files; rows of one deployment share a prediction."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], tuple[InferReport, tuple[str, ...]] | InputError] = {}
+
+    def __call__(self, record: Record, context: Context) -> Prediction:
+        """Return the predicted value of a row, its interval and what was assumed."""
+        record = self.completed(record)
+        mode = record.text("serving_mode")
+        closed = mode == "online" and record.whole("concurrency") and record.text("metric") in _STEADY
+        if mode not in _MODES and not closed:
+            raise refuse("serving_mode", mode, _REFUSED.get(mode, f"is not a known mode: {', '.join(_MODES)}"))
+        key = tuple(record.text(name) for name in SETTINGS)
+        if key not in self._known:
+            try:
+                self._known[key] = self.predict(record, context)
+            except InputError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, InputError):
+            raise found
+        report, assumed = found
+        own = Record(record.row)
+        value = value_of(own, report)
+        said = tuple(dict.fromkeys((*assumed, *own.assumed)))
+        # Requests beyond the cache wait their turn: a batch ran where there is room for one of them.
+        fits = report.fits or (own.text("metric") != "fits" and report.max_concurrency > 0)
+        return Prediction(value=value, interval=interval_of(own, report, value), assumed=said, fits=fits)
+
+    def completed(self, record: Record) -> Record:
+        """Return a row with what is known of it beside its cells."""
+        return record.completed()
+
+    def model(self, record: Record, model: Model, tp: int) -> Model:
+        """Return a row's model as its engine runs it on so many ranks."""
+        return model
+
+    def predict(self, record: Record, context: Context) -> tuple[InferReport, tuple[str, ...]]:
+        """Return the report of a deployment and what had to be assumed for it."""
+        model = context.model(record.text("model"))
+        device, notes = context.device(_ANY_DEVICE if record.text("device") == "any" else record.text("device"))
+        if "attention_dp_enabled" in record.notes:
+            raise refuse("attention_dp", record.text("attention_dp"), "how many groups share experts is not stated")
+        engine = engine_of(context.engines, record, device)
+        plan = _plan(record, model)
+        model = self.model(record, model, plan.tp)
+        cluster = _cluster(record, Lookup(device=device, assumptions=notes), plan)
+        job = _job(record, model, engine, plan, device)
+
+        def ask(one: Plan) -> InferReport:
+            return infer(model, cluster, one, job, ServingOptions(engine=engine))
+
+        if record.text("serving_mode") != "offline_throughput":
+            return ask(plan), (*notes, *record.assumed)
+        spread = None if record.whole("tp") else _spread(record, ask, plan)
+        return _full(record, spread or ask(plan), engine), (*notes, *record.assumed)
+
+
+# Requests at once for which a replica is worth running.
+_WORTH = 32
+
+
+def _spread(record: Record, ask: Callable[[Plan], InferReport], plan: Plan) -> InferReport | None:
+    """Return a full queue on the smallest replicas with room for a batch, None where the whole deployment is one.
+
+    Replicas send nothing to each other, so that throughput is highest where they are small.
+    """
+    for tp in (n for n in range(1, plan.tp) if plan.tp % n == 0):
+        etp = max(tp // plan.ep, 1) if plan.etp > 1 else plan.etp
+        try:
+            report = ask(replace(plan, tp=tp, dp=plan.dp * plan.tp // tp, etp=etp))
+        except InputError:
+            continue
+        if report.fits and report.max_concurrency >= _WORTH:
+            record.assume(f"offline: replicas of tp {tp}, the fewest ranks with room for {_WORTH} requests")
+            return report
+    return None
+
+
+def _cluster(record: Record, found: Lookup, plan: Plan) -> Cluster:
+    count = record.whole("num_gpus") or plan.tp * plan.pp * plan.dp
+    given: dict[str, float] = {"num_devices": count}
+    if not found.device.knows("devices_per_node"):
+        given["devices_per_node"] = count
+    return build_cluster(f"{count}x{found.device.name}", found, given)
+
+
+def _plan(record: Record, model: Model) -> Plan:
+    count, pp, dp = (record.count(name) for name in ("num_gpus", "pp", "dp"))
+    if record.notes.get("layer_split") or record.notes.get("layer_split_assumed"):
+        return Plan(tp=1, pp=count, dp=1)
+    tp = record.count("tp")
+    if not record.says("tp"):
+        if count > 1:
+            record.taken("tp")
+        tp = max(count // (pp * dp), 1)
+    # Groups of attention are replicas that share their experts: each serves its part of the requests.
+    groups = record.count("attention_dp")
+    if groups > 1:
+        record.assume(
+            f"{groups} groups of attention share their experts, with requests and routed tokens spread evenly"
+        )
+    plan = Plan(tp=tp, pp=pp, dp=dp * groups)
+    if any(isinstance(block.feed_forward, MoE) for block in model.kinds):
+        ep = record.count("ep")
+        if not record.says("ep"):
+            record.taken("ep")
+        plan = replace(plan, ep=ep, etp=max(tp * groups // ep, 1))
+    return plan
+
+
+def _job(record: Record, model: Model, engine: str, plan: Plan, device: Device) -> Serving:
+    mode = record.text("serving_mode")
+    weights, cache = _weights(record), _cache(record, engine)
+    fraction = record.number("memory_utilization")
+    noted = record.noted("max_num_seqs")
+    if mode == "memory_log":
+        length = record.whole("max_model_len") or 0
+        if not length:
+            record.taken("max_model_len")
+            length = model.max_context or 2048
+        limits = limits_of(engine, device)
+        chunk = record.whole("max_num_batched_tokens") or limits.tokens(length)
+        return Serving(
+            batch=1, input_tokens=max(length - 1, 1), output_tokens=1, weights=weights, kv_cache=cache,
+            memory_fraction=fraction, max_batched_tokens=min(chunk, length) if chunk else 0,
+            max_sequences=int(noted) or limits.set_aside, adapter_rank=int(record.noted("lora_rank")),
+        )  # fmt: skip
+    replicas = plan.dp
+    batch = 1 if mode == "single_stream" else record.count("batch")
+    if mode == "online":
+        batch = record.whole("concurrency")
+        record.assume("closed loop: a decode step of all requests in flight, and the prompts of the others in between")
+    if mode == "offline_throughput":
+        batch = 1
+    return Serving(
+        batch=max(-(-batch // replicas), 1),
+        input_tokens=max(round(record.number("input_tokens")), 1),
+        output_tokens=round(record.number("output_tokens")),
+        weights=weights,
+        kv_cache=cache,
+        memory_fraction=fraction,
+        prefix_tokens=record.whole("prefix_tokens"),
+        max_batched_tokens=_step_tokens(record, engine, model, device),
+        max_sequences=limits_of(engine, device).sequences if limits_of(engine, device).step_tokens else 0,
+        same_prompts=record.notes.get("prompts") == "same",
+    )
+
+
+def _step_tokens(record: Record, engine: str, model: Model, device: Device) -> int:
+    """Return the tokens of prompts that an engine runs in a step of a fixed batch, 0 for the whole batch."""
+    stated = record.whole("max_num_batched_tokens")
+    if stated or record.text("serving_mode") not in FIXED:
+        return stated
+    return limits_of(engine, device).tokens(record.whole("max_model_len") or model.max_context)
+
+
+def _full(record: Record, report: InferReport, engine: str) -> InferReport:
+    """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
+    stated = record.whole("batch")
+    most = stated or limits_of(engine, report.case.cluster.device).sequences
+    batch = max(1, min(report.max_concurrency, most))
+    record.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
+    case = report.case
+    chunk = 0 if batch * case.job.input_tokens < served_step_tokens() else served_step_tokens()
+    # A pipeline works on as many batches at once as it has stages.
+    job = replace(case.job, batch=max(1, batch // case.plan.pp), max_batched_tokens=chunk)
+    return infer(case.model, case.cluster, case.plan, job, ServingOptions(engine=case.engine))
+
+
+def _weights(record: Record) -> str:
+    word = record.text("weight_dtype").lower()
+    if not word:
+        record.taken("weight_dtype")
+        return ""
+    found = words("weights").get(word)
+    if found is None:
+        raise refuse("weight_dtype", word, "is not a format that is modelled")
+    # Meta's own checkpoint of 405B.
+    return "fp8-ffn" if found == "fp8" and record.notes.get("checkpoint") == "meta-fp8" else found
+
+
+def _cache(record: Record, engine: str) -> str:
+    word = record.text("kv_dtype").lower()
+    if word:
+        return "" if word in ("fp16", "bf16") else word
+    record.taken("kv_dtype")
+    return "fp8" if narrows_cache(engine, record.text("weight_dtype")) else ""

@@ -1,0 +1,187 @@
+"""The quantity of a prediction that a row of an inference file measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwise.measured._engines import served_step_tokens
+from shardwise.measured._record import Record, refuse
+from shardwise.serving import InferReport, ServingOptions, infer
+
+# Metric -> the headline whose interval it takes.
+_NAMES = {
+    "batch_latency": "request_seconds",
+    "ttft": "ttft_seconds",
+    "ttft_p50": "ttft_seconds",
+    "ttft_min": "ttft_seconds",
+    "prefill_tokens_per_second": "ttft_seconds",
+    "tpot": "tpot_seconds",
+    "tpot_p50": "tpot_seconds",
+    "decode_tokens_per_second": "tpot_seconds",
+    "output_tokens_per_second": "output_tokens_per_second",
+    "output_tokens_per_second_per_gpu": "output_tokens_per_second",
+    "total_tokens_per_second": "output_tokens_per_second",
+    "kv_cache_tokens": "kv_cache_tokens",
+    "kv_cache_bytes_per_gpu": "kv_cache_tokens",
+}
+_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
+
+
+def checkpoint(record: Record, report: InferReport) -> float:
+    """Return bytes of all weights, a tied table counted once."""
+    if report.plan.num_devices != 1:
+        raise refuse("num_gpus", report.plan.num_devices, "a checkpoint is counted whole")
+    return float(report.weights_bytes_per_gpu)
+
+
+def peak(record: Record, report: InferReport) -> float:
+    """Return the bytes that a device shows: weights, cache of the batch, working memory and the context.
+
+    A source that prints GB without saying which is read with those of its engine: FasterTransformer divides by 1024
+    three times (src/fastertransformer/utils/cuda_utils.h, print_mem_usage), and the table counts 1e9 for each.
+    """
+    needed = float(report.memory.needed)
+    if record.notes.get("unit_ambiguous") == "GB_or_GiB" and report.case.engine.name == "fastertransformer":
+        record.assume("memory in units of 2^30 bytes, as the engine prints it")
+        return needed * 1e9 / 2**30
+    return needed
+
+
+def beside(record: Record, report: InferReport) -> float:
+    """Return bytes that are not tensors: the context and the buffers of communicators."""
+    return float(report.memory.context + report.memory.communicators)
+
+
+def rate(record: Record, report: InferReport) -> float:
+    """Return generated tokens a second of the whole deployment; a full queue keeps every stage of a pipeline at work.
+
+    The prompts of a batch pass the stages as a pipeline by themselves; decode steps of as many batches as stages do.
+    """
+    if record.text("serving_mode") != "offline_throughput":
+        return report.output_tokens_per_second * report.request_seconds / whole_batch(record, report)
+    pp, whole = report.plan.pp, report.request_seconds
+    return report.output_tokens_per_second * pp * whole / (whole + (pp - 1) * report.ttft_seconds)
+
+
+def total_rate(record: Record, report: InferReport) -> float:
+    """Return prompt and generated tokens a second of the whole deployment."""
+    return rate(record, report) * report.job.total_tokens / report.job.output_tokens
+
+
+def one_stream(record: Record, report: InferReport) -> float:
+    """Return generated tokens a second of one stream."""
+    return 1 / report.tpot_seconds
+
+
+def _of(report: InferReport, batch: int) -> InferReport:
+    """Return the same deployment with a batch of another size."""
+    case = report.case
+    return infer(
+        case.model, case.cluster, case.plan, replace(case.job, batch=batch), ServingOptions(engine=case.engine)
+    )
+
+
+def _running(record: Record, report: InferReport) -> InferReport:
+    """Return the deployment with as much of a fixed batch as its cache holds at once.
+
+    Sequences that come and go hold half of what they generate on average (continuous batching, arXiv:2309.06180
+    section 4.5).
+    """
+    job = report.job
+    if report.fits:
+        return report
+    at_once = _of(report, 1).kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
+    running = _of(report, max(1, min(job.batch, int(at_once))))
+    record.assume(f"the cache does not hold the batch to its end: {running.job.batch} sequences at once on average")
+    return running
+
+
+def whole_batch(record: Record, report: InferReport) -> float:
+    """Return seconds until a batch is done: as many times later as it is larger than what runs at once."""
+    running = _running(record, report)
+    return running.request_seconds * report.job.batch / running.job.batch
+
+
+def first_token(record: Record, report: InferReport) -> float:
+    """Return the mean seconds to the first token of a batch; who finds no room waits until others are done."""
+    running = _running(record, report)
+    size, whole = running.job.batch, report.job.batch
+    waves = math.ceil(whole / size) - 1
+    waited = sum(min(size, whole - size * n) * n for n in range(1, waves + 1)) / whole
+    return running.ttft_seconds + waited * running.request_seconds
+
+
+def per_token(record: Record, report: InferReport) -> float:
+    """Return seconds per output token; in a closed loop the prompts of the other requests run in between.
+
+    While a request generates, each other request in flight ends once and another begins: their prompts come one by one.
+    Where prompts and tokens share a step (`Engine.mixed_steps`), its weights are read and its host works once: of the
+    decode step only attention and sampling are added to the prompt's.
+    """
+    steps, others = report.job.output_tokens - 1, report.job.batch - 1
+    if record.text("serving_mode") != "online" or steps < 1 or not others:
+        return report.tpot_seconds
+    case, decode, chunk = report.case, report.evaluation.decode, served_step_tokens()
+    alone = replace(case.job, batch=1, max_batched_tokens=chunk if case.job.input_tokens > chunk else 0)
+    prompt = infer(case.model, case.cluster, case.plan, alone, ServingOptions(engine=case.engine)).ttft_seconds
+    if not case.engine.mixed_steps:
+        return report.tpot_seconds + others * prompt / steps
+    apart = sum(float(decode.operators.get(name, 0.0)) for name in ("attention", "sampling"))
+    share = min(1.0, others * -(-case.job.input_tokens // chunk) / steps)
+    return report.tpot_seconds - share * (report.tpot_seconds - apart) + others * prompt / steps
+
+
+_OF: dict[str, Callable[[Record, InferReport], float]] = {
+    "batch_latency": whole_batch,
+    "ttft": first_token,
+    "ttft_p50": lambda c, r: r.ttft_seconds,
+    "ttft_min": lambda c, r: r.ttft_seconds,
+    "tpot": per_token,
+    "tpot_p50": per_token,
+    "output_tokens_per_second": rate,
+    "output_tokens_per_second_per_gpu": lambda c, r: rate(c, r) / r.plan.num_devices,
+    "total_tokens_per_second": total_rate,
+    "decode_tokens_per_second": one_stream,
+    "prefill_tokens_per_second": lambda c, r: r.prefill_tokens_per_second,
+    "weights_bytes_per_gpu": lambda c, r: r.weights_bytes_per_gpu,
+    "kv_cache_bytes_per_gpu": lambda c, r: r.kv_cache_budget_bytes_per_gpu,
+    "kv_cache_tokens": lambda c, r: float(r.kv_cache_tokens),
+    "peak_activation_bytes": lambda c, r: float(r.memory.working),
+    "non_torch_bytes": beside,
+    "peak_memory_bytes": peak,
+    "checkpoint_bytes": checkpoint,
+    "fits": lambda c, r: float(r.fits),
+}
+_WHY = {
+    "cuda_graph_bytes": "memory of captured graphs is not modelled",
+    "memory_budget_bytes": "is an input of the engine, not a result",
+    "ttft_p99": "tails of queues are not predicted row by row",
+    "tpot_p99": "tails of queues are not predicted row by row",
+}
+
+
+def value_of(record: Record, report: InferReport) -> float:
+    """Return the predicted value of a row's metric; raises `InputError` where the metric is not predicted."""
+    metric = record.text("metric")
+    if metric not in _OF:
+        raise refuse("metric", metric, _WHY.get(metric, "is not a quantity that is predicted"))
+    if _NAMES.get(metric) in ("tpot_seconds", "output_tokens_per_second") and not report.job.output_tokens:
+        raise refuse("output_tokens", 0, "nothing is generated, so no token has a time")
+    return float(_OF[metric](record, report))
+
+
+def interval_of(record: Record, report: InferReport, value: float) -> tuple[float, float] | None:
+    """Return the 10 to 90 % interval of a predicted value, None where its metric has none."""
+    metric = record.text("metric")
+    name = _NAMES.get(metric)
+    if name is None:
+        return None
+    if name not in report.interval:
+        return None
+    low, high = report.interval[name]
+    centre = float(getattr(report, name))
+    if metric in _RATES:
+        return value * centre / high, value * centre / low
+    return value * low / centre, value * high / centre

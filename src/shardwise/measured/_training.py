@@ -1,0 +1,220 @@
+"""From a row of a training file to a prediction: the plan, the job and the stack that the row states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.measured._comparison import Prediction
+from shardwise.measured._context import Context
+from shardwise.measured._frameworks import (
+    Framework,
+    adjusted,
+    framework_of,
+    offload_bytes_per_second,
+    recompute_steps,
+)
+from shardwise.measured._network import cluster_of
+from shardwise.measured._record import Record, refuse
+from shardwise.measured._training_metrics import interval_of, value_of
+from shardwise.measured._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
+from shardwise.measured._training_stack import dropout_of, named_stack, precision_of
+from shardwise.models import Model
+from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
+from shardwise.plans.laws import module_names
+from shardwise.training import Options, TrainReport, train
+
+# Cells that decide a prediction; rows that agree in them share it.
+SETTINGS = (
+    *("model", "device", "num_gpus", "gpus_per_node", "inter_node", "seq_len", "micro_batch", "global_batch", "tp"),
+    *("sp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "sharding", "recompute", "recompute_detail"),
+    *("compute_dtype", "param_dtype", "grad_dtype", "attention_kernel", "optimizer", "master_weights", "finetune"),
+    *("offload", "framework", "stack", "precision", "notes"),
+)
+_TUNED = "other adapters than LoRA, and seconds on unpacked samples, are not modelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The report of one configuration, what had to be assumed for it, and bytes beside those of the report."""
+
+    report: TrainReport
+    assumed: tuple[str, ...]
+    more_bytes: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the configuration fits its device."""
+        return self.report.device_bytes + self.more_bytes <= self.report.case.cluster.device.usable_memory_bytes
+
+    def answer(self, record: Record) -> Prediction:
+        """Return the predicted value of a row's metric, its interval and what was assumed."""
+        own = Record(record.row)
+        verdict = self.more_bytes and own.text("metric") == "fits"
+        value = float(self.fits) if verdict else value_of(own, self.report) + self.more_bytes
+        interval = interval_of(own, self.report, value, self.assumed)
+        assumed = tuple(dict.fromkeys((*self.assumed, *own.assumed)))
+        return Prediction(value=value, interval=interval, assumed=assumed, fits=self.fits)
+
+
+class TrainingRows:
+    """Predicts rows of training files; rows of one configuration share a prediction."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], Predicted | InputError] = {}
+
+    def __call__(self, record: Record, context: Context) -> Prediction:
+        """Return the predicted value of a row, its interval and what was assumed."""
+        key = (*(record.text(name) for name in ("case_id", *SETTINGS)), self.asked(record))
+        if key not in self._known:
+            try:
+                self._known[key] = self.predict(record, context)
+            except InputError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, InputError):
+            raise found
+        return found.answer(record)
+
+    def asked(self, record: Record) -> str:
+        """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
+        metric = record.text("metric")
+        return metric if metric == "fits" else ""
+
+    def predict(self, record: Record, context: Context) -> Predicted:
+        """Return the prediction of a row's configuration; raises `InputError` with the reason where there is none."""
+        record = record.completed()
+        question = question_of(record, context)
+        report = report_of(record, question)
+        return Predicted(report, tuple(dict.fromkeys((*question.notes, *record.assumed))))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a row asks `train`: model, cluster, plan, job and stack; its framework, and notes on what was taken.
+
+    `table` is what is known of frameworks.
+    """
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    job: Training
+    stack: Stack
+    framework: Framework
+    notes: tuple[str, ...]
+    table: Mapping[str, Any]
+
+    def train(self, plan: Plan) -> TrainReport:
+        """Return the report of a plan."""
+        return train(self.model, self.cluster, plan, self.job, Options(stack=self.stack))
+
+    def filled(self, plan: Plan) -> Plan:
+        """Return the plan with the largest micro-batch that fits."""
+        return replace(plan, micro_batch=self.train(plan).plan.micro_batch)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the stack's recipes offload activations rather than run layers again: where the host is near."""
+        device = self.cluster.device
+        near = device.knows("host_bytes_per_second") and device.host_bytes_per_second > offload_bytes_per_second(
+            self.table
+        )
+        return bool(recompute_steps(self.table, self.stack.name)) and near
+
+    def lighter(self) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:
+        """Return what is tried before whole layers: attention's core, or the modules of the stack's recipes."""
+        known, recipe = module_names(tuple(self.model.kinds)), recompute_steps(self.table, self.stack.name)
+        if not recipe or "moe" not in known:
+            return ("none", ()), ("selective", ())
+        steps = (tuple(name for name in names if name in known) for names in recipe)
+        return tuple(("none", modules) for modules in dict.fromkeys(steps))
+
+    def least(self, plan: Plan) -> TrainReport:
+        """Return the report with the least recompute that fits: none, attention's core, then the fewest whole layers.
+
+        Full recompute of every layer where nothing fits.
+        """
+        for mode, modules in self.lighter():
+            report = self.train(replace(plan, recompute=mode, modules=modules))
+            if report.fits:
+                return report
+        if self.offloads:
+            return self.train(plan)
+        every = self.train(replace(plan, recompute="full"))
+        low, high = 0, -(-self.model.num_layers // plan.pp)
+        if not every.fits:
+            return every
+        while high - low > 1:
+            middle = (low + high) // 2
+            report = self.train(replace(plan, recompute="full", recompute_layers=middle))
+            low, high = (low, middle) if report.fits else (middle, high)
+            every = report if report.fits else every
+        return every
+
+
+def question_of(record: Record, context: Context) -> Question:
+    """Return what a row asks; raises `InputError` where it does not say enough, or what is not modelled."""
+    _check(record)
+    table, model = context.frameworks, context.model(record.text("model"))
+    device, notes = context.device(record.text("device"))
+    framework = framework_of(table, record.text("framework"), record.row)
+    if not framework.known and not record.says("stack"):
+        record.taken("framework")
+    cluster = cluster_of(record, device, notes)
+    plan = plan_of(record, model, framework, cluster.devices_per_node)
+    stack = named_stack(record, framework, plan.sharding, model, table)
+    job = Training(
+        seq_len=int(record.positive("seq_len")),
+        global_batch=global_batch_of(record, plan, cluster.num_devices),
+        precision=record.text("precision") or precision_of(record, stack, set(device.matrix_flops), table),
+        optimizer=optimizer_of(record),
+        dropout=dropout_of(record, model, stack, table),
+    )
+    return Question(
+        model=model,
+        cluster=cluster,
+        plan=plan,
+        job=job,
+        stack=adjusted(table, find_stack(stack), record.row),
+        framework=framework,
+        notes=notes,
+        table=table,
+    )
+
+
+def report_of(record: Record, question: Question) -> TrainReport:
+    """Return the report of a row with the recompute that it states, or, where that is unknown, is taken for it."""
+    plan, unknown = question.plan, recompute_unknown(record, question.framework)
+    if not plan.micro_batch:
+        plan = question.filled(replace(plan, recompute="full") if unknown else plan)
+    if not unknown:
+        return question.train(recomputed(record, plan, question.model, question.stack))
+    if record.text("metric") == "fits":
+        record.taken("verdict")
+        return question.train(replace(plan, recompute="none"))
+    record.taken("recompute")
+    report = question.least(plan)
+    if question.offloads and not report.fits:
+        record.assume("activations over the device's memory go to the host beside compute, as in NVIDIA's recipes")
+    return report
+
+
+def _check(record: Record) -> None:
+    """Raise where a row describes what the package does not model."""
+    tuned = record.text("finetune") or "pretrain"
+    if tuned not in ("pretrain", "full"):
+        raise refuse("finetune", tuned, _TUNED)
+    if record.text("offload") not in ("", "none"):
+        raise refuse("offload", record.text("offload"), "offloading to the host is not modelled")
+    if record.text("optimizer").startswith("paged"):
+        raise refuse("optimizer", record.text("optimizer"), "its state moves to the host, which is not modelled")
+    if tuned == "full" and (
+        "mean_tokens_per_sample" in record.text("notes") or "longest_sample" in record.text("notes")
+    ):
+        raise refuse("finetune", tuned, _TUNED)
+    if not record.whole("num_gpus"):
+        raise refuse("num_gpus", None, "is not stated")

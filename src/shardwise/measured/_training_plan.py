@@ -1,0 +1,187 @@
+"""From a row of a training file to the plan that it states, and what is taken for degrees that it does not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import cast
+
+from shardwise.measured._frameworks import Framework
+from shardwise.measured._layers import spread
+from shardwise.measured._record import Record, refuse
+from shardwise.measured._rules import words
+from shardwise.models import Model, MoE
+from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack
+
+
+def _degree(record: Record, name: str) -> int:
+    if not record.says(name):
+        record.taken("degrees")
+    return record.count(name)
+
+
+def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Plan:
+    tp, cp, pp = (_degree(record, name) for name in ("tp", "cp", "pp"))
+    product = int(record.noted("model_parallel_size"))
+    if product > 1 and tp * pp == 1:
+        record.taken("model_parallel_size")
+        tp = max(d for d in range(1, min(product, node) + 1) if product % d == 0 and not model_heads(model) % d)
+        pp = product // tp
+    experts = any(isinstance(b.feed_forward, MoE) for b in model.kinds)
+    vpp = _vpp(record, model, pp)
+    plan = Plan(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        vpp=vpp,
+        dp=0,
+        ep=_degree(record, "ep") if experts else 1,
+        etp=_etp(record, tp) if experts else 1,
+        micro_batch=_micro_batch(record, framework, pp, max(record.whole("num_gpus") // (tp * cp * pp), 1)),
+        sequence_parallel=_sequence_parallel(record, framework, tp, experts),
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        cp_kind=_cp_kind(record, cp),
+        sharding=_sharding(record, framework),
+    )
+    plan = _shard(record, plan)
+    if model.num_layers % (pp * vpp):
+        record.taken("stage_layers")
+        plan = replace(plan, stage_layers=spread(model.num_layers, pp * vpp))
+    return plan
+
+
+def model_heads(model: Model) -> int:
+    """Return the query heads of a model, by which tensor parallelism must divide; 1 where it has none."""
+    mixers = [m for block in model.kinds for m in block.mixers]
+    return next((int(m.heads) for m in mixers if hasattr(m, "heads")), 1)
+
+
+def _vpp(record: Record, model: Model, pp: int) -> int:
+    if pp > 1 and not record.says("vpp"):
+        record.taken("vpp")
+    layers = re.fullmatch(r"(\d+) layers?", record.text("vpp"))  # of a chunk
+    stated = max(round(model.num_layers / (pp * int(layers[1]))), 1) if layers else record.count("vpp")
+    vpp = stated if pp > 1 else 1
+    return vpp if pp * vpp <= model.num_layers or pp * vpp == model.num_layers + 2 else 1
+
+
+def _etp(record: Record, tp: int) -> int:
+    if not record.says("etp") and tp > 1:
+        record.taken("etp")
+    return record.count("etp")
+
+
+def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -> int:
+    """Return the micro-batch: the stated one, 1 in a pipeline, 0 for the fastest that fits.
+
+    Some frameworks state the batch of a replica, which their pipeline cuts (`Framework.pipeline_batch`), as does any
+    source whose pipeline would have one micro-batch.
+    """
+    stated, batch = record.whole("micro_batch"), record.whole("global_batch")
+    if not stated:
+        record.taken("micro_batch")
+        return 1 if pp > 1 or not batch else 0
+    if pp > 1 and framework.pipeline_batch == "sequence":
+        record.assume("micro_batch: one sequence of the batch of a replica, the framework's default in a pipeline")
+        return 1
+    whole = batch == stated * replicas or framework.pipeline_batch == "replica"
+    if pp > 1 and stated >= pp and stated % pp == 0 and whole:
+        record.assume("micro_batch: the batch of a replica, cut into as many micro-batches as stages")
+        return stated // pp
+    return stated
+
+
+def recompute_unknown(record: Record, framework: Framework) -> bool:
+    """Return whether the amount of recompute is not told: not stated, or by a policy of its own."""
+    if not record.says("recompute"):
+        return True
+    policy = "=custom" in record.text("recompute_detail") or framework.recompute_policy
+    return record.text("recompute") == "selective" and policy
+
+
+def _sequence_parallel(record: Record, framework: Framework, tp: int, experts: bool) -> bool:
+    if record.says("sp"):
+        return record.whole("sp") > 0
+    if tp > 1:
+        record.taken("sp")
+    # Without it every rank of a tensor-parallel group would route all tokens (Megatron-LM arguments.py).
+    return framework.sequence_parallel or (experts and tp > 1)
+
+
+def _cp_kind(record: Record, cp: int) -> ContextKind:
+    word = record.text("cp_kind")
+    if cp > 1 and not word:
+        record.taken("cp_kind")
+    kind = words("cp_kind").get(word or "ring")
+    if kind is None:
+        raise refuse("cp_kind", word, "is not a known kind")
+    return cast(ContextKind, kind)
+
+
+def _sharding(record: Record, framework: Framework) -> Sharding:
+    word = record.text("sharding")
+    if not word:
+        record.taken("sharding")
+        return cast(Sharding, framework.sharding)
+    found = words("sharding").get(word)
+    if found is None:
+        raise refuse("sharding", word, "is not a known kind of sharding")
+    return cast(Sharding, found)
+
+
+def _shard(record: Record, plan: Plan) -> Plan:
+    """Return the plan with the sharding group where it is smaller than the replicas: sharding within, copies across."""
+    size, replicas = int(record.noted("shard_size")), record.whole("dp") or 0
+    if plan.sharding == "hsdp":
+        return replace(plan, shard=size or record.whole("gpus_per_node") or 8)
+    if size and replicas and size < replicas and plan.sharding in ("fsdp", "zero1", "distributed-optimizer"):
+        return replace(plan, sharding="hsdp" if plan.sharding == "fsdp" else plan.sharding, shard=size)
+    return plan
+
+
+def optimizer_of(record: Record) -> str:
+    word = record.text("optimizer")
+    if not word:
+        return record.taken("optimizer")
+    found = words("optimizer").get(word)
+    if found is None:
+        raise refuse("optimizer", word, "is not modelled")
+    return found
+
+
+def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
+    batch = record.whole("global_batch")
+    if batch:
+        return batch
+    replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
+    record.taken("global_batch")
+    return max(plan.micro_batch, 1) * replicas * plan.pp
+
+
+def recomputed(record: Record, plan: Plan, model: Model, stack: Stack) -> Plan:
+    """Return the plan with the recompute that a row states."""
+    word, each = record.text("recompute"), -(-model.num_layers // plan.pp)
+    if stack.settings.keeps_products:
+        # All of a layer runs again but the operators whose results are kept.
+        return replace(plan, recompute="full")
+    if word == "selective":
+        return _selective(record, plan)
+    if word == "partial":
+        record.assume("recompute of a part of the layers: half of them")
+        return replace(plan, recompute="full", recompute_layers=max(1, each // 2))
+    if word not in ("none", "full"):
+        raise refuse("recompute", word, "is not a known kind of recompute")
+    return replace(plan, recompute=cast(Recompute, word))
+
+
+def _selective(record: Record, plan: Plan) -> Plan:
+    """Return the plan that runs the named modules again, attention's core where none is named."""
+    detail = record.text("recompute_detail").lower()
+    table = words("modules")
+    pieces = [p for p in re.split(r"[,;]\s*|\s{2,}", detail) if p]
+    if any(p not in table for p in pieces):
+        pieces = detail.replace(",", " ").split()
+    named = tuple(dict.fromkeys(table[p] for p in pieces if p in table))
+    if named in ((), ("core_attn",)):
+        return replace(plan, recompute="selective")
+    return replace(plan, modules=named)

@@ -1,0 +1,145 @@
+"""What is known of frameworks: the stacks that run rows, and what cells of a row change in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from accuracy.adapters import adapters_of
+from accuracy.files import read
+from accuracy.published import Published
+from shardwise.measured import framework_of, frameworks
+from shardwise.measured._frameworks import adjusted, has_habit, variant_of
+from shardwise.measured._record import Record
+from shardwise.measured._training_stack import precision_of
+from shardwise.plans import Stack, find_stack, stack_names
+
+TABLE: dict[str, Any] = {**Published.frameworks, **read("adapters.toml")}
+
+
+def test_every_stack_of_the_table_is_known() -> None:
+    """Frameworks and their variants name stacks of the package, and every pattern of a stack's name fits one."""
+    names = {one.stack for one in frameworks(TABLE)} | {one["stack"] for one in TABLE["variant"]}
+    assert names - {""} <= set(stack_names())
+    patterns = [one["of"] for kind in ("variant", "adjustment") for one in TABLE[kind]]
+    patterns += [one["stacks"] for one in TABLE["habit"].values()] + [TABLE["recompute_recipe"]["stacks"]]
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, name) for name in stack_names()), pattern
+
+
+def test_adjustments_set_fields_that_stacks_have() -> None:
+    """What cells change is a field of a stack, or of its settings, of the type that the field has."""
+    stack = find_stack("megatron")
+    assert {f.name for f in fields(Stack)} >= {name for one in TABLE["adjustment"] for name in one.get("sets", {})}
+    for one in TABLE["adjustment"]:
+        for table, values in ((stack, one.get("sets", {})), (stack.settings, one.get("settings", {}))):
+            assert all(type(getattr(table, name)) is type(value) for name, value in values.items())
+
+
+def test_every_entry_has_a_source() -> None:
+    """Whatever is known of a framework is cited."""
+    entries = [*TABLE["framework"], *TABLE["variant"], *TABLE["adjustment"], *TABLE["habit"].values()]
+    assert all(one["source"] for one in [*entries, TABLE["recompute_recipe"], *TABLE["adapters"].values()])
+
+
+@pytest.mark.parametrize(
+    ("stack", "row", "experts", "runs"),
+    [
+        ("fsdp2", {"notes": "torch.compile"}, "none", "fsdp2-compiled-loss"),
+        ("fsdp2-2024", {"notes": "compile"}, "none", "fsdp2-compiled"),
+        ("fsdp2", {"notes": "compile, Async TP"}, "none", "fsdp2-async-tp"),
+        ("megatron", {"attention_kernel": "unfused"}, "none", "megatron-scores"),
+        ("megatron-2021", {"attention_kernel": "unfused"}, "none", "megatron-2021"),
+        ("megatron-scores", {"attention_kernel": "flash"}, "none", "megatron"),
+        ("automodel", {}, "none", "transformers"),
+        ("automodel", {}, "gated", "automodel"),
+        ("megatron-bridge-2606", {}, "ungated", "megatron-bridge"),
+    ],
+)
+def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], experts: str, runs: str) -> None:
+    """Compilation, the kernel of attention and the kind of model decide which of its stacks a framework runs."""
+    assert variant_of(TABLE, stack, row, experts) == runs
+
+
+@pytest.mark.parametrize(
+    ("stack", "row", "field", "value"),
+    [
+        ("megatron", {"notes": "fused cross entropy", "framework": "Megatron-LM + TE"}, "loss",
+         "vocab-parallel-in-place"),
+        ("megatron", {"notes": "fused cross entropy"}, "loss", "vocab-parallel-compiled"),
+        ("fsdp2", {"notes": "chunked cross-entropy"}, "loss", "chunked"),
+        ("fsdp2-compiled-loss", {"notes": "chunked loss"}, "loss", "compiled"),
+        ("megatron", {"notes": "dispatcher HybridEP"}, "dispatch", "deduplicated"),
+        ("megatron", {"notes": "tp-comm-overlap"}, "overlap_tensor", True),
+        ("megatron", {"notes": "1F1B overlap"}, "overlap_experts", "always"),
+        ("megatron-bridge", {"compute_dtype": "fp8"}, "gather_bytes", 1.0),
+        ("megatron-bridge", {"compute_dtype": "mxfp8"}, "gather_bytes", 0.0),
+    ],
+)  # fmt: skip
+def test_cells_change_what_a_stack_does(stack: str, row: dict[str, str], field: str, value: object) -> None:
+    """Notes name kernels and messages; the stack has them, and is otherwise the same."""
+    assert getattr(adjusted(TABLE, find_stack(stack), row), field) == value
+    assert adjusted(TABLE, find_stack(stack), {}) == find_stack(stack)
+
+
+def test_notes_say_what_the_user_set() -> None:
+    """Recompute by operator and updates within the backward pass are settings of any stack."""
+    row = {"recompute": "selective", "recompute_detail": "per-op SAC", "notes": "optimizer in backward"}
+    settings = adjusted(TABLE, find_stack("fsdp2"), row).settings
+    assert (settings.keeps_products, settings.updates_in_backward) == (True, True)
+
+
+def test_habits_belong_to_old_frameworks() -> None:
+    """Dropout is on by default before Megatron-Core, 16-bit gradients are those of four frameworks."""
+    assert [has_habit(TABLE, name, "dropout") for name in ("megatron-2021", "megatron-scores", "megatron")] == [
+        True,
+        True,
+        False,
+    ]
+    assert {name for name in stack_names() if has_habit(TABLE, name, "narrow_gradients")} == {
+        "megatron-2021",
+        "megatron-deepspeed",
+        "oneflow",
+        "internevo",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "stack"),
+    [
+        ("Megatron-LM", "a100-sxm-80gb", "megatron-scores"),
+        ("Megatron", "v100-sxm-32gb", "megatron-scores"),
+        ("Megatron-LM", "rtx-3090", "megatron-scores"),
+        ("Megatron-LM", "h100-sxm-80gb", "megatron"),
+        ("Megatron-LM", "rtx-4090", "megatron"),
+        ("Megatron-LM (2022)", "h100-sxm-80gb", "megatron-scores"),
+        ("Megatron-LM v0.12", "a100-sxm-80gb", "megatron"),
+    ],
+)
+def test_a_name_without_a_release_is_as_old_as_its_device(name: str, device: str, stack: str) -> None:
+    """Megatron-LM without a date is that of whole scores on devices from before 2023 alone."""
+    assert framework_of(TABLE, name, {"device": device}).stack == stack
+
+
+def test_an_unknown_framework_is_not_known() -> None:
+    """The entry for all others has no stack of its own."""
+    found = framework_of(TABLE, "my own trainer", {})
+    assert (found.known, found.stack) == (False, "")
+    assert adapters_of("my own trainer") == adapters_of("transformers")
+
+
+@pytest.mark.parametrize(
+    ("stack", "dtype", "expected"),
+    [
+        ("megatron-2021", "fp16", "fp16-grads16"),
+        ("oneflow", "fp16", "fp16-grads16"),
+        ("megatron-2021", "bf16", ""),
+        ("megatron-scores", "fp16", "fp16"),
+    ],
+)
+def test_gradients_of_fp16_stay_narrow_where_nobody_asked_for_fp32(stack: str, dtype: str, expected: str) -> None:
+    """Megatron-LM of 2021 adds up and reduces gradients in fp16, and in fp32 under bf16; later ones in fp32."""
+    assert precision_of(Record({"compute_dtype": dtype}), stack, {"fp16", "bf16"}, TABLE) == expected

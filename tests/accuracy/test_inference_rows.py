@@ -1,0 +1,225 @@
+"""Which engine, batch and model a row of an inference file means where it does not say so itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accuracy.padding import padded
+from measured_rows import INFERENCE
+from measured_rows import published as only
+from shardwise.hardware import find_device
+from shardwise.measured import Comparison
+from shardwise.measured._engines import limits_of
+from shardwise.models import Model
+
+BATCH = {**INFERENCE, "metric": "batch_latency", "engine_version": ""}
+
+
+def said(row: Comparison) -> str:
+    """Return everything that was assumed for a row."""
+    return "; ".join(row.assumed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"engine": "vllm"}, "before V1"),
+        ({"engine": "vllm", "device": "mi300x"}, "before V1"),
+        (
+            {"engine": "vllm", "citation": "github:mlc-ai/llm-perf-bench@d401356f README.md line 59"},
+            "0.2, as documented",
+        ),
+        ({"engine": "trtllm"}, "examples/run.py up to 0.11"),
+    ],
+)
+def test_fixed_batches_without_a_version_are_of_their_time(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+    """A fixed batch of an engine whose version is not stated is one of 2024, and the row says so."""
+    found = only(tmp_path, {**BATCH, **changed})
+    assert found.status == "predicted", found.reason
+    assert words in said(found)
+
+
+def test_a_stated_version_decides(tmp_path: Path) -> None:
+    """TensorRT-LLM 0.9 is slower than 1.0 for grouped heads at long context."""
+    row = {**BATCH, "engine": "trtllm", "batch": "64", "input_tokens": "4096"}
+    old, new = (only(tmp_path, {**row, "engine_version": version}).predicted for version in ("0.9", "1.0"))
+    assert old > 1.05 * new
+
+
+@pytest.mark.parametrize(
+    ("version", "untuned"), [("", False), ("0.6.0", True), ("rocm6.3.1_py3.12_vllm_0.6.6", False), ("0.7.3", False)]
+)
+def test_products_of_the_first_image_for_rocm_are_those_of_its_release(
+    tmp_path: Path, version: str, untuned: bool
+) -> None:
+    """Only vLLM up to 0.6.1, which its repository builds without tuned products, runs at a twentieth of an MI300X."""
+    row = {**BATCH, "device": "mi300x", "input_tokens": "2048", "output_tokens": "1", "batch": "16"}
+    found = only(tmp_path, {**row, "engine_version": version})
+    tuned = only(tmp_path, {**row, "engine_version": "0.6.6"})
+    assert (found.predicted > 3 * tuned.predicted) == untuned
+    assert found.predicted >= tuned.predicted
+
+
+def test_a_source_may_document_the_release_of_some_of_its_rows(tmp_path: Path) -> None:
+    """LLM-Inference-Bench names vLLM 0.6.1 for AMD devices, and its other rows stay without a version."""
+    row = {**BATCH, "citation": "github:argonne-lcf/LLM-Inference-Bench@4211f5d4 Plots/All_results.csv row 1"}
+    assert "engine_version: 0.6.1, as documented" in said(only(tmp_path, {**row, "device": "mi300x"}))
+    assert "as documented" not in said(only(tmp_path, row))
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "length", "batch"),
+    [
+        ("vllm", "h100-sxm-80gb", 4096, (8192, 1024)),
+        ("vllm", "a100-sxm-80gb", 4096, (2048, 256)),
+        ("vllm-v0", "h100-sxm-80gb", 1024, (2048, 256)),
+        ("vllm-v0", "h100-sxm-80gb", 8192, (8192, 256)),
+        ("vllm-v0", "h100-sxm-80gb", 131072, (2048, 256)),
+        ("sglang", "h100-sxm-80gb", 4096, (0, 256)),
+    ],
+)
+def test_engines_set_memory_aside_for_a_batch_of_their_time(
+    engine: str, device: str, length: int, batch: tuple[int, int]
+) -> None:
+    """Tokens and sequences of the run that vLLM measures its memory with are those of its version and device."""
+    limits = limits_of(engine, find_device(device).device)
+    assert (limits.tokens(length), limits.set_aside) == batch
+
+
+def test_logs_whose_notebook_states_a_rank_hold_its_adapters(tmp_path: Path) -> None:
+    """The rank of the adapters stands in the notebook that the log is from, not in the log."""
+    row = {**INFERENCE, "metric": "weights_bytes_per_gpu", "serving_mode": "memory_log", "notes": "lora_possible=1"}
+    without = only(tmp_path, row)
+    found = only(tmp_path, {**row, "citation": "github:unslothai/notebooks@bdda2efc nb/Llama3.1_(8B)-GRPO.ipynb"})
+    assert "lora_rank=32" in said(found)
+    assert found.predicted > 1.005 * without.predicted
+
+
+def test_a_batch_that_the_cache_does_not_hold_waits(tmp_path: Path) -> None:
+    """A batch twice as large as what the cache holds takes about twice as long, and the row says how many run."""
+    row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}
+    some, twice = (only(tmp_path, {**row, "batch": batch}) for batch in ("400", "800"))
+    assert "the cache does not hold the batch" in said(some)
+    assert twice.predicted / some.predicted == pytest.approx(2, rel=0.1)
+
+
+def test_a_batch_that_waits_ran(tmp_path: Path) -> None:
+    """A batch that was measured fits where there is room for one request; asked whether it fits, all must."""
+    large = {**BATCH, "batch": "4096"}
+    assert only(tmp_path, large).fits is True
+    asked = only(tmp_path, {**large, "metric": "fits", "value": "0"})
+    assert (asked.fits, asked.predicted) == (False, 0.0)
+
+
+def test_first_tokens_wait_for_room(tmp_path: Path) -> None:
+    """In a batch twice as large as the cache holds half wait a batch, for the mean first token half of it."""
+    row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}
+    held = int(said(only(tmp_path, {**row, "batch": "900"})).split("to its end: ")[1].split(" ")[0])
+    first, whole = (
+        only(tmp_path, {**row, "batch": str(2 * held), "metric": metric}).predicted
+        for metric in ("ttft", "batch_latency")
+    )
+    alone = only(tmp_path, {**row, "batch": str(held // 2), "metric": "ttft"}).predicted
+    assert whole / 4 < first < whole / 4 + 3 * alone
+    rate = only(tmp_path, {**row, "batch": str(2 * held), "metric": "output_tokens_per_second"}).predicted
+    assert rate == pytest.approx(2 * held * 2048 / whole)
+
+
+def test_full_queues_run_on_small_replicas_where_no_layout_is_stated(tmp_path: Path) -> None:
+    """Eight devices that are all a source names run eight replicas of a small model, and one of a large one."""
+    row = {**INFERENCE, "metric": "output_tokens_per_second", "serving_mode": "offline_throughput", "batch": ""}
+    row |= {"engine": "trtllm", "engine_version": "1.0", "output_tokens": "512", "num_gpus": "8", "tp": "", "dp": ""}
+    small = only(tmp_path, row)
+    assert "replicas of tp 1" in said(small)
+    assert small.predicted > 1.5 * only(tmp_path, {**row, "tp": "8"}).predicted
+    assert "replicas" not in said(only(tmp_path, {**row, "model": "llama-3.1-405b"}))
+
+
+def test_turbomind_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    """LMDeploy's batches are not those of TensorRT-LLM's examples of 2024."""
+    found = only(tmp_path, {**BATCH, "engine": "lmdeploy", "device": "a100-sxm-80gb"})
+    assert "examples/run.py" not in said(found)
+
+
+def test_a_full_queue_keeps_every_stage_at_work(tmp_path: Path) -> None:
+    """Four stages of a pipeline generate nearly four times what one device does, from a full queue."""
+    row = {**INFERENCE, "metric": "output_tokens_per_second", "serving_mode": "offline_throughput", "batch": "",
+           "engine": "trtllm", "engine_version": "1.0", "output_tokens": "1024"}  # fmt: skip
+    one = only(tmp_path, {**row, "batch": "64"}).predicted
+    four = only(tmp_path, {**row, "batch": "256", "num_gpus": "4", "pp": "4"}).predicted
+    assert four / one == pytest.approx(4, rel=0.25)
+
+
+def test_nothing_generated_has_no_time_per_token(tmp_path: Path) -> None:
+    """A row that asks for the time of tokens that are not generated is refused."""
+    found = only(tmp_path, {**INFERENCE, "output_tokens": ""})
+    assert (found.status, "nothing is generated" in found.reason) == ("refused", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "heads", "kv_heads"),
+    [("llama-2-13b", 24, 48, 48), ("llama-3.1-70b", 24, 72, 8), ("llama-3.1-8b", 8, 32, 8)],
+)
+def test_heads_are_filled_up_to_the_ranks(model: str, ranks: int, heads: int, kv_heads: int) -> None:
+    """Heads grow to the next multiple of the ranks; key-value heads only where ranks cannot share them."""
+    mixer = padded(Model.load(model), ranks).layers[0].mixers[0]
+    assert (mixer.heads, mixer.kv_heads) == (heads, kv_heads)
+
+
+def test_neuron_cores_that_do_not_divide_the_heads_are_predicted(tmp_path: Path) -> None:
+    """Neuron pads heads, so 24 cores serve a model of 40."""
+    found = only(
+        tmp_path,
+        {**INFERENCE, "engine": "neuronx", "engine_version": "", "model": "llama-2-13b", "device": "inferentia2-core",
+         "num_gpus": "24", "tp": "24"},
+    )  # fmt: skip
+    assert found.status == "predicted", found.reason
+    assert "pads heads" in said(found)
+
+
+def test_prompts_share_the_steps_of_tokens_where_engines_mix_them(tmp_path: Path) -> None:
+    """In a closed loop a step of a prompt decodes too under vLLM, and stops decoding in SGLang."""
+    row = {**INFERENCE, "metric": "tpot", "serving_mode": "online", "batch": "", "concurrency": "64",
+           "input_tokens": "1024", "output_tokens": "128", "engine_version": "0.15"}  # fmt: skip
+    mixed, apart = (only(tmp_path, {**row, "engine": engine}).predicted for engine in ("vllm", "sglang"))
+    assert mixed < 0.95 * apart
+    one = {**row, "concurrency": "1"}
+    alone = [only(tmp_path, {**one, "engine": engine}).predicted for engine in ("vllm", "sglang")]
+    assert alone[0] == pytest.approx(alone[1], rel=0.1)
+
+
+def test_attention_groups_are_replicas_that_share_experts(tmp_path: Path) -> None:
+    """Four groups of attention with experts over all of them keep a quarter of the experts and of the requests each."""
+    row = {**INFERENCE, "model": "qwen3-30b-a3b", "num_gpus": "4", "tp": "1", "ep": "4", "attention_dp": "4",
+           "batch": "32"}  # fmt: skip
+    found = only(tmp_path, row)
+    assert found.status == "predicted", found.reason
+    assert "4 groups of attention" in said(found)
+    shared = only(tmp_path, {**row, "metric": "weights_bytes_per_gpu"}).predicted
+    alone = only(
+        tmp_path, {**row, "metric": "weights_bytes_per_gpu", "attention_dp": "1", "ep": "1", "dp": "4"}
+    ).predicted
+    assert shared < 0.4 * alone
+
+
+def test_attention_groups_that_are_not_counted_are_refused(tmp_path: Path) -> None:
+    """A source that says that attention is grouped but not how many groups share experts cannot be predicted."""
+    found = only(tmp_path, {**INFERENCE, "model": "qwen3-30b-a3b", "notes": "attention_dp_enabled=1"})
+    assert (found.status, "attention_dp" in found.reason) == ("refused", True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"engine": "my-engine"}, "not an engine that is modelled: "),
+        ({"serving_mode": "offline"}, "not a known mode: static"),
+        ({"serving_mode": ""}, "serving_mode: is not stated"),
+    ],
+)
+def test_a_word_that_is_not_known_is_answered_with_those_that_are(
+    tmp_path: Path, changed: dict[str, str], says: str
+) -> None:
+    """A refused engine or mode lists what would have been read, and a blank cell is said to be blank."""
+    assert says in only(tmp_path, {**INFERENCE, **changed}).reason

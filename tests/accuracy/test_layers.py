@@ -1,0 +1,117 @@
+"""Where layers lie that do not divide by the chunks of a pipeline, and what recipes run again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accuracy.published import completed, documented
+from shardwise.measured._layers import spread
+from shardwise.measured._record import Record
+from shardwise.measured._training_plan import _vpp
+from shardwise.models import Model
+
+BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-archive.md"
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks", "first", "last"),
+    [
+        (126, 64, 1, 1),
+        (126, 128, 0, 0),
+        (94, 8, 11, 11),
+        (70, 12, 5, 5),
+        (61, 16, 4, 1),
+        (61, 4, 16, 13),
+        (10, 4, 2, 2),
+    ],
+)
+def test_a_chunk_with_the_loss_holds_fewer_layers(layers: int, chunks: int, first: int, last: int) -> None:
+    """Layouts that are printed: Llama 405B, Qwen3-235B, BLOOM, DeepSeek-V3 and Kimi K2."""
+    found = spread(layers, chunks)
+    assert (found[0], found[-1]) == (first, last)
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_every_layer_lies_on_one_chunk(layers: int, chunks: int) -> None:
+    """Layers of all chunks add up to the model, and no chunk but the first and last differs by more than one."""
+    found = spread(layers, chunks)
+    assert sum(found) == layers and len(found) == chunks and min(found) >= 0
+    assert max(found) - min(found[:-1], default=max(found)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "dtype", "said"),
+    [
+        ("nemotron-3-nano-30b-a3b", "h100-sxm-80gb", "fp8", "moe, layernorm, core_attn, moe_act"),
+        ("gpt-oss-120b", "gb200", "bf16", "layernorm, moe_act"),
+        ("gpt-oss-120b", "gb300", "bf16", None),
+        ("qwen3-30b-a3b", "b200-sxm-180gb", "mxfp8", None),
+        ("deepseek-v3", "h100-sxm-80gb", "fp8", "mla_up_proj, mlp"),
+    ],
+)
+def test_recipes_say_what_runs_again(model: str, device: str, dtype: str, said: str | None) -> None:
+    """NVIDIA's tables leave recompute out: the recipes behind them name the modules, or none."""
+    row = {"model": model, "device": device, "compute_dtype": dtype, "framework": "Megatron-Bridge 26.02"}
+    cells, source = documented(BRIDGE, row)
+    assert cells.get("recompute_detail") == said
+    assert cells["recompute"] == ("selective" if said else "none")
+    assert "Megatron-Bridge" in source
+
+
+@pytest.mark.parametrize(("length", "recompute"), [("8192", "none"), ("131072", None)])
+def test_llama_405b_ran_chunks_of_one_layer(length: str, recompute: str | None) -> None:
+    """The paper's table leaves out what its text says: eight chunks a stage, and no recompute at 8,192 tokens."""
+    cells, _ = documented("arXiv 2407.21783 Table 4", {"model": "llama-3.1-405b", "pp": "16", "seq_len": length})
+    assert (cells["vpp"], cells["cp_kind"], cells.get("recompute")) == ("8", "all_gather", recompute)
+
+
+@pytest.mark.parametrize(
+    ("citation", "framework", "wanted"),
+    [
+        ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "Megatron-LM", "Megatron-LM (2021)"),
+        ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "NeMo 25.07", "NeMo 25.07"),
+        ("another page", "Megatron-LM", "Megatron-LM"),
+    ],
+)
+def test_a_dated_page_says_which_release_ran(citation: str, framework: str, wanted: str) -> None:
+    """Megatron-LM of January 2021 reduced gradients behind both products; a framework that is stated whole stays."""
+    record = completed(Record({"citation": citation, "framework": framework, "notes": ""}))
+    assert record.text("framework") == wanted
+
+
+def test_the_scripts_of_a_paper_fill_its_table() -> None:
+    """Table 1 of arXiv:2104.04473 leaves out micro-batches and chunks, which its scripts state for each model."""
+    row = {"citation": "arXiv 2104.04473 Table 1, read elsewhere", "model": "gpt-l60-h10240-a80-v51200", "notes": ""}
+    record = completed(Record({**row, "micro_batch": "", "vpp": "", "framework": "Megatron-LM"}))
+    assert (record.whole("micro_batch"), record.whole("vpp"), record.text("framework")) == (2, 3, "Megatron-LM (2021)")
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks"), [("84-h8192", "2", "1 layer"), ("92-h10240", "16", "1 layer"), ("48-h7168", "1", None)]
+)
+def test_stages_whose_messages_overlap_are_interleaved(layers: str, pp: str, chunks: str | None) -> None:
+    """Messages between stages overlap in the README of 2024, which Megatron-LM does with interleaving alone."""
+    page = "github:NVIDIA/Megatron-LM@937571cfd4:images/model_table.png"
+    cells, _ = documented(page, {"model": f"gpt-l{layers}-a64-v131072-untied", "pp": pp})
+    assert cells.get("vpp") == chunks
+
+
+@pytest.mark.parametrize(
+    ("vpp", "pp", "chunks"), [("1 layer", 4, 8), ("2 layers", 4, 4), ("3", 4, 3), ("1 layer", 1, 1)]
+)
+def test_chunks_may_be_stated_by_their_layers(vpp: str, pp: int, chunks: int) -> None:
+    """A pipeline whose chunks have so many layers has as many chunks on each stage as that takes."""
+    model = Model.load("llama-3-8b")
+    assert _vpp(Record({"vpp": vpp}), model, pp) == chunks
+
+
+@pytest.mark.parametrize(
+    "path", ["github:MooreThreads/SimuMax@4dcaae5:", "https://github.com/MooreThreads/SimuMax/blob/4dcaae5/"]
+)
+@pytest.mark.parametrize(("case", "notes"), [("llama3_70b_tp1_cef", "fused cross entropy"), ("llama3_70b_tp1", None)])
+def test_an_address_cites_what_its_short_form_does(path: str, case: str, notes: str | None) -> None:
+    """What a repository documents counts for its pages however they are cited, as do the names of its cases."""
+    cells, _ = documented(f"{path}docs/b200/summary.json case {case}")
+    assert (cells["cp_kind"], cells.get("notes")) == ("a2a", notes)

@@ -1,0 +1,86 @@
+"""Rows of PyTorch's own training stacks: which one a framework's name means, and what its recipes do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import measured_rows
+from accuracy.published import Published
+from shardwise.measured import framework_of
+from shardwise.measured._comparison import Comparison
+
+ROW = {
+    "case_id": "mine-1", "metric": "tokens_per_second_per_gpu", "value": "4000", "model": "llama-2-7b",
+    "device": "a100-sxm-80gb", "num_gpus": "64", "gpus_per_node": "8", "seq_len": "4096", "micro_batch": "2",
+    "tp": "1", "cp": "1", "pp": "1", "dp": "64", "sharding": "fsdp", "recompute": "none", "recompute_detail": "",
+    "compute_dtype": "bf16", "param_dtype": "", "optimizer": "", "master_weights": "", "framework": "fms-fsdp",
+    "finetune": "pretrain", "inter_node": "",
+    "vpp": "", "ep": "", "global_batch": "", "citation": "mine", "notes": "torch.compile",
+}  # fmt: skip
+
+
+def only(folder: Path, **record: str) -> Comparison:
+    """Return a row with some record changed and its prediction."""
+    found = measured_rows.published(folder, {**ROW, **record})
+    assert found.status == "predicted", found.reason
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "sharding"),
+    [
+        ("IBM fms-fsdp", "fms-fsdp", "hsdp"),
+        ("foundation-model-stack", "fms-fsdp", "hsdp"),
+        ("torchtitan 2025-06", "fsdp2", "fsdp"),
+        ("torchtune 0.5", "fsdp2", "fsdp"),
+        ("NeMo AutoModel 26.02", "automodel", "fsdp"),
+        ("InternEvo", "internevo", "zero1"),
+    ],
+)
+def test_frameworks_are_told_by_their_names(name: str, stack: str, sharding: str) -> None:
+    """Each of these frameworks has a stack and a sharding of its own."""
+    found = framework_of(Published.frameworks, name, {})
+    assert (found.stack, found.sharding) == (stack, sharding)
+
+
+def test_replicas_in_other_nodes_only_sum_their_shards(tmp_path: Path) -> None:
+    """Sharded within a node, weights stay off the network: a large model on a slow one runs faster so."""
+    notes = {"fsdp": "torch.compile", "hsdp": "torch.compile; shard_size=8"}
+    whole, hybrid = (
+        only(tmp_path, sharding=kind, inter_node="ib_edr_100gbps", notes=said).predicted or 0.0
+        for kind, said in notes.items()
+    )
+    assert hybrid > 1.2 * whole
+
+
+def test_selective_checkpointing_of_fms_is_a_share_of_the_blocks(tmp_path: Path) -> None:
+    """fms-fsdp runs a share of whole blocks again: as few as fit, so none of 7 billion and some of 70."""
+    small = [only(tmp_path, recompute=kind).predicted or 0.0 for kind in ("none", "selective", "full")]
+    assert small[0] == small[1] > small[2]
+    big = {"model": "llama-2-70b", "num_gpus": "64", "seq_len": "8192"}
+    some, every = (only(tmp_path, recompute=kind, **big).predicted or 0.0 for kind in ("selective", "full"))
+    assert some > every
+
+
+def test_automodel_runs_its_own_layers_for_mixtures(tmp_path: Path) -> None:
+    """NeMo AutoModel's mixtures have fused norms and one sequence a micro-batch in a pipeline."""
+    mixture = {"model": "qwen3-30b-a3b", "device": "h100-sxm-80gb", "num_gpus": "32", "dp": "32", "ep": "8"}
+    own, eager = (
+        only(tmp_path, framework=name, **mixture).predicted or 0.0 for name in ("NeMo AutoModel", "torchtitan (2024)")
+    )
+    assert own > eager
+    piped = only(tmp_path, framework="NeMo AutoModel", **{**mixture, "pp": "2", "dp": "16", "micro_batch": "4"})
+    assert any(one.startswith("micro_batch: one sequence") for one in piped.assumed)
+
+
+def test_updates_within_backward_hold_one_gradient(tmp_path: Path) -> None:
+    """An optimizer in backward (torchtune) frees each gradient at once: the peak lacks all the others."""
+    alone = {"num_gpus": "1", "dp": "1", "sharding": "none", "framework": "torchtune", "metric": "peak_memory",
+             "recompute": "full", "param_dtype": "bf16", "master_weights": "0", "optimizer": "adamw"}  # fmt: skip
+    behind, within = (
+        only(tmp_path, notes=n, **alone).predicted or 0.0 for n in ("compile", "compile; optimizer in backward")
+    )
+    gradients = 2 * 6.74e9
+    assert behind - gradients < within < behind - 0.5 * gradients

@@ -1,0 +1,362 @@
+"""What validation says about rows: predictions, refusals, and what was assumed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from measured_rows import INFERENCE, TRAINING, only, published, write
+from shardwise.errors import InputError
+from shardwise.measured import KINDS, Comparison, Context, Kind, Record, examples, fits_of, rules, summary, validate
+from shardwise.measured._files import kind_of
+from shardwise.measured._network import network_bytes_per_second, used_domain
+
+DEVICE = {
+    "device": "x900-sxm-64gb", "full_name": "NVIDIA X900", "memory_bytes": "68719476736",
+    "hbm_bandwidth_bytes_per_second": "2e12", "peak_flops_bf16": "5e14", "devices_per_node": "8",
+    "intra_node_bandwidth_bytes_per_second": "3e11", "inter_node_bandwidth_bytes_per_second": "2.5e10",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [TRAINING, INFERENCE], ids=["training", "inference"])
+def test_a_complete_row_is_predicted_with_an_interval(tmp_path: Path, row: dict[str, str]) -> None:
+    """A row that states everything has a prediction, and an interval around it."""
+    found = only(tmp_path, row)
+    assert found.status == "predicted", found.reason
+    assert found.low <= found.predicted <= found.high
+    assert found.relative_error == pytest.approx(found.predicted / found.measured - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_file_is_recognised_by_its_columns(kind: Kind) -> None:
+    """The columns of a kind tell that kind, whatever else the file has."""
+    assert kind_of({*kind.columns, "anything"}, KINDS) == kind
+
+
+def test_a_file_of_something_else_is_refused_with_the_columns_that_it_lacks() -> None:
+    """Columns of no kind name what the nearest kind has beside them."""
+    with pytest.raises(InputError, match=r"files also have "):
+        kind_of({"device", "colour"}, KINDS)
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    """Columns alone are no measurements: the error says so, and is not taken for a file without faults."""
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(TRAINING) + "\n", encoding="ascii")
+    with pytest.raises(InputError, match="no row below them"):
+        validate([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"num_gpus": ""}, "num_gpus"),
+        ({"num_gpus": "eight"}, "num_gpus"),
+        ({"value": "fast"}, "value"),
+        ({"value": "nan"}, "value"),
+        ({"value": "-1"}, "value"),
+        ({"model": "no-such-model"}, "model"),
+        ({"model": ""}, "model"),
+        ({"device": "no-such-device"}, "device"),
+        ({"sharding": "sideways"}, "sharding"),
+        ({"recompute": "sometimes"}, "recompute"),
+        ({"compute_dtype": "fp2"}, "compute_dtype"),
+        ({"metric": "happiness"}, "metric"),
+        ({"finetune": "by hand"}, "finetune"),
+        ({"offload": "params"}, "offload"),
+        ({"tp": "7"}, "tp"),
+        ({"global_batch": "63"}, "global_batch"),
+        ({"seq_len": "1e400"}, "seq_len"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+    """A refused row names the field, and the rows beside it are predicted."""
+    rows = validate([write(tmp_path, [{**TRAINING, **changed}, TRAINING])]).rows
+    assert rows[0].status == "refused"
+    assert reason in rows[0].reason
+    assert rows[1].status == "predicted"
+
+
+@pytest.mark.parametrize("mode", ["online", "disaggregated", "by carrier pigeon"])
+def test_serving_modes_of_their_own_are_refused(tmp_path: Path, mode: str) -> None:
+    """Open and closed loops queue, so their rows are refused with that reason."""
+    found = only(tmp_path, {**INFERENCE, "serving_mode": mode})
+    assert (found.status, "serving_mode" in found.reason) == ("refused", True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*TRAINING, *INFERENCE})),
+        st.one_of(st.text(max_size=12), st.sampled_from(["0", "-1", "1e30", "nan", "", "8"])),
+        max_size=6,
+    ),
+    st.sampled_from([TRAINING, INFERENCE]),
+)
+def test_no_row_raises(tmp_path_factory: pytest.TempPathFactory, changed: dict[str, str], base: dict[str, str]) -> None:
+    """Whatever stands in a row, it is predicted or refused with a reason, and never lost."""
+    row = {**base, **{key: value for key, value in changed.items() if key in base}}
+    folder = tmp_path_factory.mktemp("rows")
+    (found,) = validate([write(folder, [row])]).rows
+    assert found.status == "predicted" or found.reason
+    assert "fault in the prediction" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("blank", "field"),
+    [("micro_batch", "micro_batch"), ("recompute", "recompute"), ("sharding", "sharding"), ("tp", "degrees"),
+     ("compute_dtype", "compute_dtype"), ("global_batch", "global_batch")],
+)  # fmt: skip
+def test_a_blank_field_follows_its_published_rule(tmp_path: Path, blank: str, field: str) -> None:
+    """What a source leaves blank is assumed by the rule of that field, and said."""
+    found = only(tmp_path, {**TRAINING, blank: ""})
+    (rule,) = (one for one in rules() if one.field == field)
+    assert found.status == "predicted", found.reason
+    assert f"{field}: {rule.says}" in found.assumed
+
+
+@pytest.mark.parametrize("name", ["", "my own trainer"])
+def test_a_framework_that_is_not_known_is_taken_and_said(tmp_path: Path, name: str) -> None:
+    """Where no entry names the framework, the one that the sharding comes from is taken, among the assumptions."""
+    taken, known = (only(tmp_path, {**TRAINING, "framework": one}) for one in (name, "torchtitan"))
+    (rule,) = (one for one in rules() if one.field == "framework")
+    assert taken.predicted == known.predicted
+    assert f"framework: {rule.says}" in taken.assumed
+    assert not any(one.startswith("framework:") for one in known.assumed)
+
+
+def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
+    """Recompute that is not stated is none where that fits, and more where it does not."""
+    small = only(tmp_path, {**TRAINING, "recompute": "unknown"})
+    none = only(tmp_path, TRAINING)
+    assert small.predicted == none.predicted
+    tight = {**TRAINING, "micro_batch": "2", "seq_len": "8192", "metric": "fits", "value": "1"}
+    assert only(tmp_path, {**tight, "recompute": "none"}).predicted == 0
+    assert only(tmp_path, {**tight, "recompute": "unknown", "metric": "step_time", "value": "9"}).fits
+
+
+def test_a_verdict_takes_no_recompute_that_nobody_states(tmp_path: Path) -> None:
+    """Whether a plan fits is not asked of the recompute with which it would."""
+    tight = {**TRAINING, "micro_batch": "2", "seq_len": "8192", "metric": "fits", "value": "0", "recompute": "unknown"}
+    found = only(tmp_path, tight)
+    assert found.predicted == 0
+    assert any(one.startswith("verdict: recompute not stated") for one in found.assumed)
+
+
+BRIDGE = {**TRAINING, "framework": "Megatron-Bridge 26.02", "sharding": "dist_opt", "recompute": "unknown"}
+MIXTURE = {**BRIDGE, "model": "qwen3-30b-a3b", "ep": "8", "device": "h100-sxm-80gb"}
+
+
+def test_recipes_of_mixtures_run_single_modules_again(tmp_path: Path) -> None:
+    """Where a mixture of NVIDIA's recipes does not fit, modules run again before whole layers do."""
+    row = {**MIXTURE, "device": "h200-sxm-141gb", "micro_batch": "4"}
+    none, least, full = (only(tmp_path, {**row, "recompute": said}).predicted for said in ("none", "unknown", "full"))
+    assert none < least < 0.5 * (none + full)
+
+
+def test_recipes_near_their_host_offload_what_does_not_fit(tmp_path: Path) -> None:
+    """On GB200 NVIDIA's recipes send activations to the host where other stacks run layers again; the row says so."""
+    big = {**BRIDGE, "model": "llama-3-70b", "device": "gb200", "num_gpus": "64", "gpus_per_node": "4", "dp": "64",
+           "sharding": "fsdp", "seq_len": "8192", "micro_batch": "2", "global_batch": "256"}  # fmt: skip
+    recipe, other = (only(tmp_path, {**big, "framework": name}) for name in ("Megatron-Bridge 26.02", "Megatron-Core"))
+    assert any("go to the host" in one for one in recipe.assumed)
+    assert not any("go to the host" in one for one in other.assumed)
+    assert recipe.predicted < other.predicted
+
+
+def test_notes_name_the_dispatch_of_tokens(tmp_path: Path) -> None:
+    """DeepEP sends a token once to each node, paired micro-batches hide that: each makes a step over nodes shorter."""
+    plain = {**MIXTURE, "framework": "Megatron-Core", "num_gpus": "32", "ep": "32", "dp": "32", "recompute": "none",
+             "global_batch": "128"}  # fmt: skip
+    notes = ("", "dispatcher DeepEP", "dispatcher DeepEP; +1f1b overlap")
+    seconds = [published(tmp_path, {**plain, "notes": said}).predicted for said in notes]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+@pytest.mark.parametrize(("dtype", "device"), [("nvfp4", "gb200"), ("nvfp4", "h100-sxm-80gb"), ("mxfp8", "gb200")])
+def test_narrow_products_run_in_their_own_type_where_the_device_has_it(tmp_path: Path, dtype: str, device: str) -> None:
+    """Steps in NVFP4 are faster than in 8 bits on devices with 4-bit products, and as fast on others."""
+    row = {**BRIDGE, "device": device, "recompute": "none", "sharding": "dist_opt"}
+    narrow, eight = (only(tmp_path, {**row, "compute_dtype": one}).predicted for one in (dtype, "fp8"))
+    assert narrow == eight if (dtype, device) != ("nvfp4", "gb200") else narrow < eight
+
+
+def test_models_and_devices_stand_beside_the_file(tmp_path: Path) -> None:
+    """A model and a device that nobody knows come from models*.json and devices*.csv beside the file."""
+    config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16,
+              "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000, "hidden_act": "silu",
+              "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}  # fmt: skip
+    (tmp_path / "models_mine.json").write_text(json.dumps({"ours-1b": {"config": config}}), encoding="utf-8")
+    write(tmp_path, [DEVICE], "devices_mine.csv")
+    found = only(tmp_path, {**TRAINING, "model": "ours-1b", "device": "x900-sxm-64gb"})
+    assert found.status == "predicted", found.reason
+    assert any("x900-sxm-64gb" in one for one in found.assumed)
+
+
+def test_a_device_of_a_file_has_its_own_figures_and_those_of_its_relative(tmp_path: Path) -> None:
+    """Datasheet figures come from the row, cores and year from the nearest device of the catalogue."""
+    write(tmp_path, [DEVICE, {**DEVICE, "device": "y-variant", "stand_in": "h100-sxm-80gb"}], "devices.csv")
+    places = Context(tmp_path)
+    device, notes = places.device("x900-sxm-64gb")
+    assert (device.memory_bytes, device.peak_flops("bf16"), device.slow_bytes_per_second) == (68719476736, 5e14, 2.5e10)
+    assert device.knows("num_cores") and device.knows("year") and notes
+    variant, _ = places.device("y-variant")
+    assert (variant.name, variant.memory_bytes) == ("h100-sxm-80gb", 68719476736)
+
+
+@pytest.mark.parametrize(
+    ("word", "node", "rate"),
+    [("ib_hdr_8x200gbps", 8, 25e9), ("rdma_400gbps_per_gpu", 8, 50e9), ("roce_1600gbps_per_node", 8, 25e9),
+     ("ib_edr_100gbps", 4, 3.125e9), ("omnipath", 8, 2.48125e9), ("carrier_pigeon", 8, 0.0)],
+)  # fmt: skip
+def test_names_of_networks_give_rates(word: str, node: int, rate: float) -> None:
+    """A network's name states adapters and gigabits a second, shared by the devices of a node."""
+    assert network_bytes_per_second(word, node) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("count", "domain"), [(8, 72), (72, 72), (144, 72), (256, 64), (128, 64), (96, 48)])
+def test_jobs_take_equal_segments_of_a_domain(count: int, domain: int) -> None:
+    """A job that spans racks takes as many devices in each."""
+    assert used_domain(72, 4, count) == domain
+
+
+def test_runs_out_of_memory_are_told_from_runs_that_fit() -> None:
+    """Rows of runs that failed and configurations that ran count the wrong verdicts of each."""
+    ran = [
+        Comparison(case_id=str(i), metric="step_time", status="predicted", measured=1.0, predicted=1.0, fits=i > 0)
+        for i in range(4)
+    ]
+    failed = [Comparison(case_id="x", metric="fits", status="predicted", measured=0.0, predicted=1.0, fits=True)]
+    found = fits_of([*ran, *failed])
+    assert (found.ran, found.ran_called_unfit, found.failed, found.failed_called_fit) == (4, 1, 1, 1)
+    assert (found.false_alarms, found.misses) == (0.25, 1.0)
+
+
+def test_errors_are_signed_and_absolute() -> None:
+    """The bias is the median of signed errors, the others are of absolute ones."""
+    rows = [
+        Comparison(case_id=str(p), metric="m", status="predicted", measured=1.0, predicted=p) for p in (0.5, 1.1, 1.2)
+    ]
+    (found,) = summary(rows, ("metric",))
+    assert found.bias == pytest.approx(0.1)
+    assert (found.median_abs_error, found.largest_abs_error) == (pytest.approx(0.2), pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(("word", "rule"), [("", "is not stated"), ("0.5", "is 0"), ("2", "is 0"), ("yes", "finite")])
+def test_a_verdict_is_zero_or_one(tmp_path: Path, word: str, rule: str) -> None:
+    """A measured verdict that is blank or another number is refused, not taken for out of memory."""
+    path = tmp_path / "runs.csv"
+    path.write_text(f"metric,value,model,device,seq_len\nfits,{word},gpt2,h100-sxm-80gb,1024\n", encoding="utf-8")
+    row = validate([path]).rows[0]
+    assert row.status == "refused"
+    assert row.reason.startswith("value: ") and rule in row.reason
+
+
+def test_zero_is_not_called_unstated() -> None:
+    """A zero where a number must be above 0 is told from a blank, and an unknown one is blank."""
+    for word, rule in (("0", "must be above 0"), ("", "is not stated"), ("unknown", "is not stated")):
+        with pytest.raises(InputError) as found:
+            Record({"seq_len": word}).positive("seq_len")
+        assert found.value.problems[0].rule == rule
+
+
+@pytest.mark.parametrize(("unit", "kept"), [("", True), ("seconds", True), ("s", True), ("ms", False), ("GB", False)])
+def test_a_value_in_another_unit_is_refused(tmp_path: Path, unit: str, kept: bool) -> None:
+    """Milliseconds or gigabytes read as seconds or bytes would be an error of a thousand times, so they are not."""
+    found = only(tmp_path, {**TRAINING, "unit": unit})
+    assert (found.status == "predicted") is kept
+    assert kept or found.reason.startswith("unit: is not a unit of values")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ("colour,size\nred,1\n", "its columns are colour, size"),
+        ("metric;value;model;device;seq_len\nstep_time;1;gpt2;h100;1024\n", "separates its cells by ';'"),
+        ("metric,value,model,device\nstep_time,1,gpt2,h100\n", "training files also have seq_len"),
+        ("metric,value,model,device,seq_len,metric\nstep_time,1,gpt2,h100,1024,mfu\n", "the column metric twice"),
+    ],
+)
+def test_a_header_that_cannot_be_read_says_why(tmp_path: Path, text: str, says: str) -> None:
+    """A file that is empty, of other columns, separated otherwise or ambiguous is refused by what is wrong with it."""
+    path = tmp_path / "runs.csv"
+    path.write_text(text, encoding="ascii")
+    with pytest.raises(InputError, match=re.escape(says)):
+        validate([str(path)])
+
+
+def test_names_of_columns_may_have_capitals_and_spaces(tmp_path: Path) -> None:
+    """A header as spreadsheets write it is read as the schema's."""
+    spoken = only(tmp_path, {f" {name.capitalize()} ": value for name, value in TRAINING.items()})
+    assert spoken.predicted == only(tmp_path, TRAINING).predicted
+
+
+def test_columns_that_are_not_read_are_said(tmp_path: Path) -> None:
+    """A column that the schema does not have stands in the answer, with the one that may be meant."""
+    found = validate([write(tmp_path, [{**TRAINING, "micro_batches": "2", "weather": "fine"}])])
+    assert [(column, meant) for _, column, meant in found.unread] == [("micro_batches", "micro_batch"), ("weather", "")]
+    assert not validate([write(tmp_path, [TRAINING], "whole.csv")]).unread
+
+
+def test_a_row_with_cells_beyond_the_header_is_refused(tmp_path: Path) -> None:
+    """A comma inside a cell moves all that follows, so the row is refused; one that ends a line does no harm."""
+    path = tmp_path / "runs.csv"
+    head, row = ",".join(TRAINING), ",".join(TRAINING.values())
+    path.write_text(f"{head}\n{row},more\n{row},\n", encoding="ascii")
+    moved, whole = validate([str(path)]).rows
+    assert "more cells than the header" in moved.reason
+    assert whole.status == "predicted"
+
+
+@pytest.mark.parametrize(("metric", "value", "status"), [("mfu", "0.45", "predicted"), ("hfu", "45", "refused")])
+def test_utilisation_is_a_fraction(tmp_path: Path, metric: str, value: str, status: str) -> None:
+    """A percentage of the peak is refused: as a fraction it would be a hundred times off."""
+    assert only(tmp_path, {**TRAINING, "metric": metric, "value": value, "unit": ""}).status == status
+
+
+def test_a_checkpoint_is_no_run() -> None:
+    """The size of a checkpoint says nothing of whether a run fits on devices."""
+    row = Comparison(
+        case_id="a", metric="checkpoint_bytes", status="predicted", measured=1.0, predicted=1.0, fits=False
+    )
+    assert fits_of([row]).ran == 0
+
+
+def test_a_refused_row_says_which_cell_it_is_about(tmp_path: Path) -> None:
+    """The first row of each reason is named with the cell that it is refused for."""
+    found = validate([write(tmp_path, [{**TRAINING, "case_id": "", "model": "no-such-model"}])])
+    assert list(examples(found.rows).values()) == ["line 2: no-such-model"]
+
+
+@pytest.mark.parametrize(
+    ("key", "figures", "relative"),
+    [
+        ("my-h100", {}, "h100-"),
+        ("lab-card", {"memory_bytes": "85899345920", "peak_flops_bf16": "9e14"}, "h100-"),
+        ("lab-card", {"memory_bytes": "137438953472", "peak_flops_bf16": "9e14"}, "intel-max-"),
+    ],
+)
+def test_a_device_of_ones_own_has_a_likely_relative(
+    tmp_path: Path, key: str, figures: dict[str, str], relative: str
+) -> None:
+    """What a row of a device leaves blank is of a device that its key names, else of one near in rates and memory."""
+    row = {"device": key, "hbm_bandwidth_bytes_per_second": "3.2e12", "peak_flops_bf16": "5e14", **figures}
+    write(tmp_path, [row], "devices.csv")
+    (note,) = Context(tmp_path).device(key)[1]
+    assert f"are those of {relative}" in note
+
+
+@pytest.mark.parametrize(
+    ("row", "field"), [(TRAINING, "tp"), (TRAINING, "etp"), (INFERENCE, "tp"), (INFERENCE, "batch")]
+)
+def test_a_count_of_zero_is_refused(tmp_path: Path, row: dict[str, str], field: str) -> None:
+    """A stated zero is a mistake: it is no blank cell, and nothing runs on no ranks."""
+    found = only(tmp_path, {**row, "model": "mixtral-8x7b", field: "0"})
+    assert found.status == "refused"
+    assert f"{field}: must be above 0" in found.reason
