@@ -29,7 +29,9 @@ def updated(text: str) -> str:
 
 def main() -> int:
     """Rewrite every document whose outputs changed, and name it."""
-    for path in sorted(p for folder in ("docs", "benchmarks", "accuracy", "examples") for p in (ROOT / folder).rglob("*.md")):
+    for path in sorted(
+        p for folder in ("docs", "benchmarks", "accuracy", "examples") for p in (ROOT / folder).rglob("*.md")
+    ):
         text = path.read_text(encoding="utf-8")
         new = updated(text)
         if new != text:

@@ -15,7 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
-    p for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/**/*.md", "accuracy/**/*.md") for p in ROOT.glob(pattern)
+    p
+    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/**/*.md", "accuracy/**/*.md")
+    for p in ROOT.glob(pattern)
 )
 RUN = [ROOT / "README.md", ROOT / "docs" / "how-to.md", ROOT / "docs" / "plots.md", ROOT / "docs" / "formats.md"]
 OURS = "src|accuracy|tests|docs|benchmarks|scripts|.ci".replace(".", r"\.")
