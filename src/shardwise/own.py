@@ -34,7 +34,7 @@ def use_catalogue(*folders: str | Path) -> None:
     """
     paths = [Path(folder).expanduser() for folder in folders]
     remedy = "give a folder that holds models/, devices/ or precisions/"
-    wrong = [Problem("catalogue", str(p), "is not a folder", remedy) for p in paths if not p.is_dir()]
+    wrong = [Problem("catalogue", str(p), "is not a folder", remedy) for p in paths if not os.path.isdir(p)]
     if wrong:
         raise InputError(wrong)
     _named[:] = paths
@@ -44,7 +44,7 @@ def folders() -> tuple[Path, ...]:
     """Return the folders of one's own that exist, the first to be asked first."""
     variable = [Path(one).expanduser() for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
     home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shardwise"
-    return tuple(dict.fromkeys(one for one in (*_named, *variable, home) if one.is_dir()))
+    return tuple(dict.fromkeys(one for one in (*_named, *variable, home) if os.path.isdir(one)))
 
 
 def own_files(kind: str) -> tuple[OwnFile, ...]:
@@ -58,7 +58,7 @@ def own_files(kind: str) -> tuple[OwnFile, ...]:
 
 
 def _files(folder: Path, ending: str) -> list[Path]:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return []
     nested = folder.glob("*/config.json") if ending == ".json" else ()
     return sorted([*folder.glob(f"*{ending}"), *nested])

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, str]] = {
     "zero devices": ("train gpt2 --on 0xh100", "num_devices"),
     "negative devices": ("train gpt2 --on -8xh100", "on"),
     "empty devices": ("train gpt2 --on ''", "on"),
-    "devices of a file that is not there": ("train gpt2 --on no.toml", "no.toml"),
+    "devices of a file that is not there": ("train gpt2 --on no.toml", "on"),
     "model and device unknown at once": ("train lama --on 8xh1000", "model device"),
     "type of training that a device lacks": ("train gpt2 --on 1xcpu-generic --precision bf16", "precision"),
     "type of serving that a device lacks": ("infer gpt2 --on 1xcpu-generic", "weights"),

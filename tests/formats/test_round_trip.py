@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.formats import Case, deepspeed, fsdp
+from shardwise.formats import Around, Case, deepspeed, fsdp
 from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.formats.megatron import export, read_script
 from shardwise.hardware import Cluster
@@ -127,7 +127,7 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)
     stack = replace(find_stack("deepspeed"), overlap_gradients=overlap)
     found = deepspeed.export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
-    back = deepspeed.read(found.files["ds_config.json"], num_devices=plan.num_devices)
+    back = deepspeed.read(found.files["ds_config.json"], around=Around(num_devices=plan.num_devices))
     assert canonical_plan(back.plan) == canonical_plan(replace(plan, recompute="none"))
     assert (back.job.global_batch, back.job.precision, back.job.optimizer) == (
         job.global_batch, precision, job.optimizer)  # fmt: skip

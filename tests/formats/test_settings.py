@@ -79,7 +79,7 @@ JSON: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 @pytest.mark.parametrize(("tree", "expected"), JSON)
 def test_keys_of_deepspeed_set_their_fields(tree: dict[str, Any], expected: dict[str, Any]) -> None:
     """Each key of the configuration sets the field that it means."""
-    case = deepspeed.read(json.dumps(tree), num_devices=8)
+    case = deepspeed.read_tree(tree, num_devices=8)
     found = {name: next(getattr(r, name) for r in (case.plan, case.job, case) if hasattr(r, name)) for name in expected}
     assert found == expected
 
@@ -117,7 +117,7 @@ def test_accelerate_splits_heads_under_deepspeed_alone() -> None:
 
 def test_what_deepspeed_no_longer_has_is_said() -> None:
     """Groups of ZeRO-3 are read as MiCS, which releases from 0.19 on refuse."""
-    case = deepspeed.read(json.dumps({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}), num_devices=8)
+    case = deepspeed.read_tree({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, num_devices=8)
     assert any("until release 0.18" in text for text in case.assumed)
 
 

@@ -214,7 +214,7 @@ def load_the_cluster(inputs: Inputs) -> Cluster | None:
     overrides = {key: inputs.values[key] for key in _flags.cluster_flags() if key in inputs.values}
     try:
         if text.endswith(".toml") and not text[0].isdigit():
-            return _from_file(text, overrides)
+            return _from_file(text, overrides, inputs.get("follow", False))
         return Cluster.parse(text, overrides)
     except InputError as error:
         inputs.merge(error)
@@ -222,14 +222,14 @@ def load_the_cluster(inputs: Inputs) -> Cluster | None:
     return None
 
 
-def _from_file(path: str, overrides: Mapping[str, Any]) -> Cluster:
+def _from_file(path: str, overrides: Mapping[str, Any], follow: bool) -> Cluster:
     from shardwise.hardware import Cluster
 
     if overrides:
         key, value = next(iter(overrides.items()))
         rule = f"is given beside {path}, which describes the whole cluster"
         raise InputError([Problem(key, plain(value), rule, "change the file, or name a device in --on")])
-    return Cluster.load(path)
+    return Cluster.load(path, follow)
 
 
 def make_plan(inputs: Inputs) -> Plan:

@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.cli._kinds import fail
+from shardwise.files import check_tree, read_json, read_toml
 
 
 def read_case(path: str) -> dict[str, Any]:
     """Return the keys of a case file; dashes in keys become underscores. Raises `InputError` when it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().decode("utf-8")
-    except UnicodeDecodeError:
-        raise fail("config", path, "is not UTF-8 text", "save the file as UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise fail("config", path, f"cannot be read ({_reason(error)})", "give a TOML or JSON file") from None
-    table = _parsed(path, text)
+    table = read_json(path, "config") if path.endswith(".json") else read_toml(path, "config")
     if not isinstance(table, dict):
         raise fail("config", path, "must hold a table of keys", 'write for example tp = 8, or {"tp": 8}')
+    check_tree(table, path, "config")
     found: dict[str, Any] = {}
     for key, value in table.items():
         word = key.replace("-", "_")
@@ -28,18 +23,6 @@ def read_case(path: str) -> dict[str, Any]:
             raise fail(word, str(value), f"stands twice in {path}", "keep one")
         found[word] = value
     return found
-
-
-def _parsed(path: str, text: str) -> Any:
-    try:
-        if path.endswith(".json"):
-            return json.loads(text)
-        import tomllib
-
-        return tomllib.loads(text.removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.endswith(".json") else "TOML"
-        raise fail("config", path, f"is not valid {kind} ({_reason(error)})", f"correct the {kind}") from None
 
 
 def write_case(path: str, case: dict[str, Any]) -> None:

@@ -105,7 +105,11 @@ VALIDATE = _flags(
     ("rows", k.FILE, "write every row with its prediction to a CSV file"),
     ("html", k.FILE, "write a report with tables and plots to an HTML file"),
 )
-WHERE = _flags("where", ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"))
+WHERE = _flags(
+    "where",
+    ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"),
+    ("follow", k.SWITCH, "read files that a file names wherever they are, not only below it"),
+)
 
 FROM = _flags(
     "where",

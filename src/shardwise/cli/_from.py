@@ -54,7 +54,7 @@ def _read(inputs: Inputs, num_devices: int) -> Imported:
     from shardwise.formats import Around, import_file
     from shardwise.formats.megatron import read_command
 
-    around = Around(num_devices=num_devices, skipped=inputs.get("skip", ()))
+    around = Around(num_devices=num_devices, skipped=inputs.get("skip", ()), follow=inputs.get("follow", False))
     if "from" not in inputs.values:
         return read_command(inputs.values["from_args"], around)
     more = inputs.get("from_args", ())
@@ -79,7 +79,7 @@ def devices_of(inputs: Inputs) -> int:
     text = inputs.get("on", "")
     try:
         if text.endswith(".toml") and not text[0].isdigit():
-            return Cluster.load(text).num_devices
+            return Cluster.load(text, inputs.get("follow", False)).num_devices
         return Cluster.parse(text).num_devices if text[:1].isdigit() else 0
     except InputError:
         return 0

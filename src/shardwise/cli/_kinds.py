@@ -50,7 +50,7 @@ def whole(least: int = 1, most: int = MOST_WHOLE) -> Kind:
         if value < least:
             raise fail(field, value, f"must be a whole number of at least {least}", remedy)
         if value > most:
-            raise fail(field, value if value < 10**18 else str(value), f"must be at most {most}", remedy)
+            raise fail(field, value, f"must be at most {most}", remedy)
         return value
 
     return Kind(read, "N")

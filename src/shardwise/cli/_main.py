@@ -15,6 +15,7 @@ from shardwise.errors import InputError, Problem, bounded
 BAD_INPUT = 2
 FAULT = 70
 INTERRUPTED = 130
+MOST_PROBLEMS = 100
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +62,10 @@ def _text(words: list[str], as_json: bool) -> tuple[str, int]:
 
 def _refuse(problems: Sequence[Problem], as_json: bool, status: int) -> int:
     """Return the exit status after saying what is wrong: as JSON on standard output, else a line each on the other."""
+    rest = len(problems) - MOST_PROBLEMS
+    if rest > 0:
+        more = Problem("command", None, f"has {rest} problems more", "correct those above first")
+        problems = [*problems[:MOST_PROBLEMS], more]
     if as_json:
         tree = {"error": {"problems": [problem.as_dict() for problem in problems]}}
         return emit(json.dumps(tree, indent=2, allow_nan=False) + "\n", status)

@@ -5,6 +5,7 @@ The standard library's parser stops at its first complaint; this one reads on, s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from shardwise.cli._flags import NOT_BUILT, Command, Flag
 from shardwise.cli._kinds import FALSE, TRUE
 from shardwise.cli._meant import meant
 from shardwise.errors import Problems
+
+MOST_NAMED = 50
+"""Flags that are not known, and words too many, that are named one by one."""
 
 
 @dataclass(slots=True)
@@ -43,10 +47,10 @@ def _takes(flag: Flag, word: str | None) -> bool:
 def scan(words: Sequence[str], command: Command) -> Scan:
     """Return what the words of one command say; never raises."""
     found = Scan()
-    rest = list(words)
+    rest = deque(words)
     unknown: list[tuple[str, str | None]] = []
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         if word == "-h":
             word = "--help"
         if not word.startswith("-") or word == "-":
@@ -58,7 +62,7 @@ def scan(words: Sequence[str], command: Command) -> Scan:
             after = rest[0] if rest and not rest[0].startswith("-") and not equals else None
             unknown.append((name, value if equals else after))
             if after is not None:
-                found.words.append(rest.pop(0))
+                found.words.append(rest.popleft())
         elif negated:
             if equals:
                 found.problems.add(flag.key, value, f"{name} takes no value", f"write {name}")
@@ -66,7 +70,7 @@ def scan(words: Sequence[str], command: Command) -> Scan:
         elif equals:
             found.put(flag, value)
         elif _takes(flag, rest[0] if rest else None):
-            found.put(flag, rest.pop(0))
+            found.put(flag, rest.popleft())
         elif flag.kind.switch:
             found.put(flag, True)
         else:
@@ -100,7 +104,7 @@ def _remedy(key: str, command: Command) -> str:
 
 def _report_unknown(found: Scan, unknown: list[tuple[str, str | None]], command: Command) -> None:
     """Add a problem for each unknown flag; a word after it is its value where there are words enough without."""
-    for name, value in unknown:
+    for name, value in unknown[:MOST_NAMED]:
         key = name.lstrip("-").replace("-", "_")
         spare = len(found.words) > len(command.positionals)
         if value is not None and value in found.words and spare:
@@ -109,5 +113,9 @@ def _report_unknown(found: Scan, unknown: list[tuple[str, str | None]], command:
             found.problems.add(key, value, f"{NOT_BUILT[key]} is not built yet", "leave it out")
             continue
         found.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
-    for word in () if command.many else found.words[len(command.positionals) :]:
+    if len(unknown) > MOST_NAMED:
+        rule = f"is one of {len(unknown)} flags that {command.name} does not have"
+        found.problems.add("arguments", unknown[MOST_NAMED][0], rule, "correct those above first")
+        return
+    for word in () if command.many else found.words[len(command.positionals) :][:MOST_NAMED]:
         found.problems.add("arguments", word, f"is one word too many for {command.name}", "write flags as --flag value")

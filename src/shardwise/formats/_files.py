@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 
+from shardwise import files
 from shardwise.errors import InputError, Problem
 from shardwise.formats._imported import Around, Imported
+
+MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
+"""Most bytes of a file by its ending; of any other, a script's."""
 
 
 def import_file(
@@ -24,7 +29,7 @@ def import_file(
         if variables:
             said = ",".join(f"{key}={value}" for key, value in variables.items())
             raise InputError([Problem("set", said, f"has no effect: {name} is no script", "leave it out")])
-        return _with_settings(_settings(name)(text, name, around.num_devices), name)
+        return _with_settings(_settings(name)(text, name, around), name)
     from shardwise.formats.megatron import read_script
 
     return read_script(text, name, variables, around)
@@ -38,7 +43,7 @@ def _with_settings(case: Imported, name: str) -> Imported:
     return case
 
 
-def _settings(name: str) -> Callable[[str, str, int], Imported]:
+def _settings(name: str) -> Callable[[str, str, Around], Imported]:
     """Return the reader of a file of settings."""
     from shardwise.formats import deepspeed, fsdp
 
@@ -47,12 +52,7 @@ def _settings(name: str) -> Callable[[str, str, int], Imported]:
 
 def read_text(path: str) -> str:
     """Return the text of a file; raises `InputError` where it cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError([Problem("from", path, f"cannot be read ({reason})", "give a file that exists")]) from None
+    text = files.read_text(path, MOST_BYTES.get(os.path.splitext(path)[1], files.WRITTEN_BYTES), "from")
     if not text.strip():
         raise InputError([Problem("from", path, "is empty", "give a file that holds settings or a script")])
     return text

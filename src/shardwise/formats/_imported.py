@@ -76,8 +76,16 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Around:
-    """What is said beside a file: devices in place of its launch's, further arguments, unknown ones to skip."""
+    """What is said beside a file: devices in place of its launch's, further arguments, unknown ones to skip.
+
+    `follow` lets the file name others that are not below it.
+    """
 
     num_devices: int = 0
     more: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    follow: bool = False
+
+
+PLAIN = Around()
+"""A file alone."""

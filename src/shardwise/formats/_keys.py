@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.files import check_tree
 from shardwise.formats._imported import Reading
 
 
@@ -36,6 +38,7 @@ class Keys:
             held = _KINDS.get(type(tree), "a single value")
             rule = f"must hold an object of keys and values, and holds {held}"
             raise InputError([Problem("file", source, rule, 'write for example {"train_batch_size": 64}')])
+        check_tree(tree, source, "file")
         self.table = table(name)
         self.values = dict(_flat(tree))
         self.problems = Problems()
@@ -56,7 +59,13 @@ class Keys:
         value = self.raw(path)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+            or value != int(value)
+            or value < least
+        ):
             self.fail(path, f"must be a whole number of at least {least}", "write a whole number")
             return None
         return int(value)

@@ -33,12 +33,16 @@ _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """What stands around the arguments: devices (0 where it is not said), the program, and the file's name."""
+    """What stands around the arguments: devices (0 where it is not said), the program, and the file's name.
+
+    `follow` lets arguments name files that are not below that file.
+    """
 
     num_devices: int = 0
     devices_per_node: int = 0
     program: str = ""
     source: str = ""
+    follow: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.errors import InputError, Problem
+from shardwise.files import parse_json
 from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, differences, refuse, untold
-from shardwise.formats._imported import Imported
+from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
 
@@ -34,18 +34,14 @@ _RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's defaul
 _OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 
 
-def read(text: str, source: str = "ds_config.json", num_devices: int = 0) -> Imported:
+def read(text: str, source: str = "ds_config.json", around: Around = PLAIN) -> Imported:
     """Return the case of a configuration; batch sizes of "auto" are 0, to be given elsewhere.
 
     >>> case = read('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
     >>> case.plan.sharding, case.job.precision
     ('zero3', 'bf16-grads16')
     """
-    try:
-        tree = json.loads(text)
-    except ValueError as error:
-        raise InputError([Problem("file", source, f"is not valid JSON ({error})", "correct the JSON")]) from None
-    return read_tree(tree, source, num_devices)
+    return read_tree(parse_json(text, source), source, around.num_devices)
 
 
 def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -> Imported:

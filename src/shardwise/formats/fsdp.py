@@ -6,15 +6,14 @@ version in fsdp.toml. The file has neither the model nor batches, which are the 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, differences, refuse, untold
-from shardwise.formats._imported import Imported
+from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
 
@@ -36,7 +35,7 @@ _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
 
 
-def read(text: str, source: str = "accelerate.yaml", num_devices: int = 0) -> Imported:
+def read(text: str, source: str = "accelerate.yaml", around: Around = PLAIN) -> Imported:
     r"""Return the case of a configuration, with DeepSpeed's own file where it names one.
 
     >>> case = read("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16")
@@ -46,9 +45,9 @@ def read(text: str, source: str = "accelerate.yaml", num_devices: int = 0) -> Im
     tree = _yaml.parse(text, source)
     keys = Keys(tree, _TABLE, source or "settings")
     kind = keys.word("distributed_type") or "no"
-    devices = num_devices or keys.whole("num_processes") or 1
+    devices = around.num_devices or keys.whole("num_processes") or 1
     if kind == "deepspeed":
-        return _deepspeed(tree, keys, source, devices)
+        return _deepspeed(keys, source, replace(around, num_devices=devices))
     if kind not in ("fsdp", "multi_gpu", "no"):
         keys.fail("distributed_type", "is not a kind that is read", "use FSDP, DEEPSPEED, MULTI_GPU or NO")
     plan = _plan(keys, kind, devices)
@@ -77,27 +76,25 @@ def _imported(keys: Keys, plan: Plan, job: Training, source: str, devices: int) 
     )
 
 
-def _deepspeed(tree: Mapping[str, Any], keys: Keys, source: str, devices: int) -> Imported:
+def _deepspeed(keys: Keys, source: str, around: Around) -> Imported:
     """Return the case of a file that hands over to DeepSpeed, whose own file has the last word."""
     path = keys.raw("deepspeed_config.deepspeed_config_file")
     if path:
-        from shardwise.formats._files import read_text
-
-        whole = os.path.join(os.path.dirname(source), str(path))
-        case = deepspeed.read(read_text(whole), whole, devices)
+        whole = below(source, str(path), around.follow, "deepspeed_config_file")
+        case = deepspeed.read(read_text(whole, JSON_BYTES, "deepspeed_config_file"), whole, around)
     else:
         mixed = keys.word("mixed_precision")
         inner: dict[str, Any] = {"zero_optimization": {"stage": keys.whole("deepspeed_config.zero_stage", 0) or 0}}
         inner |= {mixed: {"enabled": True}} if mixed in ("bf16", "fp16") else {}
         steps = keys.whole("deepspeed_config.gradient_accumulation_steps")
         inner |= {"gradient_accumulation_steps": steps} if steps else {}
-        case = deepspeed.read_tree(inner, source, devices)
-    case = replace(case, plan=_heads_split(keys, case.plan, devices))
+        case = deepspeed.read_tree(inner, source, around.num_devices)
+    case = replace(case, plan=_heads_split(keys, case.plan, around.num_devices))
     keys.problems.raise_if_any()
     machines = keys.whole("num_machines") or 1
     return replace(
         case,
-        devices_per_node=devices // machines,
+        devices_per_node=around.num_devices // machines,
         understood=(*keys.understood(), *case.understood),
         ignored=(*keys.ignored(), *case.ignored),
         silent=(*keys.silent(), *case.silent),

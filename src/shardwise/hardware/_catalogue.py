@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from shardwise.errors import InputError
+from shardwise.files import read_toml
 from shardwise.hardware._device import Device
 from shardwise.hardware._links import find_link
 from shardwise.hardware._quantity import fail, nearest
-from shardwise.hardware._toml import device_from_table, in_file, read_toml
+from shardwise.hardware._toml import device_from_table, in_file
 from shardwise.own import OwnFile, find_own, note_of, own_files
 
 _HERE = Path(__file__).parent
@@ -60,7 +62,7 @@ def _own_device(file: OwnFile) -> Device:
 def load_device(path: str | Path) -> Device:
     """Return the device that a TOML file describes; the format is that of the catalogue, see `device_to_toml`."""
     place = Path(path)
-    device = device_from_table(read_toml(place), place.name)
+    device = device_from_table(read_toml(place, "device"), place.name)
     try:
         find_link(device.fast_link)
     except InputError as error:
@@ -80,7 +82,7 @@ def other_names() -> dict[str, tuple[str, str]]:
 
 @cache
 def _find(name: str) -> Lookup:
-    if _PLAIN.fullmatch(name) and (_FOLDER / f"{name}.toml").is_file():
+    if _PLAIN.fullmatch(name) and os.path.isfile(_FOLDER / f"{name}.toml"):
         return Lookup(device=_read(name), assumptions=())
     others = other_names()
     if name not in others:

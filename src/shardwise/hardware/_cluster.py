@@ -96,11 +96,14 @@ class Cluster:
         return parse_cluster(text, overrides)
 
     @classmethod
-    def load(cls, path: str | Path) -> Cluster:
-        """Return the cluster that a TOML file describes: `device`, `num_devices`, any override, and [[tiers]]."""
+    def load(cls, path: str | Path, follow: bool = False) -> Cluster:
+        """Return the cluster that a TOML file describes: `device`, `num_devices`, any override, and [[tiers]].
+
+        A file of its device lies below it, or anywhere where `follow` says so.
+        """
         from shardwise.hardware._parse import load_cluster
 
-        return load_cluster(Path(path))
+        return load_cluster(Path(path), follow)
 
     def with_tiers(self, tiers: Iterable[Tier]) -> Cluster:
         """Return the cluster with these tiers, for example a domain of 72, a pod and a spine.

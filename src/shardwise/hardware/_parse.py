@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from shardwise.errors import InputError, Problems, plain
+from shardwise.files import below, read_toml
 from shardwise.hardware._build import build_cluster
 from shardwise.hardware._catalogue import Lookup, find_device, load_device
 from shardwise.hardware._cluster import Cluster, Tier
@@ -26,7 +28,7 @@ from shardwise.hardware._quantity import (
     nearest,
     read_quantity,
 )
-from shardwise.hardware._toml import device_from_table, in_file, read_toml
+from shardwise.hardware._toml import device_from_table, in_file
 
 _TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
 _SHAPE = 'write "256xh100-sxm-80gb", or "32x8xh100-sxm-80gb" for 32 nodes of 8'
@@ -68,7 +70,7 @@ def parse_cluster(text: str, overrides: Mapping[str, object]) -> Cluster:
             problems.add(option, 0, "must be greater than 0", _SHAPE)
     found = None
     with problems.collect():
-        found = _device_of(name, Path())
+        found = _device_of(name, Path(), follow=True)
     if found is None or problems.items:
         raise InputError(problems.items)
     counts: dict[str, float] = {"num_devices": math.prod(int(digits) for digits in (first, second) if digits)}
@@ -77,14 +79,14 @@ def parse_cluster(text: str, overrides: Mapping[str, object]) -> Cluster:
     return build_cluster(text.strip(), found, {**counts, **given})
 
 
-def load_cluster(path: Path) -> Cluster:
+def load_cluster(path: Path, follow: bool) -> Cluster:
     """Return the cluster of a TOML file; see `Cluster.load`."""
-    table = dict(read_toml(path))
+    table = dict(read_toml(path, "cluster"))
     name, device, rows = table.pop("name", path.stem), table.pop("device", None), table.pop("tiers", [])
     problems = Problems()
     found = None
     with problems.collect():
-        found = _device_of(device, path.parent)
+        found = _device_of(device, path, follow)
     tiers = _tiers_of(rows, problems)
     given = _read_overrides(table, problems)
     given.setdefault("num_devices", tiers[-1].size if tiers else 1)
@@ -94,11 +96,12 @@ def load_cluster(path: Path) -> Cluster:
     raise InputError(in_file(path.name, problems.items))
 
 
-def _device_of(device: object, folder: Path) -> Lookup:
+def _device_of(device: object, path: Path, follow: bool) -> Lookup:
     if isinstance(device, Mapping):
         return Lookup(device=device_from_table(device, "device"), assumptions=())
     if isinstance(device, str) and device.endswith(".toml"):
-        return Lookup(device=load_device(folder / Path(device).expanduser()), assumptions=())
+        named = below(str(path), os.path.expanduser(device), follow, "device")
+        return Lookup(device=load_device(named), assumptions=())
     if not isinstance(device, str):
         fail("device", device, "must name a device", 'write device = "h100-sxm-80gb", a TOML file, or a [device] table')
     return find_device(device)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.hardware._device import Device, Fact, read_field
@@ -17,18 +16,6 @@ _TEXTS = ("name", "full_name", "vendor", "fast_link")
 _KEYS = (*_TEXTS, "sources", "facts")
 _PAIR = 'write [value, "key"] with key = ["source", "date"] under [sources]'
 _MATRIX = "matrix_flops"
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """Return the table of a TOML file; a file that is missing or not TOML raises `InputError` naming it."""
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail(str(path), None, f"cannot be read ({error.strerror})", "give the path of a TOML file")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        fail(str(path), None, f"is not TOML ({error})", "correct the file at that place")
 
 
 def device_from_table(table: Mapping[str, object], where: str) -> Device:

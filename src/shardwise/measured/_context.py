@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Device, Fact, device_names, find_device
 from shardwise.measured._rules import read
 from shardwise.models import Model, load_model, model_from_config
@@ -118,8 +119,8 @@ def _model_entries(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.glob("models*.json")):
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            table = read_json(path)
+        except InputError:
             continue
         if isinstance(table, dict):
             found |= {key: row for key, row in table.items() if isinstance(row, dict) and "config" in row}
@@ -130,9 +131,9 @@ def _device_rows(folder: Path) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for path in sorted(folder.glob("devices*.csv")):
         try:
-            with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-                rows = [row for row in csv.DictReader(file) if row.get("device")]
-        except (OSError, csv.Error):
+            lines = io.StringIO(read_csv_text(str(path)), newline="")
+            rows = [row for row in csv.DictReader(lines) if row.get("device")]
+        except (InputError, csv.Error):
             continue
         for row in rows:
             said = {k: v for k, v in row.items() if k and isinstance(v, str) and v.strip()}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, bounded
+from shardwise.files import read_csv_text
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._context import Context
 from shardwise.measured._record import Record
@@ -33,6 +36,7 @@ class Kind:
     measured: Callable[[Record], float]
 
 
+MOST_ROWS = 100_000
 # Where a row keeps the cells beyond the last column of the header.
 BEYOND = "beyond the header"
 
@@ -56,21 +60,25 @@ def read_table(path: str, kinds: Sequence[Kind]) -> Table:
     Raises `InputError` where the file cannot be read, is of no known kind or has no rows.
     """
     try:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-            lines = (line.replace("\0", "") for line in file)
-            reader = csv.DictReader(lines, restkey=BEYOND, restval="")
-            names = [name.strip().lower() for name in reader.fieldnames or ()]
-            reader.fieldnames = names
-            rows = tuple({k: v if isinstance(v, str) else "".join(v) for k, v in row.items()} for row in reader)
-    except (OSError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError([Problem("file", path, f"cannot be read ({reason})", "give a CSV file")]) from None
-    _check_header(names, path)
-    kind = kind_of(set(names), kinds, path)
+        reader = csv.DictReader(io.StringIO(read_csv_text(path), newline=""), restkey=BEYOND, restval="")
+        names = [name.strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        _check_header(names, path)
+        kind = kind_of(set(names), kinds, path)
+        with bounded("file", path):
+            rows = tuple(map(_texts, islice(reader, MOST_ROWS + 1)))
+    except csv.Error as error:
+        raise InputError([Problem("file", path, f"cannot be read ({error})", "give a CSV file")]) from None
+    if len(rows) > MOST_ROWS:
+        raise InputError([Problem("file", path, f"has more than {MOST_ROWS:,} rows", "cut it into several files")])
     if not rows:
         rule = f"has the columns of {kind.name} files and no row below them"
         raise InputError([Problem("file", path, rule, "add a row for each measurement")])
     return Table(path, kind, rows, _unread(names, kind))
+
+
+def _texts(row: dict[str, str | list[str]]) -> dict[str, str]:
+    return {name: cell if isinstance(cell, str) else "".join(cell) for name, cell in row.items()}
 
 
 def _check_header(names: list[str], path: str) -> None:

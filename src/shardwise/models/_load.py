@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import read_json
 from shardwise.models._importer import model_from_config
 from shardwise.models._model import Model
 from shardwise.models._wrapped import Part
@@ -144,11 +145,8 @@ def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Mo
 
 
 def _read(file: str) -> Any:
-    try:
-        with open(file, encoding="utf-8") as opened:
-            return json.load(opened)
-    except (ValueError, OSError, RecursionError) as error:
-        raise _fail(file, f"cannot be read as JSON ({error})") from None
+    # Python writes the limits of a time step as Infinity, which JSON does not have.
+    return read_json(file, "model", constants=True)
 
 
 def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Model:

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem, Problems
+from shardwise.files import read_toml
 from shardwise.own import OwnFile, find_own, note_of, own_files
 from shardwise.plans._dtypes import DTYPES
 
@@ -139,11 +140,7 @@ _BYTES = ("weight_bytes", "activation_bytes", "gradient_bytes", "master_bytes", 
 @cache
 def _own_precision(file: OwnFile) -> Precision:
     """Return the recipe that a TOML file states; what is missing or wrong names the file and the key."""
-    try:
-        with open(file.path, "rb") as opened:
-            table = tomllib.load(opened)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InputError([Problem(file.path, None, f"cannot be read as TOML ({error})", "correct the file")]) from None
+    table = read_toml(file.path)
     found = Problems()
     for key in table.keys() - {"name", "compute", "source", *_BYTES}:
         found.add(f"{file.path}: {key}", str(table[key]), "is not a key of a precision", f"use {', '.join(_BYTES)}")

@@ -16,7 +16,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, bounded
+from shardwise.files import below, read_text
+from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import UNSET, by_name, facts, from_mapping
 
@@ -73,14 +75,23 @@ def read(folder: str) -> dict[str, Any]:
             member = next(info for info in archive.infolist() if info.filename.endswith("data.pkl"))
             if member.file_size > MOST_BYTES:
                 raise _fail(path, "holds a pickle larger than arguments are")
-            state = _Unpickler(io.BytesIO(archive.read(member))).load()
+            with bounded("--use-checkpoint-args", path):
+                state = _Unpickler(io.BytesIO(archive.read(member))).load()
+    except InputError:
+        raise
     except (OSError, zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, EOFError, ValueError, TypeError,
             AttributeError, IndexError, KeyError) as error:  # fmt: skip
         raise _fail(path, f"cannot be read ({type(error).__name__})") from None
     found = state.get("args") if isinstance(state, Mapping) else None
     if not isinstance(found, Namespace):
         raise _fail(path, "keeps no arguments")
-    return vars(found)
+    # Arguments are words, numbers and lists of them; deeper ones could repeat each other without end.
+    return {name: value for name, value in vars(found).items() if _is_flat(value)}
+
+
+def _is_flat(value: object) -> bool:
+    items = value if isinstance(value, (list, tuple)) else ()
+    return not any(isinstance(item, (list, tuple, Mapping, set, frozenset)) for item in items)
 
 
 def _fail(path: str, rule: str) -> InputError:
@@ -90,9 +101,8 @@ def _fail(path: str, rule: str) -> InputError:
 def _file(folder: str) -> str:
     """Return the file of the latest checkpoint that keeps the arguments."""
     try:
-        with open(os.path.join(folder, "latest_checkpointed_iteration.txt"), encoding="ascii") as file:
-            word = file.read().strip()
-    except (OSError, UnicodeDecodeError):
+        word = read_text(os.path.join(folder, "latest_checkpointed_iteration.txt"), 100).strip()
+    except InputError:
         raise _fail(folder, "is not a folder of checkpoints that can be read here") from None
     name = f"iter_{int(word):07d}" if word.isdigit() else "release"
     inside = os.path.join(folder, name)
@@ -103,7 +113,7 @@ def _file(folder: str) -> str:
     raise _fail(inside, rule)
 
 
-def take(r: Reader) -> None:
+def take(r: Reader, launch: Launch) -> None:
     """Put the arguments of the checkpoint where --use-checkpoint-args has Megatron-LM take them."""
     if not (r.flag("use_checkpoint_args") or r.flag("use_mp_args_from_checkpoint_args")):
         return
@@ -112,7 +122,8 @@ def take(r: Reader) -> None:
         r.problems.add("--load", folder or None, "is needed with --use-checkpoint-args", "name the folder")
         return
     with r.problems.collect():
-        _merge(r, read(folder), folder)
+        place = folder if launch.follow else below(launch.source, folder, field="--load")
+        _merge(r, read(place), folder)
 
 
 def _merge(r: Reader, kept: Mapping[str, Any], folder: str) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.errors import Problem, plain
-from shardwise.formats._imported import Around, Imported, Reading
+from shardwise.formats._imported import PLAIN, Around, Imported, Reading
 from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words
 
-_PLAIN = Around()
 _TELLING = frozenset(("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"))
 
 
@@ -34,7 +33,7 @@ def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None 
 
 
 def read_script(
-    text: str, source: str = "script", variables: Mapping[str, str] | None = None, around: Around = _PLAIN
+    text: str, source: str = "script", variables: Mapping[str, str] | None = None, around: Around = PLAIN
 ) -> Imported:
     """Return the case of a launch script; `variables` are those that its caller would have set.
 
@@ -46,9 +45,9 @@ def read_script(
     return _read(started(text, tells, source, variables or {}), around)
 
 
-def read_command(words: Sequence[str], around: Around = _PLAIN) -> Imported:
+def read_command(words: Sequence[str], around: Around = PLAIN) -> Imported:
     """Return the case of a training command, its launcher and its program included, or of the arguments alone."""
-    return _read(started_by(words, tells), around)
+    return _read(started_by(words, tells), replace(around, follow=True))
 
 
 def tells(word: str) -> bool:
@@ -57,7 +56,7 @@ def tells(word: str) -> bool:
 
 
 def _read(found: Started, around: Around) -> Imported:
-    launch = found.launch
+    launch = replace(found.launch, follow=around.follow)
     if around.num_devices and around.num_devices != launch.num_devices:
         launch = replace(launch, num_devices=around.num_devices, devices_per_node=0)
     skipped = frozenset(f"--{name.lstrip('-')}" for name in around.skipped)
@@ -91,7 +90,7 @@ def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
 def imported(given: Given, launch: Launch) -> Imported:
     """Return the case of what was given; raises `InputError` with everything that is wrong."""
     r = Reader(given)
-    _checkpoint.take(r)
+    _checkpoint.take(r, launch)
     _refuse(r)
     stem = os.path.splitext(os.path.basename(launch.source))[0]
     model = _model.build(r, stem or "megatron")

@@ -1,0 +1,207 @@
+"""What is read of people's files: regular ones up to a size, whatever their name leads to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.command_line import run
+from shardwise.errors import InputError
+from shardwise.files import JSON_BYTES, WRITTEN_BYTES, below, parse_json, read_file, read_json, read_toml
+
+TRAIN = ["train", "gpt2", "--on", "8xh100"]
+# Every way in which the command line reads a file; FILE stands for it.
+WAYS = {
+    "case": ["train", "--config", "FILE"],
+    "case by ending": ["--config", "FILE.json"],
+    "model": ["train", "FILE.json", "--on", "8xh100"],
+    "cluster": ["train", "gpt2", "--on", "FILE.toml"],
+    "launch script": ["train", "--from", "FILE", "--on", "8xh100"],
+    "settings of DeepSpeed": ["train", "gpt2", "--from", "FILE.json", "--on", "8xh100"],
+    "settings of accelerate": ["import", "FILE.yaml"],
+    "import": ["import", "FILE"],
+    "measurements": ["validate", "FILE.csv"],
+    "comparison": ["compare", "FILE.toml", "FILE.toml"],
+}
+
+
+def words_of(way: str, path: Path) -> list[str]:
+    """Return the words of a way to read a file."""
+    return [word.replace("FILE", str(path)) for word in WAYS[way]]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    """Fail where something waits for ever."""
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+
+
+def endings(way: str) -> Iterator[str]:
+    """Return how the names end that a way reads."""
+    yield from {word.removeprefix("FILE") for word in WAYS[way] if word.startswith("FILE")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["fifo", "zero", "random", "folder", "link to a fifo"])
+def test_only_regular_files_are_read(tmp_path: Path, way: str, kind: str) -> None:
+    """A pipe, a device, a link to one and a folder are refused at once, wherever a file is named."""
+    for ending in endings(way):
+        path = tmp_path / f"odd{ending}"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "link to a fifo":
+            os.mkfifo(tmp_path / f"pipe{ending}")
+            path.symlink_to(tmp_path / f"pipe{ending}")
+        else:
+            path.symlink_to(f"/dev/{'zero' if kind == 'zero' else 'random'}")
+    begin = time.process_time()
+    done = run(*words_of(way, tmp_path / "odd"))
+    assert done.status == 2, done.out
+    assert "cannot be read" in done.err or "holds no config.json" in done.err or "is not a file" in done.err
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("way", ["case", "case by ending", "launch script", "settings of accelerate", "measurements"])
+@pytest.mark.parametrize("content", [b"#", b"[", b"a\n", b'"', b"$("])
+def test_a_file_of_any_size_is_answered_within_seconds(tmp_path: Path, way: str, content: bytes) -> None:
+    """Twenty million bytes of one kind are refused, by their size or by what they are, within seconds."""
+    for ending in endings(way):
+        (tmp_path / f"big{ending}").write_bytes(content * (20_000_000 // len(content)))
+    begin = time.process_time()
+    done = run(*words_of(way, tmp_path / "big"))
+    assert done.status == 2
+    assert len(done.err) < 20_000
+    assert time.process_time() - begin < 4
+
+
+HARD = {
+    "model.json": ['{"a":' * 50_000, "[" * 100_000, '{"model_type": ' + "9" * 5000 + "}", '{"hidden_size": 1e999999}'],
+    "case.toml": [
+        ".".join(["a"] * 50_000) + " = 1",
+        "[" + ".".join(["a"] * 50_000) + "]",
+        "x = {" + ".".join(["a"] * 50_000) + " = 1}",
+        "x = " + "[" * 50_000,
+        "x = " + "{a=" * 50_000,
+        'x = "' + '\\"' * 400_000 + "." * 100,
+        "tp = " + "9" * 500_000,
+        "tp = 0x" + "f" * 500_000,
+        "tokens = '" + "9" * 200_000 + "!'",
+        "fast_bandwidth = '" + "1" + " " * 200_000 + "!'",
+        "\n".join(f"[t{n}]" for n in range(50_000)),
+        "\n".join(f"k{n} = 1" for n in range(900)),
+        "\n".join(f"k{n} = 1" for n in range(50_000)),
+    ],
+    "run.csv": ['"' * 1_000_000, "," * 1_000_000, "device,m,n,k,time_seconds\n" + "a,1\n" * 1_000_000],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, text) for name, texts in HARD.items() for text in texts])
+def test_files_that_are_hard_to_parse_are_answered_within_seconds(tmp_path: Path, name: str, content: str) -> None:
+    """Depth, long keys, digits and quotes are refused at once."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    commands = {
+        "model.json": [["train", str(path), "--on", "8xh100"], ["--config", str(path)], ["import", str(path)]],
+        "case.toml": [["train", "--config", str(path), "--json"], ["train", "gpt2", "--on", str(path)]],
+        "run.csv": [["validate", str(path)]],
+    }
+    for words in commands[name]:
+        begin = time.process_time()
+        done = run(*words)
+        assert done.status == 2, done.out + done.err
+        assert len(done.err + done.out) < 40_000
+        assert time.process_time() - begin < 3
+
+
+def test_a_file_that_just_fits_is_read_and_one_byte_more_is_not(tmp_path: Path) -> None:
+    """The limit is the last size that is read."""
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 100)
+    assert read_file(path, 100) == b"a" * 100
+    with pytest.raises(InputError, match="larger than 99 bytes"):
+        read_file(path, 99)
+
+
+def test_links_to_files_are_followed(tmp_path: Path) -> None:
+    """A link to a regular file is a file, as the caches of model hubs have them."""
+    (tmp_path / "blob").write_text('{"a": 1}', encoding="utf-8")
+    (tmp_path / "config.json").symlink_to(tmp_path / "blob")
+    assert read_json(tmp_path / "config.json") == {"a": 1}
+
+
+def test_keys_that_stand_twice_are_named(tmp_path: Path) -> None:
+    """JSON with a key twice is refused by name wherever it is read, at any depth."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_layer": 2, "n_layer": 3}', encoding="utf-8")
+    for words in (["train", str(path), "--on", "8xh100"], ["train", "--config", str(path)], ["import", str(path)]):
+        assert "n_layer twice" in run(*words).err
+    with pytest.raises(InputError, match="inner twice"):
+        parse_json('{"a": [{"inner": 1, "inner": 1}]}', "file")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+@settings(derandomize=True)
+def test_json_without_twins_is_read_as_python_does(tree: object) -> None:
+    """What is read equals what the standard library reads."""
+    assert parse_json(json.dumps(tree), "file") == tree
+
+
+def test_dots_in_values_and_comments_are_no_keys(tmp_path: Path) -> None:
+    """Many dots in numbers, text and comments are read."""
+    path = tmp_path / "a.toml"
+    path.write_text("a = [" + "1.5, " * 100 + "]\nb = '" + "a." * 100 + "' # " + "x. " * 100 + "\n", encoding="utf-8")
+    assert len(read_toml(path)["a"]) == 100
+    assert WRITTEN_BYTES < JSON_BYTES
+
+
+def test_a_file_names_others_only_below_itself(tmp_path: Path) -> None:
+    """A name that leads out of the folder, by dots, from the root or by a link, is refused unless told to follow."""
+    inside, outside = tmp_path / "in", tmp_path / "out.json"
+    inside.mkdir()
+    outside.write_text("{}", encoding="utf-8")
+    (inside / "link.json").symlink_to(outside)
+    source = str(inside / "a.yaml")
+    assert below(source, "sub/b.json") == os.path.join(str(inside), "sub/b.json")
+    for named in ("../out.json", str(outside), "link.json", "sub/../../out.json"):
+        with pytest.raises(InputError, match="not below"):
+            below(source, named)
+        assert below(source, named, follow=True)
+
+
+CLUSTER = 'num_devices = 8\ndevice = "../mine.toml"\n'
+
+
+def test_each_file_that_names_another_keeps_below_itself(tmp_path: Path) -> None:
+    """A cluster's device, accelerate's file of DeepSpeed and a script's checkpoint lie elsewhere with --follow only."""
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    run("devices", "h100-sxm-80gb", "--write", str(tmp_path / "mine.toml"))
+    (folder / "cluster.toml").write_text(CLUSTER, encoding="utf-8")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ../ds.json\n"
+    (folder / "a.yaml").write_text(text, encoding="utf-8")
+    script = "python a.py --num-layers 2 --hidden-size 64 --use-checkpoint-args --load /etc\n"
+    (folder / "run.sh").write_text(script, encoding="utf-8")
+    for words in (
+        ["train", "gpt2", "--on", str(folder / "cluster.toml"), "--micro-batch", "1"],
+        ["import", str(folder / "a.yaml")],
+        ["import", str(folder / "run.sh")],
+    ):
+        assert "--follow" in run(*words).err
+        assert "--follow" not in run(*words, "--follow").err
