@@ -45,7 +45,7 @@ def test_the_head_of_an_encoder_runs_on_every_token() -> None:
 
 def test_the_largest_batch_of_an_encoder_just_fits() -> None:
     """Activations alone bound the batch: the largest one fits and one more does not."""
-    most = ask("bert-large", input_tokens=512).capacity.largest_batch
+    most = ask("bert-large", input_tokens=512).max_concurrency
     assert ask("bert-large", batch=most, input_tokens=512).fits
     assert not ask("bert-large", batch=most + 1, input_tokens=512).fits
 

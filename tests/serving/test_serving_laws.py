@@ -215,32 +215,62 @@ def test_nothing_beats_the_datasheet(model, job, device):
     assert ideal.tpot_seconds >= ideal.evaluation.decode.moved_bytes / one.memory_bytes_per_second * (1 - 1e-9)
 
 
-@given(models(("dense", "moe", "latent")), jobs(), DEVICE, st.sampled_from(("vllm", "sglang", "tensorrt-llm")))
+ENGINES = st.sampled_from(("vllm", "vllm-v0", "sglang", "tensorrt-llm", "lmdeploy", "llama.cpp"))
+
+
+@given(models(), jobs(), DEVICE, ENGINES)
+@LAWS
+def test_the_largest_batch_fits_and_one_more_does_not(model, job, device, engine):
+    """`max_concurrency` is the largest batch that fits, whatever batch was asked."""
+    asked = [ask(model, replace(job, batch=n), device=device, engine=engine) for n in (1, job.batch)]
+    most = asked[0].max_concurrency
+    assert asked[1].max_concurrency == most
+    if most:
+        assert ask(model, replace(job, batch=most), device=device, engine=engine).fits
+    assert not ask(model, replace(job, batch=most + 1), device=device, engine=engine).fits
+
+
+@given(models(("dense", "moe", "latent")), jobs(), DEVICE, ENGINES)
 @LAWS
 def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, engine):
-    """A job at its longest context fits; a thousandth and one block of tokens more does not.
-
-    The context is bounded with a full prefill step; the steps that cut a prompt evenly are a little shorter.
-    """
+    """A job at its longest context fits, and one whose prompt has one token more does not."""
     job = replace(job, batch=8 * job.batch)
     longest = ask(model, job, device=device, engine=engine).capacity.longest_context
+    edge = replace(job, input_tokens=longest - job.output_tokens)
     if longest:
-        edge = replace(job, input_tokens=longest - job.output_tokens)
         assert ask(model, edge, device=device, engine=engine).fits
-        beyond = replace(edge, input_tokens=edge.input_tokens + 32 + longest // 1000)
-        assert not ask(model, beyond, device=device, engine=engine).fits
+        edge = replace(edge, input_tokens=edge.input_tokens + 1)
+    else:
+        edge = replace(edge, input_tokens=1)
+    assert not ask(model, edge, device=device, engine=engine).fits
+
+
+@given(models(), jobs(), DEVICE, ENGINES)
+@LAWS
+def test_each_phase_holds_its_own_batch(model, job, device, engine):
+    """A replica that only prefills holds the largest batch with nothing to generate; both phases hold no less alone."""
+    found = ask(model, job, device=device, engine=engine).capacity
+    prompts = replace(job, output_tokens=0)
+    assert ask(model, prompts, device=device, engine=engine).max_concurrency == found.largest_prefill_batch
+    assert min(found.largest_prefill_batch, found.largest_decode_batch) >= found.max_concurrency
 
 
 @given(models(), jobs(), DEVICE)
 @LAWS
 def test_requests_fill_the_tokens_of_the_cache(model, job, device):
-    """Requests at full length take no more than the tokens of the cache, and one more would not fit beside them.
+    """The largest batch takes no more than the tokens of cache that it leaves room for.
 
     Of mixed layers vLLM counts the tokens of whole groups, more of which fit where windows hold less.
     """
-    r = ask(model, job, device=device)
-    blocks = -(-job.total_tokens // 16) * 16
+    r = ask(model, replace(job, batch=max(ask(model, job, device=device).max_concurrency, 1)), device=device)
     windows = {getattr(m, "window", 0) for b in model.kinds for m in b.mixers}
-    assert len(windows) > 1 or r.max_concurrency * job.total_tokens <= r.kv_cache_tokens
-    if not any(windows):
-        assert (r.max_concurrency + 1) * blocks > r.kv_cache_tokens
+    assert len(windows) > 1 or not r.fits or r.job.batch * job.total_tokens <= r.kv_cache_tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_limits_of_the_engine_make_tokens_and_requests_agree(engine):
+    """Where step tokens and sequences set working memory, the requests that fit are the tokens of cache over theirs."""
+    job = Serving(batch=16, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1024)
+    r = ask("llama-3.1-8b", job, engine=engine)
+    each = -(-1100 // r.case.engine.block_tokens) * r.case.engine.block_tokens
+    assert r.max_concurrency == r.kv_cache_tokens // each > 300

@@ -73,7 +73,7 @@ def test_a_batch_that_does_not_fit_says_which_would() -> None:
     r = ask("llama-3.1-8b", job)
     assert not r.fits and r.dominant == "kv_cache"
     assert 0 < r.max_concurrency < 512
-    assert ask("llama-3.1-8b", Serving(batch=r.max_concurrency - 2, input_tokens=4096, output_tokens=512,
+    assert ask("llama-3.1-8b", Serving(batch=r.max_concurrency, input_tokens=4096, output_tokens=512,
                                        max_batched_tokens=8192)).fits  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def _spread(record: Record, ask: Callable[[Plan], InferReport], plan: Plan) -> I
             report = ask(replace(plan, tp=tp, dp=plan.dp * plan.tp // tp, etp=etp))
         except InputError:
             continue
-        if report.fits and report.max_concurrency >= _WORTH:
+        if report.fits and _room(report) >= _WORTH:
             record.assume(f"offline: replicas of tp {tp}, the fewest ranks with room for {_WORTH} requests")
             return report
     return None
@@ -205,11 +205,18 @@ def _step_tokens(record: Record, engine: str, model: Model, device: Device) -> i
     return limits_of(engine, device).tokens(record.whole("max_model_len") or model.max_context)
 
 
+def _room(report: InferReport) -> int:
+    """Return the requests that a replica holds at once where prompts run in steps of the engine's size."""
+    case = report.case
+    job = replace(case.job, batch=1, max_batched_tokens=served_step_tokens())
+    return infer(case.model, case.cluster, case.plan, job, ServingOptions(engine=case.engine)).max_concurrency
+
+
 def _full(record: Record, report: InferReport, engine: str) -> InferReport:
     """Return the report of a full queue: as many requests as the cache holds and the engine runs at once."""
     stated = record.whole("batch")
     most = stated or limits_of(engine, report.case.cluster.device).sequences
-    batch = max(1, min(report.max_concurrency, most))
+    batch = max(1, min(_room(report), most))
     record.assume(f"offline: {batch} requests at once on each replica, what cache and engine allow")
     case = report.case
     chunk = 0 if batch * case.job.input_tokens < served_step_tokens() else served_step_tokens()

@@ -65,7 +65,7 @@ def infer_changes(report: InferReport) -> tuple[Change, ...]:
     options.append(("weights", "fp8", {}, {"weights": "fp8"}))
     if report.kv_cache_bytes_per_gpu:
         options.append(("kv_cache", "fp8", {}, {"kv_cache": "fp8"}))
-    most = report.capacity.largest_batch
+    most = report.max_concurrency
     if 0 < most < job.batch:
         options.append(("batch", most, {}, {"batch": most}))
     if not job.max_batched_tokens:
@@ -147,7 +147,7 @@ def _pass(page: Page, report: InferReport) -> None:
     tokens = report.prefill_tokens_per_second
     per_device = tokens / report.plan.num_devices
     page.label("RATE", f"{each} samples/s, {tokens:,.0f} tokens/s in all, {per_device:,.0f} per device")
-    page.label("ROOM", f"a batch of {report.capacity.largest_batch:,} such samples on each replica")
+    page.label("ROOM", f"a batch of {report.max_concurrency:,} such samples on each replica")
     price = report.usd_per_million_input_tokens
     if price is not None:
         page.label("COST", f"${price:,.4g} per million input tokens")
@@ -165,10 +165,10 @@ def _speed(page: Page, report: InferReport) -> None:
     page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device, prompts included")
     page.note(f"{each:,.1f} tokens/s for each request once it decodes")
     room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
-    full = f"{room}: a batch of {report.capacity.largest_batch:,} such requests"
+    full = f"{room}: a batch of {report.max_concurrency:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
     if not report.job.use_kv_cache:
-        full = none = f"no cache: a batch of {report.capacity.largest_batch:,} such requests"
+        full = none = f"no cache: a batch of {report.max_concurrency:,} such requests"
     page.label("ROOM", full if report.kv_cache_tokens else none)
     price = report.usd_per_million_output_tokens
     if price is not None:

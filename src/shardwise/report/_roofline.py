@@ -20,8 +20,8 @@ from shardwise.report._train import step_tree, without_residue
 from shardwise.report._train_view import describe
 from shardwise.report._whole import whole_bytes
 from shardwise.serving import InferReport
-from shardwise.serving._case import Step, server_of, views_of
-from shardwise.serving._evaluate import decode_steps, lines_of, prefill_step
+from shardwise.serving._case import Step, lines_of, server_of, views_of
+from shardwise.serving._evaluate import decode_steps, prefill_step
 from shardwise.serving._price import Server
 from shardwise.serving._price import op_seconds as served_seconds
 from shardwise.training import TrainReport

@@ -12,18 +12,24 @@ from typing import Any
 from shardwise.cost import Efficiencies, bandwidth_of, constants, family_of, network_of, rates_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X
+from shardwise.ledger.op import Op
 from shardwise.ledger.traced import leaf
-from shardwise.models import Attention, Model
+from shardwise.models import Attention, Block, Model, MoE
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Serving
 from shardwise.serving._attention import AttentionKernels, attention_kernels
-from shardwise.serving._engine import Engine, kernels_of, replay_seconds, watts_per_core
-from shardwise.serving._ledger import Views
+from shardwise.serving._engine import Engine, kernels_of, replay_seconds, sums_branches, watts_per_core
+from shardwise.serving._ledger import Views, embedding_ops, head_ops, layer_ops
 from shardwise.serving._price import Server, captured
 from shardwise.serving._quantization import Format
 from shardwise.serving._sizes import Sizes
 
 UNSHARED = 1000  # larger than any group of query heads
+
+
+def most_tokens(model: Model) -> int:
+    """Return the tokens that a model has learned positions or patches for, 0 where positions do not end."""
+    return model.positions or (0 if model.embedding else model.max_context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,11 @@ class Case:
     def new_input_tokens(self) -> int:
         """Input tokens of a request that the cache does not hold yet."""
         return self.job.input_tokens - self.job.prefix_tokens
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of one prefill step, 0 for the whole batch at once."""
+        return self.job.max_batched_tokens or self.engine.chunk_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,3 +216,30 @@ def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
 
     wide = layout(case.format.rest_bytes if case.dtype != "fp32" else 4.0, case.dtype)
     return Views(wide=wide, narrow=layout(case.format.bytes, case.compute), format=case.format)
+
+
+def label_of(block: Block, index: int) -> str:
+    """Return the name of a kind of layer.
+
+    >>> label_of(Block(mixers=(), feed_forward=None), 0)
+    'layer kind 0'
+    """
+    words = [type(m).__name__ for m in block.mixers]
+    if block.feed_forward is not None:
+        words.append("experts" if isinstance(block.feed_forward, MoE) else "feed-forward")
+    return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
+
+
+def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]:
+    """Return the operators of every kind of layer, of the embedding and of the head, each with its name."""
+    model = case.model
+    summed = sums_branches(model.family)
+    kinds = [
+        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
+        for i, block in enumerate(model.kinds)
+    ]
+    return [
+        *kinds,
+        ("embedding", embedding_ops(views, model)),
+        ("head", head_ops(views, model, case.engine.sampling_bytes)),
+    ]

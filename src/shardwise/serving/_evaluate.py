@@ -13,17 +13,12 @@ from typing import Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum, total
-from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.op import Collective
 from shardwise.ledger.traced import named
-from shardwise.models import Block, MoE
-from shardwise.ops.layout import Layout
-from shardwise.serving._adapters import adapter_bytes
-from shardwise.serving._cache import Cache, block_caches, breakpoints
-from shardwise.serving._case import Case, Step, server_of, views_of
-from shardwise.serving._engine import sums_branches
-from shardwise.serving._fold import Part, Parts, Phase, add, fold, weighted
-from shardwise.serving._ledger import Views, embedding_ops, head_ops, layer_ops
-from shardwise.serving._memory import StageMemory, stage_memory
+from shardwise.serving._cache import Cache, breakpoints
+from shardwise.serving._case import Case, Step, lines_of, server_of, views_of
+from shardwise.serving._fold import Part, Parts, Phase, add, bytes_of, fold, weighted
+from shardwise.serving._memory import StageMemory, caches_of, stage_memories
 from shardwise.serving._price import Server
 from shardwise.serving._sizes import Sizes, Stage
 
@@ -42,41 +37,14 @@ class Evaluation(Generic[X]):
     notes: tuple[str, ...]
 
 
-def label_of(block: Block, index: int) -> str:
-    """Return the name of a kind of layer.
-
-    >>> label_of(Block(mixers=(), feed_forward=None), 0)
-    'layer kind 0'
-    """
-    words = [type(m).__name__ for m in block.mixers]
-    if block.feed_forward is not None:
-        words.append("experts" if isinstance(block.feed_forward, MoE) else "feed-forward")
-    return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
-
-
-def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]:
-    """Return the operators of every kind of layer, of the embedding and of the head, each with its name."""
-    model = case.model
-    summed = sums_branches(model.family)
-    kinds = [
-        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
-        for i, block in enumerate(model.kinds)
-    ]
-    return [
-        *kinds,
-        ("embedding", embedding_ops(views, model)),
-        ("head", head_ops(views, model, case.engine.sampling_bytes)),
-    ]
-
-
-def gathered(part: Part[X], m: Server[X]) -> Part[X]:
+def gathered(part: Part[X], weights: X, m: Server[X]) -> Part[X]:
     """Return a part whose weights are sharded over the replicas, with the seconds that it waits for them.
 
     They are gathered one part ahead; only what takes longer than the work of that part is waited for.
 
     ZeRO-Inference gathers each layer's weights before it runs (deepspeed.ai, ZeRO-Inference, 2022-09).
     """
-    seconds = collective_seconds(m.network, "all_gather", part.weight_bytes, m.spans["dp"])
+    seconds = collective_seconds(m.network, "all_gather", weights, m.spans["dp"])
     waits = maximum(seconds - part.seconds, 0.0)
     return replace(
         part,
@@ -88,17 +56,14 @@ def gathered(part: Part[X], m: Server[X]) -> Part[X]:
 
 def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
     """Return the model folded for one step."""
-    model, form = case.model, case.format
     views = views_of(case, z, step)
     lines = lines_of(case, views)
-    found = [fold(ops, m, form, label) for label, ops in lines]
-    if case.job.adapter_rank:
-        sizes = adapter_bytes(case, [ops for _, ops in lines], 0 * z.tp)
-        found = [replace(part, weight_bytes=part.weight_bytes + n) for part, n in zip(found, sizes, strict=True)]
+    found = [fold(ops, m, label) for label, ops in lines]
     if case.job.shard_weights:
-        found = [gathered(part, m) for part in found]
+        held = bytes_of(case, lines, 0 * z.tp)
+        found = [gathered(part, own.weights, m) for part, own in zip(found, held, strict=True)]
     *kinds, before, after = found
-    boundary = views.wide.residual("boundary", model.hidden, "").size_bytes
+    boundary = views.wide.residual("boundary", case.model.hidden, "").size_bytes
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=boundary)
     hand_over = 0.0 if case.efficiencies.ideal else case.engine.stage_seconds
     return Parts(
@@ -106,7 +71,6 @@ def parts_of(case: Case, z: Sizes[X], step: Step, m: Server[X]) -> Parts[X]:
         embedding=before,
         head=after,
         send=named(m.message(message) + hand_over, "stage boundary message"),
-        stream_bytes=boundary,
     )
 
 
@@ -164,7 +128,6 @@ def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[
         overhead=count * overhead,
         overlapped=overlapped,
         slowest_stage=slowest + overhead,
-        live_bytes=parts.stream_bytes + largest([part.live_bytes for part in (*parts.kinds, parts.embedding)]),
         flops=count * total((times * part.flops for times, part in rows), 0 * z.pp),
         moved_bytes=count * total((times * part.moved_bytes for times, part in rows), 0 * z.pp),
     )
@@ -177,7 +140,7 @@ def prefill_step(case: Case, z: Sizes[X]) -> tuple[Sizes[X], Step, X]:
     and since that grows linearly the middle piece stands for all (Sarathi-Serve, arXiv:2403.02310).
     """
     new, past = case.new_input_tokens, case.job.prefix_tokens
-    limit = case.job.max_batched_tokens or case.engine.chunk_tokens
+    limit = case.step_tokens
     if not limit:
         return z, Step(phase="prefill", tokens=new, context=past), 0 * z.batch + 1
     if limit >= new:
@@ -245,8 +208,7 @@ def _name_of(step: Step) -> str:
 
 def _nothing(case: Case, z: Sizes[X]) -> Phase[X]:
     """Return the decode step of a case that generates nothing."""
-    phase = weighted([(prefill_of(case, z), 0.0)], "nothing is generated")
-    return replace(phase, live_bytes=0 * phase.live_bytes)
+    return weighted([(prefill_of(case, z), 0.0)], "nothing is generated")
 
 
 def spread(first: int, last: int) -> list[tuple[float, float]]:
@@ -276,29 +238,19 @@ def again_steps(case: Case) -> list[tuple[Step, float]]:
         weight = (high - low + 1) / (last - first + 1)
         found += [(at, share * weight) for at, share in spread(low, high)]
         low = high + 1
-    # The last step weighs nothing in the mean, and has the most alive.
-    return [(Step(phase="prefill", tokens=at, context=0), share) for at, share in (*found, (last, 0.0))]
-
-
-def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
-    """Return the layout of a decode step, for sizes that do not depend on the phase."""
-    return views_of(case, z, Step(phase="decode", tokens=1, context=0)).wide
+    return [(Step(phase="prefill", tokens=at, context=0), share) for at, share in found]
 
 
 def evaluate(case: Case, z: Sizes[X]) -> Evaluation[X]:
     """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes."""
     prefill, decode = prefill_of(case, z), decode_of(case, z)
-    y, kept = layout_of(case, z), case.job.use_kv_cache
-    caches = tuple(block_caches(y, block) if kept else () for block in case.model.kinds)
     m = server_of(case, z, False)
-    parts = parts_of(case, z, Step(phase="prefill", tokens=1, context=0, sequences=1), m)
-    memory = tuple(stage_memory(case, z, s, parts, caches, (prefill, decode)) for s in z.stages)
     request = prefill.seconds + max(case.job.output_tokens - 1, 0) * decode.seconds
     return Evaluation(
         prefill=prefill,
         decode=decode,
-        memory=memory,
-        caches=caches,
+        memory=stage_memories(case, z),
+        caches=caches_of(case, z),
         request_seconds=named(request, "request"),
         sizes=z,
         family=m.rates.family,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -9,22 +10,20 @@ from shardwise.ledger.number import X, largest, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import messages
+from shardwise.serving._adapters import adapter_bytes
+from shardwise.serving._case import Case
 from shardwise.serving._ledger import live_bytes, table_bytes, weight_bytes
 from shardwise.serving._price import Server, op_seconds
-from shardwise.serving._quantization import Format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part(Generic[X]):
-    """A list of operators on one rank: seconds by operator and axis, bytes alive, of weights and of the table."""
+    """Seconds of a list of operators on one rank by operator and axis, their FLOPs and the bytes that they move."""
 
     seconds: X
     operators: dict[str, X]
     exposed: dict[str, X]
     hidden: dict[str, X]
-    live_bytes: X
-    weight_bytes: X
-    table_bytes: X
     flops: X
     moved_bytes: X
 
@@ -35,7 +34,7 @@ def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
         into[key] = into[key] + times * value if key in into else times * value
 
 
-def fold(ops: tuple[Op[X], ...], m: Server[X], form: Format, label: str) -> Part[X]:
+def fold(ops: tuple[Op[X], ...], m: Server[X], label: str) -> Part[X]:
     """Return what a list of operators adds up to in one forward pass; a message is waited for unless it is hidden."""
     zero = 0 * ops[0].forward_bytes
     seconds = zero
@@ -55,23 +54,42 @@ def fold(ops: tuple[Op[X], ...], m: Server[X], form: Format, label: str) -> Part
         operators=operators,
         exposed=exposed,
         hidden=hidden,
-        live_bytes=largest([zero, *map(live_bytes, ops)]),
-        weight_bytes=named(weight_bytes(ops, form, zero), f"weights of {label}"),
-        table_bytes=table_bytes(ops, form, zero),
         flops=total((op.flops for op in ops), zero),
         moved_bytes=total((op.forward_bytes for op in ops), zero),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartBytes(Generic[X]):
+    """Bytes of a list of operators on one rank: weights, the embedding table among them, and most alive at once."""
+
+    weights: X
+    table: X
+    live: X
+
+
+def bytes_of(case: Case, lines: Sequence[tuple[str, tuple[Op[X], ...]]], zero: X) -> list[PartBytes[X]]:
+    """Return bytes of every kind of layer, of the embedding and of the head, adapters included."""
+    form = case.format
+    more = adapter_bytes(case, [ops for _, ops in lines], zero) if case.job.adapter_rank else [zero] * len(lines)
+    return [
+        PartBytes(
+            weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
+            table=table_bytes(ops, form, zero),
+            live=largest([zero, *map(live_bytes, ops)]),
+        )
+        for (label, ops), adapters in zip(lines, more, strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parts(Generic[X]):
-    """A model folded for one step: its kinds of layer, embedding, head, and the stream between stages."""
+    """A model folded for one step: its kinds of layer, embedding, head, and the message between stages."""
 
     kinds: tuple[Part[X], ...]
     embedding: Part[X]
     head: Part[X]
     send: X
-    stream_bytes: X
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +103,6 @@ class Phase(Generic[X]):
     overhead: X
     overlapped: X
     slowest_stage: X
-    live_bytes: X
     flops: X
     moved_bytes: X
 
@@ -112,7 +129,6 @@ def weighted(phases: list[tuple[Phase[X], float]], name: str) -> Phase[X]:
         overhead=mean("overhead"),
         overlapped=mean("overlapped"),
         slowest_stage=mean("slowest_stage"),
-        live_bytes=largest([phase.live_bytes for phase, _ in phases]),
         flops=mean("flops"),
         moved_bytes=mean("moved_bytes"),
     )

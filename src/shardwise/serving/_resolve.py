@@ -10,7 +10,7 @@ from shardwise.hardware import Cluster, Device
 from shardwise.models import Attention, Mixer, Model
 from shardwise.plans import Plan, Serving, divisors, one_of
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
-from shardwise.serving._case import Case
+from shardwise.serving._case import Case, most_tokens
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._quantization import Format, cache_bytes, checkpoint_format, find_format
 from shardwise.serving._sizes import split_evenly
@@ -60,7 +60,7 @@ def job_problems(job: Serving, model: Model) -> Problems:
     if not found.items and job.prefix_tokens >= job.input_tokens:
         rule = f"must be below the {job.input_tokens} input tokens: the last one is always computed"
         found.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
-    limit = model.positions or (0 if model.embedding else model.max_context)
+    limit = most_tokens(model)
     if not found.items and limit and job.total_tokens > limit:
         what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
         rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
