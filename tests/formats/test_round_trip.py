@@ -105,7 +105,8 @@ def flat_plans(draw: st.DrawFn, shardings: tuple[Any, ...], kinds: tuple[Any, ..
     plan = Plan(
         tp=draw(FEW), cp=cp, dp=draw(st.sampled_from((2, 4, 8))), micro_batch=draw(FEW), sequence_parallel=False,
         cp_kind=draw(st.sampled_from(kinds)) if cp > 1 else "ring", sharding=sharding,
-        shard=2 if sharding == "hsdp" else 1, recompute=draw(st.sampled_from(("none", "full"))),
+        shard=2 if sharding == "hsdp" else draw(st.sampled_from((1, 2))) if sharding == "shard-grad-op" else 1,
+        recompute=draw(st.sampled_from(("none", "full"))),
     )  # fmt: skip
     job = Training(
         seq_len=512,
@@ -116,7 +117,7 @@ def flat_plans(draw: st.DrawFn, shardings: tuple[Any, ...], kinds: tuple[Any, ..
 
 
 ZERO = flat_plans(("none", "zero1", "zero2", "zero3"), ("all-to-all",)).filter(lambda one: legal(*one))
-SHARDED = flat_plans(("zero2", "fsdp", "hsdp"), ("ring", "all-gather")).filter(lambda one: legal(*one))
+SHARDED = flat_plans(("shard-grad-op", "fsdp", "hsdp"), ("ring", "all-gather")).filter(lambda one: legal(*one))
 NARROW = st.sampled_from(("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "amp-bf16"))
 
 

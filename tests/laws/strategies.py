@@ -235,8 +235,9 @@ def plans(draw: st.DrawFn, model: Model, seq_len: int, wanted: Wanted = ANY) -> 
         plan = replace(plan, sequence_parallel=False)
     plan = _stages(draw, model, plan, wanted)
     plan = replace(plan, sharding=draw(st.sampled_from(wanted.shardings)))
-    if plan.sharding == "hsdp":
-        legal = [s for s in (2, 3, 4, 8) if plan.dp % s == 0] or [1]
+    if plan.sharding in ("hsdp", "shard-grad-op"):
+        least = 2 if plan.sharding == "hsdp" else 1
+        legal = [s for s in (1, 2, 3, 4, 8) if s >= least and plan.dp % s == 0] or [1]
         plan = replace(plan, shard=draw(st.sampled_from(legal)))
     plan = _recompute(draw, model, plan, wanted)
     return replace(plan, order=draw(st.sampled_from(ORDERS)), micro_batch=draw(st.sampled_from((1, 2, 4))))

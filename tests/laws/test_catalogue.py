@@ -14,7 +14,7 @@ from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import Case
 from shardwise.training._evaluate import evaluate_columns
-from shardwise.training._memory import owned
+from shardwise.training._parts import owned
 
 NODE = Cluster.parse("8xh100-sxm-80gb")
 

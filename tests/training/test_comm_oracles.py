@@ -78,7 +78,8 @@ def traced_plan(run: dict[str, Any]) -> tuple[Plan, tuple[str, str]]:
     """Return the plan of a traced step, and its stack and precision; `fully_shard` of the model is its root unit."""
     mode, world = run["mode"], run["world"]
     tp = run.get("tp", world if mode.startswith("tp") else 1)
-    sharding: Any = {"fsdp": "fsdp", "hsdp": "hsdp", "tp_fsdp": "fsdp"}.get(mode, "none")
+    fsdp = "fsdp" if run.get("reshard", True) else "shard-grad-op"
+    sharding: Any = {"fsdp": fsdp, "hsdp": "hsdp", "tp_fsdp": "fsdp"}.get(mode, "none")
     split = mode in ("tp_sp", "tp_fsdp")
     plan = Plan(tp=tp, dp=world // tp, micro_batch=run["batch"], sharding=sharding, shard=run.get("shard", 1),
                 sequence_parallel=split)  # fmt: skip
@@ -99,7 +100,7 @@ def traced_messages(run: dict[str, Any]) -> dict[str, list[float]]:
     return seen
 
 
-HELD = [run for run in TRACED if run.get("reshard", True) and run["config"]["model_type"] != "mixtral"]
+HELD = [run for run in TRACED if run["config"]["model_type"] != "mixtral"]
 
 
 @pytest.mark.parametrize("run", HELD, ids=lambda run: run["id"])

@@ -211,7 +211,7 @@ def plan_flags() -> dict[str, Flag]:
         ("cp_kind", k.choice(*CONTEXT_KINDS), "how context parallelism exchanges keys and values"),
         ("schedule", k.choice(*SCHEDULES), "pipeline schedule"),
         ("sharding", k.choice(*SHARDINGS), "what data parallelism shards"),
-        ("shard", k.WHOLE, "size of a sharding group of hsdp"),
+        ("shard", k.WHOLE, "size of a sharding group of hsdp and shard-grad-op"),
         ("recompute", k.choice(*RECOMPUTES), "what is computed again in backward"),
         ("recompute_layers", k.whole(0), "recompute only so many layers of each stage"),
         ("modules", k.WORDS, "Megatron's modules to recompute as well"),

@@ -15,17 +15,18 @@ from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, differences, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
-from shardwise.plans import Plan, Sharding, Training, find_stack
+from shardwise.plans import Plan, Sharding, Training, find_stack, shard_of
 
 _TABLE = "fsdp.toml"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _SHARDINGS: dict[str, Sharding] = {
     "true": "fsdp",
     "full_shard": "fsdp",
-    "false": "zero2",
-    "shard_grad_op": "zero2",
+    "false": "shard-grad-op",
+    "shard_grad_op": "shard-grad-op",
     "no_shard": "none",
     "hybrid_shard": "hsdp",
+    "hybrid_shard_zero2": "shard-grad-op",
 }
 # Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
 _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-bf16", "fp8": "fp8"}
@@ -128,16 +129,17 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
         keys.fail(_HEADS, "contradicts cp_size, which splits the sequence too", "use one of them")
     elif heads > 1:
         keys.assumed.append(f"cp 1: sp_size {heads} splits sequences under DeepSpeed alone, and this is not DeepSpeed")
-    sharding = _sharding(keys) if kind == "fsdp" else "none"
+    word = _strategy(keys) if kind == "fsdp" else "no_shard"
+    sharding = _SHARDINGS.get(word, "fsdp")
     if devices % (tp * cp):
         keys.fail("num_processes", f"must be a multiple of tp x cp = {tp * cp}", "change the sizes")
     dp = max(devices // (tp * cp), 1)
     if shards and replicas * shards != dp:
         keys.fail(_SIZES + "dp_shard_size", f"x dp_replicate_size must be {dp}", f"use {dp // replicas}")
     shard = shards if replicas > 1 else 1
-    if replicas > 1 and sharding == "fsdp":
+    if replicas > 1 and (sharding == "fsdp" or shard == 1):
         sharding = "hsdp"
-    elif sharding == "hsdp" and replicas == 1:
+    elif word.startswith("hybrid") and replicas == 1:
         shard = max(devices // (keys.whole("num_machines") or 1), 1)
     return Plan(
         tp=tp,
@@ -152,7 +154,8 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
     )
 
 
-def _sharding(keys: Keys) -> Sharding:
+def _strategy(keys: Keys) -> str:
+    """Return torch's word for how weights are sharded, or whether they are resharded after forward."""
     old = keys.raw("fsdp_config.fsdp_sharding_strategy")
     if isinstance(old, int) and not isinstance(old, bool) and 1 <= old <= len(_STRATEGIES):
         old = _STRATEGIES[old - 1]
@@ -160,12 +163,9 @@ def _sharding(keys: Keys) -> Sharding:
     if old is not None and new is not None and str(old).lower() != str(new).lower():
         keys.fail("fsdp_config.fsdp_sharding_strategy", f"contradicts fsdp_reshard_after_forward = {new}", "keep one")
     word = str(new if new is not None else old if old is not None else "full_shard").lower()
-    if word == "hybrid_shard_zero2":
-        keys.assumed.append("sharding hsdp: HYBRID_SHARD_ZERO2 keeps parameters between forward and backward")
-        return "hsdp"
     if word not in _SHARDINGS:
         keys.fail("fsdp_config.fsdp_reshard_after_forward", "is not known", "use true or false")
-    return _SHARDINGS.get(word, "fsdp")
+    return word
 
 
 def tree_of(case: Case) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def tree_of(case: Case) -> dict[str, Any]:
     p, machines = case.plan, -(-case.plan.num_devices // case.cluster.devices_per_node)
     sharded = p.sharding != "none"
     sizes: dict[str, Any] = {
-        "parallelism_config_dp_replicate_size": p.dp // p.shard if p.sharding == "hsdp" else 1,
-        "parallelism_config_dp_shard_size": p.shard if p.sharding == "hsdp" else p.dp,
+        "parallelism_config_dp_replicate_size": p.dp // shard_of(p),
+        "parallelism_config_dp_shard_size": shard_of(p),
         "parallelism_config_tp_size": p.tp,
         "parallelism_config_cp_size": p.cp,
         "parallelism_config_cp_comm_strategy": "allgather" if p.cp_kind == "all-gather" else "alltoall",
@@ -190,7 +190,7 @@ def tree_of(case: Case) -> dict[str, Any]:
     if sharded:
         tree["fsdp_config"] = {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": p.sharding != "zero2",
+            "fsdp_reshard_after_forward": p.sharding != "shard-grad-op",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": p.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",

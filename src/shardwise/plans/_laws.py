@@ -248,9 +248,9 @@ def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, 
 
 def sharding_laws(plan: Plan, found: Problems) -> None:
     """Record a sharding group that the replicas do not hold, or that nothing uses."""
-    if plan.sharding not in ("hsdp", "zero1", "distributed-optimizer"):
+    if plan.sharding not in ("hsdp", "zero1", "shard-grad-op", "distributed-optimizer"):
         if plan.shard != 1:
-            rule = "is the sharding group of hsdp and of a sharded optimizer alone"
+            rule = "is the sharding group of hsdp, shard-grad-op and a sharded optimizer alone"
             found.add("shard", plan.shard, rule, "use 1, or sharding hsdp")
         return
     good = divisors(plan.dp)[1:] or [1]

@@ -142,8 +142,8 @@ def shard_of(plan: Plan) -> int:
 
 
 def splits_replicas(plan: Plan) -> bool:
-    """Return whether a sharded optimizer is split over groups of replicas, not over all of them."""
-    return plan.sharding in ("zero1", "distributed-optimizer") and plan.shard > 1
+    """Return whether shards are split over groups of replicas where a plan may also split them over all."""
+    return plan.sharding in ("zero1", "shard-grad-op", "distributed-optimizer") and plan.shard > 1
 
 
 def spans(plan: Plan, domains: Sequence[int]) -> Spans:

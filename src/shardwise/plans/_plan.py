@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-Sharding: TypeAlias = Literal["none", "zero1", "zero2", "zero3", "fsdp", "hsdp", "distributed-optimizer"]
+Sharding: TypeAlias = Literal[
+    "none", "zero1", "zero2", "zero3", "fsdp", "hsdp", "shard-grad-op", "distributed-optimizer"
+]
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 ContextKind: TypeAlias = Literal["ring", "all-gather", "all-to-all"]
 LayoutKind: TypeAlias = Literal["1d", "summa"]
@@ -58,7 +60,8 @@ class Plan:
     schedule: Schedule = "1f1b"
     sharding: Sharding = "none"
     shard: int = 1
-    """Replicas that share one copy under "hsdp", or one sharded optimizer where this is above 1 (else all of dp)."""
+    """Replicas that share one copy under "hsdp", or where this is above 1 under "shard-grad-op" and a sharded optimizer
+    (else all of dp)."""
     recompute: Recompute = "none"
     recompute_layers: int = 0
     """Layers of each stage that recompute is limited to (0: all)."""

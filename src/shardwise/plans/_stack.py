@@ -129,6 +129,8 @@ class Stack:
     """Bytes for a parameter that gathering weights moves in device memory."""
     scatter_copy_bytes: float
     """Bytes for a parameter that scattering gradients moves in device memory."""
+    fsdp_ends: Literal["root", "apart"]
+    """Embedding, final norm and head are one root unit of FSDP, or embedding one and norm with head another."""
     pipeline_keeps_gathered: bool
     """Sharded weights of a stage stay gathered, and its gradients whole, between micro-batches."""
 

@@ -10,7 +10,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, named_groups, splits_replicas
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
-from shardwise.training._memory import owned
+from shardwise.training._parts import owned
 from shardwise.training._report import Options, TrainReport, report_of, train
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
 from shardwise.training._waits import axis_seconds, slowest_stage
@@ -41,7 +41,7 @@ def axis_names(sharding: str, splits_replicas: bool = False) -> dict[str, str]:
     ('dp', 'dp_shard', 'dp_shard')
     """
     same = {axis: axis for axis in ("tp", "tp2", "cp", "ep", "etp", "pp")}
-    if sharding == "hsdp":
+    if sharding == "hsdp" or (sharding == "shard-grad-op" and splits_replicas):
         words = ("shard", "replicate")
         split = {w: f"dp_{w}" for w in words} | {f"expert_{w}": f"expert_dp_{w}" for w in words}
         return {**same, **split, "table": "embedding"}

@@ -21,10 +21,11 @@ from shardwise.training._beside import (
     stand_in_bytes,
     widened_bytes,
 )
-from shardwise.training._blocks import Elements, Folded
-from shardwise.training._parts import InFlight, Parts, Recipe, Shared, StageMemory
+from shardwise.training._blocks import Folded
+from shardwise.training._parts import InFlight, Parts, Recipe, Shared, StageMemory, owned, tied_copy
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
+from shardwise.training._units import Gathered, end_units, gathered_bytes, layer_units
 
 __all__ = [
     "InFlight",
@@ -38,51 +39,10 @@ __all__ = [
 ]
 
 
-def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
-    """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.
-
-    Mirrored ones included; weights that layers share are held once.
-    """
-    zero = 0 * s.count
-
-    def of(pick: Callable[[Elements[X]], X]) -> X:
-        layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
-        ends = s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
-        own = total(layers, zero) + ends
-        for block in parts.shared:
-            held = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
-            own = own - maximum(held - 1, 0) * pick(block.elements)
-        return own
-
-    return (
-        of(lambda e: e.dense_matrix),
-        of(lambda e: e.dense_other) + tied_copy(parts, s),
-        of(lambda e: e.expert_matrix),
-        of(lambda e: e.expert_other),
-    )
-
-
 def tensors_of(parts: Parts[X], s: Stages[X]) -> X:
     """Return how many tensors of weights the layers of a stage have, with its tables."""
     layers = total((n * k.elements.tensors for n, k in zip(s.layers, parts.kinds, strict=True)), 0 * s.count)
     return layers + s.embeddings + s.heads
-
-
-def tied_copy(parts: Parts[X], s: Stages[X]) -> X:
-    """Return the parameters of the second copy of a shared table: on a last stage that does not hold the first too.
-
-    Megatron-LM core/models/common/embeddings and core/transformer/multi_token_prediction.py copy the table so.
-    """
-    zero = 0 * s.count
-    if not parts.shared_table:
-        return zero
-    return above(s.heads, 0, above(s.embeddings, 0, zero, parts.table), zero)
-
-
-def root_elements(parts: Parts[X], s: Stages[X]) -> X:
-    """Return the parameters of the root unit of a stage: embedding, head and final norm."""
-    table = s.embeddings * parts.embedding.elements.dense
-    return table + s.heads * parts.head.elements.dense + tied_copy(parts, s)
 
 
 def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
@@ -124,39 +84,6 @@ def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
     wider = r.precision.embedding_bytes - r.precision.weight_bytes
     held = (s.embeddings * parts.table + tied_copy(parts, s)) * wider
     return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
-
-
-def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
-    """Return bytes gathered for compute under ZeRO-3 and FSDP: (of the root unit, of the layers at work).
-
-    The root unit (embedding, head, final norm) stays gathered from forward to backward; of the layers the running
-    unit and the prefetched next one, and the gradients of one unit before their reduction
-    (torch.distributed.fsdp.fully_shard; the root's part is checked to the byte with torch 2.13.0's FSDP memory
-    tracker). A pipeline may keep the weights of a stage gathered, and its gradients whole, from micro-batch to
-    micro-batch.
-    """
-    zero = 0 * s.count
-    if not r.shards_weights:
-        return zero, zero
-    width = r.precision.activation_bytes
-    alone = r.stack.gathers_tensors
-    units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
-    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
-    unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
-    gathered = 2 * width * unit
-    if r.stack.settings.max_live_parameters:
-        layers = total((n * u for n, u in zip(held, units, strict=True)), zero)
-        gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
-    root, whole = root_elements(parts, s), total(owned(parts, s))
-    working = gathered + r.precision.gradient_bytes * unit
-    if r.stack.accumulates_whole:
-        working = above(z.num_micro, 1, gathered + r.precision.gradient_bytes * whole, working)
-    if r.stack.pipeline_keeps_gathered:
-        working = above(z.pp, 1, width * (whole - root) + r.precision.gradient_bytes * whole, working)
-    return (
-        named(0 * unit if alone else width * root, "gathered root unit"),
-        named(working, "gathered layers and gradients"),
-    )
 
 
 def stage_buffers(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
@@ -242,8 +169,8 @@ class Moment(Generic[X]):
 
     lasting: X
     standing: X
-    root: X
-    units: X
+    buckets: X
+    gathered: Gathered[X]
     gradients: X
     activations: X
     again: X
@@ -278,7 +205,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
         activations=m.activations,
         logits=m.logits,
         recomputed=m.again,
-        buffers=m.root + m.units,
+        buffers=m.buckets + m.gathered.backward,
         in_flight=depth.own + depth.mirrored,
         beside=beside,
         widened=widened,
@@ -303,8 +230,8 @@ def held_apart(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X], moments: 
         return largest(found.values())
     during = ("forward", "loss", "backward")
     others = [value - (m.standing if name in during else m.gradients) for name, value in found.items()]
-    unit = _largest_layer(parts, s, lambda k: k.elements.dense + k.elements.expert)
-    gathered = r.precision.activation_bytes * (root_elements(parts, s) + unit)
+    unit, _ = layer_units(r, parts, s)
+    gathered = r.precision.activation_bytes * (maximum(*end_units(r, parts, s)) + unit)
     return named(largest(others) + m.gradients + gathered, "peak of the pools")
 
 
@@ -313,17 +240,15 @@ def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlig
     lasting, gradients = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
-    root, units = gathered_bytes(r, z, parts, s)
-    if r.bucket_elements:
-        root = root + bucket_bytes(r, owned(parts, s), _biggest_tensor(parts, s))
+    buckets = bucket_bytes(r, owned(parts, s), _biggest_tensor(parts, s))
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = (depth.heads - 1) * ends
     return Moment(
         lasting=lasting,
         standing=standing,
-        root=root,
-        units=units,
+        buckets=buckets,
+        gathered=gathered_bytes(r, z, parts, s),
         gradients=gradients,
         activations=held_bytes(parts, s, depth),
         again=named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
@@ -363,16 +288,17 @@ def moments_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], m: Moment[
     again; all gradients complete. Transient gradients do not exist before the first backward pass ends unless
     micro-batches are accumulated.
     """
-    base, back = m.lasting + m.root + m.standing, m.again + m.transient + m.flowing
+    base, back = m.lasting + m.buckets + m.standing, m.again + m.transient + m.flowing
+    whole = m.gathered
     # Where tensors are gathered one by one the head's weight is there while it is used.
     apart = r.precision.activation_bytes * s.heads * parts.head.elements.largest if r.stack.gathers_tensors else 0
     early, late, last = _table_gradients(r, z, parts, s, m)
-    complete = m.lasting + m.root + m.units + m.gradients - late + minimum(m.last_layer, m.activations) + back
+    complete = m.lasting + m.buckets + whole.complete + m.gradients - late + minimum(m.last_layer, m.activations) + back
     moments = {
-        "forward": base + m.units + m.activations + m.transient + parts.mask,
-        "loss": base + m.activations + m.logits + apart + s.heads * parts.mask,
-        "backward": base + early + m.units + m.activations + m.waiting + back,
-        "gradients complete": maximum(complete, m.lasting + m.root + m.gradients + last),
+        "forward": base + whole.forward + m.activations + m.transient + parts.mask,
+        "loss": base + whole.loss + m.activations + m.logits + apart + s.heads * parts.mask,
+        "backward": base + early + whole.backward + m.activations + m.waiting + back,
+        "gradients complete": maximum(complete, m.lasting + m.buckets + m.gradients + last),
     }
     if _adds_narrow(r):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.

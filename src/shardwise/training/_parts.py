@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, above, maximum, total
 from shardwise.plans import Optimizer, Precision, Sharding, Stack
 from shardwise.training._blocks import Elements, Folded
+from shardwise.training._stages import Stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +33,17 @@ class Recipe:
     @property
     def shards_weights(self) -> bool:
         """Whether weights are gathered for each layer."""
-        return self.sharding in ("zero3", "fsdp", "hsdp")
+        return self.sharding in ("zero3", "fsdp", "hsdp", "shard-grad-op")
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether weights that forward gathered stay whole until backward (FSDP's reshard_after_forward=False)."""
+        return self.sharding == "shard-grad-op"
+
+    @property
+    def replicates_shards(self) -> bool:
+        """Whether several groups of replicas hold the same shards, which are summed over them (hybrid sharding)."""
+        return self.sharding == "hsdp" or (self.sharding == "shard-grad-op" and self.splits_replicas)
 
     @property
     def shards_gradients(self) -> bool:
@@ -108,3 +120,38 @@ class StageMemory(Generic[X]):
     late_block: X
     moments: dict[str, X]
     peak: X
+
+
+def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
+    """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.
+
+    Mirrored ones included; weights that layers share are held once.
+    """
+    zero = 0 * s.count
+
+    def of(pick: Callable[[Elements[X]], X]) -> X:
+        layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
+        ends = s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
+        own = total(layers, zero) + ends
+        for block in parts.shared:
+            held = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
+            own = own - maximum(held - 1, 0) * pick(block.elements)
+        return own
+
+    return (
+        of(lambda e: e.dense_matrix),
+        of(lambda e: e.dense_other) + tied_copy(parts, s),
+        of(lambda e: e.expert_matrix),
+        of(lambda e: e.expert_other),
+    )
+
+
+def tied_copy(parts: Parts[X], s: Stages[X]) -> X:
+    """Return the parameters of the second copy of a shared table: on a last stage that does not hold the first too.
+
+    Megatron-LM core/models/common/embeddings and core/transformer/multi_token_prediction.py copy the table so.
+    """
+    zero = 0 * s.count
+    if not parts.shared_table:
+        return zero
+    return above(s.heads, 0, above(s.embeddings, 0, zero, parts.table), zero)

@@ -9,22 +9,25 @@ from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.training._blocks import Folded
-from shardwise.training._memory import Parts, Recipe, root_elements
+from shardwise.training._parts import Parts, Recipe
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
-from shardwise.training._state import gathers, lost_seconds, scatters, state_seconds
+from shardwise.training._state import StateMessage, gathers, lost_seconds, scatters, state_seconds
+from shardwise.training._units import end_units
 
 
 def unit_rounds(z: Sizes[X], r: Recipe) -> tuple[X, X]:
     """Return in which share of the micro-batches a unit's weights and gradients move, and whether backward gathers too.
 
-    Every micro-batch gathers ahead of forward and of backward, or, where a pipeline keeps weights gathered and
-    gradients whole, one of a step gathers and one scatters (torch.distributed.pipelining, FSDPModule).
+    Every micro-batch gathers ahead of forward and, unless weights are kept, of backward, or, where a pipeline keeps
+    weights gathered and gradients whole, one of a step gathers and one scatters (torch.distributed.pipelining,
+    FSDPModule).
     """
     one = 0 * z.num_micro + 1
+    again = 0 * one if r.keeps_gathered else one
     if not r.stack.pipeline_keeps_gathered:
-        return one, one
-    return above(z.pp, 1, one / z.num_micro, one), above(z.pp, 1, 0 * one, one)
+        return one, again
+    return above(z.pp, 1, one / z.num_micro, one), above(z.pp, 1, 0 * one, again)
 
 
 def rounds_of_messages(z: Sizes[X], r: Recipe) -> tuple[X, X]:
@@ -81,19 +84,63 @@ def copy_seconds(m: Machine[X], r: Recipe, count: X) -> tuple[X, X]:
     return gathered / m.rates.memory_bytes, scattered / m.rates.memory_bytes
 
 
-def root_exposure(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
-    """Return seconds of (gathering, scattering) the root unit: once each a micro-batch, with nothing beside them.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndMessages(Generic[X]):
+    """What a unit at an end of the model sends in a pass: how often a micro-batch, seconds that wait and that hide."""
 
-    The root holds embedding, head and final norm and stays gathered from forward to backward (torch.distributed.fsdp).
+    unit: str
+    backward: bool
+    messages: tuple[StateMessage[X], ...]
+    count: X
+    exposed: X
+    hidden: X
+
+
+def _mean_layer(parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+    """Return seconds of (forward, backward) of a stage's layers on the mean."""
+    zero, layers = 0 * s.count, maximum(total(s.layers, 0 * s.count), 1)
+    forward = total((n * k.forward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
+    backward = total((n * k.backward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
+    return forward / layers, backward / layers
+
+
+def end_messages(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[EndMessages[X], ...]:
+    """Return the messages of embedding, final norm and head of a stage in one micro-batch.
+
+    A root unit has nothing beside it: it is gathered before the first layer and scattered behind the last. Of ends that
+    are wrapped apart so does the embedding; the head's weights come beside the last layer's forward pass, and its
+    gradients go, as the embedding is gathered again, beside a layer's backward pass.
     """
     zero = 0 * s.count
     if not r.shards_gradients:
-        return zero, zero
-    root, (often, _) = root_elements(parts, s), unit_rounds(z, r)
-    scatter = named(often * state_seconds(m, scatters(z, r, (root, 0 * root)), zero), "scattering the root unit")
-    if not r.shards_weights:
-        return zero, scatter
-    return named(often * state_seconds(m, gathers(r, root, 0 * root), zero), "gathering the root unit"), scatter
+        return ()
+    resharded, held = end_units(r, parts, s)
+    often, twice = unit_rounds(z, r)
+    apart = r.stack.fsdp_ends == "apart" and r.shards_weights and not parts.shared_table
+    names = ("embedding unit", "norm and head unit") if apart else ("", "root unit")
+    hides = apart and m.hides("dp") and r.stack.overlap_gradients
+    ahead, behind = (one if hides else zero for one in _mean_layer(parts, s))
+    found: list[EndMessages[X]] = []
+
+    def add(unit: str, backward: bool, sent: tuple[StateMessage[X], ...], count: X, beside: X) -> None:
+        seconds = count * state_seconds(m, sent, zero)
+        waits = maximum(seconds - beside, 0.0)
+        label = f"{'scattering' if backward else 'gathering'} the {unit}"
+        found.append(
+            EndMessages(unit=unit, backward=backward, messages=sent, count=count, exposed=named(waits, label),
+                        hidden=seconds - waits)
+        )  # fmt: skip
+
+    gathered = [gathers(r, one, 0 * one) if r.shards_weights else () for one in (resharded, held)]
+    scattered = [scatters(z, r, (one, 0 * one)) for one in (resharded, held)]
+    if apart:
+        add(names[0], False, gathered[0], often, zero)
+    add(names[1], False, gathered[1], often, ahead)
+    add(names[1], True, scattered[1], often, behind)
+    if apart:
+        add(names[0], True, gathered[0], often * twice, behind)
+        add(names[0], True, scattered[0], often, zero)
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +159,13 @@ def sharding_waits(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: St
     waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
     zero = 0 * s.count
     sums = [total((n * w[i] for n, w in zip(s.layers, waits, strict=True)), zero) for i in range(5)]
-    gather, scatter = root_exposure(m, z, r, parts, s)
+    ends = end_messages(m, z, r, parts, s)
+    first, last = (tuple(one for one in ends if one.backward is back) for back in (False, True))
+    lost = [total((lost_seconds(m, one.messages, one.hidden) for one in some), zero) for some in (first, last)]
     return ShardingSeconds(
-        ahead=sums[0] + gather, behind=sums[1] + scatter, hidden=sums[2], lost_ahead=sums[3], lost_behind=sums[4]
+        ahead=sums[0] + total((one.exposed for one in first), zero),
+        behind=sums[1] + total((one.exposed for one in last), zero),
+        hidden=sums[2] + total((one.hidden for one in ends), zero),
+        lost_ahead=sums[3] + lost[0],
+        lost_behind=sums[4] + lost[1],
     )

@@ -13,7 +13,8 @@ from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, divide, maximum, minimum
 from shardwise.ledger.op import Verb
 from shardwise.ops.fold import Machine
-from shardwise.training._memory import Parts, Recipe, owned, tensors_of
+from shardwise.training._memory import tensors_of
+from shardwise.training._parts import Parts, Recipe, owned
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 
@@ -71,7 +72,7 @@ def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
         size, tensor = (r.stack.scatter_bytes or r.precision.gradient_bytes) * count, f"{kind}gradients"
         found.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
-        if r.sharding == "hsdp":
+        if r.replicates_shards:
             rest = divide(size, share)
             found.append(StateMessage(group=outer, verb="all_reduce", size_bytes=rest, tensor=f"shard of {tensor}"))
     return tuple(found)

@@ -16,8 +16,7 @@ from shardwise.ops.fold import Machine, waits_of
 from shardwise.training._blocks import Folded
 from shardwise.training._evaluate import Case, Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
-from shardwise.training._memory import root_elements
-from shardwise.training._sharding import unit_exposure, unit_rounds
+from shardwise.training._sharding import end_messages, unit_exposure, unit_rounds
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
     StateMessage,
@@ -245,16 +244,14 @@ def of_units(t: Traffic, part: str, folded: Folded[float]) -> list[Timed]:
     return [replace(one, count=often) for one in shared]
 
 
-def of_root(t: Traffic, s: Stages[float]) -> list[Timed]:
-    """Return the messages of the root unit of a stage in one micro-batch: nothing hides them."""
-    z, r = t.evaluation.sizes, t.case.recipe
-    root = root_elements(t.evaluation.parts, s)
-    if not r.shards_gradients:
-        return []
-    first = _state(t, gathers(r, root, 0.0) if r.shards_weights else (), "root unit", "forward")
-    last = _state(t, scatters(z, r, (root, 0.0)), "root unit", "backward")
-    often, _ = unit_rounds(z, r)
-    return [Timed(message=m, count=often, exposed=often * m.seconds, hidden=0.0) for m in (*first, *last)]
+def of_ends(t: Traffic, s: Stages[float]) -> list[Timed]:
+    """Return the messages of the units that hold embedding, final norm and head of a stage in one micro-batch."""
+    found: list[Timed] = []
+    for one in end_messages(t.machine, t.evaluation.sizes, t.case.recipe, t.evaluation.parts, s):
+        sent = _state(t, one.messages, one.unit, "backward" if one.backward else "forward")
+        if one.count:
+            found += [replace(timed, count=one.count) for timed in _shared(sent, one.exposed, one.hidden)]
+    return found
 
 
 def _once(t: Traffic, index: int) -> Iterator[Flow]:
@@ -347,5 +344,5 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
         if often or own[i]:
             units = of_units(t, lines.label, folded) if i < layers else []
             add([*_as_composed(t, list(of_operators(t, lines)), folded), *units], often, own[i])
-    add(of_root(t, s), 1.0, 1.0)
+    add(of_ends(t, s), 1.0, 1.0)
     return (*found, *_once(t, index), *_between(t, index))

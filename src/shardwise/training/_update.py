@@ -9,7 +9,7 @@ from shardwise.ledger.number import X, above, divide, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
 from shardwise.training._blocks import Elements
-from shardwise.training._memory import Parts, Recipe, owned
+from shardwise.training._parts import Parts, Recipe, owned
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 

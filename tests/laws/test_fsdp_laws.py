@@ -1,0 +1,69 @@
+"""Laws of fully sharded data parallelism: what is gathered when, and what each rank holds at rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+
+from laws.helpers import SLACK, evaluated, tried
+from laws.strategies import ANY, cases
+from shardwise.training import Case
+from shardwise.training._traffic import flows_of, traffic_of
+
+TORCH = ("pytorch", "fsdp2", "fsdp2-2024", "transformers", "automodel")
+FSDP = replace(ANY, shardings=("fsdp",), stacks=TORCH, layouts=("1d",), schedules=("1f1b",), modules=False)
+ONE_STAGE = cases(FSDP).filter(lambda case: case.plan.pp == 1)
+
+
+def kept(case: Case, **more: Any) -> Case:
+    """Return the case with weights that stay gathered from forward to backward."""
+    return replace(case, plan=replace(case.plan, sharding="shard-grad-op", **more))
+
+
+def sent(case: Case, verb: str) -> tuple[float, float]:
+    """Return calls and bytes of a verb over the sharding groups of the first stage in a step."""
+    found = evaluated(case)
+    flows = [f for f in flows_of(traffic_of(case, found), 0, 1.0) if f.message.group.endswith("shard")]
+    chosen = [f for f in flows if f.message.verb == verb]
+    return sum(f.per_step for f in chosen), sum(f.bytes_per_step for f in chosen)
+
+
+@given(ONE_STAGE)
+@tried(40)
+def test_kept_weights_never_need_less_memory(case: Case) -> None:
+    """The state at rest is that of FSDP; while the loss is made all weights are whole, never fewer bytes than then."""
+    (one,), (other,) = evaluated(case).memory, evaluated(kept(case)).memory
+    assert (one.weights, one.gradients, one.optimizer) == (other.weights, other.gradients, other.optimizer)
+    assert one.moments["loss"] <= other.moments["loss"]
+
+
+@given(ONE_STAGE)
+@tried(40)
+def test_kept_weights_are_gathered_once_a_micro_batch(case: Case) -> None:
+    """Fewer gathers than FSDP sends, as many scatters of as many bytes, and no gather in backward."""
+    assert sent(case, "reduce_scatter") == sent(kept(case), "reduce_scatter")
+    calls, size = sent(case, "all_gather")
+    fewer, less = sent(kept(case), "all_gather")
+    assert fewer <= calls
+    assert less <= size <= 2 * less * SLACK
+    flows = flows_of(traffic_of(kept(case), evaluated(kept(case))), 0, 1.0)
+    assert not [f for f in flows if f.message.phase == "backward" and f.message.tensor.endswith("weights")]
+
+
+@given(ONE_STAGE)
+@tried(40)
+def test_kept_weights_are_waited_for_no_longer(case: Case) -> None:
+    """A step that gathers once never takes longer than one that gathers twice."""
+    assert evaluated(kept(case)).step.total <= evaluated(case).step.total * SLACK
+
+
+@given(ONE_STAGE)
+@tried(40)
+def test_smaller_sharding_groups_hold_more_at_rest(case: Case) -> None:
+    """Hybrid groups of half the replicas hold at least what groups of all hold, weights resharded or kept."""
+    if case.plan.dp % 4 == 0:
+        whole, half = evaluated(kept(case)).memory[0], evaluated(kept(case, shard=case.plan.dp // 2)).memory[0]
+        assert whole.weights <= half.weights
+        assert whole.optimizer <= half.optimizer
