@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError, Problem
-from shardwise.models import model_from_config
+from shardwise.models import FIELDS, model_from_config
+from shardwise.models._config import DROPOUTS, Config
+from shardwise.models._load import catalogue
+from shardwise.models.families import FAMILIES, builder
 
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
 GOOD = {
@@ -122,6 +125,73 @@ ANYTHING = st.one_of(
     st.lists(st.one_of(st.integers(-2, 9), st.text(max_size=3), st.none()), max_size=4),
     st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
 )
+
+
+class Recorder(dict[str, Any]):
+    """A configuration that remembers which keys were looked up."""
+
+    def __init__(self, keys: dict[str, Any]) -> None:
+        super().__init__(keys)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value and remember its key."""
+        self.seen.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.seen.add(str(key))
+        return super().__contains__(key)
+
+
+@cache
+def examples() -> dict[str, dict[str, Any]]:
+    """A configuration of every family that has one, without lists, so that rules of layers are read."""
+    catalogued = {entry["config"]["model_type"]: entry["config"] for entry in catalogue().values()}
+    found = {name: rows[0]["config"] for name, rows in randoms().items()}
+    found |= {name: config for name, config in catalogued.items() if name in FAMILIES and name not in found}
+    return {name: {k: v for k, v in keys.items() if not isinstance(v, list)} for name, keys in found.items()}
+
+
+def read_by(family: str) -> list[str]:
+    """The keys that a family reads in ways of its own: not the sizes and switches of every model, nor dropouts."""
+    config = Recorder(examples()[family])
+    builder(family)(Config(config, family))
+    common = {key for field in FIELDS.values() for key in field.keys} | set(DROPOUTS) | {"hidden_act", "activation"}
+    return sorted(config.seen - common)
+
+
+HOSTILE = (True, -1, 1e308, float("nan"), "x", "", [1], [[1]], {"x": 1}, [[["global"], 10**9]])
+
+
+@pytest.mark.parametrize("family", sorted(examples()))
+def test_no_value_of_a_key_breaks_a_family(family: str) -> None:
+    """Each key that a family reads its own way, with each of ten hostile values, gives a model or an input error."""
+    for key in read_by(family):
+        for value in HOSTILE:
+            try:
+                model_from_config({**examples()[family], key: value})
+            except InputError as error:
+                assert all(problem.field and problem.rule and problem.remedy for problem in error.problems)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "field"),
+    [
+        ("gpt_neo", {"attention_types": [1]}, "attention_types"),
+        ("gpt_neo", {"attention_types": [[["global"], 10**9]]}, "attention_types"),
+        ("gpt_neo", {"attention_types": [[["wavy"], 2]]}, "attention_types"),
+        ("mpt", {"expansion_ratio": 1e308}, "expansion_ratio"),
+        ("mpt", {"attn_config": {"kv_n_heads": 7}}, "kv_n_heads"),
+        ("xlstm", {"qk_dim_factor": 1e308}, "qk_dim_factor"),
+        ("deepseek_v4", {"compress_ratios": [[1]]}, "compress_ratios"),
+        ("deepseek_v4", {"compress_ratios": 3}, "compress_ratios"),
+        ("cohere2", {"sliding_window_pattern": ""}, "sliding_window_pattern"),
+    ],
+)
+def test_values_that_were_faults_are_refused(model_type: str, change: dict[str, Any], field: str) -> None:
+    """Rules of layers and factors that cannot be are problems of their key."""
+    assert field in [problem.field for problem in problems({**examples()[model_type], **change})]
 
 
 @given(st.data())

@@ -25,6 +25,7 @@ from shardwise.models import (
     model_from_config,
 )
 from shardwise.models.families import FAMILIES, SAME_AS
+from shardwise.ops import count_parameters
 
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
 LLAMA = {
@@ -109,6 +110,24 @@ def test_aliases_that_disagree_are_refused() -> None:
 def test_attention_is_what_the_family_has(name: str, field: str, value: object) -> None:
     """Explicit head widths win, key-value heads follow the family's own rule, biases and sinks are where they are."""
     assert getattr(attention(load_model(name)), field) == value
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("MptForCausalLM", 0),
+        ("MPTForCausalLM", 24 * (3 * 1024 + 1024 + 2048 + 1024 + 2 * 1024) + 1024 - 24 * 2 * 1024 * 2048),
+    ],
+)
+def test_mpt_is_the_class_that_its_file_names(architecture: str, more: int) -> None:
+    """Transformers' MPT has no biases and four times the width; MosaicML's heeds no_bias and expansion_ratio."""
+    config = {"model_type": "mpt", "d_model": 1024, "n_layers": 24, "n_heads": 16, "vocab_size": 100}
+    config |= {"no_bias": False, "expansion_ratio": 2, "max_seq_len": 64, "tie_word_embeddings": True}
+    config |= {"attn_config": {"alibi": True}, "architectures": [architecture]}
+    bare = 24 * (4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024) + 1024 + 100 * 1024
+    assert count_parameters(model_from_config(config)) == bare + more
+    silent = {key: value for key, value in config.items() if key != "architectures"}
+    assert any("MosaicML" in note for note in model_from_config(silent).assumptions)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,16 @@ class Config:
             return default
         return value
 
+    def scaled(self, name: str, size: int, *keys: str, default: float) -> float:
+        """Return a size times the number of a field, which must be a size too."""
+        factor = self.number(name, *keys, default=default)
+        if factor * size <= MOST and factor * size >= 1:
+            return factor * size
+        key, value = self._find(name, keys)
+        rule = f"times {size} must be a size from 1 to {MOST}"
+        self.problems.add(key, value, rule, f"write a number such as {default}")
+        return 1.0
+
     def probability(self, name: str) -> float:
         """Return a number from 0 to 1; absent and null mean 0."""
         key, value = self._find(name, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from shardwise.models._config import Config
 from shardwise.models._model import MLP, Attention, Block, Model, NormKind, Projection
@@ -46,10 +47,22 @@ def _neo_pattern(c: Config, number: int) -> list[str]:
     """`attention_types` is a list of (pattern, times); the class default alternates global and local."""
     given = c.raw.get("attention_types")
     c.accept("attention_types")
-    spelled = [word for pattern, times in given or [] for word in list(pattern) * times]
-    if given and len(spelled) == number:
-        return spelled
-    return [("global", "local")[i % 2] for i in range(number)]
+    spelled = [word for run in given for word in _run(run, number)] if isinstance(given, list) else []
+    if given is None or len(spelled) == number:
+        return spelled or [("global", "local")[i % 2] for i in range(number)]
+    rule = f"must be runs of [[kinds], times] that make {number} layers of global and local"
+    c.problems.add("attention_types", given, rule, 'write such as [[["global", "local"], 6]]')
+    return ["global"] * number
+
+
+def _run(run: Any, most: int) -> list[str]:
+    """The layers of one (pattern, times), none where it is no such pair or makes more than there are."""
+    match run:
+        case [list(kinds), int(times)] if (
+            set(map(str, kinds)) <= {"global", "local"} and 0 < len(kinds) * times <= most
+        ):
+            return kinds * times
+    return []
 
 
 def opt(c: Config) -> Model:
@@ -81,11 +94,32 @@ def bloom(c: Config) -> Model:
 
 
 def mpt(c: Config) -> Model:
-    """Return MPT: ALiBi or learned positions, usually without biases."""
+    """Return MPT: ALiBi or learned positions, usually without biases.
+
+    MosaicML's class (llm-foundry models/mpt) heeds what the file says of biases, widths and positions. Transformers'
+    own has none of them: no biases, four times the width, ALiBi, a key-value head each (5.23.0 models/mpt).
+    """
+    heads, hidden = c.size("num_attention_heads"), c.size("hidden_size")
+    own = any(name.startswith("Mpt") for name in c.words("architectures"))
+    core, bias, width, learned = _transformers_mpt(c, heads, hidden) if own else _mosaic_mpt(c, heads, hidden)
+    ffn = MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(c, "gelu"))
+    norm: NormKind = "layernorm" if bias else "layernorm-no-bias"
+    model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
+    return replace(model, positions=c.size("max_context") if learned else 0)
+
+
+def _transformers_mpt(c: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
+    """The attention, whether there are biases, the width of the feed-forward, and whether positions are learned."""
+    c.accept("no_bias", "expansion_ratio", "learned_pos_emb", "attn_config", "ffn")
+    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads), rotary=False)
+    return core, False, 4 * hidden, False
+
+
+def _mosaic_mpt(c: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
+    """The same, as the file says."""
     inner = c.section("attn_config")
-    bias = not c.flag("no_bias", default=True)
-    learned = c.flag("learned_pos_emb", default=True) and not inner.flag("alibi", default=True)
-    heads = c.size("num_attention_heads")
+    bias, alibi = not c.flag("no_bias", default=True), inner.flag("alibi", default=True)
+    learned = c.flag("learned_pos_emb", default=True) and not alibi
     core = Attention(
         heads=heads,
         kv_heads=inner.size("kv_n_heads", default=heads),
@@ -94,13 +128,13 @@ def mpt(c: Config) -> Model:
         out_bias=bias,
         qk_norm="full" if inner.flag("qk_ln") else "none",
         qk_norm_kind="layernorm" if bias else "layernorm-no-bias",
-        rotary=not inner.flag("alibi", default=True) and not learned,
+        rotary=not alibi and not learned,
     )
-    width = round(c.number("expansion_ratio", default=4) * c.size("hidden_size"))
-    ffn = MLP(ffn=c.count("ffn") or width, gated=False, bias=bias, activation=parts.activation(c, "gelu"))
-    norm: NormKind = "layernorm" if bias else "layernorm-no-bias"
-    model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
-    return replace(model, positions=c.size("max_context") if learned else 0)
+    c.expect(heads % core.kv_heads == 0, "kv_n_heads", f"must divide the {heads} heads", "use a divisor")
+    width = c.count("ffn") or round(c.scaled("expansion_ratio", hidden, default=4))
+    if bias and not c.words("architectures") and "auto_map" not in c.raw:
+        c.note("read as MosaicML's MPT, which has biases; MptForCausalLM of transformers never has any")
+    return core, bias, width, learned
 
 
 def falcon(c: Config) -> Model:

@@ -56,9 +56,8 @@ def _attention(c: Config) -> CompressedAttention:
 
 def _kinds(c: Config, number: int) -> list[str]:
     """The kind of each layer: `layer_types`, or `compress_ratios`, or the class pattern."""
-    ratios = c.raw.get("compress_ratios")
-    if ratios and not c.has("layer_types"):
-        c.accept("compress_ratios")
+    if c.has("compress_ratios") and not c.has("layer_types"):
+        ratios = c.indices("compress_ratios") or []
         return [_BY_RATE.get(rate, "unknown") for rate in (*ratios, *[0] * number)][:number]
     pattern = ["heavily_compressed", "heavily_compressed"]
     pattern += ["compressed_sparse" if i % 2 else "heavily_compressed" for i in range(max(number - 2, 0))]

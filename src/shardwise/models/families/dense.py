@@ -211,6 +211,10 @@ def _pattern(c: Config, style: Style) -> tuple[str, ...]:
     """The class pattern, or the one that `sliding_window_pattern` counts: one full layer at the end of each period."""
     if isinstance(c.raw.get("sliding_window_pattern"), str):
         letters = c.text("sliding_window_pattern")
+        known = letters != "" and set(letters) <= {"G", "L"}
+        c.expect(known, "sliding_window_pattern", "must be letters L and G", "write such as LLLG")
+        if not known:
+            return style.pattern
         return tuple("full" if letter == "G" else "sliding" for letter in letters)
     period = c.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
     return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)

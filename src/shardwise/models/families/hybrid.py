@@ -18,7 +18,7 @@ MAMBA = ("mamba", "linear", "linear_attention")
 def mamba(c: Config) -> Model:
     """Return Mamba or Falcon-Mamba: one state-space mixer a layer, no feed-forward."""
     hidden = c.size("hidden_size")
-    inner = round(c.number("expand", "ssm_expand", default=2) * hidden)
+    inner = round(c.scaled("expand", hidden, "ssm_expand", default=2))
     c.accept("ffn", "d_inner", "hidden_act")
     core = Mamba1(
         inner=inner,
@@ -53,7 +53,7 @@ def mamba2(c: Config) -> Model:
         out_bias=c.flag("use_bias"),
     )
     c.accept("time_step_rank", "hidden_act")
-    inner = round(c.number("expand", default=2) * c.size("hidden_size"))
+    inner = round(c.scaled("expand", c.size("hidden_size"), default=2))
     rule = f"times head_dim {core.head_dim} must be expand * hidden_size = {inner}"
     c.expect(core.inner == inner, "ssm_heads", rule, f"use {inner // core.head_dim or 1} heads")
     return parts.language_model(c, (Block(mixers=(core,), feed_forward=None, norms=1),) * c.layers())
@@ -64,7 +64,7 @@ def jamba(c: Config) -> Model:
     number, hidden = c.layers(), c.size("hidden_size")
     core = replace(parts.attention(c), rotary=False)
     scan = Mamba1(
-        inner=round(c.number("mamba_expand", default=2) * hidden),
+        inner=round(c.scaled("mamba_expand", hidden, default=2)),
         state=c.size("ssm_state"),
         conv=c.size("ssm_conv"),
         dt_rank=_dt_rank(c, "mamba_dt_rank"),
@@ -87,7 +87,7 @@ def jamba(c: Config) -> Model:
 def _mamba2_of_hybrid(c: Config, *, gated_norm: bool = True) -> Mamba2:
     """Mamba-2 as Bamba, Granite 4 and Falcon-H1 spell it."""
     heads = c.size("ssm_heads")
-    inner = c.count("mamba_d_ssm") or round(c.number("mamba_expand", default=2) * c.size("hidden_size"))
+    inner = c.count("mamba_d_ssm") or round(c.scaled("mamba_expand", c.size("hidden_size"), default=2))
     word = c.raw.get("mamba_d_head")
     derived = word in (None, "auto") and not c.has("ssm_head_dim")
     width = inner // heads if derived else c.size("ssm_head_dim", "mamba_d_head")

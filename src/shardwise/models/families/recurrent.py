@@ -41,11 +41,11 @@ def rwkv(c: Config) -> Model:
 def xlstm(c: Config) -> Model:
     """Return xLSTM: a matrix LSTM and a gated feed-forward a layer."""
     hidden, heads, bias = c.size("hidden_size", "embedding_dim"), c.size("num_heads"), c.flag("use_bias")
-    widths = [int(hidden * c.number(key, default=d)) for key, d in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))]
+    widths = [int(c.scaled(key, hidden, default=d)) for key, d in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))]
     for key, width in zip(("qk_dim_factor", "v_dim_factor"), widths, strict=True):
         c.expect(width % heads == 0, key, f"gives {width}, not a multiple of {heads} heads", "use another factor")
     step = c.size("ffn_round_up_to_multiple_of", default=64)
-    wide = int((hidden * c.number("ffn_proj_factor", default=2.667) + step - 1) // step * step)
+    wide = int((c.scaled("ffn_proj_factor", hidden, default=2.667) + step - 1) // step * step)
     cell = Mlstm(heads=heads, qk_dim=max(widths[0] // heads, 1), v_dim=max(widths[1] // heads, 1), bias=bias)
     block = Block(mixers=(cell,), feed_forward=MLP(ffn=wide, bias=bias), norm="layernorm" if bias else "rmsnorm")
     c.accept("add_out_norm", "ssm_chunk")
@@ -86,10 +86,12 @@ def _lfm2_feed_forwards(c: Config, number: int) -> list[FeedForward]:
 def _lfm2_width(c: Config) -> int:
     """LFM2 takes two thirds of the stated width, times a factor, rounded up to a multiple."""
     width = c.size("ffn", "block_ff_dim")
-    factor, multiple = c.number("block_ffn_dim_multiplier", default=1.0), c.size("block_multiple_of", default=256)
+    multiple = c.size("block_multiple_of", default=256)
+    c.accept("block_ffn_dim_multiplier")
     if not c.flag("block_auto_adjust_ff_dim", default=True):
         return width
-    return multiple * -(-int(factor * int(2 * width / 3)) // multiple)
+    wide = c.scaled("block_ffn_dim_multiplier", max(int(2 * width / 3), 1), default=1.0)
+    return multiple * -(-int(wide) // multiple)
 
 
 BUILDERS: dict[str, Callable[[Config], Model]] = {

@@ -52,7 +52,7 @@ def _by_index(c: Config, number: int) -> list[str]:
 
 def _mamba(c: Config, hidden: int) -> Mamba2:
     heads = c.size("ssm_heads")
-    inner = round(c.number("mamba_expand", default=2) * hidden)
+    inner = round(c.scaled("mamba_expand", hidden, default=2))
     c.expect(inner % heads == 0, "ssm_heads", f"must divide the inner width {inner}", "use a divisor")
     c.accept("use_conv_bias")
     return Mamba2(
