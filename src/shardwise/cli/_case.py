@@ -359,12 +359,13 @@ def make_settings(inputs: Inputs) -> Settings:
 
 def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
     """Return the framework, by default the sharding's own, or None with the problem recorded."""
-    from shardwise.plans import default_stack, find_stack
+    from shardwise.cli._settled import usual_stack
+    from shardwise.plans import find_stack
 
     if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
         return replace(inputs.imported.stack, settings=make_settings(inputs))
     try:
-        found = find_stack(cast(str, inputs.get("stack", default or default_stack(inputs.get("sharding", "none")))))
+        found = find_stack(cast(str, inputs.get("stack", default) or usual_stack(inputs)))
         return replace(found, settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)

@@ -40,7 +40,7 @@ def ask(inputs: Inputs) -> CountReport:
         if cluster is not None:
             _case.check_precision(inputs, cluster, precision)
         seq_len = _case.seq_len_of(inputs, model)
-        plan = settled(inputs, model, plan, seq_len)
+        plan = settled(inputs, None, model, plan, seq_len)
         counting = Counting(
             batch=inputs.get("batch", 1),
             seq_len=seq_len,

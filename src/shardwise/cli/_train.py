@@ -26,7 +26,7 @@ def ask(inputs: Inputs) -> TrainReport:
     stack = _case.make_stack(inputs)
     plan, job = _case.make_plan(inputs), _case.make_job(inputs, model)
     if model is not None:
-        plan = settled(inputs, model, plan, job.seq_len)
+        plan = settled(inputs, stack, model, plan, job.seq_len)
     if cluster is not None and stack is not None and "precision" not in inputs.bad:
         _case.check_precision(inputs, cluster, job.precision or stack.precision)
     if model is not None and cluster is not None and stack is not None:

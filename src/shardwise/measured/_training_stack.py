@@ -5,16 +5,16 @@ from __future__ import annotations
 from shardwise.measured._frameworks import Framework, Table, has_habit, variant_of
 from shardwise.measured._record import Record, refuse
 from shardwise.models import Model, MoE
-from shardwise.plans import default_stack, find_stack, precision_names
+from shardwise.plans import Plan, Sharding, default_stack, find_stack, precision_names
 
 
-def named_stack(record: Record, framework: Framework, sharding: str, model: Model, table: Table) -> str:
+def named_stack(record: Record, framework: Framework, sharding: Sharding, model: Model, table: Table) -> str:
     """Return the name of the stack that ran a row: the stated one, or that of the framework with what the cells say."""
     if not record.text("attention_kernel"):
         record.taken("attention_kernel")
     if record.says("stack"):
         return record.text("stack")
-    return variant_of(table, framework.stack or default_stack(sharding), record.row, _experts(model))
+    return variant_of(table, framework.stack or default_stack(Plan(sharding=sharding)), record.row, _experts(model))
 
 
 def _experts(model: Model) -> str:

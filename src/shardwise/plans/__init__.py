@@ -1,5 +1,6 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
+from shardwise.plans._capabilities import Capabilities, alike
 from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import Serving, Training, density_of
 from shardwise.plans._placement import (
@@ -51,6 +52,7 @@ __all__ = [
     "SCHEDULES",
     "SHARDINGS",
     "Axis",
+    "Capabilities",
     "ContextKind",
     "LayoutKind",
     "LossKernel",
@@ -66,6 +68,7 @@ __all__ = [
     "Training",
     "Whole",
     "Widths",
+    "alike",
     "default_stack",
     "degrees",
     "dense_spans",

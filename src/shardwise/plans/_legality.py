@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
+from shardwise.plans._capabilities import Refusal, refusals
 from shardwise.plans._laws import (
     MODULE_NAMES,
     all_blocks,
@@ -20,6 +22,7 @@ from shardwise.plans._laws import (
     tensor_laws,
 )
 from shardwise.plans._plan import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, Plan
+from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "one_of",
     "plan_problems",
     "splits_sequence",
+    "stack_problems",
 ]
 
 _COUNTS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels", "shard")
@@ -159,3 +163,28 @@ def _micro_batches(plan: Plan, count: int, found: Problems) -> None:
         found.add(
             "global_batch", count * unit, rule, f"use {max(count + count % 2, 2 * plan.pp) * unit}, or schedule 1f1b"
         )
+
+
+def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:
+    """Return everything of a plan, and of a job's precision and optimizer, that its framework cannot run.
+
+    >>> from shardwise.plans import find_stack
+    >>> [str(p) for p in stack_problems(find_stack("deepspeed"), Plan(pp=2, sharding="zero1"))]
+    ['pp = 2: deepspeed does not split over this axis; use 1, or stack megatron or megatron-scores']
+    """
+    return tuple(_stack_problem(stack, one, plan, job) for one in dict.fromkeys(refusals(stack.runs, plan, **job)))
+
+
+def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str]) -> Problem:
+    """Return the problem of one value, with the values of the framework and the frameworks that run it."""
+    known = {find_stack(name).runs: name for name in reversed(stack_names())}
+    able = [
+        name
+        for runs, name in sorted(known.items(), key=lambda pair: (not pair[0].exporter, stack_names().index(pair[1])))
+        if not any(other.field == one.field for other in refusals(runs, plan, **job))
+    ]
+    value = one.value if isinstance(one.value, str | int) else str(one.value)
+    remedy = one_of(str(v).lower() if isinstance(v, bool) else v for v in one.instead)
+    if able:
+        remedy += f", or stack {' or '.join(able[:2])}"
+    return Problem(one.field, value, f"{stack.name} {one.because}", remedy)

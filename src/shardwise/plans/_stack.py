@@ -13,6 +13,8 @@ from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
+from shardwise.plans._capabilities import Capabilities, alike, capabilities_of, refusals
+from shardwise.plans._plan import Plan
 from shardwise.plans._settings import Settings
 
 Kernel: TypeAlias = Literal["eager", "fused"]
@@ -44,6 +46,8 @@ class Stack:
     sources: tuple[tuple[str, str], ...]
     settings: Settings = Settings()  # noqa: RUF009 (frozen)
     """What its user set."""
+    runs: Capabilities
+    """Which plans it can run."""
 
     # Operators
     norm: NormKernel
@@ -205,17 +209,28 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     if "extends" not in row:
         return row
     base = _extended(table, row["extends"])
-    return {**base, **row, "sources": {**base["sources"], **row["sources"]}}
+    runs = {**base["runs"], **row.get("runs", {})}
+    return {**base, **row, "sources": {**base["sources"], **row["sources"]}, "runs": runs}
 
 
-def default_stack(sharding: str) -> str:
-    """Return the framework that brought a kind of sharding, for plans that name none; the first of all for other words.
+def default_stack(plan: Plan) -> str:
+    """Return the framework of a plan that names none: the one that brought its sharding, if it can run the plan.
 
-    >>> default_stack("fsdp"), default_stack("zero3"), default_stack("distributed-optimizer")
-    ('fsdp2', 'deepspeed', 'megatron')
+    DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer.
+
+    >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
+    ('fsdp2', 'deepspeed')
+    >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
+    ('megatron', 'fsdp2')
     """
+    replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     table = _table()
-    return next((name for name, row in table.items() if sharding in row.get("brought", ())), next(iter(table)))
+    first = [name for name, row in table.items() if replicas and plan.sharding in row.get("brought_replicas", ())]
+    brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]
+    own = [name for name in brought if plan.sharding in table[name]["brought"]]
+    names = [*first, *own, *brought]
+    able = [name for name in names if not any(refusals(find_stack(name).runs, plan))]
+    return (able or names or list(table))[0]
 
 
 @cache
@@ -229,7 +244,7 @@ def find_stack(name: str) -> Stack:
     if name not in table:
         raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
     row = _extended(table, name)
-    values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings")}
+    values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
     values["overlap_sends"] = tuple(values["overlap_sends"])
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
-    return Stack(name=name, sources=tuple(row["sources"].items()), **values)
+    return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

@@ -13,7 +13,14 @@ from shardwise.plans._laws import (
     summa_laws,
     tensor_laws,
 )
-from shardwise.plans._legality import batch_problems, domain_problems, field_problems, is_count, plan_problems
+from shardwise.plans._legality import (
+    batch_problems,
+    domain_problems,
+    field_problems,
+    is_count,
+    plan_problems,
+    stack_problems,
+)
 
 __all__ = [
     "all_blocks",
@@ -27,6 +34,7 @@ __all__ = [
     "pipeline_laws",
     "plan_problems",
     "splits_sequence",
+    "stack_problems",
     "summa_laws",
     "tensor_laws",
 ]

@@ -54,6 +54,8 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
             "precision": report.case.recipe.precision.name,
             "stack": report.case.stack.name,
         },
+        "launchable": not report.unlaunched,
+        "unlaunched": [asdict(problem) for problem in report.unlaunched],
         "settings": asdict(report.case.stack.settings),
         "job": asdict(report.job),
         "assumptions": list(report.assumptions),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
-from shardwise.plans import Plan, default_stack
+from shardwise.plans import Plan, Sharding, default_stack
 from shardwise.report._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import peak_parts, step_tree
 from shardwise.training import Change, TrainReport
@@ -76,6 +77,8 @@ def _verdict(page: Page, report: TrainReport) -> None:
         f"{show_bytes(verdict.needed_bytes)} of {show_bytes(verdict.limit_bytes)} on the fullest device, {more}", style
     )
     _reach(page, report)
+    for problem in report.unlaunched[:3]:
+        page.note(f"no launch: {problem}", "bold yellow")
     parts = peak_parts(report)
     largest = max(parts, key=lambda name: parts[name])
     page.note(
@@ -130,7 +133,10 @@ def say_change(report: TrainReport, change: Change) -> str:
     """
     flags = f"--{change.field.replace('_', '-')} {change.value}"
     stack = report.case.stack.name
-    if change.field == "sharding" and default_stack(str(change.value)) != stack:
+    if (
+        change.field == "sharding"
+        and default_stack(replace(report.plan, sharding=cast(Sharding, change.value))) != stack
+    ):
         flags += f" --stack {stack}"
     return f"{flags} ({show_bytes(change.needed_bytes)})"
 

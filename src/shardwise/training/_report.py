@@ -12,7 +12,8 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model, MoE
 from shardwise.ops import train_flops
-from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
+from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, find_stack
+from shardwise.plans.laws import stack_problems
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._resolve import Question, complete
@@ -76,6 +77,13 @@ class TrainReport:
     def job(self) -> Training:
         """The complete job."""
         return self.case.job
+
+    @cached_property
+    def unlaunched(self) -> tuple[Problem, ...]:
+        """What of the plan its framework cannot launch; empty where it can."""
+        recipe = self.case.recipe
+        job = {"precision": recipe.precision.name, "optimizer": self.job.optimizer}
+        return stack_problems(self.case.stack, self.plan, **job)
 
     @cached_property
     def peak_stage(self) -> int:
@@ -280,9 +288,12 @@ class TrainReport:
     def changes(self) -> tuple[Change, ...]:
         """Single-field changes that take less memory, those that fit first, the fastest first."""
         found = []
-        for name, value in neighbours(self.plan):
+        refused = {problem.field for problem in self.unlaunched}
+        for name, value in neighbours(self.plan, self.case.stack.runs):
             changed = try_plan(replace(self.case, plan=replace(self.plan, **{name: value})))
-            if changed is not None and changed.device_bytes < self.device_bytes:
+            if changed is None or not {problem.field for problem in changed.unlaunched} <= refused:
+                continue
+            if changed.device_bytes < self.device_bytes:
                 found.append(
                     Change(
                         field=name,
@@ -295,15 +306,12 @@ class TrainReport:
         return tuple(sorted(found, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.needed_bytes)))
 
 
-def neighbours(plan: Plan) -> list[tuple[str, Any]]:
+def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
     """Return (field, value) of plans that differ in one field and may need less memory; replicas follow the degrees."""
     found: list[tuple[str, Any]] = []
     found += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
-    found += [
-        ("sharding", s)
-        for s in ("distributed-optimizer", "zero2", "fsdp")
-        if s != plan.sharding and plan.dp * plan.cp > 1
-    ]
+    words = dict.fromkeys(map(runs.word, ("zero1", "zero2", "fsdp")))
+    found += [("sharding", s) for s in words if s != plan.sharding and plan.dp * plan.cp > 1]
     if plan.micro_batch > 1:
         found.append(("micro_batch", plan.micro_batch // 2))
     if plan.tp > plan.etp:
@@ -352,7 +360,7 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     options = options or Options()
     stack = options.stack
     if isinstance(stack, str):
-        stack = find_stack(stack or default_stack(plan.sharding))
+        stack = find_stack(stack or default_stack(plan))
 
     def case(p: Plan, j: Training) -> Case:
         return Case(

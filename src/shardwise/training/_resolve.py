@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Stack, Training, divisors, one_of
+from shardwise.plans import Plan, Sharding, Stack, Training, divisors, one_of
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.units import counted
 
@@ -146,6 +147,7 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     if broken:
         found.raise_if_any()
     plan = replace(_replicas(q, found, notes), micro_batch=q.plan.micro_batch)
+    plan = _worded(q, plan, notes)
     if plan.sequence_parallel and (plan.tp == 1 or plan.layout == "summa"):
         plan = replace(plan, sequence_parallel=False)
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
@@ -156,6 +158,14 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     found.items += batch_problems(plan, job.global_batch)
     found.raise_if_any()
     return plan, job, tuple(notes)
+
+
+def _worded(q: Question, plan: Plan, notes: list[str]) -> Plan:
+    """Return the plan with its sharding in the framework's own word."""
+    own = q.stack.runs.word(plan.sharding)
+    if own != plan.sharding:
+        notes.append(f"sharding {own}: what {q.stack.name} calls {plan.sharding}")
+    return replace(plan, sharding=cast(Sharding, own))
 
 
 def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:

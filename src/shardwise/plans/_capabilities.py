@@ -1,0 +1,217 @@
+"""What a framework can run, and what of a plan it cannot: laws, searches and exporters read it.
+
+The entries are `runs` of stacks.toml. Values that have no effect (a schedule without stages) are not judged, and fields
+that are wrong by themselves are left to `field_problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from shardwise.plans._plan import AXES, Plan
+
+Value: TypeAlias = str | int | bool
+Values: TypeAlias = tuple[Value, ...]
+Conditions: TypeAlias = tuple[tuple[str, Values], ...]
+_AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where all of some fields have one of their values, others must have one of theirs.
+
+    A value is a word, a number, ">1" for numbers above it, or the name of a field for the same as there.
+    """
+
+    where: Conditions
+    needs: Conditions
+    source: str
+
+    def broken(self, get: Callable[[str, Values], Any]) -> Any:
+        """Return whether the rule is broken, `get` saying of a field whether its value is one of some."""
+        found: Any = True
+        for name, values in self.where:
+            found = found & get(name, values)
+        kept: Any = True
+        for name, values in self.needs:
+            kept = kept & get(name, values)
+        return found & (kept ^ True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What one framework runs; an empty `precision` or `optimizer` stands for any."""
+
+    exporter: str
+    """The format of shardwise that writes its launch ("": none)."""
+    split: tuple[str, ...]
+    """Degrees that can be above 1."""
+    layout: tuple[str, ...]
+    sequence_parallel: tuple[bool, ...]
+    cp_kind: tuple[str, ...]
+    schedule: tuple[str, ...]
+    sharding: tuple[str, ...]
+    """Its own words, the least sharded first."""
+    recompute: tuple[str, ...]
+    modules: tuple[str, ...]
+    """What it can recompute by the names of Megatron-Core."""
+    partial_recompute: bool
+    """Full recompute can be limited to some layers of a stage."""
+    uneven_stages: bool
+    """Layers of each stage can be listed."""
+    order: tuple[str, ...]
+    """Orders of the axes outwards from the fastest links."""
+    any_place: bool
+    """Ranks can fill the fastest domain in other ways than an order does."""
+    precision: tuple[str, ...]
+    optimizer: tuple[str, ...]
+    rules: tuple[Rule, ...]
+
+    def word(self, sharding: str) -> str:
+        """Return the framework's own word for what a sharding does, or the word given where it has none.
+
+        >>> from shardwise.plans import find_stack
+        >>> [find_stack("megatron").runs.word(one) for one in ("zero1", "zero3", "none")]
+        ['distributed-optimizer', 'fsdp', 'none']
+        """
+        if sharding in self.sharding:
+            return sharding
+        return next((own for own in self.sharding if alike(own, sharding)), sharding)
+
+    @property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Orders of all axes, the second tensor axis beside the first."""
+        return tuple(_whole_order(text) for text in self.order)
+
+
+# What data parallelism shards beside what stands before it, of the words that mean the same.
+_ALIASES = (("none",), ("zero1", "distributed-optimizer"), ("zero2",), ("zero3", "fsdp"), ("hsdp",))
+
+
+def alike(one: str, other: str) -> bool:
+    """Return whether two words of sharding mean the same.
+
+    >>> alike("zero1", "distributed-optimizer"), alike("zero2", "zero3")
+    (True, False)
+    """
+    return any(one in words and other in words for words in _ALIASES)
+
+
+def _whole_order(text: str) -> tuple[str, ...]:
+    found = text.split("-")
+    return tuple(found if "tp2" in found else (*found[: found.index("tp") + 1], "tp2", *found[found.index("tp") + 1 :]))
+
+
+def capabilities_of(row: Mapping[str, Any]) -> Capabilities:
+    """Return the record of a table of stacks.toml."""
+    found: dict[str, Any] = {f.name: row[f.name] for f in fields(Capabilities)}
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    found["rules"] = tuple(_rule(one) for one in row["rules"])
+    return Capabilities(**found)
+
+
+def _rule(row: Mapping[str, Any]) -> Rule:
+    def conditions(table: Mapping[str, Any]) -> Conditions:
+        return tuple((name, tuple(values)) for name, values in table.items())
+
+    return Rule(conditions(row["where"]), conditions(row["needs"]), row["source"])
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A value of a plan that a framework does not run: which field, its value, why, and which values it runs."""
+
+    field: str
+    value: object
+    because: str
+    instead: Values
+
+
+def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
+    """Yield everything of a plan, and of the job's precision and optimizer, that a framework does not run.
+
+    >>> from shardwise.plans import find_stack
+    >>> [one.field for one in refusals(find_stack("megatron").runs, Plan(tp2=2, pp=2, schedule="zb-h1"))]
+    ['tp2', 'schedule']
+    """
+    for axis in _AXES:
+        if _many(getattr(plan, axis)) and axis not in runs.split:
+            yield Refusal(axis, getattr(plan, axis), "does not split over this axis", (1,))
+    yield from _refused_words(runs, plan, job)
+    yield from _refused_layers(runs, plan)
+    yield from _refused_places(runs, plan)
+    for rule in runs.rules:
+        if rule.broken(lambda name, values: _is_one_of(_value(plan, job, name), values, plan)):
+            yield from _broken(rule, plan, job)
+
+
+def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
+    matters = {
+        "layout": True,
+        "sequence_parallel": _many(plan.tp) and plan.layout == "1d",
+        "cp_kind": _many(plan.cp),
+        "schedule": _many(plan.pp),
+        "sharding": plan.sharding != "none" or _many(plan.dp) or _many(plan.cp),
+        "recompute": True,
+    }
+    for name, effective in matters.items():
+        value, known = getattr(plan, name), getattr(runs, name)
+        value = runs.word(value) if name == "sharding" else value
+        if effective and value not in known:
+            yield Refusal(name, value, "does not run this", known)
+    for name in ("precision", "optimizer"):
+        known = getattr(runs, name)
+        if known and job.get(name) and job[name] not in known:
+            yield Refusal(name, job[name], "does not run this", known)
+
+
+def _refused_layers(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
+    for name in plan.modules:
+        if name not in runs.modules:
+            yield Refusal("modules", name, "does not recompute this by itself", runs.modules or ("none",))
+    if plan.recompute_layers and not runs.partial_recompute:
+        yield Refusal("recompute_layers", plan.recompute_layers, "recomputes all layers of a stage or none", (0,))
+    if len(set(plan.stage_layers)) > 1 and not runs.uneven_stages:
+        yield Refusal("stage_layers", ",".join(map(str, plan.stage_layers)), "has equal stages", ("equal stages",))
+
+
+def _refused_places(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
+    def wide(order: tuple[str, ...]) -> list[str]:
+        return [axis for axis in order if axis in AXES and _many(getattr(plan, axis))]
+
+    if not any(wide(order) == wide(plan.order) for order in runs.orders):
+        yield Refusal("order", "-".join(wide(plan.order)), "lays ranks out in an order of its own", runs.order)
+    if plan.fast and not runs.any_place:
+        said = ",".join(f"{axis}={n}" for axis, n in zip(AXES, plan.fast, strict=False) if n > 1)
+        yield Refusal("fast", said, "fills the fastest domain in the order of its axes", ("the order alone",))
+
+
+def _many(degree: object) -> bool:
+    return isinstance(degree, int) and degree > 1
+
+
+def _value(plan: Plan, job: Mapping[str, str], name: str) -> object:
+    return job.get(name) if name in ("precision", "optimizer") else getattr(plan, name)
+
+
+def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:
+    def is_it(one: Value) -> bool:
+        if not isinstance(one, str) or value is None:
+            # A job that is not known is no ground for a refusal.
+            return bool(value == one) or value is None
+        if one.startswith(">"):
+            return isinstance(value, int) and value > int(one[1:])
+        return bool(value == (getattr(plan, one) if one in _AXES else one)) or alike(str(value), one)
+
+    return any(map(is_it, values))
+
+
+def _broken(rule: Rule, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
+    """Yield the fields that a broken rule needs otherwise, each with what it is beside."""
+    beside = ", ".join(f"{name} {_value(plan, job, name)}" for name, _ in rule.where)
+    for name, values in rule.needs:
+        value = _value(plan, job, name)
+        if not _is_one_of(value, values, plan):
+            yield Refusal(name, value, f"does not run this beside {beside}", values)

@@ -1,0 +1,95 @@
+"""What each framework runs: the table is complete and sourced, and what it does not run is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise import Cluster, Training, load_model, train
+from shardwise.plans import Plan, default_stack, find_stack, stack_names
+from shardwise.plans.laws import field_problems, stack_problems
+from shardwise.training import Options
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_every_word_that_a_stack_runs_is_a_word_of_plans(name: str) -> None:
+    """Layouts, schedules, shardings, modules, orders and the rest are fields that a plan can have, in known words."""
+    runs = find_stack(name).runs
+    for field in ("layout", "cp_kind", "schedule", "sharding", "recompute", "sequence_parallel"):
+        for value in getattr(runs, field):
+            assert not field_problems(replace(Plan(), **{field: value})).items, (field, value)
+    assert not field_problems(Plan(modules=runs.modules)).items
+    assert not any(field_problems(Plan(order=order)).items for order in runs.orders)  # type: ignore[arg-type]
+    assert all(rule.source and rule.where and rule.needs for rule in runs.rules)
+    assert runs.sharding and runs.schedule and runs.order
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], set[str]], ...] = (
+    ("megatron", {"pp": 4, "schedule": "dualpipe"}, {"schedule"}),
+    ("megatron", {"layout": "summa", "tp": 2, "tp2": 2}, {"layout", "tp2"}),
+    ("megatron", {"recompute": "attention"}, {"recompute"}),
+    ("megatron", {"dp": 4, "pp": 2, "sharding": "fsdp"}, {"pp"}),
+    ("megatron", {"dp": 4, "tp": 2, "order": ("dp", "tp", "tp2", "cp", "pp")}, {"order"}),
+    ("megatron", {"dp": 16, "tp": 2, "fast": (1, 1, 1, 8, 1)}, {"fast"}),
+    ("deepspeed", {"pp": 2, "cp": 2, "tp": 2, "cp_kind": "ring"}, {"pp", "cp_kind", "tp", "sequence_parallel"}),
+    ("fsdp2", {"dp": 2, "tp": 2}, {"tp"}),
+    ("fsdp2", {"dp": 2, "tp": 2, "sequence_parallel": False, "sharding": "fsdp"}, {"sequence_parallel"}),
+    ("fsdp2", {"dp": 8, "tp": 4, "ep": 2, "etp": 2, "sharding": "fsdp"}, {"etp"}),
+    ("transformers", {"dp": 2, "sharding": "zero1"}, {"sharding"}),
+    ("pytorch", {"dp": 2, "tp": 2}, {"tp", "sequence_parallel"}),
+)
+
+
+@pytest.mark.parametrize(("name", "fields", "named"), REFUSED)
+def test_what_a_stack_does_not_run_is_refused_by_field(name: str, fields: dict[str, Any], named: set[str]) -> None:
+    """Each field that a framework does not run is named with the framework and a value that will do."""
+    found = stack_problems(find_stack(name), Plan(**fields))
+    assert {problem.field for problem in found} == named
+    assert all(problem.rule.startswith(name) and problem.remedy.startswith("use ") for problem in found)
+
+
+RUN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "dp": 2, "schedule": "interleaved", "sharding": "distributed-optimizer"}),
+    ("megatron", {"dp": 8, "sharding": "zero3"}),
+    ("megatron", {"pp": 2, "dp": 4, "order": ("pp", "dp", "cp", "tp", "tp2")}),
+    ("fsdp2", {"dp": 4, "tp": 2, "cp": 2, "pp": 2, "sharding": "fsdp", "cp_kind": "all-gather"}),
+    ("fsdp2", {"dp": 8, "tp": 4, "ep": 2, "etp": 4, "sharding": "fsdp"}),
+    ("deepspeed", {"dp": 8, "cp": 2, "cp_kind": "all-to-all", "sharding": "zero3"}),
+    ("pytorch", {"dp": 8, "schedule": "dualpipe"}),
+)
+
+
+@pytest.mark.parametrize(("name", "fields"), RUN)
+def test_what_a_stack_runs_is_not_refused(name: str, fields: dict[str, Any]) -> None:
+    """Plans in other words of the same meaning, and values without effect, are no ground for a refusal."""
+    assert stack_problems(find_stack(name), Plan(**fields)) == ()
+
+
+DEFAULTS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "megatron"),
+    ({"sharding": "zero1", "dp": 8}, "deepspeed"),
+    *(({"sharding": "zero1", axis: 2}, "megatron") for axis in ("tp", "cp", "pp", "ep")),
+    ({"sharding": "zero1", "pp": 2, "vpp": 2, "schedule": "interleaved"}, "megatron"),
+    ({"sharding": "zero3", "dp": 8}, "deepspeed"),
+    ({"sharding": "zero3", "dp": 8, "pp": 2}, "fsdp2"),
+    ({"sharding": "fsdp", "dp": 8, "tp": 2}, "fsdp2"),
+)
+
+
+@pytest.mark.parametrize(("fields", "name"), DEFAULTS)
+def test_a_plan_without_a_stack_has_one_that_runs_it(fields: dict[str, Any], name: str) -> None:
+    """ZeRO-1 beside axes that split the model is Megatron's distributed optimizer, and not DeepSpeed."""
+    assert default_stack(Plan(**fields)) == name
+
+
+def test_the_same_plan_retyped_without_its_stack_takes_as_long() -> None:
+    """A plan of Megatron with ZeRO-1 keeps its framework, its word for it and its seconds where none is named."""
+    model, cluster = load_model("llama-3.1-8b"), Cluster.parse("16xh100-sxm-80gb")
+    plan, job = Plan(tp=2, pp=2, dp=4, sharding="zero1"), Training(seq_len=4096, global_batch=64)
+    named, bare = train(model, cluster, plan, job, Options(stack="megatron")), train(model, cluster, plan, job)
+    assert bare.step_seconds == named.step_seconds
+    assert (bare.case.stack.name, bare.plan.sharding) == ("megatron", "distributed-optimizer")
+    assert "sharding distributed-optimizer: what megatron calls zero1" in bare.assumptions
+    assert not bare.unlaunched
