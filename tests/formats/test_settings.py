@@ -155,7 +155,11 @@ def test_what_contradicts_in_json_is_named(text: str, named: set[str]) -> None:
 
 
 WRONG_YAML = (
-    "distributed_type: TPU", "mixed_precision: int4", "a: &x 1", "- a", "a: 1\na: 2", "a:\n  - b: 1", "just words",
+    "distributed_type: TPU", "mixed_precision: int4", "a: &x 1", "- a", "a: 1\na: 2", "a: *x", "? [a]\n: 1", "a: \t- b",
+    "<<: {a: 1}", "--- {a: 1}\n--- {b: 1}", "a: !!python/name:os.system", "a: " + "[" * 3000, "a: " + "{a: " * 1500,
+    "a: " + "9" * 5000, "x" * 5000, "just words", "", "\0", "a: 2024-13-45", "num_processes: 1e400",
+    "num_processes: .inf", "num_processes: .nan", "num_processes: 0x" + "f" * 3000, "num_processes: \u00b2",
+    "distributed_type: FSDP\nnum_processes: " + "1:" * 1900 + "1",
     FSDP.replace("  fsdp_forward_prefetch", "  fsdp_reshard_after_forward: false\n  fsdp_forward_prefetch"),
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 
 from shardwise import files
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, bounded
 from shardwise.formats._imported import Around, Imported
 
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
@@ -22,7 +22,11 @@ def import_file(
     `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
     """
     name, around = fspath(path), around or Around()
-    text = read_text(name)
+    with bounded("from", name):
+        return _imported(read_text(name), name, variables, around)
+
+
+def _imported(text: str, name: str, variables: Mapping[str, str] | None, around: Around) -> Imported:
     if name.endswith((".json", ".yaml", ".yml")):
         if around.more:
             raise InputError([Problem("from_args", " ".join(around.more), f"cannot follow {name}", "leave it out")])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.formats._shell import Shell, commands_of, flat
+from shardwise.shell import Budget, Shell, commands_of, flat, whole_of
 
 # Spellings of how many processes run on a node, how many nodes there are, and how many processes in all.
 _EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--ntasks-per-node", "--gpus-per-node", "--npernode")
@@ -61,7 +61,7 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     >>> one.arguments, one.launch.num_devices, one.launch.program
     (('--lr', '1'), 8, 'a.py')
     """
-    shell = commands_of(text, variables)
+    shell = commands_of(text, variables, Budget(source))
     _check_variables(text, shell, source, variables)
     found = _found(shell, known)
     if not found:
@@ -87,7 +87,7 @@ def _check_variables(text: str, shell: Shell, source: str, variables: Mapping[st
         elif first and first[1].startswith("=") and name not in first[1] and shell.value(name) != value:
             rule = f"has no effect: {source} sets {name} itself, to {shell.value(name)}"
             problems.add("set", said, rule, f"change {source}")
-        elif name in launch and not value.isdigit():
+        elif name in launch and whole_of(value) is None:
             problems.add("set", said, f"{name} must be a whole number", f"for example --set {name}=4")
     problems.raise_if_any()
 
@@ -194,10 +194,10 @@ def _asked(words: Sequence[str], names: Sequence[str]) -> int:
         name, equals, value = word.partition("=")
         if name in names:
             text = (value if equals else after).rpartition(":")[2]
-            found = int(text) if text.isdigit() else found
+            found = whole_of(text) or (0 if whole_of(text) == 0 else found)
     return found
 
 
 def _variable(shell: Shell, *names: str) -> int:
     values = (shell.value(name) or "" for name in names)
-    return next((int(value) for value in values if value.isdigit()), 0)
+    return next((number for value in values if (number := whole_of(value)) is not None), 0)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from shardwise.formats.megatron._model import num_layers
-from shardwise.formats.megatron._reader import Reader
+from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
 from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, even_split
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
@@ -23,7 +23,8 @@ _FSDP: dict[str, Sharding] = {
 }
 _DEFAULT_ORDER: tuple[Axis, ...] = ("tp", "tp2", "cp", "dp", "pp")
 _PP_FIRST: tuple[Axis, ...] = ("tp", "tp2", "cp", "pp", "dp")
-_TERM = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([EtmL|])(?:\*(\d+))?")
+_TERM = re.compile(r"\(([^()]{0,1000})\)(?:\*([0-9]+))?|([EtmL|])(?:\*([0-9]+))?")
+MOST_SPELLED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,16 @@ def _pieces(r: Reader, pp: int) -> tuple[tuple[int, ...], int]:
         return _listed(r, pp, _layout(r), "pipeline_model_parallel_layout")
     if "|" in text:
         return _listed(r, pp, [len(part) for part in text.split("|")], "hybrid_layer_pattern")
+    if pp > MOST_LAYERS:
+        r.problems.add("--pipeline-model-parallel-size", pp, f"must be at most {MOST_LAYERS}", "use fewer stages")
+        return (), 1
     sizes = _stages(r, pp)
-    vpp = _virtual(r, pp, sizes)
+    vpp = max(_virtual(r, pp, sizes), 1)
     if any(size % vpp for size in sizes):
         r.problems.add("--num-layers", sum(sizes), f"does not make {vpp} equal chunks on each stage", "change the cut")
+        return (), 1
+    if min(sizes) < 1:
+        r.problems.add("--num-layers", sum(sizes), f"leaves a stage of {pp} without layers", "use fewer stages")
         return (), 1
     pieces = tuple(size // vpp for size in sizes) * vpp
     pieces = _counted_ends(r, pieces)
@@ -188,9 +195,13 @@ def _layout(r: Reader) -> list[int]:
     for match in _TERM.finditer(text):
         if match.start() != at:
             break
-        spelled += (_expanded(match[1]) if match[1] is not None else match[3]) * int(match[2] or match[4] or 1)
+        times = int((match[2] or match[4] or "1")[:6])
+        term = _expanded(match[1]) if match[1] is not None else match[3]
+        if len(spelled) + len(term) * times > MOST_SPELLED:
+            break
+        spelled += term * times
         at = match.end()
-    if at != len(text) or len(spelled) > 100_000:
+    if at != len(text):
         r.fail("pipeline_model_parallel_layout", "is not a layout", 'write for example "Et*3|(tt|)*6L"')
         return []
     parts = spelled.split("|")
@@ -212,7 +223,7 @@ def _check_mtp(r: Reader, parts: list[str]) -> None:
 
 
 def _expanded(text: str) -> str:
-    return re.sub(r"([EtmL|])\*(\d+)", lambda m: m[1] * min(int(m[2]), 10_000), text)
+    return re.sub(r"([EtmL|])\*([0-9]+)", lambda m: m[1] * min(int(m[2][:6]), MOST_LAYERS), text)
 
 
 def _recompute(r: Reader, vpp: int, pieces: tuple[int, ...]) -> tuple[Recompute, int, tuple[str, ...]]:

@@ -8,6 +8,10 @@ from shardwise.errors import plain
 from shardwise.formats.megatron._values import UNSET, Given, by_name
 
 MOST_LAYERS = 10_000
+MOST_WHOLE = 10**12
+_WHOLE = re.compile(r"\s*[-+]?[0-9]{1,15}(?:_[0-9]{1,15}){0,6}\s*")
+# What spells a list; letters could make Python's parser warn.
+_SPELLED = re.compile(r"[][()0-9,*+\s]{1,10000}")
 
 
 class Reader:
@@ -40,7 +44,8 @@ class Reader:
         value = self.given.values.get(name)
         value = by_name()[name].default if value is None else value
         if isinstance(value, str) and UNSET in value:
-            word = re.sub(r".*?\$\{?(\w+)\}?.*", r"\1", value)
+            named = re.search(r"\$\{?(\w+)", value)
+            word = named[1] if named else "VARIABLE"
             self.fail(name, f"depends on ${word}, which the script does not set", f"give --set {word}=VALUE")
             return by_name()[name].default
         return value
@@ -50,12 +55,12 @@ class Reader:
         value = self.raw(name)
         if value is None or value == "None":
             return None
-        try:
-            number = int(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
-        except ValueError:
-            number = None
-        if number is None or number < least:
-            self.fail(name, f"must be a whole number of at least {least}", "write a whole number")
+        if isinstance(value, str):
+            value = int(value) if _WHOLE.fullmatch(value) else None
+        number = value if isinstance(value, int) and not isinstance(value, bool) else None
+        if number is None or not least <= number <= MOST_WHOLE:
+            most = f" and at most {MOST_WHOLE}" if number is not None and number > MOST_WHOLE else ""
+            self.fail(name, f"must be a whole number of at least {least}{most}", "write a whole number")
             return None
         return number
 
@@ -76,9 +81,10 @@ class Reader:
             found = float(str(self.raw(name) or 0))
         except ValueError:
             found = -1.0
-        if not found >= 0:
+        if not 0 <= found <= MOST_WHOLE:
             self.fail(name, "must be a number of at least 0", "write for example 0.1")
-        return max(found, 0.0)
+            return 0.0
+        return found
 
     def flag(self, name: str) -> bool:
         """Return a switch."""
@@ -108,8 +114,9 @@ class Reader:
         if value is None:
             return None
         if isinstance(value, (list, tuple)):
-            listed: list[int] | None = [int(one) for one in value]
-        elif isinstance(value, int) or str(value).strip().isdigit():
+            whole = all(isinstance(one, int) or _WHOLE.fullmatch(str(one)) for one in value)
+            listed: list[int] | None = [int(one) for one in value] if whole else None
+        elif isinstance(value, int) or _WHOLE.fullmatch(str(value)):
             return self.whole(name)
         else:
             listed = spelled_out(str(value))
@@ -126,6 +133,9 @@ def spelled_out(text: str) -> list[int] | None:
     ([0, 1, 1, 0, 1, 1], None)
     """
     import ast
+
+    if not _SPELLED.fullmatch(text):
+        return None
 
     def value(node: ast.expr) -> list[int] | int:
         if isinstance(node, ast.List):
@@ -144,6 +154,6 @@ def spelled_out(text: str) -> list[int] | None:
 
     try:
         found = value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     return found if isinstance(found, list) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -112,10 +113,10 @@ def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> G
     {'num_layers': '24', 'swiglu': True, 'lr': '1e-4'}
     """
     given = Given(skipped=skipped)
-    rest = list(words)
+    rest = deque(words)
     stray: list[str] = []
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         option, equals, value = word.partition("=")
         argument = arguments().get(option)
         if not word.startswith("--"):
@@ -133,11 +134,11 @@ def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> G
     return given
 
 
-def _values_of(rest: list[str], most: int) -> list[str]:
+def _values_of(rest: deque[str], most: int) -> list[str]:
     """Take the values that follow an argument: words that are not arguments; negative numbers are values."""
     found: list[str] = []
     while rest and len(found) < most and (not rest[0].startswith("-") or _is_number(rest[0])):
-        found.append(rest.pop(0))
+        found.append(rest.popleft())
     return found
 
 

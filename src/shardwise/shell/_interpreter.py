@@ -5,23 +5,24 @@ A variable that the script does not set stays as "${NAME}", so that whoever read
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
-from shardwise.formats._shell_lex import Word
-from shardwise.formats._shell_parse import Case, If, Loop, Node, Simple, parsed
+from shardwise.errors import cut
+from shardwise.shell._arithmetic import value_of
+from shardwise.shell._budget import Budget
+from shardwise.shell._conditions import matches, test
+from shardwise.shell._lexer import Word, whole_of
+from shardwise.shell._parser import Case, If, Loop, Node, Simple, parsed
 
-MOST_COMMANDS = 2000
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)
 _VARIABLE = re.compile(
-    r"\\\$|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]"
+    r"\\\$|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]",
+    re.ASCII,
 )
-_DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+_DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d{1,9})\])?(?:(:?[-=+?])(.*))?", re.DOTALL | re.ASCII)
 _KEEPS = ("export", "local", "declare", "readonly", "typeset")
 
 
@@ -34,13 +35,16 @@ class Shell:
     functions: dict[str, list[Node]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
     unset: dict[str, None] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
     documents: list[str] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
 
     def inside(self, document: str) -> list[list[str]]:
         """Return what a here-document would run, were it a script."""
-        inner = Shell(dict(self.variables), {k: list(v) for k, v in self.arrays.items()})
-        inner.run(parsed(self.expand(document))[0])
+        self.budget.spend(len(self.variables) + sum(map(len, self.arrays.values())))
+        arrays = {name: list(items) for name, items in self.arrays.items()}
+        inner = Shell(dict(self.variables), arrays, budget=self.budget)
+        inner.run(parsed(self.expand(document), self.budget)[0])
         return inner.commands
 
     def value(self, name: str) -> str | None:
@@ -52,11 +56,15 @@ class Shell:
 
     def note(self, text: str) -> None:
         """Record something that was assumed."""
-        if text not in self.notes:
-            self.notes.append(text)
+        self.notes.setdefault(cut(text))
 
     def words(self, word: Word) -> list[str]:
         """Return the words that one word expands to."""
+        found = self._words(word)
+        self.budget.spend(len(found))
+        return found
+
+    def _words(self, word: Word) -> list[str]:
         if len(word.pieces) == 1 and (whole := self._array(word.pieces[0][1])) is not None:
             return whole if word.pieces[0][0] == "double" else " ".join(whole).split()
         found, current, started = [], "", False
@@ -92,7 +100,8 @@ class Shell:
 
     def expand(self, text: str) -> str:
         """Return a text with its variables put in."""
-        return _VARIABLE.sub(lambda match: self._one(match[0]), text)
+        with self.budget.deeper():
+            return _VARIABLE.sub(lambda match: self.budget.made(self._one(match[0])), self.budget.made(text))
 
     def _one(self, text: str) -> str:
         if text == "\\$":
@@ -116,7 +125,10 @@ class Shell:
         name, index, mark, other = match.groups()
         if index and name in self.arrays:
             items = self.arrays[name]
-            return " ".join(items) if index in "@*" else "".join(items[int(index) : int(index) + 1])
+            if index in "@*":
+                self.budget.spend(len(items))
+                return " ".join(items)
+            return "".join(items[int(index) : int(index) + 1])
         value = self.value(name)
         if mark and mark[-1] == "+":
             return self.expand(other) if value else ""
@@ -137,17 +149,15 @@ class Shell:
 
     def arithmetic(self, text: str) -> str:
         """Return the value of an arithmetic expression, or the text of it where something in it is not known."""
+        expanded = self.expand(text)
+        found = value_of(expanded, self._known_name)
+        return f"$(({text}))" if found is None else str(found)
 
-        def known(match: re.Match[str]) -> str:
-            return self.value(match[1]) or self._missing(match[1])
-
-        plain = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", known, self.expand(text)).strip()
-        plain = re.sub(r"^(.*?)\?(.*):(.*)$", r"(\2) if (\1) else (\3)", plain)
-        plain = plain.replace("&&", " and ").replace("||", " or ")
-        try:
-            return str(_number(ast.parse(plain, mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
-            return f"$(({text}))"
+    def _known_name(self, name: str) -> str | None:
+        value = self.value(name)
+        if value is None:
+            self._missing(name)
+        return None if value is None or "$" in value else value
 
     def _command(self, text: str) -> str:
         """Return what a command would print where that is plain; otherwise the command itself."""
@@ -161,10 +171,13 @@ class Shell:
 
     def run(self, nodes: Sequence[Node]) -> None:
         """Run commands one after the other."""
+        with self.budget.deeper():
+            self._run(nodes)
+
+    def _run(self, nodes: Sequence[Node]) -> None:
         truth = True
         for node in nodes:
-            if len(self.commands) > MOST_COMMANDS:
-                return
+            self.budget.spend()
             if isinstance(node, Simple):
                 if (node.after == "&&" and not truth) or (node.after == "||" and truth):
                     continue
@@ -188,26 +201,28 @@ class Shell:
         if not node.name:
             self.note("a while loop of the script is left out")
             return
-        for word in [w for one in node.words for w in self.words(one)][:100]:
+        for word in [w for one in node.words for w in self.words(one)]:
+            self.budget.spend()
             self.variables[node.name] = word
             self.run(node.body)
 
     def _case(self, node: Case) -> None:
         text = self._known(node.word)
         for patterns, body in node.arms:
-            if any(fnmatchcase(text, self._known(p)) for p in patterns):
+            if any(matches(text, self._known(p), self.budget) for p in patterns):
                 self.run(body)
                 return
 
     def _known(self, word: Word) -> str:
         """Return a word in one piece, what is not set being empty, as the shell has it."""
         text = "".join(piece if quote == "single" else self.expand(piece) for quote, piece in word.pieces)
-        return re.sub(r"\$\{\w+\}", "", text)
+        return re.sub(r"\$\{\w+\}", "", text, flags=re.ASCII)
 
     def holds(self, nodes: Sequence[Node]) -> bool:
         """Return whether a condition is true; one that is not a test counts as false, and is noted."""
         truth = False
         for node in nodes:
+            self.budget.spend()
             if not isinstance(node, Simple) or not node.words:
                 continue
             if (node.after == "&&" and not truth) or (node.after == "||" and truth):
@@ -219,7 +234,7 @@ class Shell:
                 self.note(f"the condition {' '.join(words)!r} of the script is taken as false")
                 truth = False
                 continue
-            truth = _test([w for w in words[1:] if w not in ("]", "]]")]) != negated
+            truth = test([w for w in words[1:] if w not in ("]", "]]")], self.budget) != negated
         return truth
 
     def _simple(self, node: Simple) -> bool:
@@ -234,19 +249,24 @@ class Shell:
             return True
         found = [text for word in words for text in self.words(word)]
         if found and found[0] in self.functions:
-            outside = self.arrays.get("@", []), dict(self.variables)
-            self.arrays["@"] = found[1:]
-            self.variables |= {str(i): word for i, word in enumerate(found[1:], 1)}
+            outside = self.arrays.get("@", [])
+            self._pass(found[1:])
             self.run(self.functions[found[0]])
-            self.arrays["@"] = outside[0]
-            self.variables |= {k: v for k, v in outside[1].items() if k.isdigit()}
+            self._pass(outside)
         elif found and found[0] == "eval":
-            self.run(parsed(" ".join(found[1:]))[0])
+            self.run(parsed(" ".join(found[1:]), self.budget)[0])
         elif found and found[0] in ("source", "."):
             self.note(f"{' '.join(found)} of the script is not read")
         elif found:
             self.commands.append(found)
         return True
+
+    def _pass(self, words: list[str]) -> None:
+        """Put words behind a script or a function in place of those before them."""
+        for i in range(1, len(self.arrays.get("@", [])) + 1):
+            self.variables.pop(str(i), None)
+        self.arrays["@"] = words
+        self.variables |= {str(i): word for i, word in enumerate(words, 1)}
 
     def _assign(self, word: Word) -> None:
         match = _ASSIGNMENT.match(word.text)
@@ -255,95 +275,29 @@ class Shell:
         name, more = match[1], bool(match[2])
         if word.items is not None:
             items = [text for item in word.items for text in self.words(item)]
+            self.budget.spend(len(self.arrays.get(name, [])))
             self.arrays[name] = [*(self.arrays.get(name, []) if more else []), *items]
             self.variables.pop(name, None)
             return
         quote, text = word.pieces[0]
         rest = [(quote, text[match.end() :]), *word.pieces[1:]]
         value = "".join(piece if q == "single" else self.expand(piece) for q, piece in rest)
-        self.variables[name] = self.variables.get(name, "") + value if more else value
+        self.variables[name] = self.budget.made(self.variables.get(name, "") + value) if more else value
         self.arrays.pop(name, None)
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
-
-
-def _number(node: ast.expr) -> int:
-    """Return the value of whole numbers under arithmetic, comparison and choice; anything else raises."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_number(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_number(node.left), _number(node.right))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
-        return int(_COMPARISONS[type(node.ops[0])](_number(node.left), _number(node.comparators[0])))
-    if isinstance(node, ast.IfExp):
-        return _number(node.body) if _number(node.test) else _number(node.orelse)
-    if isinstance(node, ast.BoolOp):
-        return int((all if isinstance(node.op, ast.And) else any)(_number(one) for one in node.values))
-    raise ValueError(ast.dump(node))
-
-
-_NUMBERS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
-    "-ge": operator.ge,
-}  # fmt: skip
-
-
-def _test(words: list[str]) -> bool:
-    """Return the truth of what stands between the brackets of a test; files that are asked for count as there."""
-    for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
-        if joint in words:
-            at = words.index(joint)
-            sides = (_test(words[:at]), _test(words[at + 1 :]))
-            return any(sides) if either else all(sides)
-    if words[:1] == ["!"]:
-        return not _test(words[1:])
-    if len(words) == 2 and words[0] in ("-z", "-n"):
-        return bool(words[1]) != (words[0] == "-z")
-    if len(words) == 2 and words[0] in ("-f", "-d", "-e", "-s", "-r", "-x"):
-        return True
-    if len(words) == 3 and words[1] in ("=", "=="):
-        return fnmatchcase(words[0], words[2])
-    if len(words) == 3 and words[1] == "!=":
-        return not fnmatchcase(words[0], words[2])
-    if len(words) == 3 and words[1] in _NUMBERS:
-        try:
-            return _NUMBERS[words[1]](int(words[0]), int(words[2]))
-        except ValueError:
-            return False
-    return len(words) == 1 and bool(words[0])
-
-
-def commands_of(text: str, variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Shell:
+def commands_of(text: str, variables: Mapping[str, str] | None = None, budget: Budget | None = None) -> Shell:
     """Return the state of a script at its end, with every command it would have run.
+
+    Variables named by numbers are the words behind the script. Raises `InputError` beyond the budget.
 
     >>> commands_of('A=(--x 2); B="${C:-8}"; run "${A[@]}" $B $((B*2))').commands
     [['run', '--x', '2', '8', '16']]
     """
-    shell = Shell(variables={**dict(variables or {})})
-    shell.arrays["@"] = list(arguments)
-    shell.variables |= {str(i + 1): word for i, word in enumerate(arguments)}
+    shell = Shell(variables=dict(variables or {}), budget=budget or Budget())
+    shell.arrays["@"] = []
     shell.variables |= _slurm(text)
-    nodes, shell.documents = parsed(text)
+    nodes, shell.documents = parsed(text, shell.budget)
     shell.run(nodes)
     return shell
 
@@ -362,7 +316,7 @@ def _slurm(text: str) -> dict[str, str]:
     for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
         for key, value in re.findall(r"(?:^|\s)--?([\w-]+)[= ]+([^\s-]\S*)", line):
             number = value.rpartition(":")[2]
-            if number.isdigit():
+            if whole_of(number) is not None:
                 found |= dict.fromkeys(names.get(key, ()), number)
     return found
 

@@ -5,10 +5,15 @@ Source: POSIX.1-2024, Shell Command Language, sections 2.2 and 2.3; arrays as in
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from shardwise.shell._budget import Budget
+
 Quote: TypeAlias = Literal["bare", "single", "double"]
+_NAME = re.compile(r"\w+", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,9}")
 _OPERATORS = (";;", "&&", "||", ";", "|", "&", "(", ")", "\n")
 
 
@@ -33,13 +38,24 @@ class Word:
 Token: TypeAlias = Word | str
 
 
+def whole_of(text: str) -> int | None:
+    """Return the whole number that a word is, None where it is none or more than any machine has.
+
+    >>> whole_of("16"), whole_of("-1"), whole_of("\u00b2")
+    (16, None, None)
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
 class Lexer:
     """Cuts a text into words and operators; bodies of here-documents are kept by the words that name them."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, budget: Budget) -> None:
         self.text = text.replace("\r\n", "\n")
+        self.budget = budget
         self.at = 0
         self.documents: list[str] = []
+        self.in_test = False
 
     def tokens(self, closing: str = "") -> list[Token]:
         """Return the tokens up to the end, or up to an unquoted closing mark."""
@@ -62,11 +78,13 @@ class Lexer:
                 self._redirection(found)
             elif operator := next((o for o in _OPERATORS if self.text.startswith(o, self.at)), ""):
                 self.at += len(operator)
-                found.append(Word([("single", operator)]) if _in_test(found, operator) else operator)
+                joins = self.in_test and operator in ("&&", "||")
+                found.append(Word([("single", operator)]) if joins else operator)
                 if operator == "\n":
                     self._documents(waiting)
             else:
-                found.append(self._word())
+                found.append(word := self._word())
+                self.in_test = (self.in_test or word.bare == "[[") and word.bare != "]]"
         return found
 
     def _skip_line(self) -> None:
@@ -81,8 +99,7 @@ class Lexer:
 
     def _documents(self, waiting: list[str]) -> None:
         """Take the bodies of the here-documents that the line before asked for."""
-        while waiting:
-            mark = waiting.pop(0)
+        for mark in waiting:
             body: list[str] = []
             while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
@@ -92,10 +109,12 @@ class Lexer:
                     break
                 body.append(line)
             self.documents.append("\n".join(body))
+        waiting.clear()
 
     def _redirection(self, found: list[Token]) -> None:
         """Skip a redirection with its target, and the number of the stream before it."""
-        if found and isinstance(found[-1], Word) and found[-1].bare.isdigit() and self.text[self.at - 1].isdigit():
+        stream = found and isinstance(found[-1], Word) and whole_of(found[-1].bare) is not None
+        if stream and self.text[self.at - 1] in "0123456789":
             found.pop()
         while self.text[self.at : self.at + 1] in ("<", ">", "&", "|"):
             self.at += 1
@@ -114,7 +133,8 @@ class Lexer:
                 if not word.bare.endswith("="):
                     break
                 self.at += 1
-                word.items = [t for t in self.tokens(")") if isinstance(t, Word)]
+                with self.budget.deeper():
+                    word.items = [t for t in self.tokens(")") if isinstance(t, Word)]
                 break
             self._piece(word, char)
         if self.at == start:
@@ -180,17 +200,8 @@ class Lexer:
                 self.at += 1
                 if depth == 0:
                     break
-        elif opening.isalpha() or opening == "_":
-            while self.at < len(self.text) and (self.text[self.at].isalnum() or self.text[self.at] == "_"):
-                self.at += 1
+        elif (name := _NAME.match(self.text, self.at)) and not opening.isdigit():
+            self.at = name.end()
         else:
             self.at += 1
         return self.text[start : self.at]
-
-
-def _in_test(found: list[Token], operator: str) -> bool:
-    """Return whether an operator joins conditions between [[ and ]]."""
-    if operator not in ("&&", "||"):
-        return False
-    marks = [t.bare for t in found if isinstance(t, Word) and t.bare in ("[[", "]]")]
-    return bool(marks) and marks[-1] == "[["

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardwise.formats._shell_lex import Lexer, Token, Word
+from shardwise.shell._budget import Budget
+from shardwise.shell._lexer import Lexer, Token, Word
 
 _RESERVED = frozenset(
     (
@@ -79,8 +80,9 @@ Node: TypeAlias = Simple | If | Loop | Case | Function
 class Parser:
     """Makes a tree of tokens."""
 
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[Token], budget: Budget) -> None:
         self.tokens = tokens
+        self.budget = budget
         self.at = 0
 
     def nodes(self, *ends: str) -> list[Node]:
@@ -94,7 +96,8 @@ class Parser:
                 after = "" if token in (";", "|", "&", "(", ")") else after
                 self.at += 1
                 continue
-            node = self._node(token)
+            with self.budget.deeper():
+                node = self._node(token)
             if isinstance(node, Simple):
                 node.after = after
             after = ""
@@ -162,9 +165,14 @@ class Parser:
         self._next("fi")
         return If(branches)
 
+    def _take(self) -> Word:
+        """Return the word at hand, an empty one where the script ends or an operator stands, and step over it."""
+        token = self.tokens[self.at] if self.at < len(self.tokens) else ""
+        self.at += isinstance(token, Word)
+        return token if isinstance(token, Word) else Word()
+
     def _for(self) -> Loop:
-        name = self.tokens[self.at].bare if isinstance(self.tokens[self.at], Word) else ""  # type: ignore[union-attr]
-        self.at += bool(name)
+        name = self._take().bare
         words: list[Word] = []
         if self._next("in"):
             words = self._simple().words
@@ -183,8 +191,7 @@ class Parser:
         return body
 
     def _case(self) -> Case:
-        word = self.tokens[self.at]
-        self.at += 1
+        word = self._take()
         self._next("in")
         arms: list[tuple[list[Word], list[Node]]] = []
         while self.at < len(self.tokens) and not self._next("esac"):
@@ -197,13 +204,12 @@ class Parser:
             self.at += 1
             arms.append((patterns, self.nodes(";;", "esac")))
             self._next(";;")
-        return Case(word if isinstance(word, Word) else Word(), arms)
+        return Case(word, arms)
 
     def _function(self, token: Word) -> Function:
         self.at += 1
         if token.bare == "function":
-            token = self.tokens[self.at]  # type: ignore[assignment]
-            self.at += 1
+            token = self._take()
         while self._here() in ("(", ")", "\n"):
             self.at += 1
         self._next("{")
@@ -212,12 +218,12 @@ class Parser:
         return Function(token.bare, body)
 
 
-def parsed(text: str) -> tuple[list[Node], list[str]]:
+def parsed(text: str, budget: Budget) -> tuple[list[Node], list[str]]:
     """Return the tree of a script, and its here-documents.
 
-    >>> parsed("A=1; python x.py --a $A")[0][1].words[2].text
+    >>> parsed("A=1; python x.py --a $A", Budget())[0][1].words[2].text
     '--a'
     """
-    lexer = Lexer(text)
+    lexer = Lexer(budget.made(text), budget)
     tokens = lexer.tokens()
-    return Parser(tokens).nodes(), lexer.documents
+    return Parser(tokens, budget).nodes(), lexer.documents
