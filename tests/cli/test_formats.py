@@ -55,6 +55,25 @@ def test_every_command_that_takes_a_plan_takes_a_script(command: str) -> None:
     assert run(command, "--from", str(SCRIPTS / "analysis_tool.sh"), *where, "--json").status == 0
 
 
+def test_a_script_with_expert_parallelism_is_counted_without_a_cluster(tmp_path: Path) -> None:
+    """A count needs no devices: the experts' ranks are those of the script, whatever it launches."""
+    script = tmp_path / "experts.sh"
+    experts = [
+        "--num-experts",
+        "8",
+        "--expert-model-parallel-size",
+        "8",
+        "--moe-ffn-hidden-size",
+        "64",
+        "--sequence-parallel",
+    ]
+    script.write_text(" ".join(["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *SMALL, *experts]))
+    done = run("count", "--from", str(script), "--json")
+    assert done.status == 0 and done.tree["params"]["by_component"]["experts"] > 0
+    assert done.tree["params"]["total"] == sum(done.tree["params"]["by_component"].values())
+    assert run("count", "mixtral-8x7b", "--ep", "8").status == 0
+
+
 def test_a_script_with_two_sets_of_flags_is_compared() -> None:
     """Two sides of one script differ in what --a and --b say."""
     words = ("compare", "--from", str(SCRIPTS / "analysis_tool.sh"), "--on", "h100-sxm-80gb", "--json")

@@ -88,6 +88,7 @@ def test_a_flag_is_true_or_false(key: str, value: object) -> None:
         ({"num_local_experts": 4}, "num_experts", "disagrees with num_local_experts"),
         ({"attention_dropout": 1.5}, "attention_dropout", "must be a number from 0 to 1"),
         ({"quantization_config": "fp8"}, "quantization_config", "must be an object"),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 33}, "num_nextn_predict_layers", "at most 32"),
         ({"model_type": None}, "model_type", "is missing or not text"),
         ({"model_type": "qwen3moe"}, "model_type", "is not a supported family"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli import _case
@@ -14,6 +15,7 @@ from shardwise.errors import InputError
 
 if TYPE_CHECKING:
     from shardwise.models import Model
+    from shardwise.plans import Plan
     from shardwise.report._count import CountReport
     from shardwise.report._page import Page
 
@@ -27,6 +29,12 @@ def budget_of(inputs: Inputs, model: Model) -> float:
     return job.run_tokens
 
 
+def replicas_for(plan: Plan) -> int:
+    """Return the least replicas over which the experts' ranks fit: a count has no cluster that says how many."""
+    inside = plan.tp * plan.tp2 * plan.cp
+    return lcm(inside, plan.ep * plan.etp) // inside
+
+
 def ask(inputs: Inputs) -> CountReport:
     """Return the counts of a model; raises `InputError` with every problem."""
     from shardwise.report._count import Counting, count
@@ -35,6 +43,8 @@ def ask(inputs: Inputs) -> CountReport:
     stack = _case.make_stack(inputs, "pytorch")
     _case.take_dtype(inputs, "precision")
     plan = replace(_case.make_plan(inputs), dp=1, micro_batch=1)
+    if cluster is None:
+        plan = replace(plan, dp=replicas_for(plan))
     if model is not None and stack is not None and (cluster is not None or "on" not in inputs.values):
         precision = inputs.get("precision", stack.precision)
         if cluster is not None:

@@ -19,6 +19,7 @@ DROPOUTS = (
     *("attn_dropout", "resid_dropout", "embed_dropout"),
 )
 MOST_LAYERS = 10_000
+MOST_PREDICTIONS = 32
 MOST = 1_000_000_000
 _KINDS = {key: field.kind for field in FIELDS.values() for key in field.keys}
 _MISSING: Any = object()
@@ -79,11 +80,15 @@ class Config:
             return 0 if default is _REQUIRED and self._missing(name) else int(default)
         return 0 if value is None else self._whole(key, value, 0)
 
-    def repeats(self, name: str, *keys: str, default: Any = 0) -> int:
+    def repeats(self, name: str, *keys: str, default: Any = 0, most: int = MOST_LAYERS) -> int:
         """Return a whole number of things that are listed one by one, so that there are not more than layers can be."""
         number = self.count(name, *keys, default=default)
-        self.expect(number <= MOST_LAYERS, name, f"must be at most {MOST_LAYERS}", "write a smaller number")
-        return min(number, MOST_LAYERS)
+        self.expect(number <= most, name, f"must be at most {most}", "write a smaller number")
+        return min(number, most)
+
+    def predictions(self) -> int:
+        """Return the number of multi-token-prediction layers: each is a ledger of its own, with a head and a loss."""
+        return self.repeats("num_mtp_layers", most=MOST_PREDICTIONS)
 
     def flag(self, name: str, *keys: str, default: bool = False) -> bool:
         """Return a truth value; null means the default."""

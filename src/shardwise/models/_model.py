@@ -107,7 +107,8 @@ class Indexer:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values through a low-rank latent.
 
-    `q_lora_rank` 0 means a full-rank query projection.
+    `q_lora_rank` 0 means a full-rank query projection. `latent_norm` "none" leaves the latents as they are (Megatron-LM
+    without --qk-layernorm).
     """
 
     heads: int
@@ -117,6 +118,7 @@ class LatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     bias: bool = False
+    latent_norm: NormKind = "rmsnorm"
     indexer: Indexer | None = None
     causal: bool = True
 

@@ -1,6 +1,11 @@
 """The ledgers: what each operator of a model costs on one rank."""
 
-from shardwise.ops.count import active_parameters, count_parameters, parameters_by_component
+from shardwise.ops.count import (
+    active_parameters,
+    count_parameters,
+    parameters_by_component,
+    prediction_parameters,
+)
 from shardwise.ops.flops import CONVENTIONS, Convention, count_flops, forward_flops, train_flops
 
 __all__ = [
@@ -11,5 +16,6 @@ __all__ = [
     "count_parameters",
     "forward_flops",
     "parameters_by_component",
+    "prediction_parameters",
     "train_flops",
 ]

@@ -21,7 +21,6 @@ WHOLE: Degrees[float] = Degrees(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
 COMPONENTS = (
     "embedding", "attention", "recurrence", "mlp", "experts", "shared_experts", "router", "norms", "other", "head",
-    "mtp",
 )  # fmt: skip
 """What parameters are counted by: "recurrence" are state-space and linear-attention mixers, "other" family extras."""
 
@@ -111,15 +110,30 @@ def _weights(model: Model) -> Iterator[tuple[Line, Op[float], Weight[float]]]:
 def parameters_by_component(model: Model) -> dict[str, int]:
     """Return the number of parameters of each component of `COMPONENTS` that the model has.
 
-    All but "mtp" add up to `count_parameters`. Shared tables and shared blocks count once.
+    They add up to `count_parameters`. Shared tables and shared blocks count once, prediction layers stand apart.
 
     >>> parameters_by_component(Model.load("gpt2"))["embedding"]
     39383808
     """
+    found = _counted(model)
+    return {name: found[name] for name in COMPONENTS if found[name]}
+
+
+def _counted(model: Model) -> Counter[str]:
+    """Parameters of each component, and of prediction layers under "mtp"."""
     found: Counter[str] = Counter()
     for line, op, weight in _weights(model):
         found[component(line.part, op)] += int(weight.whole) * line.copies
-    return {name: found[name] for name in COMPONENTS if found[name]}
+    return found
+
+
+def prediction_parameters(model: Model) -> int:
+    """Return the parameters of the multi-token-prediction layers, which the count of the model leaves out.
+
+    >>> prediction_parameters(Model.load("deepseek-v3"))
+    11610067968
+    """
+    return _counted(model)["mtp"]
 
 
 def count_parameters(model: Model) -> int:
@@ -130,7 +144,7 @@ def count_parameters(model: Model) -> int:
     >>> count_parameters(Model.load("gpt2"))
     124439808
     """
-    return sum(count for name, count in parameters_by_component(model).items() if name != "mtp")
+    return sum(parameters_by_component(model).values())
 
 
 def active_parameters(model: Model) -> int:

@@ -274,4 +274,24 @@ def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         norm(y, f"mtp.norm{i}", D, m.norm, y.residual(f"mtp.input{i}", D, ""), "mtp") for i in range(1, m.mtp_norms + 1)
     )
     shape = Shape(inputs=2 * D + zero, outputs=D + zero, whole_inputs=2 * D, whole_outputs=D)
-    return (*norms, y.whole("mtp.projection", "mtp", shape, y.residual("mtp.joined", 2 * D, "mtp")))
+    joined = y.residual("mtp.joined", 2 * D, "mtp")
+    if y.choices.layout == "summa":
+        return (*norms, y.whole("mtp.projection", "mtp", shape, joined))
+    return (*norms, _gathered(y, y.column("mtp.projection", "mtp", replace(shape, outputs=y.split(D)), joined), D))
+
+
+def _gathered(y: Layout[X], op: Op[X], D: int) -> Op[X]:
+    """Return a product with split outputs whose parts every rank gathers, and of whose gradient it takes its part.
+
+    Under sequence parallelism it then keeps its tokens, whose gradients are gathered backward. Source: Megatron-LM
+    core/transformer/multi_token_prediction.py, eh_proj and gather_from_tensor_model_parallel_region.
+    """
+    out: Collective[X] = Collective(
+        axis="tp",
+        verb="all_gather",
+        size_bytes=y.a * y.tokens * D,
+        tensor="mtp output",
+        shape=(y.tokens, D + 0 * y.tokens),
+    )
+    back = (replace(out, tensor="mtp output gradient"),) if y.choices.sequence_parallel else ()
+    return replace(op, forward=(*op.forward, out), backward=(*back, *op.backward))

@@ -82,6 +82,17 @@ def _latent(y: Layout[X], name: str, rank: int) -> Tensor[X]:
     return Tensor(name=name, size_bytes=y.a * y.residual_tokens * y.residual_width(rank), born=REGION)
 
 
+def _normed(y: Layout[X], m: LatentAttention, op: Op[X], sizes: tuple[str, int, int]) -> list[Op[X]]:
+    """Return a down-projection and the norm of its latent, whose result is gathered; without a norm its own is.
+
+    `sizes` are the name of the latent, its width, and the width of what stands beside it.
+    """
+    name, width, beside = sizes
+    if m.latent_norm == "none":
+        return [gathered(y, op, width + beside)]
+    return [op, gathered(y, small_norm(y, f"{name}_norm", REGION, width, m.latent_norm, beside), width + beside)]
+
+
 def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
     if not m.q_lora_rank:
         heads = y.split(m.heads)
@@ -90,8 +101,7 @@ def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[
         return [y.column("q", REGION, shape, source)]
     ql = m.q_lora_rank
     return [
-        down(y, "q_down", REGION, (D, ql), source, m.bias),
-        gathered(y, small_norm(y, "q_norm", REGION, ql), ql),
+        *_normed(y, m, down(y, "q_down", REGION, (D, ql), source, m.bias), ("q", ql, 0)),
         up(y, "q_up", ql, m.qk_head_dim, m.heads, _latent(y, "q_norm.output", ql)),
     ]
 
@@ -99,8 +109,7 @@ def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[
 def _key_value(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
     kv, wide = m.kv_lora_rank, m.kv_lora_rank + m.qk_rope_head_dim
     return [
-        down(y, "kv_down", REGION, (D, wide), source, m.bias),
-        gathered(y, small_norm(y, "kv_norm", REGION, kv, beside=wide - kv), wide),
+        *_normed(y, m, down(y, "kv_down", REGION, (D, wide), source, m.bias), ("kv", kv, wide - kv)),
         up(y, "kv_up", kv, m.qk_nope_head_dim + m.v_head_dim, m.heads, _latent(y, "kv_norm.output", kv)),
     ]
 

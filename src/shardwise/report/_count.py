@@ -20,6 +20,7 @@ from shardwise.ops import (
     count_parameters,
     forward_flops,
     parameters_by_component,
+    prediction_parameters,
     train_flops,
 )
 from shardwise.ops.count import Line, lines
@@ -118,8 +119,13 @@ class CountReport:
 
     @cached_property
     def components(self) -> dict[str, int]:
-        """Parameters by component, prediction layers among them."""
+        """Parameters by component, which add up to `parameters`."""
         return parameters_by_component(self.model)
+
+    @cached_property
+    def predictions(self) -> int:
+        """Parameters of the multi-token-prediction layers, beside `parameters`."""
+        return prediction_parameters(self.model)
 
     @cached_property
     def forward(self) -> dict[str, float]:
@@ -281,6 +287,7 @@ def count_tree(report: CountReport) -> dict[str, Any]:
             "active": report.active_parameters,
             "embedding": components.get("embedding", 0),
             "by_component": components,
+            "mtp": report.predictions,
         },
         "flops": {
             "tokens": report.counting.tokens,

@@ -45,13 +45,12 @@ def _parameters(page: Page, report: CountReport) -> None:
     page.label("COUNT", f"{report.model.name}: {show_count(total)} parameters ({total:,})", "bold", "bold")
     if active != total:
         page.note(f"a token meets {show_count(active)} of them ({active:,})")
-    inside = {name: n for name, n in report.components.items() if name != "mtp"}
-    ordered = sorted(inside.items(), key=lambda row: -row[1])
+    ordered = sorted(report.components.items(), key=lambda row: -row[1])
     segments = [Segment(name.replace("_", " "), n, *_GLYPHS[i % len(_GLYPHS)]) for i, (name, n) in enumerate(ordered)]
-    page.bar("", segments, sum(inside.values()), show_count(total))
+    page.bar("", segments, total, show_count(total))
     legend(page, segments, total, show_count)
-    if "mtp" in report.components:
-        page.note(f"and {show_count(report.components['mtp'])} in prediction layers, not counted above", "dim")
+    if report.predictions:
+        page.note(f"and {show_count(report.predictions)} in multi-token-prediction layers, not counted above", "dim")
 
 
 def _flops(page: Page, report: CountReport) -> None:

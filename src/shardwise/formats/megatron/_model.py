@@ -263,8 +263,6 @@ def _latent(r: Reader, sparse: bool) -> LatentAttention:
         r.fail("group_query_attention", "contradicts --multi-latent-attention", "give one of them")
     if r.flag("add_bias_linear"):
         r.assume("multi_latent_attention: the biases of its projections are left out")
-    if not r.flag("qk_layernorm"):
-        r.assume("multi_latent_attention: its latents are normed, as with --qk-layernorm")
     indexer = None
     if sparse:
         sizes = (r.needed(f"dsa_indexer_{part}") for part in ("n_heads", "head_dim", "topk"))
@@ -277,6 +275,7 @@ def _latent(r: Reader, sparse: bool) -> LatentAttention:
         qk_nope_head_dim=r.count("qk_head_dim"),
         qk_rope_head_dim=r.count("qk_pos_emb_head_dim"),
         v_head_dim=r.count("v_head_dim"),
+        latent_norm=_norm(r) if r.flag("qk_layernorm") else "none",
         indexer=indexer,
     )
 

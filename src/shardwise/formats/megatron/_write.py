@@ -196,7 +196,7 @@ def _attention(a: Attention) -> Words:
 def _latent(a: LatentAttention) -> Words:
     words: Words = {
         "--multi-latent-attention": True,
-        "--qk-layernorm": True,
+        "--qk-layernorm": a.latent_norm != "none",
         "--num-attention-heads": a.heads,
         "--q-lora-rank": a.q_lora_rank or None,
         "--kv-lora-rank": a.kv_lora_rank,

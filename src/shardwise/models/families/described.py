@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import MOST_PREDICTIONS, Config
 from shardwise.models._model import MLP, Attention, Block, LatentAttention, Mamba2, Model, MoE, NormKind
 from shardwise.models.families import _parts as parts
 from shardwise.models.families.nemotron import spelled
@@ -52,8 +52,8 @@ def _norm(c: Config) -> NormKind:
 
 def _attention(c: Config) -> Attention | LatentAttention:
     if c.flag("multi_latent_attention"):
-        c.accept("qk_layernorm")
-        return parts.latent_attention(c)
+        normed = c.flag("qk_layernorm", default=True)
+        return replace(parts.latent_attention(c), latent_norm=_norm(c) if normed else "none")
     qkv, out = _biases(c)
     core = parts.attention(c, qkv_bias=qkv, out_bias=out)
     if not c.flag("qk_layernorm", "qk_norm"):
@@ -78,14 +78,14 @@ def _layers(
         return _hybrid(c, number, core, norm)
     if not c.count("num_experts"):
         block = Block(mixers=(core,), feed_forward=_mlp(c), norm=norm)
-        return (block,) * number, (block,) * c.repeats("num_mtp_layers")
+        return (block,) * number, (block,) * c.predictions()
     experts = _experts(c)
     sparse = _frequency(c, number)
     dense = experts if all(sparse) else _mlp(c)
     c.accept("ffn", "mlp_bias")
     blocks = {s: Block(mixers=(core,), feed_forward=experts if s else dense, norm=norm) for s in (True, False)}
     layers = tuple(blocks[s] for s in sparse)
-    return layers, (layers[-1],) * c.repeats("num_mtp_layers")
+    return layers, (layers[-1],) * c.predictions()
 
 
 def _mlp(c: Config) -> MLP:
@@ -159,8 +159,10 @@ def _hybrid(
         c.note(f"hybrid_layer_pattern has {len(kinds)} layers, and wins over num_hidden_layers = {number}")
     c.accept("ffn", "mlp_bias", "num_mtp_layers", "moe_layer_freq", "num_experts", "experts_per_token", "expert_ffn")
     c.accept("shared_expert_ffn", "moe_latent", "ssm_heads", "ssm_head_dim", "ssm_state", "ssm_groups")
+    rule = f"has {len(runs)} runs that predict further tokens, at most {MOST_PREDICTIONS}"
+    c.expect(len(runs) <= MOST_PREDICTIONS, "hybrid_layer_pattern", rule, "write fewer behind /")
     mtp = []
-    for run in runs:
+    for run in runs[:MOST_PREDICTIONS]:
         first, *rest = (block(kind) for kind in spelled(c.with_text("mtp", run), "mtp"))
         mtp.append(replace(first, also=tuple(rest)))
     return tuple(block(kind) for kind in kinds), tuple(mtp)

@@ -51,7 +51,7 @@ def minimax_m2(c: Config) -> Model:
     core = replace(parts.attention(c), qk_norm="full" if c.flag("use_qk_norm", default=True) else "none")
     experts = replace(parts.moe(c, "intermediate_size"), correction_bias=True)
     c.accept("shared_expert_ffn", "qk_norm_type", "attn_type_list", "use_mtp")
-    if c.repeats("num_mtp_layers"):
+    if c.predictions():
         c.note("multi-token-prediction modules of MiniMax-M2 are not counted: their layers are not in the file")
     return _uniform(c, core, experts)
 
@@ -164,7 +164,7 @@ def solar_open(c: Config) -> Model:
 
 def with_mtp(c: Config, model: Model) -> Model:
     """Return the model with as many multi-token-prediction layers of its last kind as the file names."""
-    number = c.repeats("num_mtp_layers")
+    number = c.predictions()
     return replace(model, mtp=(model.layers[-1],) * number)
 
 

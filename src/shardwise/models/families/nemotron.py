@@ -107,7 +107,7 @@ def _latent_bias(c: Config) -> int:
 
 def _mtp(c: Config, blocks: _Blocks) -> tuple[Block, ...]:
     """Each prediction layer is a run of blocks (attention, then a mixture) behind one projection."""
-    number = c.repeats("num_mtp_layers")
+    number = c.predictions()
     if not number:
         c.accept("mtp_layers_block_type", "mtp_hybrid_override_pattern")
         return ()
