@@ -91,6 +91,19 @@ def _value(objective: str, report: InferReport) -> float:
 LIMITED = ServingWish(max_ttft_seconds=0.5, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
 
 
+@pytest.mark.parametrize("batch", [Wholes(((1, 100_000_000),)), Wholes(((1, 20_000),))])
+def test_a_step_that_tries_too_many_batches_is_refused(batch: Wholes) -> None:
+    """A range of batches in steps beyond 10,000 is refused before work starts, with the step that is within."""
+    with pytest.raises(InputError) as caught:
+        replace(SPACE, batch=batch, batch_step=1).check()
+    (problem,) = caught.value.problems
+    assert problem.field == "batch_step"
+    least = int(problem.remedy.split()[3].rstrip(","))
+    replace(SPACE, batch=batch, batch_step=least).check()
+    with pytest.raises(InputError):
+        replace(SPACE, batch=batch, batch_step=least - 1).check()
+
+
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_the_search_is_brute_force(kind: str) -> None:
     """Plans counted, legal and fitting, the best by every objective and the front are those of `infer` one by one."""

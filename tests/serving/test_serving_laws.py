@@ -134,6 +134,19 @@ def test_a_larger_batch_is_never_faster(model, job, device, more):
     assert large.weights_bytes_per_gpu == small.weights_bytes_per_gpu
 
 
+@given(
+    models(("dense", "window", "latent")), st.integers(1, 512), st.sampled_from(("vllm", "vllm-v0", "deepspeed-mii"))
+)
+@LAWS
+def test_pieces_of_twice_the_prompts_take_twice_as_long(model, batch, engine):
+    """Prompts cut into pieces run one after another: each step serves one sequence, whatever else waits."""
+    one, two = (
+        ask(model, Serving(batch=n, input_tokens=3000, max_batched_tokens=512), engine=engine)
+        for n in (batch, 2 * batch)
+    )
+    assert two.ttft_seconds == pytest.approx(2 * one.ttft_seconds, rel=1e-9)
+
+
 @given(models(), jobs(), DEVICE)
 @LAWS
 def test_more_experts_hit_never_speed_up_a_step(model, job, device):

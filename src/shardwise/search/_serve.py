@@ -242,11 +242,16 @@ class ServingRows:
         first, back = distinct_rows(alike)
         return legal[first], back
 
+    def sizes(self, model: Model) -> Sizes[Any]:
+        """Return the numbers of one layout of each kind as columns, for the model as an engine runs it."""
+        if model not in self._sizes:
+            plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
+            self._sizes[model] = sizes_of_columns(model, plans, [1] * len(plans), self.domains)
+        return self._sizes[model]
+
     @cached_property
-    def sizes(self) -> Sizes[Any]:
-        """The numbers of one layout of each kind, as columns."""
-        plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
-        return sizes_of_columns(self.model, plans, [1] * len(plans), self.domains)
+    def _sizes(self) -> dict[Model, Sizes[Any]]:
+        return {}
 
 
 def _unusable(problem: Problem) -> Problem:
@@ -290,7 +295,7 @@ def _evaluated(rows: ServingRows, setup: int, kind: Any, batch: Any) -> Each:
     parts = [slice(at, at + CELLS) for at in range(0, len(kind), CELLS)]
     found = []
     for part in parts:
-        z = replace(_taken(rows.sizes, kind[part]), batch=batch[part].astype(np.float64))
+        z = replace(_taken(rows.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
         e = evaluate(case, z)
         short: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, z.batch.shape) for m in e.memory]
         seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds)

@@ -24,6 +24,7 @@ SERVING_ORDERS: tuple[Order, ...] = (
     ("dp", "pp", "tp", "tp2", "cp"),
 )
 EVERY, BATCHES = Wholes(), upto(4096)
+MOST_BATCHES = 10_000
 WORDS = ("engine", "weights", "kv_cache", "compute")
 # Smaller is better; arguments are the columns of a table of plans.
 SERVING_OBJECTIVES: dict[str, Callable[[Any], Any]] = {
@@ -94,8 +95,19 @@ class ServingSpace:
             found.add("batch", "", "must have a largest value", "use for example 1..4096")
         if not isinstance(self.batch_step, int) or self.batch_step < 0:
             found.add("batch_step", self.batch_step, "must be a whole number of at least 0", "use 0 to leave it out")
+        elif self.batch_step:
+            self._check_steps(found)
         self._check_names(found)
         found.raise_if_any()
+
+    def _check_steps(self, found: Problems) -> None:
+        widest = max((high - low for low, high in self.batch.ranges), default=0)
+        if widest // self.batch_step > MOST_BATCHES:
+            rule = (
+                f"tries {widest // self.batch_step:,} batches of every layout, and at most {MOST_BATCHES:,} are tried"
+            )
+            least = f"use at least {-(-widest // MOST_BATCHES)}, or 0: the largest batch that fits is found anyway"
+            found.add("batch_step", self.batch_step, rule, least)
 
     def _check_names(self, found: Problems) -> None:
         finders: tuple[tuple[Sequence[Any], Callable[[Any], Any]], ...] = (

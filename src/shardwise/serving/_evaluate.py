@@ -92,7 +92,7 @@ def host_seconds(case: Case, z: Sizes[X], step: Step) -> X:
     doublings = total((above(z.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
     layers, split = sum(case.model.kinds.values()), above(z.tp, 1, z.tp, 0 * one)
     own = e.step_seconds + layers * (e.layer_seconds + e.split_seconds * split) + e.worker_seconds * doublings
-    return own + (e.sequence_seconds + e.block_seconds * blocks) * z.batch
+    return own + (e.sequence_seconds + e.block_seconds * blocks) * (step.sequences or z.batch)
 
 
 def phase_of(case: Case, z: Sizes[X], step: Step, count: X, name: str) -> Phase[X]:

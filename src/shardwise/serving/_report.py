@@ -270,7 +270,7 @@ def infer(
         model=model, cluster=cluster, plan=plan, job=job, engine=options.engine, efficiencies=options.efficiencies
     )
     case, notes = complete(question)
-    evaluation: Evaluation[float] = evaluate(case, sizes_of(model, case.plan, job, case.domains))
+    evaluation: Evaluation[float] = evaluate(case, sizes_of(case.model, case.plan, case.job, case.domains))
     report = InferReport(case=case, evaluation=evaluation, assumptions=())
     said = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
     return replace(report, assumptions=tuple(dict.fromkeys(said)))
