@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,14 +43,19 @@ SERVING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Residual:
-    """One run: what it measured, the names of bands that hold for it, where it comes from, and the residual."""
+    """One run: what it measured, the names of bands that hold for it, where it comes from, and the residual.
+
+    `stack` is the stack or engine that ran it, `family` the family of its device.
+    """
 
     quantity: str
     names: Names
     source: str
     device: str
+    stack: str
+    family: str
     log: float
 
 
@@ -69,17 +74,22 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             continue
         ratio = row.measured / row.predicted
         rate = "per_second" in row.metric
-        one = Residual(quantity, names_of(row), row.source, row.device, math.log(1 / ratio if rate else ratio))
+        one = Residual(
+            quantity=quantity,
+            names=names_of(row),
+            source=row.source,
+            device=row.device,
+            stack=stack_of(row),
+            family=family_name(row.device),
+            log=math.log(1 / ratio if rate else ratio),
+        )
         found.setdefault((quantity, row.case_id), one)
     return list(found.values())
 
 
 def names_of(row: Comparison) -> Names:
     """Return the names of bands that hold for a row, the nearest first."""
-    try:
-        family = family_of(find_device(row.device).device)
-    except InputError:
-        family = "generic"
+    family = family_name(row.device)
     if row.kind == "training":
         if row.metric == "peak_memory":
             return memory_names(row)
@@ -90,10 +100,28 @@ def names_of(row: Comparison) -> Names:
     return (f"{family}.{engine}", family, "other")
 
 
+def family_name(device: str) -> str:
+    """Return the family of a device's constants, "generic" where the catalogue does not know it.
+
+    >>> family_name("h200-sxm-141gb"), family_name("abacus")
+    ('hopper', 'generic')
+    """
+    try:
+        return family_of(find_device(device).device)
+    except InputError:
+        return "generic"
+
+
+def stack_of(row: Comparison) -> str:
+    """Return the stack or engine that ran a row, "other" where its framework is not known."""
+    if row.kind != "training":
+        return engine_named(Published.engines, row.engine)
+    return framework_of(Published.frameworks, row.engine, {}).stack or "other"
+
+
 def memory_names(row: Comparison) -> Names:
     """Return the names of bands of memory: the framework's stack decides what is kept, whatever the device."""
-    stack = framework_of(Published.frameworks, row.engine, {}).stack or "other"
-    return (stack.removesuffix("-scores"), "other")
+    return (stack_of(row).removesuffix("-scores"), "other")
 
 
 def quantiles(logs: Sequence[Residual], widen: float) -> Interval:
@@ -132,9 +160,9 @@ def _enough(group: Sequence[Residual]) -> bool:
     return len(group) >= FEWEST_RUNS and len({one.source for one in group}) >= FEWEST_SOURCES
 
 
-def left_out(runs: Sequence[Residual], key: Callable[[Residual], str], widen: float) -> tuple[int, int]:
-    """Return how many runs lie inside intervals made without their source or device, and of how many."""
-    inside = total = 0
+def left_out(runs: Sequence[Residual], key: Callable[[Residual], str], widen: float) -> dict[Residual, bool]:
+    """Return whether each run lies inside the interval that is made without its source or device."""
+    found: dict[Residual, bool] = {}
     for value in sorted({key(one) for one in runs}):
         rest = [one for one in runs if key(one) != value]
         if not rest:
@@ -144,16 +172,20 @@ def left_out(runs: Sequence[Residual], key: Callable[[Residual], str], widen: fl
             if key(one) == value:
                 name = next((n for n in one.names if n in made), "other")
                 low, high = made[name][0]
-                inside += math.log(low) - 1e-12 <= one.log <= math.log(high) + 1e-12
-                total += 1
-    return inside, total
+                found[one] = math.log(low) - 1e-12 <= one.log <= math.log(high) + 1e-12
+    return found
+
+
+def share(inside: Mapping[Residual, bool]) -> float:
+    """Return the share of runs that lie inside, 0 of none."""
+    return sum(inside.values()) / len(inside) if inside else 0.0
 
 
 def fitted_widening(runs: Sequence[Residual]) -> float:
     """Return the widening with which left-out sources and left-out devices come nearest to the share wanted."""
 
     def off(widen: float) -> float:
-        counts = (left_out(runs, lambda one: one.source, widen), left_out(runs, lambda one: one.device, widen))
-        return sum((inside / total - SHARE) ** 2 for inside, total in counts if total)
+        each = (left_out(runs, lambda one: one.source, widen), left_out(runs, lambda one: one.device, widen))
+        return sum((share(inside) - SHARE) ** 2 for inside in each if inside)
 
     return min((0.01 * step for step in range(-20, 60)), key=off)

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accuracy import fits, targets
 from accuracy.files import HERE, RESULTS, shipped
 from accuracy.published import measured
-from accuracy.residuals import Residual, fitted_widening, left_out, residuals, table
-from shardwise.measured import Errors, Validation, summary
+from accuracy.residuals import Residual, fitted_widening, left_out, residuals, share, table
+from shardwise.measured import Errors, Validation, quantile, summary
 
 SOURCE = HERE.parent / "src" / "shardwise"
 RESULT = RESULTS / "accuracy.json"
@@ -32,6 +34,9 @@ CONSTANTS = (
     *(f"../../accuracy/kernels/{name}.toml" for name in ("tables", "modules", "types")),
 )
 WORSE = 0.01
+# A stack on a family of devices with fewer runs is shown with others.
+FEWEST_SHOWN = 10
+KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, "device": lambda one: one.device}
 _HEAD = {
     "training": "# Made by `python -m accuracy update`: 10 and 90 % of measured over predicted, by family, kind of\n"
     "# model and whether fields were assumed; memory by stack. Method: accuracy/residuals.py.\n",
@@ -72,7 +77,6 @@ def bands_text(kind: str, made: dict[str, Any]) -> str:
 
 def middle(group: Sequence[Residual]) -> float:
     """Return the median of measured over predicted."""
-    import math
     from statistics import median
 
     return math.exp(median(one.log for one in group))
@@ -82,14 +86,18 @@ def update(files: Sequence[str], accept: bool) -> int:
     """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted."""
     found = measured(files)
     made: dict[str, dict[str, Any]] = {"training": {}, "serving": {}}
-    coverage = {}
+    coverage: dict[str, dict[str, float]] = {}
+    by_stack: list[dict[str, Any]] = []
     runs = residuals(found.rows)
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
         widen = fitted_widening(own)
         kind = "training" if quantity in ("step_seconds", "memory.peak_bytes") else "serving"
         made[kind][quantity] = table(own, widen)
-        coverage[quantity] = {"runs": len(own), "widened_by": round(widen, 2), **_coverage(own, widen)}
+        inside = {word: left_out(own, key, widen) for word, key in KEYS.items()}
+        shares = {word: round(share(found), 3) for word, found in inside.items()}
+        coverage[quantity] = {"runs": len(own), "widened_by": round(widen, 2), **shares}
+        by_stack += groups(quantity, own, inside["source"])
     new = medians(measured(shipped()))
     reached = targets.results(found)
     published = [Path(file) for file in files if not file.endswith("_cpu.csv")]
@@ -106,20 +114,29 @@ def update(files: Sequence[str], accept: bool) -> int:
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
-              "predicted": len(found.predicted), "left_out": coverage, "shipped": new, "errors": errors,
-              "targets": reached, "verdicts": said}  # fmt: skip
+              "predicted": len(found.predicted), "left_out": coverage, "groups": by_stack, "shipped": new,
+              "errors": errors, "targets": reached, "verdicts": said}  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
     return 0
 
 
-def _coverage(runs: Sequence[Residual], widen: float) -> dict[str, float]:
-    shares = {}
-    for word, (inside, total) in {
-        "source": left_out(runs, lambda one: one.source, widen),
-        "device": left_out(runs, lambda one: one.device, widen),
-    }.items():
-        shares[word] = round(inside / total, 3) if total else 0.0
-    return shares
+def groups(headline: str, runs: Sequence[Residual], inside: Mapping[Residual, bool]) -> Iterator[dict[str, Any]]:
+    """Yield errors by stack or engine and family of devices; groups of few runs stand together as "others"."""
+    found: dict[tuple[str, str], list[Residual]] = defaultdict(list)
+    for one in runs:
+        found[one.stack, one.family].append(one)
+    few = [group for group in found.values() if len(group) < FEWEST_SHOWN]
+    kept = {name: group for name, group in found.items() if len(group) >= FEWEST_SHOWN}
+    if few:
+        kept["others", "any"] = [one for group in few for one in group]
+    for (stack, family), group in sorted(kept.items()):
+        errors = [math.exp(-one.log) - 1 for one in group]
+        absolute = [abs(error) for error in errors]
+        figures = {"bias": quantile(errors, 0.5), "median": quantile(absolute, 0.5), "p90": quantile(absolute, 0.9)}
+        figures["inside"] = share({one: inside[one] for one in group if one in inside})
+        counts = {"runs": len(group), "sources": len({one.source for one in group})}
+        rounded = {name: round(value, 4) for name, value in figures.items()}
+        yield {"headline": headline, "stack": stack, "family": family, **counts, **rounded}
 
 
 def worsened(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
@@ -139,8 +156,8 @@ def stored() -> dict[str, Any]:
 
 
 def page() -> Iterator[str]:
-    """Yield the lines of the section of docs/accuracy.md."""
-    yield "Shipped measurements (`shardwise validate`):"
+    """Yield the lines of the section of accuracy/notes/results.md."""
+    yield "Shipped measurements (`python -m accuracy`):"
     yield ""
     yield "| metric | rows | bias | median error | 90 % below |"
     yield "|---|---:|---:|---:|---:|"

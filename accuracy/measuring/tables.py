@@ -1,4 +1,4 @@
-"""The files that measurements go to: the columns of docs/accuracy.md and accuracy/notes/calibration.md."""
+"""The files that measurements go to: the columns of docs/own-runs.md and accuracy/notes/calibration.md."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def ask(inputs: Inputs) -> Validation:
         if name not in BY:
             inputs.fail("by", name, "is not a field of rows", "use some of " + ", ".join(BY))
     if not inputs.get("files", ()):
-        inputs.fail("files", None, "names no file of measurements", "give a CSV file; docs/accuracy.md has its columns")
+        inputs.fail("files", None, "names no file of measurements", "give a CSV file; docs/own-runs.md has its columns")
     inputs.problems.raise_if_any()
     return validate(inputs.get("files", ()))
 

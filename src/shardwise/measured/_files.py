@@ -109,7 +109,7 @@ def kind_of(columns: set[str], kinds: Sequence[Kind], path: str = "") -> Kind:
     near = [f"{k.name} files also have {_listed(k.columns - columns)}" for k in kinds if shares[k.name] == most]
     found = f"its columns are {_listed(columns)}" if columns else "it is empty"
     rule = f"is not a file of measurements: {'; '.join(near[:2]) if most else found}"
-    raise InputError([Problem("file", path, rule, "see docs/accuracy.md for the columns")])
+    raise InputError([Problem("file", path, rule, "see docs/own-runs.md for the columns")])
 
 
 def _listed(columns: Iterable[str]) -> str:
