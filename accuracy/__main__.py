@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("files", nargs="*")
     parser.add_argument("--accept", action="store_true", help="store results though a headline became worse")
     parser.add_argument("--update", action="store_true", help="freeze the cases anew")
-    given = parser.parse_args(words)
+    given = parser.parse_intermixed_args(words)
     files = given.files or shipped()
     if given.command == "update":
         return score.update(files, given.accept)
@@ -39,6 +39,8 @@ def main(words: list[str]) -> int:
     elif given.command == "rows":
         print(rows_csv(measured(files).rows), end="")
     else:
+        if score.stored()["constants"] != score.constants_hash():
+            print("# constants have changed since the stored run: python -m accuracy update FILES", file=sys.stderr)
         print(*score.page(), sep="\n")
     return 0
 

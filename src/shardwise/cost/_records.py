@@ -1,0 +1,382 @@
+"""What the stored constants are: one record a kind of kernel, link or rule, each field with its meaning.
+
+Records are read from constants.toml, cpu.toml and priors.toml by `_tables`; a key that a record does not have, and one
+that it lacks, is an error there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Changes: TypeAlias = Mapping[str, Any]
+"""Fields of a record that hold for a part of what it speaks of: an engine, a kernel, a type."""
+Pair: TypeAlias = tuple[float, float]
+PROMPT_PARTS = (
+    "start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "beyond_cache", "longest_tile",
+    "longest_tile_exponentials", "masked", "tokens", "swapped",
+)  # fmt: skip
+"""Parts of attention of a prompt, as `prompt_parts` returns them."""
+DECODE_PARTS = (
+    "start", "cache", "edges", "products", "waves", "first_1k_tokens", "first_16k_tokens", "floor", "beyond_cache",
+    "item_on_a_core", "unshared", "swapped", "sequences",
+)  # fmt: skip
+"""Parts of attention over a cache, as `decode_parts` returns them."""
+# A field of which each entry is `Changes` to the record that it stands in, and one that takes the keys left over.
+PARTIAL = {"partial": True}
+REST = {"rest": True}
+
+
+def partial() -> Any:
+    """Return a field whose entries each change some fields of the record that it stands in."""
+    return field(default_factory=dict, metadata=PARTIAL)
+
+
+def by_name() -> Any:
+    """Return a field of values by a name, of a device for example; empty where none is stated."""
+    return field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantise:
+    """Quantising the input of a GEMM: its start, and the share of the bandwidth that it streams at."""
+
+    start_seconds: float
+    efficiency: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemm:
+    """Matrix products of one data type: shares of the datasheet's dense peak and bandwidth, seconds a kernel."""
+
+    compute: float
+    memory: float
+    start_seconds: float
+    sharpness: float
+    depth: float
+    """Length of k that each tile loses to its prologue."""
+    balance: float
+    """FLOPs that loading a byte from the cache costs a core."""
+    split_seconds: float
+    """Seconds to join the parts of a product that was cut along k."""
+    chain_seconds: float = 0.0
+    """Seconds that a tile waits for the loads of one k."""
+    join_share: float = 0.0
+    """Passes over the memory for each part that is joined."""
+    vector_wait_share: float = 1.0
+    """Share of the waiting of a chain that a product of one row keeps, where vectors have a kernel of their own."""
+    ramp_seconds: float = 0.0
+    ramp_traffic: float = 1.0
+    write_share: float = 0.0
+    burst_share: float = 0.0
+    burst_seconds: Any = 1.0
+    burst_left: float = 1.0
+    unset_left: float = 1.0
+    """`burst_left` of tables whose operands are zeros."""
+    cached_share: float = 1.0
+    steady_state_share: float = 1.0
+    """What lasting runs keep of `compute` when power limits the clock, as a second laboratory measured it."""
+    steady_state_by_device: Mapping[str, float] = by_name()
+    steady_state_known: bool = False
+    node_derate: float = 1.0
+    """What a device keeps when all of its node are busy, where the others were measured on one alone."""
+    node_derate_by_device: Mapping[str, float] = by_name()
+    by_device: Mapping[str, float] = by_name()
+    """What one device of the family reaches of the others."""
+    start_by_device: Mapping[str, float] = by_name()
+    watts_per_flops: float = 0.0
+    """Watts over the 16-bit peak of the device that was measured."""
+    persistent: bool = False
+    """Whether a kernel starts a block on almost every core and stays there."""
+    whole: bool = False
+    """Whether nothing is cut into tiles."""
+    launches: Any = None
+    """Replays of a table, before power limits the clock; None in lasting runs."""
+    engines: Mapping[str, Changes] = partial()
+    """What differs in engines with a library of their own."""
+    quantise: Mapping[str, Quantise] = by_name()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionFit:
+    """Attention of training: shares of the peak, and how a CPU cuts it into blocks."""
+
+    forward: float
+    backward: float
+    start_seconds: float
+    pair_dims: float = 0.0
+    """Values of a head whose products cost as much as the exponential of a pair."""
+    node_derate: float = 1.0
+    node_derate_by_device: Mapping[str, float] = by_name()
+    steady_state_by_device: Mapping[str, float] = by_name()
+    block_keys: float = 0.0
+    forward_rows: float = 0.0
+    backward_rows: float = 0.0
+    cached_compute: float = 0.0
+    cached_memory: float = 0.0
+    cached_start_seconds: float = 0.0
+    kernels: Mapping[str, Changes] = partial()
+    by_type: Mapping[str, Changes] = partial()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grouped:
+    """Grouped GEMMs of experts in training: shares of the peak, gradients over forward, starts."""
+
+    compute: float
+    input_gradient: float
+    weight_gradient: float
+    start_seconds: float
+    each_seconds: float = 0.0
+    measured_on: str = ""
+    in_turn: bool = False
+    """Whether experts run one after the other."""
+    kernels: Mapping[str, Changes] = partial()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Kernels that only move bytes: the share of the bandwidth, starts, and what the last cache serves."""
+
+    efficiency: float
+    start_seconds: float
+    replayed_start_seconds: float = 0.0
+    """Start from a captured graph; 0 where it was not measured."""
+    cached_bytes: float = 0.0
+    cached_bytes_per_second_per_core: float = 0.0
+    keeps_outputs: bool = False
+    kinds: Mapping[str, Pair] = by_name()
+    """Shares of the streaming rate by kind of operator: forward, backward."""
+    kinds_by_type: Mapping[str, Mapping[str, Pair]] = by_name()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One kind of collective over one kind of link; `low_` and `long_` are those of NCCL's two protocols."""
+
+    efficiency: float
+    start_seconds: float
+    step_seconds: float
+    half_bytes: float = 0.0
+    own_share: float = 0.0
+    crowding: float = 0.0
+    low_efficiency: float = 0.0
+    long_step_seconds: float = 0.0
+    measured_efficiency: float = 0.0
+    measured_on: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReduceFit:
+    """Constants of an engine's all-reduce: a kernel that reads all peers at once, and a ring at full rate.
+
+    `direct` and `efficiency` are shares of the link's rate; `crowding` is that of devices on one host bridge.
+    """
+
+    start_seconds: float
+    step_seconds: float
+    direct: float
+    ring_start_seconds: float
+    ring_step_seconds: float
+    efficiency: float
+    half_bytes: float
+    crowding: float = 0.0
+    link: str = ""
+    """The kind of link that was measured."""
+    copy_efficiency: float = 1.0
+    """Share of the bandwidth at which an eager call copies its tensor in and out."""
+    host_seconds: float = 0.0
+    """Seconds of the host for an eager call."""
+    grace_host_seconds: float = 0.0
+    """The same of Grace, 0 where it was not measured."""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsFit:
+    """Constants of the two fused products of experts."""
+
+    memory: float
+    compute: float
+    start_seconds: float
+    sharpness: float
+    pad_rows: float
+    """Rows by which those of an expert are padded in the mean."""
+    expert_seconds: float
+    """Seconds for each expert that got a token."""
+    chain_share: float = 1.0
+    """Share of the time of one tile that ends the kernel."""
+    row_traffic: float = 0.0
+    """How often a row is moved beside the products: gathered, quantised, activated, added up."""
+    others_traffic: float = 0.0
+    """The same of rows that other ranks serve."""
+    rows: float = 0.0
+    """Measured rows behind the fit."""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionKernel:
+    """A compiled attention kernel: which of the costs of each part it takes, by its head size."""
+
+    heads: Mapping[str, Mapping[str, int]]
+    packs: str = "none"
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTable:
+    """Attention kernels of a family: the costs of parts that they share, and the kernels by engine and type."""
+
+    costs: Mapping[str, tuple[float, ...]]
+    by_device: Mapping[str, float] = by_name()
+    engines: Mapping[str, Mapping[str, AttentionKernel]] = field(default_factory=dict, metadata=REST)
+
+    def __post_init__(self) -> None:
+        """Refuse costs of parts that no kernel has."""
+        if unknown := sorted(self.costs.keys() - {*PROMPT_PARTS, *DECODE_PARTS}):
+            raise ValueError(f"{', '.join(unknown)}: no part of attention kernels")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Products of weight gradients over the others."""
+
+    rate: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Constants of one family of devices."""
+
+    devices: tuple[str, ...] = ()
+    extends: str = ""
+    note: str = ""
+    matmul: Mapping[str, Gemm]
+    attention: AttentionFit
+    grouped: Grouped
+    memory: Memory
+    fast: Mapping[str, Collective]
+    weight_gradient: Rate | None = None
+    all_reduce: Mapping[str, ReduceFit] = by_name()
+    experts: Mapping[str, Mapping[str, Mapping[str, ExpertsFit]]] = by_name()
+    """By engine, type of the weights and kernel."""
+    prefill_kernels: AttentionTable | None = None
+    decode_kernels: AttentionTable | None = None
+    latent_prefill_kernels: AttentionTable | None = None
+    latent_decode_kernels: AttentionTable | None = None
+
+    def attention_table(self, kind: str) -> AttentionTable | None:
+        """Return the attention kernels of a kind: prefill, decode, latent_prefill or latent_decode."""
+        found: AttentionTable | None = getattr(self, f"{kind}_kernels")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Power:
+    """Power of the share of watts with which rates fall."""
+
+    exponent: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageCores:
+    """Cores that a kernel of messages holds."""
+
+    count: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """Cores that a message holds for each rank of a node over adapters of at least a rate, and at most."""
+
+    bytes_per_second: float
+    each: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaMessages:
+    """What messages between replicas take of compute."""
+
+    longer: float
+    persistent_blocks: float
+    node_cores: Mapping[str, float]
+    adapters: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerAccess:
+    """The most that ranks on one host bridge slow each other, as a power of their number."""
+
+    crowding: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateInSteps:
+    """Reads and writes of an optimizer that runs its steps one by one, over those of one kernel."""
+
+    accesses: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastCache:
+    """Sizes of the last cache walked through since after which all bytes are still there, and none."""
+
+    every: float
+    nothing: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandIn:
+    """The family whose kernels of engines stand in."""
+
+    family: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedMemory:
+    """Memory that keeps its check bits among the data: the share that is left, and whose it is."""
+
+    share: float
+    families: tuple[str, ...]
+    devices: tuple[str, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What holds for every family."""
+
+    power: Power
+    message_cores: MessageCores
+    replica_messages: ReplicaMessages
+    weight_gradient: Rate
+    peer_access: PeerAccess
+    update_in_steps: UpdateInSteps
+    last_cache: LastCache
+    stand_in: StandIn
+    checked_memory: CheckedMemory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constants:
+    """Every stored constant: by family of devices, of networks by collective, and rules for all."""
+
+    families: Mapping[str, Family]
+    network: Mapping[str, Collective]
+    rules: Rules
