@@ -14,6 +14,7 @@ from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import FAMILIES, Table, errors, held, pick, read_files, size, summary, where
 from shardwise.cost import Efficiencies, collective_seconds
 from shardwise.cost._network import Link, Network, wire_of
+from shardwise.cost._tables import constants
 from shardwise.hardware import Cluster
 from shardwise.ledger.op import Verb
 
@@ -105,6 +106,8 @@ ACROSS = {
     "measured_efficiency": 0.7, "low_efficiency": 0.2, "start_seconds": 3e-5, "step_seconds": 4e-6,
     "long_step_seconds": 2e-5,
 }  # fmt: skip
+# NCCL has trees for all-reduce alone (src/graph/tuning.cc).
+TREE: dict[str, dict[str, float]] = {"all_reduce": {"tree_step_seconds": 2e-5}}
 CROSSING: tuple[Verb, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -122,7 +125,8 @@ def across(rows: Table, verb: Verb, row: dict[str, Any], fast: dict[str, Any]) -
         text = f"{int(nodes)}x{node}x{device}"
         tiers = Cluster.parse(text, {"nic_bandwidth": rate, "nics_per_node": adapters}).tiers
         inner = wire_of(tiers[0], fast, _ANY, True, 0.0)
-        outer = wire_of(tiers[1], {**row, "source": "", "efficiency": row["measured_efficiency"]}, _ANY, False, 0.0)
+        priors = {**constants()["network"]["verbs"][verb], **row}
+        outer = wire_of(tiers[1], {**priors, "source": "", "efficiency": row["measured_efficiency"]}, _ANY, False, 0.0)
         links = tuple(
             Link(name=t.name, wires={"all_gather": w}, in_network=False)
             for t, w in zip(tiers, (inner, outer), strict=True)
@@ -144,7 +148,7 @@ def calibrate_across(table: Table, fast: dict[str, Any]) -> dict[str, Any]:
             def cost(p: dict[str, float]) -> float:
                 return loss(across(part, verb, p, fast[verb]), part["time_seconds"])
 
-            return fit(cost, ACROSS, {"measured_efficiency": 1.0, "low_efficiency": 1.0}, 400)
+            return fit(cost, ACROSS | TREE.get(verb, {}), {"measured_efficiency": 1.0, "low_efficiency": 1.0}, 400)
 
         half, row = search(where(rows, ~mask)), search(rows)
         unseen = errors(across(where(rows, mask), verb, half, fast[verb]), where(rows, mask))

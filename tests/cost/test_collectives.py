@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
@@ -133,3 +134,26 @@ def test_an_engine_was_measured_on_one_kind_of_link() -> None:
     """A100 on PCIe keeps NCCL's all-reduce: that of engines was measured over NVLink."""
     assert reduce_of(find_device("a100-pcie-80gb").device, "vllm") is None
     assert reduce_of(find_device("l40s").device, "vllm") is not None
+
+
+def test_latency_of_an_all_reduce_grows_with_the_logarithm_of_nodes() -> None:
+    """A small all-reduce between nodes takes a tree: each doubling of nodes adds the same seconds."""
+    links = net(4096, imposed=Efficiencies())
+    seconds = [collective_seconds(links, "all_reduce", 32768.0, (1, nodes)) for nodes in (32, 64, 128, 256, 512)]
+    added = [after - before for before, after in pairwise(seconds)]
+    assert added == pytest.approx([added[0]] * 4, rel=0.01)
+    assert seconds[-1] < 2 * seconds[0]
+
+
+def test_a_tree_never_makes_an_all_reduce_slower() -> None:
+    """Of ring and tree the faster counts, and large messages between few nodes stay on the ring."""
+    links = net(4096, imposed=Efficiencies())
+    far = links.links[-1]
+    ring = replace(far, wires={verb: replace(wire, tree=None) for verb, wire in far.wires.items()})
+    rings = replace(links, links=(*links.links[:-1], ring))
+    for size in (1e3, 1e5, 1e7, 1e9):
+        for nodes in (2, 8, 64, 512):
+            group = (8, 8 * nodes)
+            tree, plain = (collective_seconds(n, "all_reduce", size, group) for n in (links, rings))
+            assert tree <= plain
+            assert size < 1e9 or nodes > 2 or tree == plain

@@ -50,13 +50,15 @@ def networks(draw: st.DrawFn) -> tuple[Any, tuple[int, ...]]:
 @given(networks(), SIZES)
 @tried(200)
 def test_an_all_reduce_costs_at_least_its_halves(where: tuple[Any, tuple[int, ...]], size: float) -> None:
-    """An all-reduce costs at least a reduce-scatter, and at least half of reduce-scatter and all-gather, everywhere."""
+    """A ring's all-reduce costs at least a reduce-scatter and half of both halves; no all-reduce far more than both."""
     net, group = where
     whole, scatter, gather = (
         collective_seconds(net, v, size, group) for v in ("all_reduce", "reduce_scatter", "all_gather")
     )
-    assert whole * SLACK >= scatter
-    assert whole * SLACK >= (scatter + gather) / 2
+    # Trees, which NCCL has for all-reduce alone, need fewer steps than the rings of either half.
+    if all(link.wire("all_reduce").tree is None for link in net.links):
+        assert whole * SLACK >= scatter
+        assert whole * SLACK >= (scatter + gather) / 2
     assert whole <= (scatter + gather) * 1.5
 
 

@@ -15,9 +15,21 @@ from typing import Any, Generic
 from shardwise.cost._rates import Efficiencies
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Cluster, Tier, find_link
-from shardwise.ledger.number import X, above, maximum, minimum, power, total
+from shardwise.ledger.number import X, above, log2, maximum, minimum, power, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """NCCL's double binary tree of an all-reduce between nodes: latency grows with the logarithm of the nodes."""
+
+    step_seconds: float
+    """A level of the tree in the protocol with short steps."""
+    long_step_seconds: float
+    """A level in the protocol with full rate."""
+    rate_share: float
+    """Share of a ring's full rate that the tree reaches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +52,8 @@ class Wire(Generic[X]):
     """Rate of NCCL's protocol with short steps, where it changes between two (0: it does not)."""
     long_step_seconds: float = 0.0
     """What a step of the other protocol takes more."""
+    tree: Tree | None = None
+    """NCCL's double binary tree, where it may be quicker than the ring."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +103,21 @@ def wire_of(tier: Tier, row: dict[str, Any], imposed: Efficiencies, fast: bool, 
         peers=0 if plain else max(tier.mesh - 1, 0),
         low_bytes_per_second=0.0 if plain else row.get("low_efficiency", 0.0) * tier.bytes_per_second,
         long_step_seconds=scale * row.get("long_step_seconds", 0.0),
+        tree=None if plain or "tree_step_seconds" not in row else tree_of(row, late_seconds),
+    )
+
+
+def tree_of(row: dict[str, Any], late_seconds: float) -> Tree:
+    """Return the tree of a network's all-reduce from its constants.
+
+    A level at full rate takes `tree_long_ratio` hops of the ring (NCCL src/graph/tuning.cc, ncclHwLat: 28 us over 14
+    us), at `tree_rate_share` of the ring's rate (the same file, 0.92 for trees in the Simple protocol).
+    """
+    hop = row["step_seconds"] + row["long_step_seconds"] + late_seconds
+    return Tree(
+        step_seconds=row["tree_step_seconds"] + late_seconds,
+        long_step_seconds=row["tree_long_ratio"] * hop,
+        rate_share=row["tree_rate_share"],
     )
 
 
@@ -154,6 +183,15 @@ def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
         volume = volume * maximum(wire.peers / maximum(at - 1, 1), 1)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
+
+
+def _tree_seconds(wire: Wire[X], tree: Tree, volume: X, levels: X) -> X:
+    """Return seconds of an all-reduce of `volume` bytes a device, up and down `levels` levels of a double binary tree.
+
+    NCCL takes the faster of its two protocols (src/graph/tuning.cc, ncclTopoGetAlgoTime).
+    """
+    low = volume / wire.low_bytes_per_second + levels * tree.step_seconds
+    return minimum(low, volume / (tree.rate_share * wire.bytes_per_second) + levels * tree.long_step_seconds)
 
 
 def sent_bytes(verb: Verb, n: X, size: X) -> X:
@@ -238,8 +276,16 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
         volume = _tier_volume(net, link, verb, size, (n, below), fanout)
         rounds = 2.0 if verb == "all_reduce" else 1.0
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
-        wires.append(above(crosses, 0, _wire(wire, volume, hops, at), 0 * volume))
-        steps.append(hops * wire.step_seconds + above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds))
+        ring, latency = _wire(wire, volume, hops, at), hops * wire.step_seconds
+        if wire.tree is not None:
+            # The faster algorithm; a tree's seconds count as those of its wire, latency included.
+            tree, whole = (
+                _tree_seconds(wire, wire.tree, rounds * (size / below), rounds * log2(at / below)),
+                ring + latency,
+            )
+            ring, latency = above(whole, tree, tree, ring), above(whole, tree, 0 * latency, latency)
+        wires.append(above(crosses, 0, ring, 0 * volume))
+        steps.append(latency + above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds))
         below = at
     slowest = wires[0]
     for wire_seconds in wires[1:]:
