@@ -104,7 +104,8 @@ def _import() -> Command:
 
 
 def _export() -> Command:
-    target = {"target": Flag("target", _kinds.choice("megatron", "deepspeed", "fsdp"), "whose files", "positional")}
+    systems = _kinds.choice("megatron", "deepspeed", "fsdp", "torchtitan", "transformers")
+    target = {"target": Flag("target", systems, "whose files", "positional")}
     write = {"write": Flag("write", _kinds.FILE, "write the files into this folder", "output")}
     flags = {**target, **_MODEL, **_flags.train_flags(), **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"

@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from shardwise.report._page import Page
     from shardwise.training import TrainReport
 
-_STACKS = {"megatron": "megatron", "deepspeed": "deepspeed", "fsdp": "fsdp2"}
+_STACKS = {
+    "megatron": "megatron",
+    "deepspeed": "deepspeed",
+    "fsdp": "fsdp2",
+    "torchtitan": "fsdp2",
+    "transformers": "transformers",
+}
+_SHARDED = ("fsdp", "torchtitan")
 
 
 def _complete(inputs: Inputs, target: str) -> None:
-    """Put the target's framework, and for accelerate its sharding, where neither flags nor a file name one."""
+    """Put the target's framework, and that of FSDP its sharding, where neither flags nor a file name one."""
     values = inputs.values
-    if target == "fsdp" and inputs.imported is None and not {"stack", "sharding"} & values.keys():
+    if target in _SHARDED and inputs.imported is None and not {"stack", "sharding"} & values.keys():
         values["sharding"] = "fsdp"
         inputs.notes.append("sharding fsdp: what the file is asked for")
     if inputs.imported is None or not inputs.imported.stack.name.startswith(_STACKS[target]):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Stack, Training
+from shardwise.plans import Plan, Sharding, Stack, Training
+from shardwise.plans.laws import stack_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +51,29 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[
         yield path, ours, theirs
 
 
-def refuse(system: str, found: Mapping[str, tuple[object, object]]) -> None:
-    """Raise `InputError` naming every field that a system cannot say; do nothing where there is none."""
-    problems = [
+def refuse(system: str, found: Mapping[str, tuple[object, object]], case: Case | None = None) -> None:
+    """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run."""
+    problems = list(_unlaunched(case)) if case is not None else []
+    named = {problem.field for problem in problems}
+    problems += [
         Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs))
         for path, (ours, theirs) in found.items()
+        if path not in named
     ]
     if problems:
         raise InputError(problems)
+
+
+def worded(case: Case) -> Case:
+    """Return a case whose sharding is in its framework's own word."""
+    sharding = cast(Sharding, case.stack.runs.word(case.plan.sharding))
+    return replace(case, plan=replace(case.plan, sharding=sharding))
+
+
+def _unlaunched(case: Case) -> tuple[Problem, ...]:
+    """Return what the framework of a case does not run."""
+    precision = case.job.precision or case.stack.precision
+    return stack_problems(case.stack, case.plan, precision=precision, optimizer=case.job.optimizer)
 
 
 Found = dict[str, tuple[object, object]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.files import parse_json
 from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import Case, Exported, differences, refuse, untold
+from shardwise.formats._exported import Case, Exported, differences, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
@@ -150,9 +150,8 @@ def tree_of(case: Case) -> dict[str, Any]:
 def export(case: Case) -> Exported:
     """Return ds_config.json for a case; raises `InputError` naming every field that DeepSpeed cannot be told."""
     # Full recompute is a switch of the model, which the file does not have.
+    case = worded(case)
     ours = canonical_plan(replace(case.plan, recompute="none") if case.plan.recompute == "full" else case.plan)
-    if case.plan.sharding == "hsdp" and ours.sharding == "fsdp":
-        ours = replace(ours, sharding="zero3")
     ours, found = untold(ours, _TOLD)
     tree = tree_of(replace(case, plan=ours))
     back = read_tree(tree, num_devices=ours.num_devices)
@@ -164,7 +163,7 @@ def export(case: Case) -> Exported:
         "global_batch": (case.job.global_batch, back.job.global_batch),
         "stack": (case.stack.name, "deepspeed"),
     }
-    refuse("DeepSpeed", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
+    refuse("DeepSpeed", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]}, case)
     notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say", _RATE]
     if case.plan.recompute == "full":
         notes.append("full recompute: turn gradient checkpointing on in the training script")

@@ -195,6 +195,7 @@ def tree_of(case: Case) -> dict[str, Any]:
             "fsdp_activation_checkpointing": p.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
+    if sharded or p.tp * p.cp > 1:
         tree["parallelism_config"] = sizes
     return tree
 

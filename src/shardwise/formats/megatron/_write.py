@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from shardwise.errors import InputError, Problem
 from shardwise.formats._canonical import canonical, canonical_plan
-from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold
+from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold, worded
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
@@ -42,7 +42,6 @@ _ACTIVATIONS: dict[tuple[Activation, bool], Words] = {
 }
 _SHARDINGS: dict[str, Words] = {
     "distributed-optimizer": {"--use-distributed-optimizer": True},
-    "zero1": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim"},
     "zero2": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads"},
     "fsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
     "hsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
@@ -57,7 +56,6 @@ _TOLD = frozenset(
     )
 )
 _BEFORE_FEED_FORWARD = (Attention, LatentAttention, GatedDelta)
-_STACKS = ("megatron", "megatron-deepep", "megatron-scores")
 
 
 def export(case: Case) -> Exported:
@@ -66,10 +64,10 @@ def export(case: Case) -> Exported:
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
     _check_layers(case.model)
-    plan, found = untold(canonical_plan(case.plan), _TOLD)
+    plan, found = untold(canonical_plan(worded(case).plan), _TOLD)
     case = replace(case, plan=plan)
     words = arguments(case)
-    refuse("Megatron-LM", found | _lost(case, words))
+    refuse("Megatron-LM", found | _lost(case, words), case)
     checked = facts()["checked"]
     name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
     notes = (
@@ -350,7 +348,7 @@ def _lost(case: Case, words: list[str]) -> Found:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
             found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
     found |= {path: pair for path, pair in _job_differences(case, back.job) if pair[0] != pair[1]}
-    if case.stack.name not in _STACKS:
+    if case.stack.runs.exporter != "megatron":
         found["stack"] = (case.stack.name, "megatron")
     return found
 

@@ -1,0 +1,314 @@
+"""torchtitan's TOML configuration, in and out.
+
+Sources: torchtitan/config/job_config.py, distributed/parallel_dims.py and distributed/pipeline_parallel.py, version in
+torchtitan.toml. The file has no number of devices, and names a model of torchtitan's own or of transformers.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from shardwise.errors import InputError, Problem
+from shardwise.formats._canonical import canonical_plan
+from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, table
+from shardwise.models import Model, load_model
+from shardwise.models._load import catalogue
+from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, Training, find_stack, shard_of
+
+_TABLE = "torchtitan.toml"
+_P = "parallelism."
+_TOLD = frozenset(
+    (
+        *("tp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "schedule"),
+        *("sharding", "shard", "recompute", "stage_layers"),
+    )
+)
+_SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
+_ROTATIONS: dict[str, ContextKind] = {"allgather": "all-gather", "alltoall": "ring"}
+_STACKS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"enable": False},
+    "fsdp2-compiled": {"enable": True, "components": ["model"]},
+    "fsdp2-compiled-loss": {"enable": True, "components": ["model", "loss"]},
+}
+_TYPES = {"amp-bf16": ("float32", "bfloat16"), "bf16-pure": ("bfloat16", "bfloat16"), "fp32": ("float32", "float32")}
+_FLOAT8 = "quantize.linear.float8"
+_BACKEND = "transformers_modeling_backend"
+
+
+def read(text: str, source: str = "torchtitan.toml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a configuration on a number of devices, of which it says nothing itself.
+
+    >>> text = "[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 1"
+    >>> case = read(text, around=Around(num_devices=8))
+    >>> case.plan.tp, case.plan.dp, case.plan.sharding
+    (2, 4, 'fsdp')
+    """
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError([Problem("file", source, f"is not valid TOML ({error})", "correct the TOML")]) from None
+    return read_tree(tree, source, around.num_devices)
+
+
+def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -> Imported:
+    """Return the case of a configuration that was parsed already; raises `InputError` with everything wrong."""
+    keys = Keys(tree, _TABLE, source or "settings")
+    model = _model(keys)
+    plan = _plan(keys, model, num_devices)
+    batch = keys.whole("training.global_batch_size") or _local(keys) * plan.dp
+    steps = keys.whole("training.steps") or 0
+    seq_len = keys.whole("training.seq_len") or 2048
+    job = Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float(steps * batch * seq_len),
+        precision=_precision(keys),
+        optimizer=_optimizer(keys),
+    )
+    keys.problems.raise_if_any()
+    return Imported(
+        system="torchtitan",
+        version=table(_TABLE)["checked"]["version"],
+        model=model,
+        plan=plan,
+        job=job,
+        stack=find_stack(_stack(keys)),
+        num_devices=num_devices,
+        source=source,
+        understood=keys.understood(),
+        assumed=tuple(keys.assumed),
+        ignored=keys.ignored(),
+        silent=keys.silent(),
+        unknown=keys.unknown(),
+    )
+
+
+def _model(keys: Keys) -> Model | None:
+    """Return the model of torchtitan's name and flavour, or of transformers' hub id, None where neither is known."""
+    name, flavor = keys.raw("model.name"), str(keys.raw("model.flavor") or "")
+    known = {tuple(pair): own for own, pair in table(_TABLE)["models"].items()}.get((name, flavor))
+    if name == _BACKEND:
+        hub = keys.raw("hf_transformers.model")
+        known = next((own for own, entry in catalogue().items() if hub in entry.get("hub", ())), None)
+    if known is None and name is not None:
+        keys.assumed.append(f"no model: {name} {flavor} is not in the catalogue")
+    return None if known is None else load_model(known)
+
+
+def _local(keys: Keys) -> int:
+    return keys.whole("training.local_batch_size") or 8
+
+
+def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
+    tp, cp, pp, ep, etp, copies = (
+        keys.whole(_P + name) or 1
+        for name in (
+            *("tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree"),
+            *("expert_parallel_degree", "expert_tensor_parallel_degree", "data_parallel_replicate_degree"),
+        )
+    )
+    used = tp * cp * pp
+    shards = keys.raw(_P + "data_parallel_shard_degree")
+    shards = max(num_devices // (used * copies), 1) if shards in (None, -1) else int(shards)
+    if num_devices and used * copies * shards != num_devices:
+        keys.fail(_P + "data_parallel_shard_degree", f"x all others must be the {num_devices} devices", "change it")
+    pieces = _pieces(keys)
+    schedule = _schedule(keys, pp)
+    vpp = len(pieces) // pp if pieces else _virtual(keys, model, pp, schedule)
+    micro = keys.whole(_P + "pipeline_parallel_microbatch_size") or 1 if pp > 1 else _local(keys)
+    return Plan(
+        tp=tp,
+        cp=cp,
+        cp_kind=_ROTATIONS.get(keys.word(_P + "context_parallel_rotate_method") or "allgather", "all-gather"),
+        pp=pp,
+        vpp=vpp,
+        dp=copies * shards,
+        ep=ep,
+        etp=etp,
+        micro_batch=micro,
+        sequence_parallel=tp > 1,
+        schedule=schedule,
+        sharding=_sharding(keys, copies, shards * cp),
+        shard=shards if copies > 1 and shards * cp > 1 else 1,
+        recompute=_recompute(keys),
+        stage_layers=pieces if len(set(pieces)) > 1 else (),
+    )
+
+
+def _schedule(keys: Keys, pp: int) -> Schedule:
+    said = keys.raw(_P + "pipeline_parallel_schedule") or "1F1B"
+    if pp == 1:
+        return "1f1b"
+    if said not in _SCHEDULES:
+        keys.fail(_P + "pipeline_parallel_schedule", "is not a schedule of plans", f"use {', '.join(_SCHEDULES)}")
+    return _SCHEDULES.get(said, "1f1b")
+
+
+def _pieces(keys: Keys) -> tuple[int, ...]:
+    """Return the layers of every piece where the file lists modules."""
+    parts = keys.raw(_P + "module_fqns_per_model_part") or []
+    return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+
+
+def _virtual(keys: Keys, model: Model | None, pp: int, schedule: str) -> int:
+    each = keys.whole(_P + "pipeline_parallel_layers_per_stage")
+    if each and model is not None:
+        ends = (keys.whole(_P + f"pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last"))
+        layers = model.num_layers + sum(1 if end is None else end for end in ends)
+        return max(-(-layers // each) // pp, 1)
+    return 2 if schedule == "interleaved" and pp > 1 else 1
+
+
+def _sharding(keys: Keys, copies: int, shards: int) -> Sharding:
+    """Return what data parallelism shards: nothing under DDP, weights too unless they are kept after forward."""
+    if shards == 1:
+        return "none"
+    if keys.word(_P + "fsdp_reshard_after_forward") == "never":
+        return "shard-grad-op"
+    return "hsdp" if copies > 1 else "fsdp"
+
+
+def _recompute(keys: Keys) -> Recompute:
+    mode = keys.word("activation_checkpoint.mode") or "selective"
+    if mode == "selective":
+        option = keys.raw("activation_checkpoint.selective_ac_option") or "2"
+        keys.assumed.append(f"recompute full: selective checkpointing ({option}) keeps more, and frees less time")
+    elif mode not in ("none", "full"):
+        keys.fail("activation_checkpoint.mode", "is not a recompute of plans", "use none, selective or full")
+    return "none" if mode == "none" else "full"
+
+
+def _precision(keys: Keys) -> str:
+    if any("float8" in str(one) for one in keys.raw("model.converters") or ()):
+        return "fp8-amp"
+    kinds = (keys.word("training.dtype") or "float32", keys.word("training.mixed_precision_param") or "bfloat16")
+    found = next((name for name, pair in _TYPES.items() if pair == kinds), "")
+    if not found:
+        keys.fail("training.dtype", "has no recipe with this mixed_precision_param", "use float32 with bfloat16")
+    return found
+
+
+def _optimizer(keys: Keys) -> str:
+    name = keys.word("optimizer.name") or "adamw"
+    if name not in ("adam", "adamw"):
+        keys.fail("optimizer.name", "is not known", "use AdamW")
+    return "adam"
+
+
+def _stack(keys: Keys) -> str:
+    if keys.flag(_P + "enable_async_tensor_parallel"):
+        return "fsdp2-async-tp"
+    if not keys.flag("compile.enable"):
+        return "fsdp2"
+    parts = keys.raw("compile.components") or ["model", "loss"]
+    return "fsdp2-compiled-loss" if "loss" in parts else "fsdp2-compiled"
+
+
+def tree_of(case: Case) -> dict[str, dict[str, Any]]:
+    """Return the configuration of a case."""
+    p, job = case.plan, case.job
+    precision = job.precision or case.stack.precision
+    kept, computed = _TYPES.get(precision, _TYPES["amp-bf16"])
+    shards = 1 if p.sharding == "none" else shard_of(p)
+    parallel: dict[str, Any] = {
+        "data_parallel_replicate_degree": p.dp // shards,
+        "data_parallel_shard_degree": shards,
+        "fsdp_reshard_after_forward": "never" if p.sharding == "shard-grad-op" else "always",
+        "tensor_parallel_degree": p.tp,
+        "context_parallel_degree": p.cp,
+        "pipeline_parallel_degree": p.pp,
+        "expert_parallel_degree": p.ep,
+        "expert_tensor_parallel_degree": p.etp,
+    }
+    if p.cp > 1:
+        parallel["context_parallel_rotate_method"] = _named(_ROTATIONS, p.cp_kind)
+    if p.pp > 1:
+        parallel |= {"pipeline_parallel_schedule": _named(_SCHEDULES, p.schedule)}
+        parallel |= {"pipeline_parallel_microbatch_size": p.micro_batch}
+        parallel |= {"module_fqns_per_model_part": _parts(p, case.model.num_layers)}
+    local = job.global_batch // p.dp if p.pp > 1 else p.micro_batch
+    training: dict[str, Any] = {"local_batch_size": local, "global_batch_size": job.global_batch}
+    training |= {"seq_len": job.seq_len, "dtype": kept, "mixed_precision_param": computed}
+    if job.run_tokens:
+        training["steps"] = round(job.run_tokens / job.tokens_per_step)
+    return {
+        **_named_model(case.model, precision),
+        "training": training,
+        "optimizer": {"name": "AdamW"},
+        "parallelism": parallel | {"enable_async_tensor_parallel": case.stack.name == "fsdp2-async-tp"},
+        "activation_checkpoint": {"mode": "full" if p.recompute == "full" else "none"},
+        "compile": dict(_STACKS.get(case.stack.name, {"enable": True, "components": ["model"]})),
+    }
+
+
+def _named(words: Mapping[str, str], value: str) -> str:
+    """Return torchtitan's word for a value, its default where it has none: what comes back is then another."""
+    return next((theirs for theirs, ours in words.items() if ours == value), next(iter(words)))
+
+
+def _named_model(model: Model, precision: str) -> dict[str, dict[str, Any]]:
+    """Return the tables that name a model: torchtitan's own, or a hub id of transformers."""
+    converters = {"converters": [_FLOAT8]} if precision == "fp8-amp" else {}
+    own = table(_TABLE)["models"].get(model.name)
+    if own is not None:
+        return {"model": {"name": own[0], "flavor": own[1], **converters}}
+    hub = catalogue().get(model.name, {}).get("hub", [model.name])[0]
+    job = {"custom_config_module": "torchtitan.experiments.transformers_modeling_backend.job_config"}
+    named = {"model": {"name": _BACKEND, "flavor": "full", **converters}}
+    return {"job": job, **named, "hf_transformers": {"model": hub}}
+
+
+def _parts(p: Plan, layers: int) -> list[list[str]]:
+    """Return the modules of every piece: the embedding first, the norm and the head last."""
+    pieces = p.pp * p.vpp
+    sizes = p.stage_layers or (layers // pieces,) * pieces
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    parts = [[f"layers.{i}" for i in range(a, b)] for a, b in pairwise(ends)]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return parts
+
+
+def export(case: Case) -> Exported:
+    """Return torchtitan's TOML for a case; raises `InputError` naming every field that it cannot be told."""
+    import tomli_w
+
+    ours, found = untold(canonical_plan(case.plan), _TOLD)
+    tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
+    back = read_tree(tree, num_devices=ours.num_devices)
+    found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(back.plan))}
+    refuse("torchtitan", found | _lost(case, back), case)
+    name = f"{case.model.name.rpartition('/')[2]}.toml"
+    nodes = max(ours.num_devices // case.cluster.devices_per_node, 1)
+    launch = f"torchrun --nnodes {nodes} --nproc_per_node {ours.num_devices // nodes} -m torchtitan.train"
+    start = f"start it with: {launch} --job.config_file {name}"
+    notes = (start, "data, learning rate and checkpoints are yours to add")
+    head = f"# {case.model.name} on {ours.num_devices} devices, for torchtitan {checked['version']}.\n# {start}\n"
+    return Exported(
+        system="torchtitan", version=checked["version"], files={name: head + tomli_w.dumps(tree)}, notes=notes
+    )
+
+
+def _lost(case: Case, back: Imported) -> Found:
+    """Return what of the model and of the job does not come back."""
+    job, theirs = case.job, back.job
+    pairs: dict[str, tuple[object, object]] = {
+        "model": (case.model.name, back.model.name if back.model else ""),
+        "precision": (job.precision or case.stack.precision, theirs.precision),
+        "optimizer": (job.optimizer, theirs.optimizer),
+        "seq_len": (job.seq_len, theirs.seq_len),
+        "global_batch": (job.global_batch, theirs.global_batch),
+        "stack": (case.stack.name, back.stack.name),
+    }
+    if any(block.feed_forward is not None and hasattr(block.feed_forward, "experts") for block in case.model.kinds):
+        own = case.model.name in table(_TABLE)["models"]
+        pairs["model"] = (case.model.name, case.model.name if own else "one of " + ", ".join(table(_TABLE)["models"]))
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
