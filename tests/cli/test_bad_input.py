@@ -184,6 +184,13 @@ CASES: dict[str, tuple[str, str]] = {
     "configuration without a name": ("train gpt2 --on 1xh100 --config", "config"),
     "save into a folder that is not there": ("train gpt2 --on 1xh100 --save {dir}/no/case.toml", "save"),
     "save over a folder": ("train gpt2 --on 1xh100 --save {dir}", "save"),
+    "flag that is no regular expression": (f"{I} --x[y 1 --engine zz", "x[y engine"),
+    "name of a device that no file can have": (f"train gpt2 --on {'a' * 300}", "device"),
+    "file of a device that no file can have": (f"train gpt2 --on 8x{'a' * 300}.toml", "device"),
+    "folder that no folder can be": (f"{T} --catalogue {'a' * 300}", "catalogue"),
+    "null character in files": ("import a\0b", "file"),
+    "null character in measurements": ("validate a\0b", "file"),
+    "half a character": (f"{T} --seq-len \udc80", "seq_len"),
     "null character in a name": ("train gpt\0 --on 1xh100", "model"),
     "null character in a file": ("train gpt2 --on 1xh100 --config a\0b", "config"),
 }
@@ -256,6 +263,14 @@ def test_a_misspelt_name_is_met_with_the_right_one() -> None:
         ("trian gpt2", "train"),
     ):
         assert near in run(*line.split()).err
+
+
+@pytest.mark.parametrize("line", [I, "models", "devices", "dtypes", "validate", "compare a b"])
+def test_words_of_another_program_need_a_command_that_takes_them(line: str) -> None:
+    """Words behind -- are refused by commands that do not read another program's."""
+    done = run(*shlex.split(line), "--json", "--", "torchrun", "a.py")
+    assert done.status == 2
+    assert "arguments" in done.fields
 
 
 def test_the_table_is_wide() -> None:

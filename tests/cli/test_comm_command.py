@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,24 @@ def test_python_has_the_same_answer() -> None:
     )
     assert list(comm_tree(found)["axes"]) == list(found.axes) == ["tp", "pp", "dp"]
     assert comm_page(found, ["shardwise comm"]).plain().startswith("COMM")
+
+
+def test_a_million_devices_are_answered_within_limits() -> None:
+    """The memory of the report grows with the pairs of nodes that talk, not with all pairs there are."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30));"
+        "from shardwise.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["comm", "llama-3.1-8b", "--on", "262144xh100-sxm-80gb", "--tp", "8", "--global-batch", "262144"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_pairs_than_can_be_followed_are_refused() -> None:
+    """An exchange of everyone with everyone, and millions of ranks, are refused before they are listed."""
+    for words in (
+        "comm deepseek-v3 --on 262144xh100 --pp 1 --ep 256 --global-batch 262144 --json",
+        "comm gpt2 --on 8388608xh100 --global-batch 8388608 --json",
+    ):
+        done = run(*words.split())
+        assert (done.status, done.fields) == (2, ["num_devices"]), done.out[:500]

@@ -34,7 +34,7 @@ def test_what_is_sent_arrives(case: Case) -> None:
     sent = sum(a.cluster_sent_bytes for a in axes)
     assert wires.sent.sum() == pytest.approx(sent, rel=1e-9)
     assert wires.received.sum() == pytest.approx(sent, rel=1e-9)
-    assert wires.between_nodes.sum() == pytest.approx(sent, rel=1e-9)
+    assert wires.between_nodes.bytes.sum() == pytest.approx(sent, rel=1e-9)
     assert sum(sum(a.tiers.values()) for a in axes) == pytest.approx(sent, rel=1e-9)
 
 

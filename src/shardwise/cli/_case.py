@@ -109,7 +109,7 @@ class Inputs:
         for p in error.problems:
             key = dtype if p.field == "dtype" else FLAG_OF.get(p.field, p.field)
             causes = self.bad - {key}
-            named = {word for word in causes if re.search(rf"\b{word}\b", p.rule)}
+            named = {word for word in causes if re.search(rf"\b{re.escape(word)}\b", p.rule)}
             follows = causes & _FOLLOWS.get(key, set())
             if follows == {"seq_len"} and "tokens" not in p.rule:
                 # Of the laws of an axis only those that divide the sequence follow from its length.

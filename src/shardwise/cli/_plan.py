@@ -111,7 +111,7 @@ def ask(inputs: Inputs, work: Work) -> Found:
 def _engine(inputs: Inputs, num_plans: int) -> Any:
     from shardwise.search import Here, Processes
 
-    workers = inputs.get("workers", min(os.cpu_count() or 1, 64))
+    workers = min(inputs.get("workers", 64), os.cpu_count() or 1)
     small = num_plans < 20_000_000
     return Here() if workers == 1 or (small and "workers" not in inputs.values) else Processes(workers)
 

@@ -30,8 +30,11 @@ def answer(words: Sequence[str]) -> Answer:
     name, rest = _command_of(words)
     command = _commands.command(name, _kind_of(rest) if name == "plan" else "")
     found = scan(rest, command)
-    if behind:
-        found.put(command.flags.get("from_args", FROM["from_args"]), behind)
+    if behind and "from_args" in command.flags:
+        found.put(command.flags["from_args"], behind)
+    elif behind:
+        rule = f"stands behind --, and {name} takes no words of another program"
+        found.problems.add("arguments", " ".join(behind), rule, "leave it out")
     if found.given.get("help") is True:
         from shardwise.cli._help import help_of
 

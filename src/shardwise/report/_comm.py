@@ -106,11 +106,11 @@ def flow_tree(flow: Flow) -> dict[str, Any]:
 
 
 def _links(found: CommReport) -> dict[str, Any]:
-    matrix, busiest = found.wires.between_nodes, found.wires.busiest
-    pairs = zip(*matrix.nonzero(), strict=True)
+    pairs, busiest = found.wires.between_nodes, found.wires.busiest
+    rows = zip(pairs.source.tolist(), pairs.target.tolist(), pairs.bytes.tolist(), strict=True)
     return {
         "busiest": None if busiest is None else asdict(busiest),
-        "between_nodes": [[int(a), int(b), float(matrix[a, b])] for a, b in pairs],
+        "between_nodes": [[a, b, amount] for a, b, amount in rows if amount],
     }
 
 

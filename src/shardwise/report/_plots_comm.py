@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.training._comm import CommReport
+    from shardwise.training._wires import NodePairs
 
 # Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
 COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")
@@ -54,15 +55,18 @@ def _nothing(axes: Axes, found: CommReport) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY, fontsize=9)
 
 
-def _binned(matrix: Any) -> tuple[Any, int]:
-    """Return the bytes between groups of neighbouring nodes, as few as can be seen, and the nodes of a group."""
+def _binned(pairs: NodePairs, num_nodes: int) -> tuple[Any, int]:
+    """Return bytes from nodes to other nodes as a matrix of few cells, and the nodes of a cell's side."""
     import numpy
 
-    n, size = len(matrix), 1
-    while -(-n // size) > MOST_CELLS:
+    size = 1
+    while -(-num_nodes // size) > MOST_CELLS:
         size *= 2
-    starts = numpy.arange(0, n, size)
-    return numpy.add.reduceat(numpy.add.reduceat(matrix, starts, axis=0), starts, axis=1), size
+    cells = -(-num_nodes // size)
+    matrix: Any = numpy.zeros((cells, cells))
+    leaves = pairs.source != pairs.target
+    numpy.add.at(matrix, (pairs.source[leaves] // size, pairs.target[leaves] // size), pairs.bytes[leaves])
+    return matrix, size
 
 
 def _lines(found: CommReport) -> list[str]:
@@ -116,10 +120,8 @@ def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
     import numpy
     from matplotlib.colors import LogNorm
 
-    matrix: Any = numpy.array(found.wires.between_nodes)
-    numpy.fill_diagonal(matrix, 0.0)
-    n = len(matrix)
-    matrix, size = _binned(matrix)
+    n = found.report.case.cluster.num_nodes
+    matrix, size = _binned(found.wires.between_nodes, n)
     shown: Any = numpy.ma.masked_less_equal(matrix, 0.0)
     among = "from node to node" if size == 1 else f"from {size} nodes to {size} nodes, what stays in a node left out,"
     axes.set_title(f"bytes {among} in a step")

@@ -14,7 +14,7 @@ from shardwise.training._parts import owned
 from shardwise.training._report import Options, TrainReport, report_of, train
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
 from shardwise.training._waits import axis_seconds, slowest_stage
-from shardwise.training._wires import Wires, edges_of, wires_of
+from shardwise.training._wires import Wires, check_devices, edges_of, wires_of
 
 # Axis of the report -> what it is, and which axis of a training report its seconds belong to.
 TITLES: dict[str, tuple[str, str]] = {
@@ -82,6 +82,9 @@ class CommReport:
 
     report: TrainReport
 
+    def __post_init__(self) -> None:
+        check_devices(self.plan)
+
     @property
     def plan(self) -> Plan:
         """The complete plan."""
@@ -137,7 +140,7 @@ class CommReport:
         case, evaluation = self.report.case, self.report.evaluation
         stages = [(int(s.count), flows) for s, flows in zip(evaluation.stages, self.flows, strict=True)]
         rates = {link.name: float(link.bytes_per_second) for link in evaluation.network.links}
-        return wires_of(tuple(edges_of(self.plan, stages, case.cluster)), case.cluster, rates)
+        return wires_of(edges_of(self.plan, stages, case.cluster), case.cluster, rates)
 
     @cached_property
     def axes(self) -> dict[str, Axis]:

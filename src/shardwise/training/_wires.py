@@ -7,15 +7,18 @@ node are those of the ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from shardwise.cost import leaving_share
+from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.plans import Plan, named_groups
 from shardwise.training._traffic import Flow
+
+MOST_DEVICES, MOST_PAIRS = 2_000_000, 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +45,21 @@ class Busiest:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodePairs:
+    """Bytes of a step from node to node, as arrays of one length: only pairs that talk, each once, in order."""
+
+    source: Any
+    target: Any
+    bytes: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wires:
     """Bytes of a step by kind of group and tier over the cluster, between nodes, into each rank, the busiest link."""
 
     by_tier: dict[str, tuple[float, ...]]
-    between_nodes: Any
+    between_nodes: NodePairs
     received: Any
     sent: Any
     busiest: Busiest | None
@@ -86,13 +98,31 @@ def _patterns(flows: Sequence[Flow]) -> dict[tuple[str, str, int], float]:
     return found
 
 
+def check_devices(plan: Plan) -> None:
+    """Raise `InputError` where the ranks of a plan are more than can be listed group by group."""
+    if plan.num_devices > MOST_DEVICES:
+        rule = f"must be at most {MOST_DEVICES:,} for who talks to whom"
+        raise InputError([Problem("num_devices", plan.num_devices, rule, "ask for fewer devices")])
+
+
+def _check_count(plan: Plan, keys: Iterable[tuple[str, str, int]]) -> None:
+    """Raise `InputError` where the pairs of ranks that talk are more than can be listed."""
+    sizes = {name: max(map(len, named_groups(plan, name))) for name, _, _ in keys}
+    pairs = plan.num_devices * sum(sizes[name] - 1 if pattern == "exchange" else 1 for name, pattern, _ in keys)
+    if pairs > MOST_PAIRS:
+        rule = f"has {pairs:,} pairs of ranks that talk, at most {MOST_PAIRS:,} are followed"
+        raise InputError([Problem("num_devices", plan.num_devices, rule, "ask for fewer devices or smaller groups")])
+
+
 def edges_of(plan: Plan, stages: Sequence[tuple[int, Sequence[Flow]]], cluster: Cluster) -> Iterator[Edges]:
     """Yield the bytes from rank to rank of a step; `stages` are runs of (count, flows of one device)."""
     import numpy
 
     run_of = numpy.repeat(numpy.arange(len(stages)), [count for count, _ in stages])[stage_of_ranks(plan)]
     each = [_patterns(flows) for _, flows in stages]
-    for key in dict.fromkeys(k for found in each for k in found):
+    keys = dict.fromkeys(k for found in each for k in found)
+    _check_count(plan, keys)
+    for key in keys:
         name, pattern, how = key
         amount = numpy.array([found.get(key, 0.0) for found in each])[run_of]
         ranks = group_array(plan, name)
@@ -135,12 +165,12 @@ def _together(groups: Any, size: int) -> int:
     return int((groups[0] // size == groups[0][0] // size).sum())
 
 
-def wires_of(edges: Sequence[Edges], cluster: Cluster, rates: Mapping[str, float]) -> Wires:
+def wires_of(edges: Iterable[Edges], cluster: Cluster, rates: Mapping[str, float]) -> Wires:
     """Return where the bytes of a step travel; `rates` are the achieved bytes a second of each tier by name."""
     import numpy
 
     n, node, tiers = cluster.num_devices, cluster.devices_per_node, cluster.tiers
-    matrix = numpy.zeros((cluster.num_nodes, cluster.num_nodes))
+    nodes = NodePairs(source=numpy.zeros(0, numpy.int64), target=numpy.zeros(0, numpy.int64), bytes=numpy.zeros(0))
     received, sent = numpy.zeros(n), numpy.zeros(n)
     leaving = [numpy.zeros(-(-n // size)) for size in (1, *(t.size for t in tiers[:-1]))]
     by_tier: dict[str, Any] = {}
@@ -151,18 +181,29 @@ def wires_of(edges: Sequence[Edges], cluster: Cluster, rates: Mapping[str, float
         into += numpy.bincount(crossed, amount, len(tiers))
         received += numpy.bincount(target, amount, n)
         sent += numpy.bincount(source, amount, n)
-        numpy.add.at(matrix, (source // node, target // node), amount)
+        nodes = _added(nodes, source // node, target // node, amount)
         for i, size in enumerate((1, *(t.size for t in tiers[:-1]))):
             # A device's own port on the first tier carries what stays within it; outer tiers what leaves the domain.
             here = crossed == 0 if i == 0 else crossed >= i
             leaving[i] += numpy.bincount(source[here] // size, amount[here], len(leaving[i]))
     return Wires(
         by_tier={group: tuple(float(x) for x in found) for group, found in by_tier.items()},
-        between_nodes=matrix,
+        between_nodes=nodes,
         received=received,
         sent=sent,
         busiest=_busiest(leaving, cluster, rates),
     )
+
+
+def _added(pairs: NodePairs, source: Any, target: Any, amount: Any) -> NodePairs:
+    """Return pairs of nodes with more bytes between some; a matrix of all nodes would be their number squared."""
+    import numpy
+
+    width = 1 + max(int(each.max(initial=0)) for each in (source, target, pairs.source, pairs.target))
+    keys = numpy.concatenate([pairs.source * width + pairs.target, source * width + target])
+    found, place = numpy.unique(keys, return_inverse=True)
+    held = numpy.bincount(place.ravel(), numpy.concatenate([pairs.bytes, amount]), len(found))
+    return NodePairs(source=found // width, target=found % width, bytes=held)
 
 
 def _busiest(leaving: Sequence[Any], cluster: Cluster, rates: Mapping[str, float]) -> Busiest | None:
