@@ -106,6 +106,7 @@ def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
         ),
         fused_experts=not wanted.ideal,
         cores=float(device.num_cores) if device.knows("num_cores") else 1.0,
+        activation_width=case.activation_bytes,
         cache_width=case.cache_element_bytes,
         kernels=kernels,
         engine=case.engine,

@@ -30,7 +30,8 @@ from shardwise.serving._engine import Engine, Kernels, lasting_memory
 class Server(Machine[X]):
     """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine.
 
-    `widened` are cached elements a second that all cores widen, 0 where that takes no time.
+    Widths are bytes of an element of activations and of the cache; `widened` are cached elements that all
+    cores widen in a second, 0 where that takes no time.
     """
 
     narrow: Rates[X]
@@ -41,6 +42,7 @@ class Server(Machine[X]):
     experts_peak: X
     fused_experts: bool
     cores: float
+    activation_width: float
     cache_width: float
     kernels: Kernels
     engine: Engine
@@ -82,14 +84,14 @@ def _attention(m: Server[X], op: Op[X]) -> X:
     """
     if m.attention and op.name == "attention" and not m.kernels.head_bytes_per_second:
         return cached_seconds(m.attention, _chip(m), op)
-    edges = 2 * op.rows * op.batch * op.inner
+    edges = m.activation_width * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
     if m.rates.blocks.keys:
         return one_query_seconds(m.rates.blocks, op.flops, cache, (m.peak, m.bandwidth))
     if m.kernels.decode is None:
         worked = maximum((cache + edges) / m.rates.memory_bytes, op.flops / m.rates.attention_forward_flops)
         return worked + m.rates.attention_start
-    shared = costed_seconds(m.kernels.decode, cached_parts(_chip(m), op, op.inner, (m.cache_width, 2.0)))
+    shared = costed_seconds(m.kernels.decode, cached_parts(_chip(m), op, op.inner, (m.cache_width, m.activation_width)))
     if not m.kernels.head_bytes_per_second:
         return shared
     # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds. What bounds
@@ -132,8 +134,9 @@ def _product(m: Server[X], op: Op[X]) -> X:
     small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
     if m.kernels.thin_bytes_per_second:
         loaded = op.forward_bytes / (m.kernels.thin_bytes_per_second * m.cores)
-        small = above(op.rows, 8, small, maximum(small, loaded))
-        large = above(op.rows, 8, large, small + rates.matmul_start)
+        small = maximum(small, loaded)
+        # More rows read no less.
+        large = above(op.rows, 8, maximum(large, loaded + rates.matmul_start), small + rates.matmul_start)
     if m.engine.activation_bytes > 2:
         # Cast to 16 bits on the way in, back on the way out.
         moved = (2 + m.engine.activation_bytes) * op.rows * (op.columns + op.inner) * op.batch
@@ -148,7 +151,7 @@ def _apart(m: Server[X], op: Op[X]) -> tuple[Op[X], ...]:
     """Return the products that an engine runs for one of the ledger, each of which reads the input again."""
     if op.name not in m.engine.apart or len(op.parts) < 2:
         return (op,)
-    given = 2 * op.rows * op.inner * op.batch
+    given = m.activation_width * op.rows * op.inner * op.batch
     rest = op.forward_bytes - given
     shares = [(part, part / op.columns) for part in op.parts]
     return tuple(
@@ -159,7 +162,7 @@ def _apart(m: Server[X], op: Op[X]) -> tuple[Op[X], ...]:
 def _written_out(m: Server[X], op: Op[X]) -> X:
     """Return seconds to read the weights of a product and write them in 16 bits, 0 where they are that wide."""
     elements = op.columns * op.inner * op.batch
-    held = op.forward_bytes - 2 * op.rows * (op.columns + op.inner) * op.batch
+    held = op.forward_bytes - m.activation_width * op.rows * (op.columns + op.inner) * op.batch
     seconds = (held + 2 * elements) / m.rates.memory_bytes + m.rates.memory_start
     return above(held / elements, 1.5, 0 * seconds, seconds)
 
