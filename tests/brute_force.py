@@ -14,7 +14,7 @@ from shardwise.plans import Plan, spans
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
 from shardwise.search import Space
-from shardwise.search._laws import with_stages
+from shardwise.search._laws import staged
 from shardwise.search._search import part_of
 from shardwise.training import Case, TrainReport
 from shardwise.training._report import report_of
@@ -113,7 +113,7 @@ def plans(case: Case, space: Space) -> Iterator[Plan]:
         for fixed in _degrees(case, space, n):
             for place in _places(case, space, fixed, n):
                 for choice in _choices(case, space, fixed, n):
-                    yield with_stages(Plan(**fixed, **choice, **place), case.model.num_layers)
+                    yield staged(case, Plan(**fixed, **choice, **place))
 
 
 def is_legal(case: Case, plan: Plan) -> bool:

@@ -1,44 +1,15 @@
-"""Where layers lie that do not divide by the chunks of a pipeline, and what recipes run again."""
+"""What sources and recipes say of layers, chunks and recomputation."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accuracy.published import completed, documented
-from shardwise.measured._layers import spread
 from shardwise.measured._record import Record
 from shardwise.measured._training_plan import _vpp
 from shardwise.models import Model
 
 BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-archive.md"
-
-
-@pytest.mark.parametrize(
-    ("layers", "chunks", "first", "last"),
-    [
-        (126, 64, 1, 1),
-        (126, 128, 0, 0),
-        (94, 8, 11, 11),
-        (70, 12, 5, 5),
-        (61, 16, 4, 1),
-        (61, 4, 16, 13),
-        (10, 4, 2, 2),
-    ],
-)
-def test_a_chunk_with_the_loss_holds_fewer_layers(layers: int, chunks: int, first: int, last: int) -> None:
-    """Layouts that are printed: Llama 405B, Qwen3-235B, BLOOM, DeepSeek-V3 and Kimi K2."""
-    found = spread(layers, chunks)
-    assert (found[0], found[-1]) == (first, last)
-
-
-@given(st.integers(1, 200), st.integers(1, 64))
-def test_every_layer_lies_on_one_chunk(layers: int, chunks: int) -> None:
-    """Layers of all chunks add up to the model, and no chunk but the first and last differs by more than one."""
-    found = spread(layers, chunks)
-    assert sum(found) == layers and len(found) == chunks and min(found) >= 0
-    assert max(found) - min(found[:-1], default=max(found)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from laws.helpers import tried
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Model, MoE, load_model
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Training, find_stack, split_layers
 from shardwise.training import Case, Evaluation, evaluate, sizes_of, stages_of
-from shardwise.training._stages import Partition, kinds_of, runs_of, split_evenly, stack_runs, stage_layers
+from shardwise.training._stages import Partition, kinds_of, runs_of, stack_runs, stage_layers
 
 LLAMA, DEEPSEEK = load_model("llama-3.1-8b"), load_model("deepseek-v3")
 
@@ -32,7 +32,7 @@ def evaluated(plan: Plan, model: Model = LLAMA, batch: int = 64, **more: Any) ->
 @tried(100)
 def test_even_pieces_differ_by_one(layers: int, pieces: int) -> None:
     """Layers spread evenly add up and differ by at most one, the larger pieces first."""
-    found = split_evenly(layers, pieces)
+    found = split_layers(layers, pieces, "uniform")
     assert sum(found) == layers
     assert max(found) - min(found) <= 1
     assert list(found) == sorted(found, reverse=True)
@@ -58,7 +58,9 @@ def test_stages_take_their_pieces_of_the_model(pp: int, vpp: int, sizes: Any, ex
 def test_runs_hold_every_layer_once(layers: int, pp: int, limit: int, mirrored: bool) -> None:
     """Runs of equal stages together hold all layers, one embedding and one head; mirrored stages hold them twice."""
     order = tuple(int(i > layers // 3) for i in range(layers))
-    part = Partition(pp=pp, vpp=1, sizes=split_evenly(layers, pp), recomputed=limit or None, mirrored=mirrored)
+    part = Partition(
+        pp=pp, vpp=1, sizes=split_layers(layers, pp, "uniform"), recomputed=limit or None, mirrored=mirrored
+    )
     runs = runs_of(order, 2, part)
     assert sum(r.count for r in runs) == pp
     assert sum(r.count * sum(r.layers) for r in runs) == layers
@@ -68,12 +70,12 @@ def test_runs_hold_every_layer_once(layers: int, pp: int, limit: int, mirrored: 
     assert [r.position for r in runs] == [sum(x.count for x in runs[:i]) for i in range(len(runs))]
     if limit:
         again = sum(r.count * sum(r.layers[:2]) for r in runs)
-        assert again == sum(min(limit, n) for n in split_evenly(layers, pp))
+        assert again == sum(min(limit, n) for n in split_layers(layers, pp, "uniform"))
 
 
 def test_stacked_runs_are_the_runs_side_by_side() -> None:
     """Columns of runs hold each plan's runs, padded with runs of no stages."""
-    parts = [Partition(pp=pp, vpp=1, sizes=split_evenly(8, pp)) for pp in (1, 2, 8)]
+    parts = [Partition(pp=pp, vpp=1, sizes=split_layers(8, pp, "uniform")) for pp in (1, 2, 8)]
     rows = [runs_of((0,) * 8, 1, part) for part in parts]
     columns = stack_runs(rows)
     assert len(columns) == max(map(len, rows)) == 3

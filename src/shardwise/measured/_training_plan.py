@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.measured._frameworks import Framework
-from shardwise.measured._layers import spread
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model, MoE
-from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack
+from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack, split_layers
 
 
 def _degree(record: Record, name: str) -> int:
@@ -46,7 +45,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
     plan = _shard(record, plan)
     if model.num_layers % (pp * vpp):
         record.taken("stage_layers")
-        plan = replace(plan, stage_layers=spread(model.num_layers, pp * vpp))
+        plan = replace(plan, stage_layers=split_layers(model.num_layers, pp * vpp, "megatron"))
     return plan
 
 

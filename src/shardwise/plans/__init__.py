@@ -40,7 +40,8 @@ from shardwise.plans._precision import (
 )
 from shardwise.plans._settings import Settings
 from shardwise.plans._stack import LossKernel, Stack, default_stack, find_stack, stack_names
-from shardwise.plans._values import divisors, even_split, one_of
+from shardwise.plans._values import divisors, one_of
+from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
 
 __all__ = [
     "AXES",
@@ -48,6 +49,7 @@ __all__ = [
     "DTYPES",
     "LAYOUTS",
     "OPTIMIZERS",
+    "PARTITIONS",
     "RECOMPUTES",
     "SCHEDULES",
     "SHARDINGS",
@@ -57,6 +59,7 @@ __all__ = [
     "LayoutKind",
     "LossKernel",
     "Optimizer",
+    "Partition",
     "Plan",
     "Precision",
     "Recompute",
@@ -74,18 +77,20 @@ __all__ = [
     "dense_spans",
     "density_of",
     "divisors",
-    "even_split",
     "find_optimizer",
     "find_precision",
     "find_stack",
     "groups",
+    "listed",
     "named_groups",
     "one_of",
     "precision_names",
     "precision_to_toml",
     "shard_of",
     "spans",
+    "split_layers",
     "splits_replicas",
     "stack_names",
     "with_groups",
+    "with_stage_layers",
 ]

@@ -22,7 +22,8 @@ from shardwise.models import (
     ShortConv,
 )
 from shardwise.plans._plan import Plan
-from shardwise.plans._values import divisors, even_split, one_of
+from shardwise.plans._values import divisors, one_of
+from shardwise.plans.partition import listed
 
 
 def heads_of(mixer: Mixer) -> Iterator[tuple[str, int]]:
@@ -125,7 +126,7 @@ def _whole_stages(layers: int, plan: Plan) -> list[int]:
 def pipeline_laws(model: Model, plan: Plan, found: Problems) -> None:
     """Record layers that do not make the stages, and schedules that do not suit them."""
     L, pieces = model.num_layers, plan.pp * plan.vpp
-    even = f"for example {even_split(L, pieces)}"
+    even = f"for example {listed(L, pieces)}"
     if plan.stage_layers:
         if len(plan.stage_layers) != pieces:
             rule = f"must list one number for each of pp x vpp = {pieces} pieces"
@@ -135,7 +136,7 @@ def pipeline_laws(model: Model, plan: Plan, found: Problems) -> None:
     elif L % pieces:
         good = _whole_stages(L, plan)
         rule = f"pp x vpp = {pieces} must divide the {L} layers of {model.name}"
-        stated = f"stage_layers {even_split(L, pieces)}"
+        stated = f"stage_layers {listed(L, pieces)}"
         found.add("pp", plan.pp, rule, f"{one_of(good)}, or {stated}" if good else f"use {stated}")
     if plan.vpp > 1 and plan.pp == 1:
         found.add("vpp", plan.vpp, "needs a pipeline", "use vpp 1 with schedule 1f1b, or pp above 1")

@@ -16,6 +16,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.plans._capabilities import Capabilities, alike, capabilities_of, refusals
 from shardwise.plans._plan import Plan
 from shardwise.plans._settings import Settings
+from shardwise.plans.partition import Partition
 
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
@@ -149,6 +150,8 @@ class Stack:
     """Schedules under which messages between stages run beside compute."""
     scattered_sends: bool
     """A message between stages is split over the tensor-parallel ranks."""
+    partition: Partition
+    """How layers go to stages where a plan does not say."""
     stage_buffers: bool
     """The buffers of a stage's messages for all micro-batches of a step exist at once."""
     buffered_stages: float

@@ -26,13 +26,3 @@ def one_of(values: Iterable[object], shown: int = 12) -> str:
         return "no value is legal here"
     more = ", ..." if len(items) > shown else ""
     return ("use " if len(items) == 1 else "use one of ") + ", ".join(items[:shown]) + more
-
-
-def even_split(layers: int, pieces: int) -> str:
-    """Return layers spread over pieces as a list to copy.
-
-    >>> even_split(10, 4)
-    '3,3,2,2'
-    """
-    each, more = divmod(layers, pieces)
-    return ",".join(str(each + (i < more)) for i in range(pieces))

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Book
-from shardwise.search._laws import with_stages
+from shardwise.search._laws import staged
 from shardwise.search._program import PLACE, ROW, Program
 from shardwise.search._rows import Rows, case_for
 from shardwise.search._tables import Blocks, Leaf, sizes_given
@@ -155,7 +155,10 @@ class Compositions:
         if (schedule, pp, vpp) in self._asked:
             return self._asked[schedule, pp, vpp]
         plan: Any = replace(self.rows.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
-        case = replace(self.rows.case, plan=with_stages(plan, self.rows.case.model.num_layers))
+        case = replace(
+            self.rows.case,
+            plan=staged(self.rows.case, plan),
+        )
         key = (schedule, pp, stages_of(case))
         if key not in self._known:
             self._known[key] = Composition(case, self.rows, self.blocks)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
 from shardwise.search._columns import Columns
-from shardwise.search._laws import with_stages
+from shardwise.search._laws import staged
 from shardwise.search._rows import Rows
 
 # Fields in the order in which they break ties; words count by their place in the space.
@@ -52,4 +52,4 @@ def plan_of(key: Key, rows: Rows) -> Plan:
         "fast": tuple(fast) if fast[0] else (),
     }
     plan = Plan(sequence_parallel=bool(sequence), **words)
-    return with_stages(plan, rows.case.model.num_layers)
+    return staged(rows.case, plan)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from shardwise.errors import Problem, Problems
-from shardwise.models import Model
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, Training
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, with_stage_layers
 from shardwise.plans.laws import (
     all_blocks,
     batch_problems,
@@ -21,7 +20,7 @@ from shardwise.plans.laws import (
     tensor_laws,
 )
 from shardwise.search._columns import Columns, distinct_rows, exact_sum
-from shardwise.training._stages import split_evenly
+from shardwise.training import Case
 
 _WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
 
@@ -44,14 +43,14 @@ def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[
     return problems
 
 
-def with_stages(plan: Plan, num_layers: int) -> Plan:
-    """Return the plan with its layers a stage written out where they are not equal."""
-    pieces = plan.pp * plan.vpp
-    return replace(plan, stage_layers=split_evenly(num_layers, pieces)) if num_layers % pieces else plan
+def staged(case: Case, plan: Plan) -> Plan:
+    """Return a plan with its layers a stage written out where they are not equal, as the stack cuts them."""
+    return with_stage_layers(plan, case.model.num_layers, case.stack.partition)
 
 
-def laws_of(model: Model, job: Training) -> dict[str, Law]:
+def laws_of(case: Case) -> dict[str, Law]:
     """Return the laws of a model and a job by name, in the order in which they are counted."""
+    model, job = case.model, case.job
     seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))
     return {
         "tensor": Law(
@@ -82,7 +81,7 @@ def laws_of(model: Model, job: Training) -> dict[str, Law]:
         "pipeline": Law(
             "stages divide the layers as the schedule needs",
             ("pp",),
-            _checked(lambda p, f: pipeline_laws(model, with_stages(p, model.num_layers), f)),
+            _checked(lambda p, f: pipeline_laws(model, staged(case, p), f)),
         ),
         "schedule": Law(
             "the schedule runs on its micro-batches",

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.errors import Problem
 from shardwise.plans import Plan, divisors
-from shardwise.search._laws import Law, with_stages
+from shardwise.search._laws import Law, staged
 from shardwise.search._rows import Rows
 from shardwise.search._search import part_of
 from shardwise.training import TrainReport
@@ -82,7 +82,7 @@ def _neat(rows: Rows, plan: Plan) -> Plan | None:
     if (plan.schedule, plan.vpp) not in pipes:
         same = [pipe for pipe in pipes if pipe[0] == plan.schedule]
         changes["schedule"], changes["vpp"] = (same or pipes)[0]
-    return with_stages(replace(plan, stage_layers=(), **changes), rows.case.model.num_layers)
+    return staged(rows.case, replace(plan, stage_layers=(), **changes))
 
 
 def broken_law(laws: dict[str, Law], plan: Plan) -> tuple[str, Problem] | None:

@@ -68,7 +68,7 @@ class Remedies:
     def _fallen(self) -> list[Fallen]:
         """Plans beside the best that fell; laws beside the few best, memory and limits beside the best one."""
         rows = self.found.rows
-        laws, seen = laws_of(rows.case.model, rows.case.job), list[Fallen]()
+        laws, seen = laws_of(rows.case), list[Fallen]()
         for place, base in enumerate(self.found.best[:_BASES]):
             for field, plan in neighbours(rows, base.plan):
                 value = getattr(plan, field)

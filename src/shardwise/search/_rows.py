@@ -147,7 +147,7 @@ class Rows:
 
     def court(self) -> Court:
         """Return a court of the laws of the case."""
-        return Court(laws_of(self.case.model, self.case.job))
+        return Court(laws_of(self.case))
 
     def expand(self, columns: Columns, court: Court) -> Columns:
         """Return the rows of some degrees and places with their choices, all laws but that of the schedule obeyed."""

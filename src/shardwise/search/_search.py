@@ -176,7 +176,7 @@ class Found:
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
         """The laws and limits in the order in which they are asked, with how many plans fell to each."""
-        laws = laws_of(self.rows.case.model, self.rows.case.job)
+        laws = laws_of(self.rows.case)
         found = [
             Rejection(name=name, title=law.title, count=self.tally.fallen[name], remedy=self._example(name))
             for name, law in laws.items()

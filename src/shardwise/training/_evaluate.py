@@ -19,6 +19,7 @@ from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
 from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
+from shardwise.plans.partition import split_layers
 from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
 from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import (
@@ -38,7 +39,6 @@ from shardwise.training._stages import (
     block_order,
     kinds_of,
     runs_of,
-    split_evenly,
     stack_runs,
 )
 from shardwise.training._step import StepJob, StepSeconds, beside_experts, boundary_seconds, step_seconds
@@ -88,7 +88,7 @@ class Case:
     @property
     def partition(self) -> Partition:
         """How the plan's layers go to stages."""
-        return partition_of(self.plan, self.model.num_layers)
+        return partition_of(self.plan, self.model.num_layers, self.stack)
 
     @property
     def partly(self) -> bool:
@@ -101,9 +101,9 @@ class Case:
         return kinds_of(self.model, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
 
 
-def partition_of(plan: Plan, num_layers: int) -> Partition:
-    """Return how a plan's layers go to stages: as given, or in equal pieces."""
-    sizes = plan.stage_layers or split_evenly(num_layers, plan.pp * plan.vpp)
+def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
+    """Return how a plan's layers go to stages: as given, or as the stack cuts them."""
+    sizes = plan.stage_layers or split_layers(num_layers, plan.pp * plan.vpp, stack.partition)
     recomputed = plan.recompute_layers or None
     return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=plan.schedule == "dualpipe")
 
@@ -234,7 +234,7 @@ def structure(plan: Plan) -> tuple[object, ...]:
 def evaluate_columns(case: Case, plans: Sequence[Plan]) -> Evaluation[Any]:
     """Return memory and time of many plans as columns in their order; the plans share their `structure`."""
     order, kinds = block_order(case.model), len(case.model.kinds)
-    runs = [runs_of(order, kinds, partition_of(p, case.model.num_layers)) for p in plans]
+    runs = [runs_of(order, kinds, partition_of(p, case.model.num_layers, case.stack)) for p in plans]
     sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
     return evaluate(replace(case, plan=plans[0]), sizes, stack_runs(runs))
 

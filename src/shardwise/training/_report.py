@@ -323,6 +323,8 @@ def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
 def try_plan(case: Case) -> TrainReport | None:
     """Return the report of a changed plan, with dp refilled, or None where it is not legal."""
     plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
+    if len(plan.stage_layers) != plan.pp * plan.vpp:
+        plan = replace(plan, stage_layers=())
     try:
         options = Options(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
         return train(case.model, case.cluster, plan, case.job, options)

@@ -12,7 +12,7 @@ from typing import cast
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Sharding, Stack, Training, divisors, one_of
+from shardwise.plans import Plan, Sharding, Stack, Training, divisors, one_of, with_stage_layers
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.units import counted
 
@@ -150,6 +150,11 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     plan = _worded(q, plan, notes)
     if plan.sequence_parallel and (plan.tp == 1 or plan.layout == "summa"):
         plan = replace(plan, sequence_parallel=False)
+    plan = with_stage_layers(plan, q.model.num_layers, q.stack.partition)
+    if plan.stage_layers != q.plan.stage_layers:
+        pieces = counted(plan.pp * plan.vpp, "stage") if plan.vpp == 1 else f"{plan.pp} x {plan.vpp} chunks"
+        cut = ",".join(map(str, plan.stage_layers))
+        notes.append(f"stage_layers {cut}: {q.model.num_layers} layers over {pieces} as {q.stack.name} cuts them")
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
     found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     found.items += domain_problems(plan, q.cluster.tiers[0].size)

@@ -57,16 +57,6 @@ def kinds_of(model: Model, partly: bool, recomputes: bool) -> tuple[Kind, ...]:
     return tuple(Kind(b, v) for v in variants for b in blocks)
 
 
-def split_evenly(num_layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage when they are spread as evenly as they go, the first stages holding one more.
-
-    >>> split_evenly(10, 4)
-    (3, 3, 2, 2)
-    """
-    each, more = divmod(num_layers, stages)
-    return tuple(each + (i < more) for i in range(stages))
-
-
 def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:
     found, at = [], 0
     for size in sizes:

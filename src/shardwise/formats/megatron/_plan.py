@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwise.formats.megatron._model import num_layers
 from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
-from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, even_split
+from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, listed
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
 _CONTEXT |= {"a2a": "all-to-all", "a2a+p2p": "ring"}
@@ -147,7 +147,7 @@ def _stages(r: Reader, pp: int) -> list[int]:
         if total % pp:
             rule = f"pipeline of {pp} stages must divide the {total} layers"
             r.problems.add(
-                "--pipeline-model-parallel-size", pp, rule, f"cut them otherwise, as {even_split(total, pp)}"
+                "--pipeline-model-parallel-size", pp, rule, f"cut them otherwise, as {listed(total, pp, 'megatron')}"
             )
         return [total // pp] * pp
     middle = pp - (first is not None) - (last is not None)

@@ -1,0 +1,94 @@
+"""Layers onto pipeline stages: the ways in which frameworks cut a model, one of them the stack's own.
+
+A piece is what a stage holds at once: a stage of pp, or with interleaving one of its chunks; pieces are in the order
+of the model. Plans that state `stage_layers` are cut as they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
+
+from shardwise.plans._plan import Plan
+
+Partition: TypeAlias = Literal["uniform", "megatron", "torchtitan"]
+PARTITIONS: tuple[str, ...] = get_args(Partition)
+
+
+def _uniform(layers: int, pieces: int) -> tuple[int, ...]:
+    """Return equal pieces, the first ones holding a layer more.
+
+    DeepSpeed runtime/utils.py, partition_uniform.
+    """
+    each, more = divmod(layers, pieces)
+    return tuple(each + (i < more) for i in range(pieces))
+
+
+def _megatron(layers: int, pieces: int) -> tuple[int, ...]:
+    """Return equal pieces; where they do not divide, what Megatron-LM's flags and NVIDIA's recipes make of them.
+
+    Where two more would divide, embedding and loss count as a layer each, on the first and the last piece
+    (--account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split: Llama 3.1 405B, Qwen3-235B,
+    BLOOM's 70 layers on 12 stages in arXiv:2211.05100 section 3.3; with a layer a piece those two have none,
+    arXiv:2407.21783 section 3.3.2). Else the last piece, which has the loss and the prediction layers, holds what is
+    left (--decoder-last-pipeline-num-layers, or --pipeline-model-parallel-layout with chunks): DeepSeek-V3 and Kimi
+    K2 in github.com/NVIDIA-NeMo/Megatron-Bridge recipes/deepseek/deepseek_v3.py.
+    """
+    whole = -(-layers // pieces)
+    if layers % pieces and (layers + 2) % pieces == 0:
+        return (whole - 1, *(whole,) * (pieces - 2), whole - 1)
+    left = layers - whole * (pieces - 1)
+    return (*(whole,) * (pieces - 1), left) if left > 0 else _uniform(layers, pieces)
+
+
+def _torchtitan(layers: int, pieces: int) -> tuple[int, ...]:
+    """Return pieces in which embedding and head count as a layer each, the first ones holding a layer more.
+
+    github.com/pytorch/torchtitan distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part, with its default
+    weights of input and output.
+    """
+    first, *rest = _uniform(layers + 2, pieces)
+    return (first - 1, *rest[:-1], rest[-1] - 1) if rest else (layers,)
+
+
+_WAYS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+    "uniform": _uniform,
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
+}
+
+
+def split_layers(layers: int, pieces: int, partition: Partition) -> tuple[int, ...]:
+    """Return the layers of each piece, in the order of the model, as a framework cuts them.
+
+    >>> split_layers(10, 4, "uniform"), split_layers(27, 4, "torchtitan")
+    ((3, 3, 2, 2), (7, 7, 7, 6))
+    >>> split_layers(61, 16, "megatron") == (4,) * 15 + (1,)
+    True
+    >>> split_layers(126, 16, "megatron") == (7, *(8,) * 14, 7), split_layers(6, 8, "megatron")
+    (True, (0, 1, 1, 1, 1, 1, 1, 0))
+    """
+    return _WAYS[partition](layers, pieces)
+
+
+def listed(layers: int, pieces: int, partition: Partition = "uniform") -> str:
+    """Return layers cut into pieces as a list to copy.
+
+    >>> listed(10, 4)
+    '3,3,2,2'
+    """
+    return ",".join(map(str, split_layers(layers, pieces, partition)))
+
+
+def with_stage_layers(plan: Plan, layers: int, partition: Partition) -> Plan:
+    """Return the plan with its layers a piece written out where it does not state them and they are not all equal.
+
+    >>> [with_stage_layers(Plan(pp=pp), 10, "uniform").stage_layers for pp in (2, 4)]
+    [(), (3, 3, 2, 2)]
+    """
+    pieces = plan.pp * plan.vpp
+    if plan.stage_layers or not 1 < pieces <= layers:
+        return plan
+    found = split_layers(layers, pieces, partition)
+    return replace(plan, stage_layers=found) if min(found) < max(found) else plan
