@@ -105,7 +105,7 @@ CASES: dict[str, tuple[str, str]] = {
     "checkpoint without an interval": (f"{T} --checkpoint 1min", "checkpoint_interval"),
     "failures below zero": (f"{T} --failures-per-device-hour -1", "failures_per_device_hour"),
     "tp that divides no heads": (f"{T} --tp 3", "tp"),
-    "pp that divides no layers": ("train llama-3.1-8b --on 7xh100 --pp 7", "pp"),
+    "more stages than layers": ("train llama-3.1-8b --on 64xh100 --pp 64", "pp"),
     "more stages than layers": ("train llama-3.1-8b --on 64xh100 --pp 64", "pp"),
     "chunks without a pipeline": (f"{T} --vpp 2", "vpp"),
     "interleaved without chunks": (f"{T} --pp 2 --schedule interleaved", "schedule"),
