@@ -106,7 +106,6 @@ CASES: dict[str, tuple[str, str]] = {
     "failures below zero": (f"{T} --failures-per-device-hour -1", "failures_per_device_hour"),
     "tp that divides no heads": (f"{T} --tp 3", "tp"),
     "more stages than layers": ("train llama-3.1-8b --on 64xh100 --pp 64", "pp"),
-    "more stages than layers": ("train llama-3.1-8b --on 64xh100 --pp 64", "pp"),
     "chunks without a pipeline": (f"{T} --vpp 2", "vpp"),
     "interleaved without chunks": (f"{T} --pp 2 --schedule interleaved", "schedule"),
     "dualpipe of odd stages": ("train gpt2 --on 3xh100 --pp 3 --schedule dualpipe", "pp"),
