@@ -249,16 +249,19 @@ def test_every_link_has_a_latency_with_source_and_date() -> None:
 def test_public_names() -> None:
     """The public surface of the package changes only on purpose."""
     assert sorted(hardware.__all__) == [
+        "COMMITMENTS",
         "Cluster",
         "Device",
         "Fact",
         "Lookup",
+        "Offer",
         "Tier",
         "device_names",
         "device_to_toml",
         "find_device",
         "find_link",
         "load_device",
+        "offers",
     ]
 
 

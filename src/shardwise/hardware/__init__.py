@@ -1,20 +1,24 @@
 """What runs the model: devices, each number with its source and date, and clusters of them in tiers."""
 
 from shardwise.hardware._catalogue import Lookup, device_names, find_device, load_device
+from shardwise.hardware._clouds import COMMITMENTS, Offer, offers
 from shardwise.hardware._cluster import Cluster, Tier
 from shardwise.hardware._device import Device, Fact
 from shardwise.hardware._links import find_link
 from shardwise.hardware._toml import device_to_toml
 
 __all__ = [
+    "COMMITMENTS",
     "Cluster",
     "Device",
     "Fact",
     "Lookup",
+    "Offer",
     "Tier",
     "device_names",
     "device_to_toml",
     "find_device",
     "find_link",
     "load_device",
+    "offers",
 ]

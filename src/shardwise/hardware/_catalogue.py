@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shardwise.errors import InputError
 from shardwise.files import read_toml
+from shardwise.hardware._clouds import instance_names
 from shardwise.hardware._device import Device
 from shardwise.hardware._links import find_link
 from shardwise.hardware._quantity import fail, nearest
@@ -86,8 +87,8 @@ def _find(name: str) -> Lookup:
         return Lookup(device=_read(name), assumptions=())
     others = other_names()
     if name not in others:
-        known = nearest(name, {*device_names(), *others})
-        fail("device", name, "is not in the catalogue", f"use {known}, or give a TOML file")
+        known = nearest(name, {*device_names(), *others, *instance_names()})
+        fail("device", name, "is neither a device nor a cloud instance that is known", f"use {known}, or a TOML file")
     target, assumption = others[name]
     return Lookup(device=_read(target), assumptions=(assumption,) if assumption else ())
 

@@ -13,6 +13,7 @@ from shardwise.errors import InputError, Problems, plain
 from shardwise.files import below, read_toml
 from shardwise.hardware._build import build_cluster
 from shardwise.hardware._catalogue import Lookup, find_device, load_device
+from shardwise.hardware._clouds import Rented, find_price, find_rented
 from shardwise.hardware._cluster import Cluster, Tier
 from shardwise.hardware._quantity import (
     BYTES,
@@ -31,6 +32,7 @@ from shardwise.hardware._quantity import (
 from shardwise.hardware._toml import device_from_table, in_file
 
 _TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z.-]*(:[A-Za-z-]+)?")
 _SHAPE = 'write "256xh100-sxm-80gb", or "32x8xh100-sxm-80gb" for 32 nodes of 8'
 
 # What may be given beside the device, by the CLI's names.
@@ -64,19 +66,47 @@ def parse_cluster(text: str, overrides: Mapping[str, object]) -> Cluster:
         fail("cluster", text, "is not a number of devices", _SHAPE)
     first, second, name = match.groups()
     problems = Problems()
-    given = _read_overrides(overrides, problems)
+    rented, words = find_rented(name), overrides.get("price")
+    named_price = isinstance(words, str) and bool(_WORDS.fullmatch(words.strip()))
+    given = _read_overrides({k: v for k, v in overrides.items() if not (named_price and k == "price")}, problems)
+    if rented is not None and second:
+        problems.add(
+            "cluster", text, "counts instances, which have a number of devices of their own", f"write {first}x{name}"
+        )
     for option, digits in (("num_devices", first), ("devices_per_node", second)):
         if digits is not None and int(digits) == 0:
             problems.add(option, 0, "must be greater than 0", _SHAPE)
     found = None
     with problems.collect():
-        found = _device_of(name, Path(), follow=True)
+        found = find_device(rented.device) if rented else _device_of(name, Path(), follow=True)
     if found is None or problems.items:
+        if named_price and found is None:
+            problems.add("price", plain(words), "needs a device that is known", "give dollars such as 2.5")
         raise InputError(problems.items)
     counts: dict[str, float] = {"num_devices": math.prod(int(digits) for digits in (first, second) if digits)}
     if second:
         counts["devices_per_node"] = int(second)
+    if rented is not None:
+        counts, found = _instances(rented, found, counts, given)
+    if named_price:
+        given["price"], note = find_price(str(words), found.device.name)
+        found = Lookup(device=found.device, assumptions=(*found.assumptions, note))
     return build_cluster(text.strip(), found, {**counts, **given})
+
+
+def _instances(
+    rented: Rented, found: Lookup, counts: Mapping[str, float], given: Mapping[str, object]
+) -> tuple[dict[str, float], Lookup]:
+    """Return the options of so many instances, and their device with what follows from the instance's name.
+
+    What the user gives wins: the sentence about the instance's own value is then left out.
+    """
+    nics = {"nics_per_node", "nic_bandwidth", "rails"} & given.keys()
+    options = {k: v for k, v in rented.options.items() if k not in given and not (nics and k == "slow_bandwidth")}
+    lost = tuple(f"{k} = " for k in rented.options if k not in options)
+    notes = tuple(note for note in rented.assumptions if not note.startswith(lost or ("\0",)))
+    number = {"num_devices": counts["num_devices"] * rented.devices}
+    return {**options, **number}, Lookup(device=found.device, assumptions=(*found.assumptions, *notes))
 
 
 def load_cluster(path: Path, follow: bool) -> Cluster:

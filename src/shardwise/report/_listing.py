@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shardwise.hardware import Device, device_names, find_device
+from shardwise.hardware import COMMITMENTS, Device, device_names, find_device, offers
 from shardwise.hardware._catalogue import other_names
 from shardwise.models import Model, load_model
 from shardwise.models._load import all_models, find
@@ -105,7 +105,12 @@ def device_record(name: str) -> dict[str, Any]:
     facts = {
         f.field: {"value": f.value, "source": f.source, "date": f.date, "assumed": f.assumed} for f in device.sources
     }
-    return {**words, "facts": facts, "unknown": list(device.unknown)}
+    prices = [
+        {"provider": o.provider, "instance": o.instance, "devices": o.devices, "commitment": commitment, "term": o.term,
+         "usd_per_device_hour": o.device_usd(commitment), "source": o.where}
+        for o in offers() if o.device == device.name for commitment in o.usd
+    ]  # fmt: skip
+    return {**words, "facts": facts, "unknown": list(device.unknown), "prices": prices}
 
 
 def _figure(device: Device, field: str) -> str:
@@ -199,3 +204,12 @@ def _one_device(page: Page, name: str) -> None:
     if device.unknown:
         page.blank()
         page.label("UNKNOWN", ", ".join(device.unknown))
+    rented = [offer for offer in offers() if offer.device == device.name and (offer.usd or offer.instance)]
+    if rented:
+        page.blank()
+        rows = [["rented as", "by", "devices", *(f"$/h {commitment}" for commitment in COMMITMENTS), "in"]]
+        for offer in rented:
+            usd = (f"{offer.device_usd(c):.2f}" if c in offer.usd else "-" for c in COMMITMENTS)
+            rows.append([offer.instance or "-", offer.provider, f"{offer.devices}", *usd, offer.where.split(",")[0]])
+        page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
+        page.add(("dollars of one device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources", "dim"))
