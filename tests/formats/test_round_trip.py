@@ -145,15 +145,15 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
 
 
 @MANY
-@given(case=SHARDED, precision=st.sampled_from(("amp-bf16", "fp32")))
-def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str) -> None:
+@given(case=SHARDED, precision=st.sampled_from(("amp-bf16", "fp32")), stack=st.sampled_from(("accelerate", "fsdp2")))
+def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str, stack: str) -> None:
     """A legal sharded plan written as accelerate's YAML is read back as it was; batches are the script's to say."""
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)
-    whole = Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack("fsdp2"))
+    whole = Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(stack))
     back = fsdp.read(fsdp.export(whole).files["accelerate.yaml"])
     assert canonical_plan(back.plan) == canonical_plan(replace(plan, micro_batch=0))
     assert back.job.precision == precision
-    assert (back.num_devices, back.stack.name) == (plan.num_devices, "fsdp2")
+    assert (back.num_devices, back.stack.name) == (plan.num_devices, "accelerate")
     assert not back.unknown
 
 
@@ -234,7 +234,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], dict[str, Any], set[str]], ...] = (
     ("fsdp", {"sharding": "zero1"}, {}, {"sharding"}),
 )
 EXPORTS = {"megatron": (export, "megatron"), "deepspeed": (deepspeed.export, "deepspeed"),
-           "fsdp": (fsdp.export, "fsdp2"), "torchtitan": (torchtitan.export, "fsdp2"),
+           "fsdp": (fsdp.export, "accelerate"), "torchtitan": (torchtitan.export, "fsdp2"),
            "transformers": (transformers.export, "transformers")}  # fmt: skip
 
 

@@ -7,6 +7,7 @@ of the largest tensor of each call, on one rank and in one step.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 
 from shardwise.hardware import Cluster
 from shardwise.models import model_from_config
-from shardwise.plans import Plan, Training
+from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import CommReport, Options, comm
 
 HERE = Path(__file__).parents[1] / "data/training"
 DATA = json.loads((HERE / "step_memory.json").read_text(encoding="utf-8"))
 TRACED: list[dict[str, Any]] = json.loads((HERE / "torch_messages.json").read_text(encoding="utf-8"))
+# torchtitan's units, and those of a root unit (layers, wrapping) -> gathers, scatters. Traced with torch 2.13.0.
+UNITS = [(4, "apart", 11, 6), (4, "root", 9, 5), (7, "apart", 17, 9), (7, "root", 15, 8)]
 # (layers, world, sequence) -> collective -> (calls, bytes), one micro-batch of one sequence.
 FSDP = [
     (2, 8, 4096, {"all_gather": (5, 1_011_912_704), "reduce_scatter": (3, 1_537_253_376)}),
@@ -54,11 +57,28 @@ def by_verb(found: CommReport, axis: str) -> dict[str, tuple[float, float]]:
 def test_fsdp_messages_are_those_recorded(layers: int, world: int, seq_len: int, seen: dict[str, Any]) -> None:
     """FSDP2, a unit a layer and the root: gathers in bf16 (the root once), gradients scattered in fp32."""
     plan = Plan(dp=world, micro_batch=1, sharding="fsdp")
-    found = predicted(layers, seq_len, plan, ("fsdp2", "amp-bf16"))
+    found = predicted(layers, seq_len, plan, ("accelerate", "amp-bf16"))
     assert by_verb(found, "dp") == seen
     assert set(found.axes) == {"dp"}
     assert found.axes["dp"].messages_per_step == sum(calls for calls, _ in seen.values())
     assert found.axes["dp"].bytes_per_step == sum(size for _, size in seen.values())
+
+
+@pytest.mark.parametrize(("layers", "ends", "gathers", "scatters"), UNITS)
+def test_units_are_those_of_the_framework(layers: int, ends: Any, gathers: int, scatters: int) -> None:
+    """The units of torchtitan send 2 L + 3 gathers and L + 2 scatters, a root unit 2 L + 1 and L + 1."""
+    run = next(r for r in TRACED if r["mode"] == "fsdp" and r["config"]["num_hidden_layers"] == layers)
+    model, plan = model_from_config(run["config"], name="traced"), Plan(dp=run["world"], sharding="fsdp")
+    job = Training(seq_len=run["seq_len"], global_batch=plan.dp)
+    found = {
+        way: by_verb(comm(model, Cluster.parse(f"{plan.dp}xa100-sxm-80gb"), plan, job, Options(stack=stack)), "dp")
+        for way in ("apart", "root")
+        for stack in [replace(find_stack("fsdp2"), fsdp_ends=way)]
+    }
+    assert (found[ends]["all_gather"][0], found[ends]["reduce_scatter"][0]) == (gathers, scatters)
+    table = 2 * run["config"]["vocab_size"] * run["config"]["hidden_size"]
+    assert found["apart"]["all_gather"][1] - found["root"]["all_gather"][1] == table
+    assert found["apart"]["reduce_scatter"][1] == found["root"]["reduce_scatter"][1]
 
 
 @pytest.mark.parametrize(("layers", "world", "seq_len", "seen"), TENSOR)

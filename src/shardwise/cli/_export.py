@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _STACKS = {
     "megatron": "megatron",
     "deepspeed": "deepspeed",
-    "fsdp": "fsdp2",
+    "fsdp": "accelerate",
     "torchtitan": "fsdp2",
     "transformers": "transformers",
 }

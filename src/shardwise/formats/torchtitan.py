@@ -219,7 +219,7 @@ def tree_of(case: Case) -> dict[str, dict[str, Any]]:
     parallel: dict[str, Any] = {
         "data_parallel_replicate_degree": p.dp // shards,
         "data_parallel_shard_degree": shards,
-        "fsdp_reshard_after_forward": "never" if p.sharding == "shard-grad-op" else "always",
+        "fsdp_reshard_after_forward": "never" if p.sharding == "shard-grad-op" else "default",
         "tensor_parallel_degree": p.tp,
         "context_parallel_degree": p.cp,
         "pipeline_parallel_degree": p.pp,

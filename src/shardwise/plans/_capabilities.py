@@ -87,7 +87,7 @@ class Capabilities:
 
 
 # What data parallelism shards beside what stands before it, of the words that mean the same.
-_ALIASES = (("none",), ("zero1", "distributed-optimizer"), ("zero2",), ("zero3", "fsdp"), ("hsdp",))
+_ALIASES = (("none",), ("zero1", "distributed-optimizer"), ("zero2",), ("zero3", "fsdp"), ("hsdp",), ("shard-grad-op",))
 
 
 def alike(one: str, other: str) -> bool:
