@@ -17,7 +17,6 @@ def settled(inputs: Inputs, stack: Stack | None, model: Model, plan: Plan, seq_l
 
     Experts need it (`expert_laws`): there the degree stays what is refused.
     """
-    from shardwise.models import MoE
     from shardwise.plans.laws import field_problems, splits_sequence
 
     asked = inputs.imported is not None or "sequence_parallel" in inputs.values.keys() | inputs.bad
@@ -25,7 +24,7 @@ def settled(inputs: Inputs, stack: Stack | None, model: Model, plan: Plan, seq_l
     if not asked and split and stack is not None and stack.runs.sequence_parallel == (False,):
         inputs.notes.append(f"sequence_parallel off: {stack.name} does not have it")
         return replace(plan, sequence_parallel=False)
-    experts = any(isinstance(block.feed_forward, MoE) for block in model.kinds)
+    experts = model.has_experts
     filled = replace(plan, dp=plan.dp or 1, micro_batch=plan.micro_batch or 1)
     if asked or experts or field_problems(filled).items or splits_sequence(plan, seq_len):
         return plan

@@ -20,7 +20,7 @@ from shardwise.measured._engines import (
 from shardwise.measured._inference_metrics import interval_of, value_of
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, ServingOptions, infer
 
@@ -151,7 +151,7 @@ def _plan(record: Record, model: Model) -> Plan:
             f"{groups} groups of attention share their experts, with requests and routed tokens spread evenly"
         )
     plan = Plan(tp=tp, pp=pp, dp=dp * groups)
-    if any(isinstance(block.feed_forward, MoE) for block in model.kinds):
+    if model.has_experts:
         ep = record.count("ep")
         if not record.says("ep"):
             record.taken("ep")

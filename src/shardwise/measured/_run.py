@@ -14,7 +14,6 @@ from shardwise.measured._files import BEYOND, USUAL, Kind, Predictor, Table, rea
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training import TrainingRows
-from shardwise.models import MoE
 
 _SAID = 40
 
@@ -135,7 +134,7 @@ def stated_metric(record: Record) -> str:
 
 def _family(record: Record, context: Context) -> str:
     model = context.model(record.text("model"))
-    return "experts" if any(isinstance(b.feed_forward, MoE) for b in model.kinds) else "dense"
+    return "experts" if model.has_experts else "dense"
 
 
 def _year(record: Record, context: Context) -> int:

@@ -9,7 +9,7 @@ from typing import cast
 from shardwise.measured._frameworks import Framework
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack, split_layers
 
 
@@ -26,7 +26,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         record.taken("model_parallel_size")
         tp = max(d for d in range(1, min(product, node) + 1) if product % d == 0 and not model_heads(model) % d)
         pp = product // tp
-    experts = any(isinstance(b.feed_forward, MoE) for b in model.kinds)
+    experts = model.has_experts
     vpp = _vpp(record, model, pp)
     plan = Plan(
         tp=tp,

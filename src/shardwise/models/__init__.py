@@ -3,27 +3,17 @@
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, Field
 from shardwise.models._importer import model_from_config
 from shardwise.models._load import load_model, model_names
-from shardwise.models._model import (
-    MLP,
+from shardwise.models._mixers import (
     Attention,
-    Block,
     CompressedAttention,
-    FeedForward,
-    GatedDelta,
     Indexer,
     LatentAttention,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    Mlstm,
-    Model,
-    MoE,
     NormKind,
-    Projection,
-    RecurrentGate,
-    Rwkv,
-    ShortConv,
+    State,
+    TokenCache,
 )
+from shardwise.models._model import MLP, Block, FeedForward, Model, MoE, Projection
+from shardwise.models._recurrent import GatedDelta, Mamba1, Mamba2, Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models._sizes import model_from_sizes
 
 __all__ = [
@@ -49,6 +39,8 @@ __all__ = [
     "RecurrentGate",
     "Rwkv",
     "ShortConv",
+    "State",
+    "TokenCache",
     "load_model",
     "model_from_config",
     "model_from_sizes",

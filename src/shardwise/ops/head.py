@@ -11,7 +11,7 @@ from typing import cast
 from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
-from shardwise.models import Attention, LatentAttention, Mixer, Model
+from shardwise.models import Model
 from shardwise.ops.block import projection
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
@@ -90,20 +90,11 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 
 def rotary_tables(y: Layout[X], m: Model) -> tuple[Tensor[X], ...]:
     """Return the cosines and sines of every position, made once for all layers and kept by the first that rotates."""
-    mixers = (mixer for block in m.kinds for mixer in block.mixers)
-    widths = (rotated_width(mixer) for mixer in mixers)
-    width = next((w for w in widths if w), 0)
+    width = next((mixer.rotated for block in m.kinds for mixer in block.mixers if mixer.rotated), 0)
     if not width:
         return ()
     positions = divide(y.tokens, y.work.B)
     return (Tensor(name="rotary tables", size_bytes=2 * y.a * positions * width, born="embedding"),)
-
-
-def rotated_width(mixer: Mixer) -> int:
-    """Return how many elements of a head are rotated; a head that is rotated in part counts whole."""
-    if isinstance(mixer, LatentAttention):
-        return mixer.qk_rope_head_dim
-    return mixer.head_dim if isinstance(mixer, Attention) and mixer.rotary else 0
 
 
 def _table_messages(y: Layout[X], stream: X, width: int) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:

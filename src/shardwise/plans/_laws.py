@@ -9,38 +9,13 @@ from shardwise.models import (
     MLP,
     Attention,
     Block,
-    GatedDelta,
     LatentAttention,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    Mlstm,
     Model,
     MoE,
-    RecurrentGate,
-    Rwkv,
-    ShortConv,
 )
 from shardwise.plans._plan import Plan
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.partition import listed
-
-
-def heads_of(mixer: Mixer) -> Iterator[tuple[str, int]]:
-    """Yield (what, how many) of everything in a mixer that tensor parallelism splits."""
-    if isinstance(mixer, Attention | LatentAttention):
-        yield "query heads", mixer.heads
-    elif isinstance(mixer, Mamba2):
-        yield "state-space heads", mixer.heads
-    elif isinstance(mixer, GatedDelta):
-        yield "linear-attention key heads", mixer.key_heads
-        yield "linear-attention value heads", mixer.value_heads
-    elif isinstance(mixer, Mamba1):
-        yield "inner width", mixer.inner
-    elif isinstance(mixer, ShortConv | Rwkv):
-        yield "mixer width", mixer.width
-    elif isinstance(mixer, RecurrentGate | Mlstm):
-        yield "recurrent heads", mixer.heads
 
 
 def all_blocks(model: Model) -> Iterator[Block]:
@@ -57,7 +32,7 @@ def _split_sizes(blocks: Sequence[Block]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for block in blocks:
         for mixer in block.mixers:
-            for what, size in heads_of(mixer):
+            for what, size in mixer.splits():
                 found.setdefault(what, []).append(size)
         f = block.feed_forward
         if isinstance(f, MLP):
@@ -157,17 +132,17 @@ MODULE_NAMES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "mlp_act
 def module_names(blocks: Sequence[Block]) -> tuple[str, ...]:
     """Return the modules that some block has and that can be recomputed by name."""
     feeds = [b.feed_forward for b in blocks]
-    mixers = [m for b in blocks for m in b.mixers]
+    mixers = {name for b in blocks for m in b.mixers for name in m.modules()}
     moe = any(isinstance(f, MoE) for f in feeds)
     has = {
-        "core_attn": any(isinstance(m, Attention | LatentAttention) for m in mixers),
+        "core_attn": "core_attn" in mixers,
         "mlp": any(isinstance(f, MLP) for f in feeds),
         "mlp_act": any(isinstance(f, MLP) for f in feeds),
         "moe": moe,
         "shared_experts": any(isinstance(f, MoE) and f.shared is not None for f in feeds),
         "moe_act": moe,
         "layernorm": any(b.norms for b in blocks),
-        "mla_up_proj": any(isinstance(m, LatentAttention) for m in mixers),
+        "mla_up_proj": "mla_up_proj" in mixers,
     }
     return tuple(name for name in MODULE_NAMES if has[name])
 

@@ -36,7 +36,7 @@ class Rows:
     @cached_property
     def has_experts(self) -> bool:
         """Whether the model has experts."""
-        return any(isinstance(b.feed_forward, MoE) for b in all_blocks(self.case.model))
+        return self.case.model.has_experts
 
     @cached_property
     def device_counts(self) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
-from shardwise.models import Block, Model, MoE
+from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.search._columns import distinct_rows
@@ -166,7 +166,7 @@ class ServingRows:
     @cached_property
     def has_experts(self) -> bool:
         """Whether the model has experts."""
-        return any(isinstance(b.feed_forward, MoE) for b in self.model.kinds)
+        return self.model.has_experts
 
     def plan(self, layout: int) -> Plan:
         """Return the complete plan of a legal layout."""

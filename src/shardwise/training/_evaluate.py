@@ -13,7 +13,7 @@ from shardwise.cost import Efficiencies, Network, Rates, beside_of, family_of, n
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.models import Block, Model, MoE
+from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
@@ -77,7 +77,7 @@ class Case:
     @property
     def workspace_bytes(self) -> float:
         """Bytes of scratch that products hold on the device."""
-        experts = any(isinstance(block.feed_forward, MoE) for block in self.model.kinds)
+        experts = self.model.has_experts
         return self.stack.workspace_bytes(family_of(self.cluster.device), experts)
 
     @property

@@ -10,7 +10,7 @@ from shardwise.cost import Efficiencies, band_names, band_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
@@ -226,7 +226,7 @@ class TrainReport:
         No run is quicker than the same plan with every efficiency at one: that bounds the fast end.
         """
         family, stack = self.evaluation.rates.family, self.case.stack.name
-        experts = any(isinstance(block.feed_forward, MoE) for block in self.case.model.kinds)
+        experts = self.case.model.has_experts
         time = band_of("step_seconds", *band_names(family, experts, assumed))
         low, high = time.around(self.step_seconds)
         floor = report_of(replace(self.case, efficiencies=Efficiencies(ideal=True)), ()).step_seconds

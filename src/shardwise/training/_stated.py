@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardwise.models import MoE
 from shardwise.ops import count_parameters
 from shardwise.training._evaluate import Case
 
@@ -28,7 +27,7 @@ def stated(case: Case) -> tuple[str, ...]:
     notes = [f"stack {case.stack.name}: {case.stack.title}"]
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
-    experts = any(isinstance(b.feed_forward, MoE) for b in case.model.kinds)
+    experts = case.model.has_experts
     if case.plan.pp == 1 and case.plan.schedule != "1f1b":
         notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
     if case.plan.cp == 1 and case.plan.cp_kind != "ring":

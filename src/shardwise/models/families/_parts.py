@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.models._config import DROPOUTS, Config
-from shardwise.models._model import MLP, Activation, Attention, Block, LatentAttention, Model, MoE, NormKind
+from shardwise.models._mixers import Attention, LatentAttention, NormKind
+from shardwise.models._model import MLP, Activation, Block, Model, MoE
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, Model, NormKind, Projection
+from shardwise.models._mixers import Attention, NormKind
+from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import Block, CompressedAttention, Indexer, Model, Projection
+from shardwise.models._mixers import CompressedAttention, Indexer
+from shardwise.models._model import Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families.mixture import with_mtp
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, Model, NormKind
+from shardwise.models._mixers import Attention, NormKind
+from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
 
 Flag = bool | str

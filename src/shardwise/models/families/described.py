@@ -10,7 +10,9 @@ import re
 from dataclasses import replace
 
 from shardwise.models._config import MOST_PREDICTIONS, Config
-from shardwise.models._model import MLP, Attention, Block, LatentAttention, Mamba2, Model, MoE, NormKind
+from shardwise.models._mixers import Attention, LatentAttention, NormKind
+from shardwise.models._model import MLP, Block, Model, MoE
+from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families.nemotron import spelled
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, Model, Projection
+from shardwise.models._mixers import Attention
+from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, FeedForward, Model, Projection
+from shardwise.models._mixers import Attention
+from shardwise.models._model import MLP, Block, FeedForward, Model, Projection
 from shardwise.models.families import _parts as parts
 
 _PATTERN_3N = ("sliding",) * 4 + ("full",)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Block, FeedForward, Mamba1, Mamba2, Model
+from shardwise.models._model import MLP, Block, FeedForward, Model
+from shardwise.models._recurrent import Mamba1, Mamba2
 from shardwise.models.families import _parts as parts
 
 MAMBA = ("mamba", "linear", "linear_attention")

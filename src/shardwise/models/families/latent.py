@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Block, Indexer, LatentAttention, Model
+from shardwise.models._mixers import Indexer, LatentAttention
+from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
 from shardwise.models.families.mixture import dense_beside, with_mtp
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import Block, FeedForward, GatedDelta, Model
+from shardwise.models._model import Block, FeedForward, Model
+from shardwise.models._recurrent import GatedDelta
 from shardwise.models.families import _parts as parts
 from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
 

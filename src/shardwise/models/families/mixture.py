@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, FeedForward, Model, MoE, NormKind
+from shardwise.models._mixers import Attention, NormKind
+from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models.families import _parts as parts
 
 

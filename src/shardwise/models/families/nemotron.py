@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Block, Mamba2, Model, MoE, NormKind
+from shardwise.models._mixers import NormKind
+from shardwise.models._model import MLP, Block, Model, MoE
+from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Block, FeedForward, Mixer, Mlstm, Model, RecurrentGate, Rwkv, ShortConv
+from shardwise.models._model import MLP, Block, FeedForward, Model
+from shardwise.models._recurrent import Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
 
 

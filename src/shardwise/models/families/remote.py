@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, Model
+from shardwise.models._mixers import Attention
+from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.models._config import Config
-from shardwise.models._model import MLP, Attention, Block, Mamba2, Model, Projection
+from shardwise.models._mixers import Attention
+from shardwise.models._model import MLP, Block, Model, Projection
+from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 
 _DEFAULT = (

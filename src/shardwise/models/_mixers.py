@@ -1,0 +1,259 @@
+"""What mixes the tokens of a layer, with its own sizes: what every mixer says, and the kinds of attention.
+
+A mixer says what tensor parallelism splits, what it keeps between tokens, where its cost bends, and which modules it
+has; nothing above asks for its class to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+NormKind: TypeAlias = Literal[
+    "rmsnorm",
+    "rmsnorm-float",
+    "rmsnorm-offset",
+    "rmsnorm-no-weight",
+    "layernorm",
+    "layernorm-no-bias",
+    "layernorm-float",
+    "layernorm-no-weight",
+    "none",
+]
+"""How a norm is learned, and where transformers applies its weights.
+
+"rmsnorm-offset" stores its weights as an offset from one (Gemma, Qwen3-Next), "rmsnorm-float" meets them in fp32
+(OLMo 2), "layernorm-float" has no bias and is written out in fp32 (Cohere).
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCache:
+    """What a mixer keeps of one token: `elements` of a cache for each of `heads`, for up to `limit` tokens (0: all).
+
+    `heads` 0 is one entry that is the same on every tensor-parallel rank. `bytes8` are elements of 8 bits beside them,
+    whatever the format of the cache. One entry stands for `rate` tokens.
+    """
+
+    elements: int
+    heads: int = 0
+    bytes8: int = 0
+    limit: int = 0
+    rate: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What a mixer keeps of a sequence whatever its length: elements in fp32, and elements as wide as activations."""
+
+    wide: int = 0
+    narrow: int = 0
+
+
+class SequenceMixer:
+    """What every mixer says of itself; these are the answers of one that keeps nothing and splits nothing."""
+
+    __slots__ = ()
+    attends: ClassVar[bool] = False
+    """Whether it is softmax attention, which looks at past tokens one by one."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it sees only a token and those before it."""
+        return True
+
+    @property
+    def rotated(self) -> int:
+        """How many elements of a head positions rotate; a head that is rotated in part counts whole."""
+        return 0
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Return (what, how many) of everything in it that tensor parallelism splits."""
+        return ()
+
+    def caches(self) -> tuple[TokenCache, ...]:
+        """Return what it keeps of every token."""
+        return ()
+
+    def recurrent_state(self) -> State:
+        """Return what it keeps of a sequence whatever its length."""
+        return State()
+
+    def bends(self) -> tuple[int, ...]:
+        """Return the context lengths at which the cost of a token changes its slope: windows, chunks, selections."""
+        return ()
+
+    def modules(self) -> tuple[str, ...]:
+        """Return the modules of Megatron-LM that can be recomputed by name (transformer_config.py)."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention(SequenceMixer):
+    """Softmax attention with grouped key-value heads (MHA, GQA and MQA are numbers of `kv_heads`).
+
+    `window` and `chunk` are in tokens, 0 for none. `qk_norm` "head" normalises each head with weights of `head_dim`,
+    "full" the whole projection, "heads" has weights of heads * head_dim but normalises each head. `kv_from_earlier`
+    marks a layer that reads the key-value cache of an earlier layer and so has no key and value projections.
+    `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
+    `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys,
+    `softcap` whether scores go through a tanh. `fused_projection` is one matrix for queries, keys and values, of which
+    the values are a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
+    """
+
+    attends: ClassVar[bool] = True
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["none", "head", "heads", "full"] = "none"
+    qk_norm_kind: NormKind = "rmsnorm"
+    v_norm: bool = False
+    sinks: bool = False
+    output_gate: bool = False
+    head_gate: bool = False
+    rotary: bool = True
+    window: int = 0
+    chunk: int = 0
+    causal: bool = True
+    shared_key_value: bool = False
+    kv_from_earlier: bool = False
+    input_width: int = 0
+    softcap: bool = False
+    fused_projection: bool = False
+    joined_rotary: bool = False
+
+    @property
+    def value_dim(self) -> int:
+        """The width of one value head."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a mask hides the tokens that follow."""
+        return self.causal
+
+    @property
+    def rotated(self) -> int:
+        """The width of a head, where positions rotate it."""
+        return self.head_dim if self.rotary else 0
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Query heads; key-value heads are replicated where there are fewer than ranks."""
+        return (("query heads", self.heads),)
+
+    def caches(self) -> tuple[TokenCache, ...]:
+        """K * (H + Hv) elements, one of the two where keys are values; attention both ways keeps nothing."""
+        if self.kv_from_earlier or not self.causal:
+            return ()
+        width = self.head_dim if self.shared_key_value else self.head_dim + self.value_dim
+        return (TokenCache(heads=self.kv_heads, elements=width, limit=self.window or self.chunk),)
+
+    def bends(self) -> tuple[int, ...]:
+        """Its window or chunk."""
+        return (self.window, self.chunk)
+
+    def modules(self) -> tuple[str, ...]:
+        """Its core."""
+        return ("core_attn",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Indexer:
+    """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens.
+
+    One that is `shared` takes the selection of an earlier layer and has no weights (GLM-5, arXiv:2603.12201).
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention(SequenceMixer):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values through a low-rank latent.
+
+    `q_lora_rank` 0 means a full-rank query projection. `latent_norm` "none" leaves the latents as they are (Megatron-LM
+    without --qk-layernorm).
+    """
+
+    attends: ClassVar[bool] = True
+    heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    bias: bool = False
+    latent_norm: NormKind = "rmsnorm"
+    indexer: Indexer | None = None
+    causal: bool = True
+
+    @property
+    def qk_head_dim(self) -> int:
+        """The width of one query head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a mask hides the tokens that follow."""
+        return self.causal
+
+    @property
+    def rotated(self) -> int:
+        """The part of a head that positions rotate."""
+        return self.qk_rope_head_dim
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Query heads; latents are whole on every rank."""
+        return (("query heads", self.heads),)
+
+    def caches(self) -> tuple[TokenCache, ...]:
+        """Kv + r elements for all heads; sparse selection keeps its keys in 8 bits, with a scale of 4 bytes."""
+        latent = TokenCache(elements=self.kv_lora_rank + self.qk_rope_head_dim)
+        selects = self.indexer is not None and not self.indexer.shared
+        keys = TokenCache(elements=0, bytes8=self.indexer.head_dim + 4) if selects and self.indexer else None
+        return (latent, keys) if keys else (latent,)
+
+    def bends(self) -> tuple[int, ...]:
+        """The tokens that its indexer picks."""
+        return (self.indexer.top_k,) if self.indexer else ()
+
+    def modules(self) -> tuple[str, ...]:
+        """Its core, and the projections up from the latents."""
+        return ("core_attn", "mla_up_proj")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressedAttention(SequenceMixer):
+    """DeepSeek-V4's attention: one key-value head, a window, and past tokens compressed `rate` to one beside it.
+
+    Keys are values. The query goes through `q_lora_rank`, the output through `out_groups` maps of `out_lora_rank` each.
+    `rate` 0 is the window alone. An indexed layer compresses overlapping windows and picks `indexer.top_k` of them.
+    """
+
+    attends: ClassVar[bool] = True
+    heads: int
+    head_dim: int
+    q_lora_rank: int
+    out_groups: int
+    out_lora_rank: int
+    window: int
+    rate: int = 0
+    indexer: Indexer | None = None
+
+    def caches(self) -> tuple[TokenCache, ...]:
+        """One key-value head: a window of tokens, and one entry for every `rate` of them."""
+        window = TokenCache(elements=self.head_dim, limit=self.window)
+        if not self.rate:
+            return (window,)
+        keys = self.indexer.head_dim if self.indexer and not self.indexer.shared else 0
+        return window, TokenCache(elements=self.head_dim, bytes8=keys, rate=self.rate)
+
+    def bends(self) -> tuple[int, ...]:
+        """Its window, and the tokens that its indexer picks."""
+        return (self.window, self.indexer.top_k * self.rate if self.indexer else 0)

@@ -1,0 +1,171 @@
+"""Recurrent mixers: state-space models, linear attention, gated convolutions, and every mixer under one name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from shardwise.models._mixers import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    SequenceMixer,
+    State,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba1(SequenceMixer):
+    """Selective state space (arXiv:2312.00752); `inner` = expand * hidden. `norms` are Jamba's on dt, B and C."""
+
+    inner: int
+    state: int
+    conv: int
+    dt_rank: int
+    conv_bias: bool = True
+    proj_bias: bool = False
+    norms: bool = False
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Channels."""
+        return (("inner width", self.inner),)
+
+    def recurrent_state(self) -> State:
+        """The recurrence, and the inputs of the convolution."""
+        return State(wide=self.inner * self.state, narrow=(self.conv - 1) * self.inner)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2(SequenceMixer):
+    """State space duality (arXiv:2405.21060); `inner` = heads * head_dim. `proj_bias` is of the input projection."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv: int
+    chunk: int = 256
+    conv_bias: bool = True
+    proj_bias: bool = False
+    out_bias: bool = False
+    gated_norm: bool = True
+
+    @property
+    def inner(self) -> int:
+        """The width of the state-space stream."""
+        return self.heads * self.head_dim
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Heads."""
+        return (("state-space heads", self.heads),)
+
+    def recurrent_state(self) -> State:
+        """The recurrence, and the inputs of the convolution of stream, B and C."""
+        channels = self.inner + 2 * self.groups * self.state
+        return State(wide=self.inner * self.state, narrow=(self.conv - 1) * channels)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDelta(SequenceMixer):
+    """Gated delta rule linear attention (arXiv:2412.06464).
+
+    `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next), or "kda" (Kimi Linear, whose
+    decay and output gates go through a low rank of `value_dim`).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+    style: Literal["gated-delta-net", "kda"] = "gated-delta-net"
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Heads of keys and of values."""
+        return (("linear-attention key heads", self.key_heads), ("linear-attention value heads", self.value_heads))
+
+    def recurrent_state(self) -> State:
+        """A key-by-value matrix a head, and the inputs of the convolution of queries, keys and values."""
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        return State(wide=self.key_dim * values, narrow=(self.conv - 1) * (2 * keys + values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConv(SequenceMixer):
+    """Gated short convolution (LFM2)."""
+
+    width: int
+    conv: int
+    bias: bool = False
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Channels."""
+        return (("mixer width", self.width),)
+
+    def recurrent_state(self) -> State:
+        """The inputs of the convolution."""
+        return State(narrow=(self.conv - 1) * self.width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentGate(SequenceMixer):
+    """Real-gated linear recurrent unit with its two branches (Griffin, arXiv:2402.19427)."""
+
+    width: int
+    heads: int
+    conv: int
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Heads, which are blocks of its gates."""
+        return (("recurrent heads", self.heads),)
+
+    def recurrent_state(self) -> State:
+        """The recurrence, and the inputs of the convolution."""
+        return State(wide=self.width, narrow=(self.conv - 1) * self.width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rwkv(SequenceMixer):
+    """RWKV-4 time mixing (arXiv:2305.13048)."""
+
+    width: int
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Channels."""
+        return (("mixer width", self.width),)
+
+    def recurrent_state(self) -> State:
+        """Numerator, denominator and maximum of the recurrence, and two shifted inputs (arXiv:2305.13048)."""
+        return State(wide=3 * self.width, narrow=2 * self.width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mlstm(SequenceMixer):
+    """Matrix LSTM cell of xLSTM (arXiv:2405.04517); dims are per head."""
+
+    heads: int
+    qk_dim: int
+    v_dim: int
+    bias: bool = False
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Heads."""
+        return (("recurrent heads", self.heads),)
+
+    def recurrent_state(self) -> State:
+        """A matrix, a normaliser and a maximum of gates a head (arXiv:2405.04517 section 2.3)."""
+        return State(wide=self.heads * (self.qk_dim * self.v_dim + self.qk_dim + 1))
+
+
+Mixer: TypeAlias = (
+    Attention
+    | LatentAttention
+    | CompressedAttention
+    | Mamba1
+    | Mamba2
+    | GatedDelta
+    | ShortConv
+    | RecurrentGate
+    | Rwkv
+    | Mlstm
+)
