@@ -19,7 +19,8 @@ from typing import Any
 
 from accuracy.calibration import attention, experts, links, products, reduces
 from accuracy.calibration.tables import FAMILIES, read
-from shardwise.cost._tables import completed, constants
+from shardwise.cost import stored as everything
+from shardwise.cost._tables import completed
 
 TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "constants.toml"
 # What may be fitted alone: its word here, and the name of its tables in every family of the constants.
@@ -171,7 +172,7 @@ def main() -> int:
     only = tuple(given.only.split(","))
     if not set(only) <= set(KINDS):
         parser.error(f"--only takes {', '.join(KINDS)}")
-    table = constants() if given.check else renewed(stored(), fitted(given.folder, only), only)
+    table = everything() if given.check else renewed(stored(), fitted(given.folder, only), only)
     whole = table if given.check else completed(table)
     print(*report(leftovers(given.folder, whole, only), given.markdown), sep="\n")
     if not given.check:

@@ -21,7 +21,7 @@ from accuracy.calibration.tables import FAMILIES, LEAST, summary
 from accuracy.kernels.products import Fused, chip_of, fused_of, fused_seconds
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.types import types_of
-from shardwise.cost import Chip, ExpertsFit
+from shardwise.cost import Chip, ExpertsFit, record
 from shardwise.hardware import find_device
 from shardwise.measured._record import Record
 
@@ -59,7 +59,7 @@ class Kernel:
 
     def logs(self, row: Comparison) -> Any:
         """Return the logarithms of predicted over measured seconds."""
-        return np.log(fused_seconds(ExpertsFit(**row), self.chip, self.ran) / self.seconds)
+        return np.log(fused_seconds(record(ExpertsFit, row, "fit"), self.chip, self.ran) / self.seconds)
 
 
 def _cut(columns: Any, mask: Any) -> Any:

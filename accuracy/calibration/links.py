@@ -5,6 +5,7 @@ Across nodes the steps and rates of NCCL's two protocols, on the one network tha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import numpy as np
 
 from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import FAMILIES, Table, errors, held, pick, read_files, size, summary, where
-from shardwise.cost import Efficiencies, collective_seconds
+from shardwise.cost import Collective, Efficiencies, collective_seconds, constants, record
 from shardwise.cost._network import Link, Network, wire_of
-from shardwise.cost._tables import constants
 from shardwise.hardware import Cluster
 from shardwise.ledger.op import Verb
 
@@ -33,7 +33,7 @@ def network(device: str, verb: Verb, row: dict[str, Any]) -> Network[Any]:
     """Return eight devices of one node whose only constants are those of one verb."""
     cluster = Cluster.parse(f"8x{device}")
     tier = cluster.tiers[0]
-    wire = wire_of(tier, {"source": "", **row}, _ANY, True, 0.0)
+    wire = wire_of(tier, record(Collective, row, "fit"), _ANY, True, 0.0)
     link = Link(name=tier.name, wires={"all_gather": wire, verb: wire}, in_network=tier.in_network)
     return Network(links=(link,))
 
@@ -108,6 +108,8 @@ ACROSS = {
 }  # fmt: skip
 # NCCL has trees for all-reduce alone (src/graph/tuning.cc).
 TREE: dict[str, dict[str, float]] = {"all_reduce": {"tree_step_seconds": 2e-5}}
+# Constants of NCCL's tree that single sources state, where a fit does not.
+TREE = ("tree_step_seconds", "tree_long_ratio", "tree_rate_share")
 CROSSING: tuple[Verb, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -124,9 +126,11 @@ def across(rows: Table, verb: Verb, row: dict[str, Any], fast: dict[str, Any]) -
         device, node, adapters, rate = SYSTEMS[system]
         text = f"{int(nodes)}x{node}x{device}"
         tiers = Cluster.parse(text, {"nic_bandwidth": rate, "nics_per_node": adapters}).tiers
-        inner = wire_of(tiers[0], fast, _ANY, True, 0.0)
-        priors = {**constants()["network"]["verbs"][verb], **row}
-        outer = wire_of(tiers[1], {**priors, "source": "", "efficiency": row["measured_efficiency"]}, _ANY, False, 0.0)
+        inner = wire_of(tiers[0], record(Collective, fast, "fit"), _ANY, True, 0.0)
+        own = record(Collective, {**row, "efficiency": row["measured_efficiency"]}, "fit")
+        prior = constants().network[verb]
+        trees = {name: getattr(prior, name) for name in TREE if name not in row}
+        outer = wire_of(tiers[1], replace(own, **trees), _ANY, False, 0.0)
         links = tuple(
             Link(name=t.name, wires={"all_gather": w}, in_network=False)
             for t, w in zip(tiers, (inner, outer), strict=True)

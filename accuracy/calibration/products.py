@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ from accuracy.kernels.products import held_share, moved_bytes, quantise_seconds,
 from accuracy.kernels.tables import ENGINES, maxima_seconds, tables
 from accuracy.kernels.ticks import Ticks, ticks_of
 from accuracy.kernels.types import types_of
-from shardwise.cost import Efficiencies
+from shardwise.cost import Efficiencies, Gemm, record
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
 from shardwise.cost._tables import family_of
@@ -26,11 +27,12 @@ START = {
     "compute": 0.65, "memory": 0.85, "start_seconds": 2e-6, "sharpness": 3.0, "depth": 30.0, "balance": 20.0,
     "chain_seconds": 2.5e-9, "split_seconds": 3e-6, "join_share": 2.0, "ramp_seconds": 1.5e-6, "ramp_traffic": 3e6,
     "burst_share": 0.4, "burst_seconds": 0.03, "unset_left": 0.3, "write_share": 0.3, "cached_share": 0.4,
-    "single": 0.5,
+    "vector_wait_share": 0.5,
 }  # fmt: skip
 LIMITS = {
     "compute": 1.0, "memory": 0.98, "sharpness": 8.0, "depth": 3000.0, "join_share": 20.0, "ramp_seconds": 1e-4,
-    "burst_share": 1.5, "burst_seconds": 3.0, "cached_share": 1.0, "efficiency": 1.0, "unset_left": 1.0, "single": 1.0,
+    "burst_share": 1.5, "burst_seconds": 3.0, "cached_share": 1.0, "efficiency": 1.0, "unset_left": 1.0,
+    "vector_wait_share": 1.0,
 }  # fmt: skip
 # Tables of narrow types hold the quantisation of the input, a kernel of its own: its start and share of the bandwidth.
 QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
@@ -38,7 +40,7 @@ QUANTISE = {"start_seconds": 3e-6, "efficiency": 0.4}
 # mean of log(1 + (error / 4 %)^2) by, on shapes that are left out; of the most promising ones so many are tried.
 OWN = ("compute", "memory", "start_seconds")
 # Vectors have a kernel of their own in 16 bits alone: where the input is quantised one row runs in tiles as many do.
-NO_VECTORS = {"single": 1.0}
+NO_VECTORS = {"vector_wait_share": 1.0}
 # What the power limit does to 16-bit products: tables of types with narrower inputs cannot tell it from their rate.
 POWER = ("burst_share", "burst_seconds", "unset_left")
 GAIN, TRIES = 0.008, 8
@@ -65,15 +67,16 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     """Return seconds of the products of some rows on one device with one engine's library."""
     (device, engine), (m, n, k) = key, (rows["m"], rows["n"], rows["k"])
     found, shape = find_device(device).device, (m, n, k, 1.0)
-    row = {"source": "", **row, **row.get("engines", {}).get(ENGINES[engine], {})}
-    timed = replayed(row, found, ENGINES[engine], dtype, shape)
+    gemm = record(Gemm, row, "fit")
+    gemm = replace(gemm, **gemm.engines.get(ENGINES[engine], {}))
+    timed = replayed(gemm, found, ENGINES[engine], dtype, shape)
     rates = product_rates(found, types_of("products")[dtype].peak, timed, _ANY, ENGINES[engine])
     if "held" not in rows:
         rows["held"] = cached(rows, key, dtype)
     seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, rows["held"]))
-    if "quantise" in row:
+    if gemm.quantise:
         in_turn = maxima_seconds(ENGINES[engine], dtype, family_of(found), 1.0) * m
-        seconds = seconds + quantise_seconds(row["quantise"][ENGINES[engine]], found, (m, k), in_turn)
+        seconds = seconds + quantise_seconds(gemm.quantise[ENGINES[engine]], found, (m, k), in_turn)
     return seconds
 
 

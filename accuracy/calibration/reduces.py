@@ -13,8 +13,7 @@ from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import FAMILIES, Table, errors, held, pick, read, size, summary, where
 from accuracy.kernels.collectives import host_seconds
 from accuracy.kernels.tables import ENGINES
-from shardwise.cost._kernels import fit_from
-from shardwise.cost._reduce import EngineReduce, ReduceFit, reduce_seconds
+from shardwise.cost import EngineReduce, ReduceFit, record, reduce_seconds
 from shardwise.hardware import Device, find_device
 
 WORD, TABLE = "all_reduce", "collective"
@@ -31,16 +30,16 @@ def _eager(rows: Table) -> Any:
 
 def predicted(rows: Table, device: Device, row: dict[str, Any]) -> Any:
     """Return seconds of all-reduces replayed in a graph."""
-    reduce = EngineReduce(
-        fit=fit_from(ReduceFit, {"crowding": 0.0, **row}), in_network=device.fast_in_network, source=""
-    )
+    reduce = EngineReduce(fit=record(ReduceFit, row, "fit"), in_network=device.fast_in_network, source="")
     return reduce_seconds(reduce, device.fast_bytes_per_second, rows["message_bytes"], rows["num_gpus"])
 
 
 def launched(rows: Table, device: Device, row: dict[str, Any]) -> Any:
     """Return seconds of all-reduces called one by one: at least the host's time, and a copy of the input."""
-    seconds = predicted(rows, device, row) + 2 * rows["message_bytes"] / (row["copy"] * device.memory_bytes_per_second)
-    return np.maximum(seconds, host_seconds(row, device))
+    seconds = predicted(rows, device, row) + 2 * rows["message_bytes"] / (
+        row["copy_efficiency"] * device.memory_bytes_per_second
+    )
+    return np.maximum(seconds, host_seconds(record(ReduceFit, row, "fit"), device))
 
 
 def _parts(folder: Path, family: str, engine: str) -> dict[str, Table]:
@@ -96,7 +95,7 @@ def calibrate(folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
             half = _best({d: where(r, ~masks[d]) for d, r in graphs.items()}, starts)
             row = _best(graphs, starts)
             hosts = _hosts(parts)
-            row |= hosts | ({"copy": 0.9} if hosts else {})
+            row |= hosts | ({"copy_efficiency": 0.9} if hosts else {})
             unseen = _every({d: where(r, masks[d]) for d, r in graphs.items()}, half)
             text = f"{summary(_every(parts, row))}; sizes not fitted: {summary(unseen)}"
             yield (

@@ -46,9 +46,10 @@ def latent_model() -> tuple[int, LatentAttention]:
 def _kernel(record: Record, device: Device, kind: str, label: str, head: float, windowed: bool = False) -> Any:
     """Return the costs of an engine's attention kernel; what stands in for one that was not measured is said."""
     family = measured_family(record, device, f"{kind}_kernels")
-    table: dict[str, Any] = constants()[family][f"{kind}_kernels"]
-    engine = engine_in(record, table)
-    found = kernel_costs(device, kind, (engine, type_in(record, table[engine], label)), head, windowed, family)
+    table = constants().families[family].attention_table(kind)
+    engines = table.engines if table else {}
+    engine = engine_in(record, engines)
+    found = kernel_costs(device, kind, (engine, type_in(record, engines[engine], label)), head, windowed, family)
     if found is None:
         raise refuse("head_dim", head, "has no measured kernel")
     return found
@@ -60,7 +61,7 @@ def decode(record: Record, device: Device) -> float:
     window, width = record.number("sliding_window"), cache_width(record)
     tokens = record.number("prefix_tokens") + record.number("query_tokens")
     tokens = max(1.0, min(tokens, window) if window else tokens)
-    if constants()[family_of(device)].get("attention", {}).get("block_keys"):
+    if constants().families[family_of(device)].attention.block_keys:
         dtype = record.text("kv_dtype") or "bf16"
         b, peaks = (
             rates_of(device, dtype, 0.0, _NONE).blocks,
@@ -86,7 +87,7 @@ def prefill(record: Record, device: Device) -> float:
     names = ("batch", "query_tokens", "num_heads", "num_kv_heads", "head_dim")
     B, S, N, K, H = (record.positive(name) for name in names)
     past, window = record.number("prefix_tokens"), record.number("sliding_window")
-    if constants()[family_of(device)].get("attention", {}).get("block_keys"):
+    if constants().families[family_of(device)].attention.block_keys:
         pairs = seen_pairs(S + past, window) - seen_pairs(past, window)
         return blocked(device, record.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
     dtype, cache = record.text("attention_dtype") or "bf16", record.text("kv_dtype") or "bf16"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from accuracy.kernels.tables import ENGINES, engine_word, tables
-from shardwise.cost import Efficiencies, collective_seconds, constants, family_of, network_of, reduce_of, reduce_seconds
+from shardwise.cost import (
+    Efficiencies,
+    ReduceFit,
+    collective_seconds,
+    constants,
+    family_of,
+    network_of,
+    reduce_of,
+    reduce_seconds,
+)
 from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.ledger.op import Verb
@@ -47,7 +55,7 @@ def in_node(record: Record, context: Context) -> Prediction:
         seconds = float(reduce_seconds(own, device.fast_bytes_per_second, size, n))
         if record.text("variant").endswith("_eager"):
             seconds = max(
-                host_seconds(row, device), seconds + 2 * size / (row["copy"] * device.memory_bytes_per_second)
+                host_seconds(row, device), seconds + 2 * size / (row.copy_efficiency * device.memory_bytes_per_second)
             )
     return Prediction(value=seconds, assumed=(*notes, *cluster.assumptions), family=record.text("dtype") or "-")
 
@@ -68,17 +76,16 @@ def _cluster(found: Lookup, variant: str, n: int, node: int) -> Cluster:
     return cluster.with_tiers(replace(tier, mesh=0) for tier in cluster.tiers)
 
 
-def _own(device: Device, record: Record) -> dict[str, Any] | None:
+def _own(device: Device, record: Record) -> ReduceFit | None:
     """Return the constants of an engine's own all-reduce, None for NCCL's."""
     engine = ENGINES.get(engine_word(record.text("engine")))
-    found: dict[str, Any] | None = constants()[family_of(device)].get("all_reduce", {}).get(engine)
-    return found
+    return constants().families[family_of(device)].all_reduce.get(engine or "")
 
 
-def host_seconds(row: dict[str, Any], device: Device) -> float:
+def host_seconds(row: ReduceFit, device: Device) -> float:
     """Return seconds of the host of an eager all-reduce: Grace, whose cores are slower, or another."""
     grace = bool(re.fullmatch(tables()["grace"]["devices"], device.name))
-    return float(row.get("grace_host_seconds" if grace else "host_seconds", row["host_seconds"]))
+    return row.grace_host_seconds if grace and row.grace_host_seconds else row.host_seconds
 
 
 def _seconds(cluster: Cluster, verb: Verb, size: float, n: int) -> float:

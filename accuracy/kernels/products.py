@@ -6,8 +6,8 @@ A row is one kernel that was timed alone. It is priced by the forms and constant
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accuracy.kernels.routing import check, timed_rows
@@ -29,12 +29,13 @@ from shardwise.cost import (
     Chip,
     Efficiencies,
     ExpertsFit,
+    Gemm,
+    Quantise,
     bandwidth_of,
     constants,
     experts_seconds,
     family_of,
     family_with,
-    fit_from,
     last_cache_bytes,
     matmul_row,
     others_seconds,
@@ -46,7 +47,7 @@ from shardwise.ledger.number import X, maximum
 from shardwise.measured import Context, Prediction, Record, refuse
 
 # Tables of engines replay captured graphs at the highest clock (aiconfigurator's collector).
-AT_HIGHEST_CLOCK: dict[str, Any] = {"sustained": 1.0, "sustained_by_device": {}}
+AT_HIGHEST_CLOCK: dict[str, Any] = {"steady_state_share": 1.0, "steady_state_by_device": {}}
 _NONE = Efficiencies()
 Seconds = Callable[[Record, Device], float]
 
@@ -95,7 +96,7 @@ def chip_of(device: Device, dtype: str) -> Chip[float]:
     )
 
 
-def engine_in(record: Record, table: dict[str, Any]) -> str:
+def engine_in(record: Record, table: Mapping[str, Any]) -> str:
     """Return the engine of a row among those of a table; what stands in for another is said."""
     engine = ENGINES.get(record.text("engine"), record.text("engine"))
     if engine in table:
@@ -157,30 +158,29 @@ def timed(
     values = types_of("products")[dtype]
     m, _, k, _ = shape
     family = family_of(device)
-    name = values.row if values.row in constants()[family]["matmul"] else values.peak
-    row, note = matmul_row(constants(), family, name)
+    name = values.row if values.row in constants().families[family].matmul else values.peak
+    row, note = matmul_row(family, name)
     if note:
         record.assume(note)
     engine = ENGINES.get(record.text("engine"), record.text("engine"))
     if engine in ENGINES.values():
-        row = replayed({**row, **row.get("engines", {}).get(engine, {})}, device, engine, dtype, shape)
-    elif "sustained" in row:
+        row = replayed(replace(row, **row.engines.get(engine, {})), device, engine, dtype, shape)
+    elif row.steady_state_share != 1:
         record.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
     rates = product_rates(device, values.peak, row, _NONE, engine)
     seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, held))
-    quantise = row.get("quantise", {})
-    if quantise and name != "bf16":
-        q = quantise.get(engine) or next(iter(quantise.values()))
+    if row.quantise and name != "bf16":
+        q = row.quantise.get(engine) or next(iter(row.quantise.values()))
         seconds += quantise_seconds(q, device, (m, k), maxima_seconds(engine, dtype, family, m))
     return float(seconds)
 
 
-def replayed(row: dict[str, Any], device: Device, engine: str, dtype: str, shape: tuple[Any, ...]) -> dict[str, Any]:
+def replayed(row: Gemm, device: Device, engine: str, dtype: str, shape: tuple[Any, ...]) -> Gemm:
     """Return a row of constants as a table of an engine times it: at the highest clock, replayed a few dozen times."""
     kept, weight = last_cache_bytes(device), types_of("products")[dtype].weight_bytes
-    left = row.get("unset_left", 1.0) if dtype in tables()["copies"][engine].get("unset", ()) else 1.0
+    left = row.unset_left if dtype in tables()["copies"][engine].get("unset", ()) else 1.0
     launches = tables()["ticks"]["usual"] * copies(engine, dtype, weight * shape[1] * shape[2], kept)
-    return {**row, **AT_HIGHEST_CLOCK, "launches": launches, "burst_left": left}
+    return replace(row, **AT_HIGHEST_CLOCK, launches=launches, burst_left=left)
 
 
 def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:
@@ -194,14 +194,14 @@ def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:
     return batch * (read + max(values.input_bytes, 2.0) * m * n)
 
 
-def quantise_seconds(q: dict[str, float], device: Device, size: tuple[X, X], in_turn: X) -> X:
+def quantise_seconds(q: Quantise, device: Device, size: tuple[X, X], in_turn: X) -> X:
     """Return seconds of quantising an input of (m, k) values of 16 bits, and the seconds that its rows take in turn."""
     m, k = size
-    streamed = 3 * m * k / (q["efficiency"] * bandwidth_of(device))
-    return q["start_seconds"] + maximum(streamed, in_turn)
+    streamed = 3 * m * k / (q.efficiency * bandwidth_of(device))
+    return q.start_seconds + maximum(streamed, in_turn)
 
 
-def type_in(record: Record, table: dict[str, Any], label: str) -> str:
+def type_in(record: Record, table: Mapping[str, Any], label: str) -> str:
     """Return the type of values of a row among those of a table; the nearest that stands in for another is said."""
     near = next((k for k in (label, label.split("-")[0], "bf16") if k in table), next(iter(table)))
     if near != label:
@@ -267,7 +267,7 @@ def fused_seconds(c: ExpertsFit, chip: Chip[Any], f: Fused) -> Any:
 def experts(record: Record, device: Device) -> float:
     """Return seconds of a fused layer of experts on one rank, by the constants of its kernel or of one like it."""
     dtype, kernel, ran = record.text("dtype"), record.text("kernel"), fused_of(record, device)
-    engines = constants()[measured_family(record, device, "experts")]["experts"]
+    engines = constants().families[measured_family(record, device, "experts")].experts
     table = engines[engine_in(record, engines)]
     by_kernel = table[type_in(record, table, dtype)]
     row = by_kernel.get(kernel)
@@ -275,7 +275,7 @@ def experts(record: Record, device: Device) -> float:
         same = {
             n: r for n, r in by_kernel.items() if n.endswith("nongated") == kernel.endswith("nongated")
         } or by_kernel
-        name = max(same, key=lambda n: same[n]["rows"])
+        name = max(same, key=lambda n: same[n].rows)
         record.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    return float(fused_seconds(fit_from(ExpertsFit, row), chip_of(device, types_of("experts")[dtype].peak), ran))
+    return float(fused_seconds(row, chip_of(device, types_of("experts")[dtype].peak), ran))

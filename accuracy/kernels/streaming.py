@@ -26,13 +26,13 @@ from shardwise.serving import find_engine
 
 def memory_rate(device: Device) -> float:
     """Return bytes a second of streaming kernels on a device."""
-    return float(constants()[family_of(device)]["memory"]["efficiency"] * bandwidth_of(device))
+    return float(constants().families[family_of(device)].memory.efficiency * bandwidth_of(device))
 
 
 def cached_rate(device: Device, walked: float, copies: int = 1) -> float:
     """Return bytes a second where so many bytes are walked through again and again, each held `copies` times."""
     rate, held = memory_rate(device), last_cache_bytes(device)
-    each = constants()[family_of(device)]["memory"].get("cached_bytes_per_second_per_core", 0.0)
+    each = constants().families[family_of(device)].memory.cached_bytes_per_second_per_core
     if not each or not held or not device.knows("num_cores"):
         return rate
     hit = inside_share(walked * copies / held)
@@ -61,15 +61,15 @@ def step_rate(device: Device, walked: float) -> float:
 def replayed_start(device: Device, engine: str) -> float:
     """Return seconds to start a small kernel of a captured graph, of the engine where the device's is not measured."""
     known = engine if engine in ENGINES.values() else "vllm"
-    row, own = constants()[family_of(device)]["memory"], tables()["replayed"].get(known, {})
-    usual = row.get("replayed_start_seconds", find_engine(known).small_kernel_seconds)
+    row, own = constants().families[family_of(device)].memory, tables()["replayed"].get(known, {})
+    usual = row.replayed_start_seconds or find_engine(known).small_kernel_seconds
     return float(own.get(family_of(device), usual))
 
 
 def streaming(record: Record, device: Device) -> float:
     """Return seconds of a kernel that only moves bytes, started from a captured graph; on a CPU by what it does."""
-    row, moved = constants()[family_of(device)]["memory"], record.positive("bytes_total")
-    if any(isinstance(rates, dict) for rates in row.get("kinds", {}).values()):
+    row, moved = constants().families[family_of(device)].memory, record.positive("bytes_total")
+    if row.kinds_by_type:
         # Rates by kind and type are measured on CPUs alone.
         return _on_cpu(record, device, moved)
     engine = ENGINES.get(record.text("engine"), record.text("engine"))
@@ -82,7 +82,7 @@ def streaming(record: Record, device: Device) -> float:
         most = flat["bytes_per_second_per_core"].get(family_of(device), math.inf) * float(device.num_cores)
         return float(replayed_start(device, engine) + moved / min(rate, most))
     # One core runs a row: few long ones leave the others idle.
-    alone = moved / record.number("rows", moved) / row.get("cached_bytes_per_second_per_core", math.inf)
+    alone = moved / record.number("rows", moved) / (row.cached_bytes_per_second_per_core or math.inf)
     return float(replayed_start(device, engine) + max(moved / rate, alone))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import Table, errors, held, pick, read_files, size, summary, where
-from shardwise.cost import Efficiencies
+from shardwise.cost import Efficiencies, Gemm, record
 from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops
 from shardwise.cost._operators import product_seconds
 from shardwise.cost._rates import product_rates
@@ -29,7 +29,7 @@ _PRODUCT = {"compute": 0.85, "memory": 0.4, "start_seconds": 5e-6, "sharpness": 
             "write_share": 0.5}  # fmt: skip
 _PRODUCT_MOST = {"compute": 1.0, "memory": 1.5, "sharpness": 8.0, "depth": 400.0, "start_seconds": 1e-4}
 # A CPU has no tiles to run in waves: nothing is charged for their loads, their joining or a warm-up.
-_PLAIN = {"whole": 1.0, "balance": 0.0, "split_seconds": 0.0}
+_PLAIN = {"whole": True, "balance": 0.0, "split_seconds": 0.0}
 _ATTENTION = {"forward": 0.7, "backward": 0.7, "forward_rows": 20.0, "backward_rows": 20.0, "start_seconds": 1e-5}
 BLOCK_KEYS = 512.0
 TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "cpu.toml"
@@ -82,7 +82,7 @@ def products(rows: Table, device: Device, dtype: str) -> dict[str, Any]:
 
     def seconds(p: dict[str, float], t: Table) -> Any:
         m, n, k = t["m"], t["n"], t["k"]
-        rates = product_rates(device, dtype, {"source": "", **_PLAIN, **p}, _ANY)
+        rates = product_rates(device, dtype, record(Gemm, {**_PLAIN, **p}, "fit"), _ANY)
         return product_seconds(rates, (m, n, k, 1.0), width * (m * k + n * k + m * n))
 
     def search(t: Table) -> dict[str, float]:
@@ -167,7 +167,8 @@ def memory(rows: Table, device: Device) -> dict[str, Any]:
             for i in (0, 1) if not word else (("forward", "backward").index(word),):
                 pair[i] = rate / copies
     return {
-        "efficiency": copies / device.memory_bytes_per_second, "start_seconds": float(np.median(starts)), "kinds": kinds
+        "efficiency": copies / device.memory_bytes_per_second, "start_seconds": float(np.median(starts)),
+        "kinds_by_type": kinds,
     }  # fmt: skip
 
 

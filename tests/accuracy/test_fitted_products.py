@@ -15,8 +15,8 @@ DEVICE = "h100-sxm-80gb"
 
 
 def _form() -> dict[str, Any]:
-    row = constants()["hopper"]["matmul"]["bf16"]
-    return {name: float(row[name]) for name in products.START}
+    row = constants().families["hopper"].matmul["bf16"]
+    return {name: float(getattr(row, name)) for name in products.START}
 
 
 def _tables(**own: float) -> products.Groups:
@@ -38,7 +38,7 @@ def test_types_that_differ_in_rates_alone_state_no_constant_of_the_form() -> Non
     """Engines state their rate and bandwidth; the row for who names no engine lies between. No vector is faster."""
     row, apart = products.fit_narrow(_tables(), "fp8", _form())
     assert set(row) & (set(products.START) - set(products.OWN)) == set(products.NO_VECTORS)
-    assert row["single"] == 1.0
+    assert row["vector_wait_share"] == 1.0
     assert set(row["engines"]["sglang"]) == {"compute", "memory"}
     assert row["engines"]["sglang"]["compute"] < row["compute"] < row["engines"]["tensorrt-llm"]["compute"]
     assert np.median(np.abs(apart)) < 0.02

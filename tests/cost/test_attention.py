@@ -11,6 +11,7 @@ import pytest
 from shardwise.cost import Chip
 from shardwise.cost._attention import (
     DECODE_PARTS,
+    PARTS,
     PROMPT_PARTS,
     Cached,
     KernelCosts,
@@ -45,7 +46,7 @@ def test_parts_of_a_prompt_by_hand() -> None:
     assert parts["waves"] == 1
     assert (parts["tokens"], parts["swapped"]) == (512, 0)
     assert parts["cache"] == pytest.approx(2 * 2 * 256 * 512 / 1e12)
-    assert parts["longest"] == pytest.approx(128 * 256 * 512 * 100 / 1e15)
+    assert parts["longest_tile"] == pytest.approx(128 * 256 * 512 * 100 / 1e15)
     assert parts["masked"] == 0
 
 
@@ -68,7 +69,7 @@ def test_only_what_the_last_cache_cannot_hold_is_read_from_memory() -> None:
     for held, cold in ((0.0, 1.0), (0.5, 1.0), (0.75, 0.5), (1.0, 0.0)):
         chip = Chip(flops=1e15, bytes_per_second=1e12, cores=100.0, cached_bytes=held * moved * 1e12)
         parts = dict(zip(PROMPT_PARTS, prompt_parts(chip, prompt(), "none"), strict=True))
-        assert parts["cold"] == pytest.approx(cold * moved)
+        assert parts["beyond_cache"] == pytest.approx(cold * moved)
 
 
 def test_a_window_leaves_pairs_out_and_says_which() -> None:
@@ -78,7 +79,7 @@ def test_a_window_leaves_pairs_out_and_says_which() -> None:
         for w in (0.0, 64.0)
     )
     assert windowed["pairs"] + windowed["masked"] == pytest.approx(whole["pairs"])
-    assert windowed["longest"] == pytest.approx(whole["longest"] * 256 / 1024)
+    assert windowed["longest_tile"] == pytest.approx(whole["longest_tile"] * 256 / 1024)
     assert windowed["visited"] < whole["visited"]
     assert seen_pairs(256.0, 64) == pytest.approx(64 * 65 / 2 + 192 * 64)
 
@@ -89,9 +90,9 @@ def test_parts_over_a_cache_by_hand() -> None:
     parts = dict(zip(DECODE_PARTS, decode_parts(CHIP, work), strict=True))
     assert parts["cache"] == pytest.approx(150 * 512 * 2048 / 1e12)
     assert parts["products"] == pytest.approx(150 * 16 * 512 * 2048 / 1e15)
-    assert (parts["waves"], parts["first"], parts["far"]) == (2, 1, 0.125)
+    assert (parts["waves"], parts["first_1k_tokens"], parts["first_16k_tokens"]) == (2, 1, 0.125)
     assert parts["floor"] == parts["cache"]
-    assert parts["alone"] == pytest.approx(100 * 512 * 2048 / 1e12)
+    assert parts["item_on_a_core"] == pytest.approx(100 * 512 * 2048 / 1e12)
     assert (parts["unshared"], parts["swapped"], parts["sequences"]) == (0, 1, 75)
 
 
@@ -181,18 +182,13 @@ def test_attention_takes_longer_with_every_size(device: str, kind: str) -> None:
 
 def test_kernels_take_their_costs_from_those_of_the_family() -> None:
     """What a kernel takes is a cost of the part in its family, every cost is taken, and every kernel starts."""
-    for table in (rows[kind] for rows in constants().values() for kind in rows if kind.endswith("_kernels")):
-        heads = [
-            taken
-            for name, labels in table.items()
-            if name not in ("costs", "by_device")
-            for row in labels.values()
-            for taken in row["heads"].values()
-        ]
+    tables = [row.attention_table(kind) for row in constants().families.values() for kind in PARTS]
+    for table in filter(None, tables):
+        heads = [taken for rows in table.engines.values() for row in rows.values() for taken in row.heads.values()]
         assert all("start" in taken for taken in heads)
-        for part, costs in table["costs"].items():
+        for part, costs in table.costs.items():
             assert sorted({taken[part] for taken in heads if part in taken}) == list(range(len(costs)))
-            assert costs == sorted(costs)
+            assert list(costs) == sorted(costs)
             assert costs[0] > 0
 
 

@@ -59,7 +59,7 @@ def test_a_norm_in_steps_takes_longer_than_a_fused_one() -> None:
 def test_every_kind_of_the_constants_is_one_that_operators_have() -> None:
     """The kinds with a rate of their own are those that kernels are measured for."""
     known = {kind for kind, _ in MEASURED_KERNELS.values()}
-    for dtype, kinds in constants()["cpu"]["memory"]["kinds"].items():
+    for dtype, kinds in constants().families["cpu"].memory.kinds_by_type.items():
         assert set(kinds) <= known, dtype
 
 

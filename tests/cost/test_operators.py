@@ -72,7 +72,7 @@ def test_a_large_product_runs_near_its_fitted_efficiency() -> None:
     op = product(8192, 8192, 8192)
     reached = op.flops / op_seconds(RATES, op).forward
     assert 0.9 * RATES.matmul_flops < reached < RATES.matmul_flops
-    assert RATES.matmul_flops <= constants()["hopper"]["matmul"]["bf16"]["compute"] * 989e12
+    assert RATES.matmul_flops <= constants().families["hopper"].matmul["bf16"].compute * 989e12
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000))
@@ -235,7 +235,9 @@ def test_products_that_stay_wide_run_at_the_rate_of_sixteen_bits() -> None:
 )
 def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, slower: bool) -> None:
     """Products, attention and experts of B200 and H100 slow down where eight share a node; racks on liquid do not."""
-    alone, busy = (rates_of(find_device(device).device, "bf16", 0.0, Efficiencies(), together=t) for t in (False, True))
+    alone, busy = (
+        rates_of(find_device(device).device, "bf16", 0.0, Efficiencies(), node_busy=t) for t in (False, True)
+    )
     for name in ("matmul_flops", "attention_forward_flops", "attention_backward_flops", "grouped_flops"):
         assert (getattr(busy, name) < getattr(alone, name)) == slower, name
     assert busy.memory_bytes == alone.memory_bytes
@@ -248,7 +250,7 @@ def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, 
 def test_fewer_watts_for_a_peak_leave_less_of_it(device: str, share: float) -> None:
     """A device never measured keeps the family's lasting share of its peak, less where it has fewer watts for it."""
     found = find_device(device).device
-    row = matmul_row(constants(), family_of(found), "bf16")[0]
+    row = matmul_row(family_of(found), "bf16")[0]
     assert lasting_share(row, found) == pytest.approx(share, abs=0.01)
 
 
@@ -288,8 +290,8 @@ def test_a_longer_product_never_takes_less_time(device: str, dtype: str) -> None
 
 def test_short_replays_run_at_a_higher_clock() -> None:
     """A table replays a product of microseconds before power lowers the clock; a model runs on and has no such time."""
-    row = {**constants()["hopper"]["matmul"]["bf16"], **AT_HIGHEST_CLOCK, "ramp_seconds": 0.0}
-    table, model = (product_rates(H100, "bf16", r, Efficiencies()) for r in ({**row, "launches": 36}, row))
+    row = replace(constants().families["hopper"].matmul["bf16"], **AT_HIGHEST_CLOCK, ramp_seconds=0.0)
+    table, model = (product_rates(H100, "bf16", r, Efficiencies()) for r in (replace(row, launches=36), row))
     shapes = {n: (float(n), float(n), float(n), 1.0) for n in (2048, 65536)}
     gain = {
         n: product_seconds(model, s, 6.0 * n * n) / product_seconds(table, s, 6.0 * n * n) for n, s in shapes.items()
@@ -342,7 +344,7 @@ def test_one_row_is_a_vector_product_on_some_devices() -> None:
 
 def test_an_engine_has_products_of_its_own() -> None:
     """Narrow products of an engine take its own constants, and those of the family where it has none."""
-    row = constants()["hopper"]["matmul"]["fp8"]
+    row = constants().families["hopper"].matmul["fp8"]
     own, shared = (product_rates(H100, "fp8", row, Efficiencies(), engine) for engine in ("vllm", ""))
-    assert own.matmul_flops / shared.matmul_flops == pytest.approx(row["engines"]["vllm"]["compute"] / row["compute"])
+    assert own.matmul_flops / shared.matmul_flops == pytest.approx(row.engines["vllm"]["compute"] / row.compute)
     assert own.matmul_start == shared.matmul_start

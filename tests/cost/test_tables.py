@@ -9,7 +9,7 @@ import pytest
 
 from shardwise.cost import Efficiencies, ExpertsFit, constants, family_of, last_cache_bytes, product_rates, rates_of
 from shardwise.cost._operators import product_seconds
-from shardwise.cost._tables import completed
+from shardwise.cost._tables import completed, stored
 from shardwise.hardware import find_device
 
 WIDE = {"compute": 0.8, "depth": 40.0, "source": "a table", "by_device": {"gh200-96gb": 1.02}}
@@ -39,7 +39,7 @@ def test_kernels_of_experts_share_what_they_do_not_state() -> None:
 
 def test_every_stored_kernel_of_experts_is_whole() -> None:
     """No kernel of the stored constants lacks one of the form, its own or shared."""
-    for table in constants().values():
+    for table in stored().values():
         for types in table.get("experts", {}).values() if "devices" in table else ():
             for kernels in types.values():
                 for row in kernels.values():
@@ -63,7 +63,7 @@ def test_every_stored_kernel_of_experts_is_whole() -> None:
 def test_devices_whose_kernels_were_measured_have_the_cache_of_their_family(name: str, megabytes: int) -> None:
     """Constants were fitted with the family's size: a device of the tables states that one, or none."""
     device = find_device(name).device
-    assert last_cache_bytes(device) == constants()[family_of(device)]["memory"]["cached_bytes"] == megabytes * 1e6
+    assert last_cache_bytes(device) == constants().families[family_of(device)].memory.cached_bytes == megabytes * 1e6
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_devices_whose_kernels_were_measured_have_the_cache_of_their_family(name
 def test_the_last_cache_is_that_of_the_device(name: str, megabytes: int) -> None:
     """A device that states its last cache does not take that of the large device of its family."""
     device = find_device(name).device
-    assert last_cache_bytes(device) == megabytes * 1e6 < constants()[family_of(device)]["memory"]["cached_bytes"]
+    assert last_cache_bytes(device) == megabytes * 1e6 < constants().families[family_of(device)].memory.cached_bytes
 
 
 def test_a_last_cache_that_is_not_stated_is_that_of_the_family() -> None:
     """A device without a figure takes its family's, one of a family without a figure has none, one's own file wins."""
-    assert last_cache_bytes(find_device("h20").device) == constants()["hopper"]["memory"]["cached_bytes"]
+    assert last_cache_bytes(find_device("h20").device) == constants().families["hopper"].memory.cached_bytes
     tpu = find_device("tpu-v5p").device
     assert last_cache_bytes(tpu) == 0.0
     assert last_cache_bytes(tpu.with_values({"last_cache_bytes": 7e6}, "a device file", "2026")) == 7e6
@@ -88,9 +88,9 @@ def test_a_last_cache_that_is_not_stated_is_that_of_the_family() -> None:
 def test_a_smaller_last_cache_holds_fewer_inputs(name: str) -> None:
     """A product between the sizes of two caches reads its input from memory with the smaller one; others are alike."""
     own = find_device(name).device
-    family = constants()[family_of(own)]
-    as_large = own.with_values({"last_cache_bytes": family["memory"]["cached_bytes"]}, "its family's", "2026")
-    row = family["matmul"]["bf16"]
+    family = constants().families[family_of(own)]
+    as_large = own.with_values({"last_cache_bytes": family.memory.cached_bytes}, "its family's", "2026")
+    row = family.matmul["bf16"]
     small, large = (product_rates(d, "bf16", row, Efficiencies()) for d in (own, as_large))
     between = 0.85 * last_cache_bytes(as_large)
     for moved, alike in ((0.85 * last_cache_bytes(own), True), (between, False), (2 * between, True)):
@@ -105,10 +105,10 @@ def test_a_smaller_last_cache_holds_fewer_inputs(name: str) -> None:
 def test_memory_that_checks_its_errors_in_line_is_slower(name: str, share: float) -> None:
     """Products and streams of any work read at what a card keeps beside what its family's measured one does."""
     device = find_device(name).device
-    found, table = rates_of(device, "bf16", 0.0, Efficiencies()), constants()[family_of(device)]
+    found, table = rates_of(device, "bf16", 0.0, Efficiencies()), constants().families[family_of(device)]
     for rate, fitted in (
-        (found.memory_bytes, table["memory"]["efficiency"]),
-        (found.matmul_bytes, table["matmul"]["bf16"]["memory"]),
+        (found.memory_bytes, table.memory.efficiency),
+        (found.matmul_bytes, table.matmul["bf16"].memory),
     ):
         assert float(rate) == pytest.approx(share * fitted * device.memory_bytes_per_second)
 

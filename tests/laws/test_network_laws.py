@@ -14,7 +14,7 @@ from laws.helpers import SLACK, tried
 from laws.strategies import DEVICES
 from shardwise.cost import Efficiencies, collective_seconds, network_of, op_seconds, rates_of
 from shardwise.cost._rates import attention_dtype
-from shardwise.cost._tables import constants
+from shardwise.cost._tables import stored
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, Tier, device_names, find_device
 from shardwise.ledger.op import Op, Verb
@@ -160,13 +160,15 @@ def _rows(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def test_every_fitted_constant_is_a_possible_one() -> None:
     """Efficiencies lie between nothing and one, times are not negative, and every fit names its source and date."""
-    for family, table in constants().items():
+    for family, table in stored().items():
         flat = list(_rows(table))
         assert flat, family
         for row in flat:
             assert row["source"] and row["date"], family
             for key, value in row.items():
-                if key == "sustained":  # of the rate in tables, whose libraries may be slower than those of training
+                if (
+                    key == "steady_state_share"
+                ):  # of the rate in tables, whose libraries may be slower than those of training
                     assert 0 < value * row["compute"] <= 1, (family, key)
                 elif key in ("compute", "memory", "efficiency", "forward", "backward"):
                     # The products of a prompt's attention are charged with more dimensions than they have.

@@ -181,7 +181,7 @@ def test_pcie_servers_have_peer_access() -> None:
         ask("llama-3.1-8b", JOB, Plan(tp=tp), "l40s", engine="tensorrt-llm").evaluation.prefill.exposed["tp"]
         for tp in (8, 2)
     )
-    assert eight / two < 2 * 4 ** constants()["passes"]["peer_access"]["crowding"]
+    assert eight / two < 2 * 4 ** constants().rules.peer_access.crowding
     assert report.ttft_seconds > 0
 
 

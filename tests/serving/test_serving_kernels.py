@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serving.serving_cases import ask
-from shardwise.cost import Efficiencies, ExpertsFit, constants, fit_from, rates_of
+from shardwise.cost import Efficiencies, constants, rates_of
 from shardwise.hardware import find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._case import server_of
@@ -18,8 +18,8 @@ def test_block_scaled_experts_take_their_own_kernel(products: str, values: str) 
     """Experts with scales of blocks are priced with the kernel measured on them, not with one of per-tensor scales."""
     device = find_device("h200-sxm-141gb").device
     kernels = kernels_of(device, "hopper", products, find_engine("vllm"), Efficiencies())
-    measured = max(constants()["hopper"]["experts"]["vllm"][values].values(), key=lambda row: row["rows"])
-    assert kernels.experts_narrow == fit_from(ExpertsFit, measured)
+    measured = max(constants().families["hopper"].experts["vllm"][values].values(), key=lambda row: row.rows)
+    assert kernels.experts_narrow == measured
 
 
 def test_experts_in_mxfp4_take_8_bit_inputs_where_an_engine_was_measured_so() -> None:
@@ -29,9 +29,9 @@ def test_experts_in_mxfp4_take_8_bit_inputs_where_an_engine_was_measured_so() ->
         ("h200-sxm-141gb", "hopper", "bf16"),
     ):
         kernels = kernels_of(find_device(name).device, family, "mxfp4", find_engine("tensorrt-llm"), Efficiencies())
-        rows = constants()[family]["experts"]["tensorrt-llm"][kind]
-        measured = max((r for n, r in rows.items() if "nongated" not in n), key=lambda row: row["rows"])
-        assert kernels.experts_wide == fit_from(ExpertsFit, measured)
+        rows = constants().families[family].experts["tensorrt-llm"][kind]
+        measured = max((r for n, r in rows.items() if "nongated" not in n), key=lambda row: row.rows)
+        assert kernels.experts_wide == measured
         assert kernels.experts_type == ("fp8" if kind.startswith("w4a8") else "")
 
 
@@ -74,12 +74,12 @@ def test_prompts_of_one_product_or_two_are_the_same_work() -> None:
 
 def test_inputs_of_four_bits_are_quantised_by_a_kernel_of_their_own() -> None:
     """Under vLLM each product in nvfp4 starts a quantisation first, as its table has it; fp8 ones do not."""
-    table = constants()["blackwell"]["matmul"]
+    table = constants().families["blackwell"].matmul
     for weights, dtype in (("nvfp4", "fp4"), ("fp8", "fp8")):
         case = ask("llama-3.1-70b", Serving(weights=weights), device="b200-sxm-180gb").case
         server = server_of(case, sizes_of(case.model, case.plan, case.job, case.domains), True)
         alone = rates_of(case.cluster.device, dtype, 0.0, Efficiencies()).matmul_start
-        own = table[dtype]["quantise"]["vllm"]["start_seconds"] if dtype == "fp4" else 0.0
+        own = table[dtype].quantise["vllm"].start_seconds if dtype == "fp4" else 0.0
         assert float(server.narrow.matmul_start) == pytest.approx(float(alone) + own)
 
 

@@ -6,7 +6,6 @@ other packages use is listed here.
 """
 
 from shardwise.cost._attention import (
-    DECODE_PARTS,
     PARTS_IN_SECONDS,
     TILE_KEYS,
     Cached,
@@ -27,12 +26,11 @@ from shardwise.cost._kernels import (
     TILE_ROWS,
     UNKNOWN_CORES,
     Chip,
-    ExpertsFit,
     experts_seconds,
-    fit_from,
     others_seconds,
 )
 from shardwise.cost._kinds import MEASURED_KERNELS, blocked_flops, one_query_seconds
+from shardwise.cost._load import record
 from shardwise.cost._network import (
     Network,
     collective_seconds,
@@ -52,9 +50,17 @@ from shardwise.cost._rates import (
     product_rates,
     rates_of,
 )
+from shardwise.cost._records import (
+    DECODE_PARTS,
+    Collective,
+    ExpertsFit,
+    Gemm,
+    Quantise,
+    ReduceFit,
+)
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
-from shardwise.cost._tables import bandwidth_of, constants, family_of, family_with, last_cache_bytes, matmul_row
+from shardwise.cost._tables import bandwidth_of, constants, family_of, family_with, last_cache_bytes, matmul_row, stored
 from shardwise.cost._tiles import ELEMENT_BYTES
 
 __all__ = [
@@ -71,14 +77,18 @@ __all__ = [
     "Beside",
     "Cached",
     "Chip",
+    "Collective",
     "Efficiencies",
     "EngineReduce",
     "ExpertsFit",
+    "Gemm",
     "KernelCosts",
     "Network",
     "PassSeconds",
     "Prompt",
+    "Quantise",
     "Rates",
+    "ReduceFit",
     "Tiled",
     "attention_dtype",
     "band_names",
@@ -95,7 +105,6 @@ __all__ = [
     "experts_seconds",
     "family_of",
     "family_with",
-    "fit_from",
     "heads_together",
     "inside_share",
     "kernel_costs",
@@ -112,10 +121,12 @@ __all__ = [
     "product_seconds",
     "prompt_parts",
     "rates_of",
+    "record",
     "reduce_of",
     "reduce_seconds",
     "seen_pairs",
     "sent_bytes",
+    "stored",
     "tiled_parts",
     "with_peers",
 ]

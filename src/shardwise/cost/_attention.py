@@ -8,29 +8,20 @@ many engines share the cost of a part; the fit says which, and what a kernel doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 from shardwise.cost._kernels import TILE_ROWS, Chip
+from shardwise.cost._records import DECODE_PARTS, PROMPT_PARTS, AttentionTable
 from shardwise.cost._tables import constants, family_of, family_with
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, total
 
-PROMPT_PARTS = (
-    "start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "cold", "longest", "longest_exponentials",
-    "masked", "tokens", "swapped",
-)  # fmt: skip
-"""Parts of attention of a prompt, as `prompt_parts` returns them."""
-DECODE_PARTS = (
-    "start", "cache", "edges", "products", "waves", "first", "far", "floor", "cold", "alone", "unshared", "swapped",
-    "sequences",
-)  # fmt: skip
-"""Parts of attention over a cache, as `decode_parts` returns them."""
 PARTS = {kind: PROMPT_PARTS if kind.endswith("prefill") else DECODE_PARTS
          for kind in ("prefill", "decode", "latent_prefill", "latent_decode")}  # fmt: skip
 """Parts of each kind of attention that was measured."""
-PARTS_IN_SECONDS = frozenset({"start", "waves", "first", "far", "swapped", "sequences"})
+PARTS_IN_SECONDS = frozenset({"start", "waves", "first_1k_tokens", "first_16k_tokens", "swapped", "sequences"})
 """Parts over a cache whose costs are seconds, where the others are times longer than at a peak of the device."""
 _GROUP_ROWS = 16
 _FLOOR, _FIRST, _FAR = 128, 1024, 16384
@@ -176,7 +167,7 @@ def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
     )
 
 
-def _cold(chip: Chip[X], moved: X) -> X:
+def _beyond_cache(chip: Chip[X], moved: X) -> X:
     """Return the bytes that the last cache does not hold when the same kernel runs again, all from twice its size."""
     return maximum(minimum(moved, 2 * (moved - chip.cached_bytes)), 0.0)
 
@@ -199,7 +190,7 @@ def tiled_parts(chip: Chip[X], t: Tiled[X]) -> tuple[X, ...]:
         ceil(t.tiles / chip.cores),
         t.edge_bytes / chip.bytes_per_second,
         t.cache_bytes / chip.bytes_per_second,
-        _cold(chip, t.edge_bytes + t.cache_bytes) / chip.bytes_per_second,
+        _beyond_cache(chip, t.edge_bytes + t.cache_bytes) / chip.bytes_per_second,
         longest * pair + zero,
         longest * exponential + zero,
         t.masked * pair,
@@ -228,7 +219,7 @@ def decode_parts(chip: Chip[X], c: Cached[X]) -> tuple[X, ...]:
         minimum(L, _FIRST) / _FIRST + zero,
         minimum(L, _FAR) / _FAR + zero,
         floor / chip.bytes_per_second,
-        _cold(chip, cache) / chip.bytes_per_second,
+        _beyond_cache(chip, cache) / chip.bytes_per_second,
         c.item_bytes * L / (chip.bytes_per_second / chip.cores) + zero,
         above(c.group + zero, _SHARED_HEADS + 0.5, c.group * floor / chip.bytes_per_second, zero),
         swapped(c.sequences, items / c.sequences, c.group) + zero,
@@ -260,7 +251,7 @@ def runs_as(head: float, windowed: bool, heads: Iterable[str]) -> str:
     return f"{next((n for n in sizes if n >= head), sizes[-1])}{mark}"
 
 
-def part_costs(kind: str, costs: dict[str, list[float]], taken: dict[str, int]) -> tuple[float, ...]:
+def part_costs(kind: str, costs: Mapping[str, Sequence[float]], taken: Mapping[str, int]) -> tuple[float, ...]:
     """Return the cost of every part of a kernel, which takes one of the costs of a part or none.
 
     >>> part_costs("decode", {"start": [5e-6, 9e-6], "cache": [1.1]}, {"start": 1, "cache": 0})[:3]
@@ -285,16 +276,13 @@ def kernel_costs(
     ... )
     True
     """
-    table = constants()[family or family_of(device)].get(f"{kind}_kernels", {})
-    row = table.get(kernel[0], {}).get(kernel[1])
-    if row is None:
+    table = constants().families[family or family_of(device)].attention_table(kind)
+    row = table.engines.get(kernel[0], {}).get(kernel[1]) if table else None
+    if table is None or row is None:
         return None
-    taken = row["heads"][runs_as(head, windowed, row["heads"])]
-    return KernelCosts(
-        costs=part_costs(kind, table["costs"], taken),
-        packs=row.get("packs", "none"),
-        scale=table.get("by_device", {}).get(device.name, 1.0),
-    )
+    taken = row.heads[runs_as(head, windowed, row.heads)]
+    scale = table.by_device.get(device.name, 1.0)
+    return KernelCosts(costs=part_costs(kind, table.costs, taken), packs=row.packs, scale=scale)
 
 
 def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[KernelCosts, str]:
@@ -308,7 +296,7 @@ def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[Kernel
     """
     family = family or family_of(device)
     family = family_with("decode_kernels", family)
-    table = constants()[family]["decode_kernels"]
-    engine = engine if engine in table else "vllm"
+    engines = cast(AttentionTable, constants().families[family].decode_kernels).engines
+    engine = engine if engine in engines else "vllm"
     costs = kernel_costs(device, "decode", (engine, "bf16"), 128.0, False, family)
-    return cast(KernelCosts, costs), table[engine]["bf16"]["source"]
+    return cast(KernelCosts, costs), engines[engine]["bf16"].source

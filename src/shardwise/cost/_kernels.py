@@ -5,10 +5,11 @@ Forms of accuracy/notes/calibration.md; constants per family and engine in const
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Generic
+from dataclasses import dataclass
+from typing import Generic
 
 from shardwise.cost._operators import blend
+from shardwise.cost._records import ExpertsFit
 from shardwise.ledger.number import X
 
 TILE_ROWS = 128
@@ -24,31 +25,6 @@ class Chip(Generic[X]):
     bytes_per_second: X
     cores: float
     cached_bytes: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertsFit:
-    """Constants of the two fused products of experts."""
-
-    memory: float
-    compute: float
-    start_seconds: float
-    sharpness: float
-    pad_rows: float
-    """Rows by which those of an expert are padded in the mean."""
-    expert_seconds: float
-    """Seconds for each expert that got a token."""
-    chain_share: float = 1.0
-    """Share of the time of one tile that ends the kernel."""
-    row_traffic: float = 0.0
-    """How often a row is moved beside the products: gathered, quantised, activated, added up."""
-    others_traffic: float = 0.0
-    """The same of rows that other ranks serve."""
-
-
-def fit_from(kind: type[Any], row: dict[str, Any]) -> Any:
-    """Return constants of a kind of kernel from a stored row."""
-    return kind(**{f.name: row[f.name] for f in fields(kind) if f.name in row})
 
 
 def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X, X]) -> X:

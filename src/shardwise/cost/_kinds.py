@@ -6,10 +6,9 @@ block by block, so that its rate depends on the length (constants: cost/cpu.toml
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
+from shardwise.cost._records import AttentionFit, Memory
 from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
 
@@ -59,11 +58,10 @@ class Streams:
     shares: tuple[tuple[str, float, float], ...] = ()
 
     @classmethod
-    def stated(cls, memory: Mapping[str, Any], dtype: str) -> Streams:
-        """Return the shares that a row of constants states for a data type, and those of all types."""
-        stated = memory.get("kinds", {})
-        kinds = stated.get(dtype, {}) | {name: pair for name, pair in stated.items() if isinstance(pair, list)}
-        return cls(tuple((name, float(ahead), float(back)) for name, (ahead, back) in kinds.items()))
+    def stated(cls, memory: Memory, dtype: str) -> Streams:
+        """Return the shares that a family states for a data type, and those of all types."""
+        kinds = {**memory.kinds_by_type.get(dtype, {}), **memory.kinds}
+        return cls(tuple((name, ahead, back) for name, (ahead, back) in kinds.items()))
 
     def rate(self, streaming: X, kind: str, backward: bool = False) -> X:
         """Return the bytes/s of a kind of operator in one pass, of those that plain streaming reaches."""
@@ -95,10 +93,9 @@ class Blocks:
     cached_start_seconds: float = 0.0
 
     @classmethod
-    def stated(cls, attention: Mapping[str, Any]) -> Blocks:
-        """Return the blocks that a row of constants states, none where it has no such kernel."""
-        names = ("block_keys", *[f.name for f in fields(cls)][1:])
-        return cls(*(float(attention.get(name, 0.0)) for name in names))
+    def stated(cls, attention: AttentionFit) -> Blocks:
+        """Return the blocks that a family's attention states, none where it has no such kernel."""
+        return cls(attention.block_keys, *(getattr(attention, f.name) for f in fields(cls)[1:]))
 
 
 def block_rows(keys: X) -> X:

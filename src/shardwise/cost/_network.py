@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from shardwise.cost._rates import Efficiencies
+from shardwise.cost._records import Collective
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Cluster, Tier, find_link
 from shardwise.ledger.number import X, above, log2, maximum, minimum, power, total
@@ -83,68 +84,66 @@ class Network(Generic[X]):
     assumptions: tuple[str, ...] = ()
 
 
-def wire_of(tier: Tier, row: dict[str, Any], imposed: Efficiencies, fast: bool, late_seconds: float) -> Wire[Any]:
+def wire_of(tier: Tier, row: Collective, imposed: Efficiencies, fast: bool, extra_hop_seconds: float) -> Wire[Any]:
     """Return what a collective achieves on a tier, as named numbers.
 
-    `late_seconds` is what a hop of this tier takes more than a hop of the link that was measured.
+    `extra_hop_seconds` is what a hop of this tier takes more than a hop of the link that was measured.
     """
     fraction = imposed.fast_link if fast else imposed.slow_link
     rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
-    efficiency = fraction or (1.0 if imposed.ideal else row["efficiency"])
+    efficiency = fraction or (1.0 if imposed.ideal else row.efficiency)
     scale, plain = 0.0 if imposed.ideal else 1.0, bool(imposed.ideal or fraction or rate)
-    step = scale * (row["step_seconds"] + late_seconds)
+    step = scale * (row.step_seconds + extra_hop_seconds)
     return Wire(
-        bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row["source"]),
-        start_seconds=leaf(f"{tier.name} start", scale * row["start_seconds"], row["source"]),
-        step_seconds=leaf(f"{tier.name} step", step, row["source"]),
-        half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain else row.get("half_bytes", 0.0), row["source"]),
-        own_share=0.0 if plain else row.get("own_share", 0.0),
-        crowding=0.0 if plain else row.get("crowding", 0.0),
+        bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row.source),
+        start_seconds=leaf(f"{tier.name} start", scale * row.start_seconds, row.source),
+        step_seconds=leaf(f"{tier.name} step", step, row.source),
+        half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain else row.half_bytes, row.source),
+        own_share=0.0 if plain else row.own_share,
+        crowding=0.0 if plain else row.crowding,
         peers=0 if plain else max(tier.mesh - 1, 0),
-        low_bytes_per_second=0.0 if plain else row.get("low_efficiency", 0.0) * tier.bytes_per_second,
-        long_step_seconds=scale * row.get("long_step_seconds", 0.0),
-        tree=None if plain or "tree_step_seconds" not in row else tree_of(row, late_seconds),
+        low_bytes_per_second=0.0 if plain else row.low_efficiency * tier.bytes_per_second,
+        long_step_seconds=scale * row.long_step_seconds,
+        tree=None if plain or not row.tree_step_seconds else tree_of(row, extra_hop_seconds),
     )
 
 
-def tree_of(row: dict[str, Any], late_seconds: float) -> Tree:
+def tree_of(row: Collective, extra_hop_seconds: float) -> Tree:
     """Return the tree of a network's all-reduce from its constants.
 
     A level at full rate takes `tree_long_ratio` hops of the ring (NCCL src/graph/tuning.cc, ncclHwLat: 28 us over 14
     us), at `tree_rate_share` of the ring's rate (the same file, 0.92 for trees in the Simple protocol).
     """
-    hop = row["step_seconds"] + row["long_step_seconds"] + late_seconds
+    hop = row.step_seconds + row.long_step_seconds + extra_hop_seconds
     return Tree(
-        step_seconds=row["tree_step_seconds"] + late_seconds,
-        long_step_seconds=row["tree_long_ratio"] * hop,
-        rate_share=row["tree_rate_share"],
+        step_seconds=row.tree_step_seconds + extra_hop_seconds,
+        long_step_seconds=row.tree_long_ratio * hop,
+        rate_share=row.tree_rate_share,
     )
 
 
-def measured_on(row: dict[str, Any], tier: Tier) -> dict[str, Any]:
+def measured_on(row: Collective, tier: Tier) -> Collective:
     """Return the constants of a verb over a network, with the rate of the kind of network that was measured.
 
     >>> from dataclasses import replace
     >>> tier = Cluster.parse("16xa100-sxm-80gb").tiers[-1]
-    >>> row = {"efficiency": 0.85, "measured_efficiency": 0.68, "measured_on": "slingshot-11"}
-    >>> measured_on(row, tier)["efficiency"], measured_on(row, replace(tier, name="slingshot-11"))["efficiency"]
+    >>> row = constants().network["all_reduce"]
+    >>> measured_on(row, tier).efficiency, measured_on(row, replace(tier, name="slingshot-11")).efficiency
     (0.85, 0.68)
     """
-    if row.get("measured_on") != tier.name:
-        return row
-    return row | {"efficiency": row["measured_efficiency"]}
+    return replace(row, efficiency=row.measured_efficiency) if row.measured_on == tier.name else row
 
 
 def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> Link[Any]:
     """Return one tier of a cluster as the collectives see it."""
     # Nodes of one device have no fast tier: the network is their first.
-    far = constants()["network"]["verbs"]
-    fast = tier is cluster.tiers[0] and tier.name not in ("network", *(row.get("measured_on") for row in far.values()))
-    family = constants()[family_of(cluster.device)]
-    rows = family["fast"] if fast else {verb: measured_on(row, tier) for verb, row in far.items()}
+    across = constants().network
+    fast = tier is cluster.tiers[0] and tier.name not in ("network", *(row.measured_on for row in across.values()))
+    family = constants().families[family_of(cluster.device)]
+    rows = family.fast if fast else {verb: measured_on(row, tier) for verb, row in across.items()}
     nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
-    late = max(tier.latency_seconds - nominal, 0.0)
-    wires = {verb: wire_of(tier, row, imposed, fast, late) for verb, row in rows.items()}
+    extra = max(tier.latency_seconds - nominal, 0.0)
+    wires = {verb: wire_of(tier, row, imposed, fast, extra) for verb, row in rows.items()}
     rate = tier.bytes_per_second
     return Link(name=tier.name, wires=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
 
@@ -162,7 +161,7 @@ def with_peers(network: Network[X]) -> Network[X]:
     Some tables were measured on nodes without peer access, where ranks slow each other far more (priors.toml,
     passes.peer_access).
     """
-    most = constants()["passes"]["peer_access"]["crowding"]
+    most = constants().rules.peer_access.crowding
     links = tuple(
         replace(one, wires={verb: replace(wire, crowding=min(wire.crowding, most)) for verb, wire in one.wires.items()})
         for one in network.links

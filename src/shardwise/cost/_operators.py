@@ -36,7 +36,7 @@ def _charged(maths: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...
     down = {height: maths.ceil(m / height) for height in {tile[0] for tile in t.tiles}}
     across = {width: maths.ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
     waves = [(down[height] * across[width], charge) for height, width, charge in t.tiles]
-    chain = t.chain_flops * (t.single + (1 - t.single) * least(m - 1, 1))
+    chain = t.chain_flops * (t.vector_wait_share + (1 - t.vector_wait_share) * least(m - 1, 1))
     best: Any = math.inf
     for parts in SPLITS:
         wave: Any = math.inf
@@ -118,8 +118,8 @@ def inside_share(full: X) -> X:
     >>> inside_share(0.5), round(inside_share(1.0), 6), inside_share(2.0), inside_share(math.inf)
     (1.0, 0.4, 0.0, 0.0)
     """
-    bounds = constants()["passes"]["last_cache"]
-    every, nothing = float(bounds["every"]), float(bounds["nothing"])
+    bounds = constants().rules.last_cache
+    every, nothing = bounds.every, bounds.nothing
     return minimum((nothing - minimum(full, nothing)) / (nothing - every), 1.0)
 
 

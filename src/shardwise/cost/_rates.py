@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
-from shardwise.cost._power import lasting_share, paced, power_share
-from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row, merged
+from shardwise.cost._power import derated_attention, derated_gemm, lasting_share, power_share
+from shardwise.cost._records import AttentionFit, Family, Gemm, Grouped
+from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES, Tiling, tiling_of
 from shardwise.errors import Problems
 from shardwise.hardware import Device
@@ -89,18 +90,22 @@ class Secondary:
     """Bytes of an element of the operands."""
 
     @classmethod
-    def stated(cls, row: dict[str, Any], dtype: str, device: Device) -> Secondary:
+    def stated(cls, row: Gemm, dtype: str, device: Device) -> Secondary:
         """Return what a row of products and a device's family state, with the device's own last cache.
 
         `launches` of a table share the time before clocks fall.
         """
-        names, memory = {f.name for f in fields(cls)}, constants()[family_of(device)].get("memory", {})
-        found = {n: table[n] for table in (memory, row) for n in names & table.keys()}
-        found |= {"width": ELEMENT_BYTES[dtype], "cached_bytes": last_cache_bytes(device)}
-        replays = row.get("launches")
-        if replays is None:
-            return cls(**found | {"burst_share": 0.0})
-        return cls(**found | {"burst_seconds": found.get("burst_seconds", 1.0) / replays})
+        lasts = row.launches is None
+        return cls(
+            burst_share=0.0 if lasts else row.burst_share,
+            burst_seconds=row.burst_seconds if lasts else row.burst_seconds / row.launches,
+            burst_left=row.burst_left,
+            write_share=row.write_share,
+            cached_bytes=last_cache_bytes(device),
+            cached_share=row.cached_share,
+            keeps_outputs=constants().families[family_of(device)].memory.keeps_outputs,
+            width=ELEMENT_BYTES[dtype],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,13 +158,9 @@ class Rates(ProductRates[X]):
     """Rate without matrix units (0: not known)."""
 
 
-def lasting(row: dict[str, Any]) -> float:
-    """Return the share of the peak that products keep in lasting runs, where a second laboratory measured it.
-
-    >>> lasting({"compute": 0.8, "sustained": 0.5}), lasting({"compute": 0.8})
-    (0.4, 0.8)
-    """
-    return float(row["compute"] * row.get("sustained", 1.0))
+def lasting(row: Gemm) -> float:
+    """Return the share of the peak that products keep in lasting runs, where a second laboratory measured it."""
+    return row.compute * row.steady_state_share
 
 
 def attention_dtype(device: Device, dtype: str) -> str:
@@ -186,30 +187,28 @@ def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None
     problems.raise_if_any()
 
 
-def product_rates(
-    device: Device, dtype: str, row: dict[str, Any], imposed: Efficiencies, engine: str = ""
-) -> ProductRates[Any]:
+def product_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, engine: str = "") -> ProductRates[Any]:
     """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
 
     `by_device` holds what one device of the family reaches of the others, and `start_by_device` the same of starts;
     `engines` holds the constants of engines with a library of their own.
     """
     imposed.check()
-    row = {**row, **row.get("engines", {}).get(engine, {})}
+    row = replace(row, **row.engines.get(engine, {}))
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
-    scale = row.get("by_device", {}).get(device.name, 1.0) * lasting_share(row, device)
+    scale = row.by_device.get(device.name, 1.0) * lasting_share(row, device)
     flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
-    moved = achieved_bytes(device, imposed, row["memory"])
-    start = 0.0 if imposed.ideal else row.get("start_by_device", {}).get(device.name, 1.0)
+    moved = achieved_bytes(device, imposed, row.memory)
+    start = 0.0 if imposed.ideal else row.start_by_device.get(device.name, 1.0)
     return ProductRates(
-        matmul_flops=leaf("achievable matrix FLOP/s", flops, row["source"]),
-        matmul_bytes=leaf("achievable HBM bytes/s", moved, row["source"]),
-        matmul_start=leaf("kernel start", start * row["start_seconds"], row["source"]),
-        sharpness=math.inf if imposed.ideal else row["sharpness"],
+        matmul_flops=leaf("achievable matrix FLOP/s", flops, row.source),
+        matmul_bytes=leaf("achievable HBM bytes/s", moved, row.source),
+        matmul_start=leaf("kernel start", start * row.start_seconds, row.source),
+        sharpness=math.inf if imposed.ideal else row.sharpness,
         tiling=Tiling(0, 0.0) if imposed.ideal else tiling_of(device, dtype, row, flops),
-        ramp_seconds=0.0 if imposed.ideal else row.get("ramp_seconds", 0.0),
-        ramp_traffic=row.get("ramp_traffic", 1.0),
+        ramp_seconds=0.0 if imposed.ideal else row.ramp_seconds,
+        ramp_traffic=row.ramp_traffic,
         secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype, device),
     )
 
@@ -250,42 +249,41 @@ def contention_of(device: Device, imposed: Efficiencies) -> float:
     >>> round(contention_of(find_device("a100-sxm-80gb").device, Efficiencies()), 3)
     0.421
     """
-    held = constants()["passes"]["message_cores"]["count"]
+    held = constants().rules.message_cores.count
     if imposed.ideal or not device.knows("num_cores") or device.num_cores < 2 * held:
         return 0.0
     return float(held / (device.num_cores - held))
 
 
-def narrowed(family: str, row: dict[str, Any]) -> float:
+def narrowed(family: str, row: Gemm) -> float:
     """Return what products of a type reach in lasting runs of the share that 16-bit ones do; grouped ones alike."""
-    return min(1.0, lasting(row) / lasting(constants()[family]["matmul"]["bf16"]))
+    return min(1.0, lasting(row) / lasting(constants().families[family].matmul["bf16"]))
 
 
-def kernel_row(row: dict[str, Any], kernel: str) -> dict[str, Any]:
-    """Return the rates of a named kernel of a family, those of its own best kernel where it has no row."""
-    return merged(row, row.get("kernels", {}).get(kernel, {}))
+def grouped_by(row: Grouped, kernel: str) -> Grouped:
+    """Return the rates of grouped GEMMs by a named kernel, those of the family's best where it has no row."""
+    return replace(row, **row.kernels.get(kernel, {}))
 
 
-def relative(device: Device, row: dict[str, Any], measured: str) -> float:
+def relative(device: Device, row: Gemm, measured: str) -> float:
     """Return the rate of a device's products over those of the device on which another kernel was measured."""
     found = 1.0
-    for table in ("by_device", "sustained_by_device"):
-        rows = row.get(table, {})
+    for rows in (row.by_device, row.steady_state_by_device):
         found *= rows.get(device.name, 1.0) / rows.get(measured, 1.0)
     return float(found)
 
 
-def weight_gradient(table: dict[str, Any]) -> float:
+def weight_gradient(family: Family) -> float:
     """Return the rate of products of weight gradients over that of the others, the family's own where it states one."""
-    return float(table.get("weight_gradient", constants()["passes"]["weight_gradient"])["rate"])
+    return (family.weight_gradient or constants().rules.weight_gradient).rate
 
 
-def _attention(table: dict[str, Any], device: Device, dtype: str, kernel: str) -> tuple[dict[str, Any], float]:
+def _attention(family: Family, device: Device, dtype: str, kernel: str) -> tuple[AttentionFit, float]:
     """Return a family's rates of attention by a named kernel in a type, and the peak that power leaves of a device."""
-    row = kernel_row(table["attention"], kernel)
-    row = merged(row, row.get("by_type", {}).get(dtype, {}))
-    weaker = power_share(table["matmul"].get("bf16", {}), device)
-    return row, row.get("sustained_by_device", {}).get(device.name, weaker) * device.peak_flops(dtype)
+    row = replace(family.attention, **family.attention.kernels.get(kernel, {}))
+    row = replace(row, **row.by_type.get(dtype, {}))
+    weaker = power_share(family.matmul["bf16"], device) if "bf16" in family.matmul else 1.0
+    return row, row.steady_state_by_device.get(device.name, weaker) * device.peak_flops(dtype)
 
 
 def rates_of(
@@ -294,44 +292,44 @@ def rates_of(
     launch_seconds: float,
     imposed: Efficiencies,
     kernels: tuple[str, str] = ("", ""),
-    together: bool = False,
+    node_busy: bool = False,
 ) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. `kernels` are the
-    framework's of attention and of experts; `together` says that other devices work beside it. Raises `InputError`
+    framework's of attention and of experts; `node_busy` says that other devices work beside it. Raises `InputError`
     when the device has no rate for the data type or an imposed efficiency is out of range.
     """
     family = family_of(device)
-    table = constants()[family]
-    row, note = matmul_row(constants(), family, dtype)
-    row = paced(row, device, together)
+    table = constants().families[family]
+    row, note = matmul_row(family, dtype)
+    row = derated_gemm(row, device, node_busy)
     notes = [note] if note else []
-    if table.get("note"):
-        notes.append(f"{device.name}: {table['note']}")
+    if table.note:
+        notes.append(f"{device.name}: {table.note}")
     products = product_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
-    memory, grouped, peak = table["memory"], kernel_row(table["grouped"], kernels[1]), device.peak_flops(dtype)
+    memory, grouped, peak = table.memory, grouped_by(table.grouped, kernels[1]), device.peak_flops(dtype)
     attention, attention_peak = _attention(table, device, attention_dtype(device, dtype), kernels[0])
-    attention = paced(attention, device, together)
-    stream = achieved_bytes(device, imposed, memory["efficiency"])
-    scale = relative(device, row, grouped.get("measured_on", device.name))
+    attention = derated_attention(attention, device, node_busy)
+    stream = achieved_bytes(device, imposed, memory.efficiency)
+    scale = relative(device, row, grouped.measured_on or device.name)
     forward, backward, experts = (
         effective(imposed, fitted, imposed.compute)
-        for fitted in (attention["forward"], attention["backward"], grouped["compute"] * narrowed(family, row) * scale)
+        for fitted in (attention.forward, attention.backward, grouped.compute * narrowed(family, row) * scale)
     )
     return Rates(
         **{f.name: getattr(products, f.name) for f in fields(products)},
-        attention_forward_flops=leaf("attention forward FLOP/s", forward * attention_peak, attention["source"]),
-        attention_backward_flops=leaf("attention backward FLOP/s", backward * attention_peak, attention["source"]),
-        attention_start=leaf("attention start", start * attention["start_seconds"], attention["source"]),
-        pair_dims=0.0 if imposed.ideal else attention.get("pair_dims", 0.0),
-        grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped["source"]),
-        grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped["input_gradient"], grouped["weight_gradient"]),
-        grouped_start=leaf("grouped start", start * grouped["start_seconds"], grouped["source"]),
-        grouped_each=leaf("start of one expert", start * grouped.get("each_seconds", 0.0), grouped["source"]),
-        memory_bytes=leaf("streaming HBM bytes/s", stream, memory["source"]),
-        memory_start=leaf("kernel start", start * memory["start_seconds"], memory["source"]),
+        attention_forward_flops=leaf("attention forward FLOP/s", forward * attention_peak, attention.source),
+        attention_backward_flops=leaf("attention backward FLOP/s", backward * attention_peak, attention.source),
+        attention_start=leaf("attention start", start * attention.start_seconds, attention.source),
+        pair_dims=0.0 if imposed.ideal else attention.pair_dims,
+        grouped_flops=leaf("grouped FLOP/s", experts * peak, grouped.source),
+        grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped.input_gradient, grouped.weight_gradient),
+        grouped_start=leaf("grouped start", start * grouped.start_seconds, grouped.source),
+        grouped_each=leaf("start of one expert", start * grouped.each_seconds, grouped.source),
+        memory_bytes=leaf("streaming HBM bytes/s", stream, memory.source),
+        memory_start=leaf("kernel start", start * memory.start_seconds, memory.source),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),
         weight_gradient=1.0 if imposed.ideal else weight_gradient(table),
@@ -342,8 +340,8 @@ def rates_of(
         streams=Streams()
         if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
         else Streams.stated(memory, dtype),
-        experts_in_turn=grouped.get("in_turn", False),
-        wide=_wide(device, dtype, imposed, together),
+        experts_in_turn=grouped.in_turn,
+        wide=_wide(device, dtype, imposed, node_busy),
         vector_flops=_vector_flops(device, imposed),
     )
 
@@ -355,11 +353,11 @@ def _vector_flops(device: Device, imposed: Efficiencies) -> Any:
     return leaf("FLOP/s without matrix units", device.vector_flops, "datasheet of the device")
 
 
-def _wide(device: Device, dtype: str, imposed: Efficiencies, together: bool) -> ProductRates[Any] | None:
+def _wide(device: Device, dtype: str, imposed: Efficiencies, node_busy: bool) -> ProductRates[Any] | None:
     """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones."""
     wide = attention_dtype(device, dtype)
     if wide == dtype:
         return None
     own = replace(imposed, matmul_flops_per_second=min(imposed.matmul_flops_per_second, device.peak_flops(wide)))
-    row = paced(matmul_row(constants(), family_of(device), wide)[0], device, together)
+    row = derated_gemm(matmul_row(family_of(device), wide)[0], device, node_busy)
     return product_rates(device, wide, row, own)

@@ -170,6 +170,12 @@ class Collective:
     long_step_seconds: float = 0.0
     measured_efficiency: float = 0.0
     measured_on: str = ""
+    tree_step_seconds: float = 0.0
+    """Seconds of a level of NCCL's tree with short steps; 0 where no tree was measured."""
+    tree_long_ratio: float = 0.0
+    """Hops of the ring that a level takes at full rate."""
+    tree_rate_share: float = 1.0
+    """Rate of the tree over that of the ring."""
     source: str = ""
 
 

@@ -7,29 +7,11 @@ custom_all_reduce.py, TensorRT-LLM cpp/tensorrt_llm/kernels/communicationKernels
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from shardwise.cost._kernels import fit_from
+from shardwise.cost._records import ReduceFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, maximum, minimum, power
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReduceFit:
-    """Constants of an engine's all-reduce: a kernel that reads all peers at once, and a ring at full rate.
-
-    `direct` and `efficiency` are shares of the link's rate; `crowding` is that of devices on one host bridge.
-    """
-
-    start_seconds: float
-    step_seconds: float
-    direct: float
-    ring_start_seconds: float
-    ring_step_seconds: float
-    efficiency: float
-    half_bytes: float
-    crowding: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +34,11 @@ def reduce_of(device: Device, engine: str) -> EngineReduce | None:
     >>> reduce_of(find_device("a100-pcie-80gb").device, "vllm") is None
     True
     """
-    table = constants()[family_of(device)].get("all_reduce", {})
-    row: dict[str, Any] = table.get(engine, table.get("vllm", {}))
-    if not row or not device.fast_link.startswith(row["link"]):
+    table = constants().families[family_of(device)].all_reduce
+    fit = table.get(engine, table.get("vllm"))
+    if fit is None or not device.fast_link.startswith(fit.link):
         return None
-    fit = fit_from(ReduceFit, {"crowding": 0.0, **row})
-    return EngineReduce(fit=fit, in_network=device.fast_in_network, source=row["source"])
+    return EngineReduce(fit=fit, in_network=device.fast_in_network, source=fit.source)
 
 
 def reduce_seconds(reduce: EngineReduce, bytes_per_second: X | float, size: X, n: X) -> X:

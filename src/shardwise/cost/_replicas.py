@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from shardwise.cost._rates import Efficiencies, contention_of
+from shardwise.cost._records import Adapter, ReplicaMessages
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.hardware import Cluster, Device
 from shardwise.ledger.number import X, above, maximum, minimum
@@ -50,28 +50,27 @@ def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | N
     >>> round(beside_of(Cluster.parse("16xa100-sxm-80gb"), "bf16", Efficiencies()).lost_share((8, 16)), 3)
     0.237
     """
-    row, device = constants()["passes"]["replica_messages"], cluster.device
+    rule, device = constants().rules.replica_messages, cluster.device
     if not contention_of(device, imposed):
         return None
     family = family_of(device)
-    adapter = _adapter_cores(row, device)
-    persistent = matmul_row(constants(), family, dtype)[0].get("persistent", False)
+    adapter = _adapter_cores(rule, device)
+    persistent = matmul_row(family, dtype)[0].persistent
     return Beside(
         cores=float(device.num_cores),
-        node_cores=row["node_cores"].get(family, row["node_cores"]["other"]),
-        rank_cores=adapter["each"],
-        most_cores=adapter["most"],
-        spare_cores=device.num_cores - row["persistent_blocks"] if persistent else float(device.num_cores),
-        longer=row["longer"],
+        node_cores=rule.node_cores.get(family, rule.node_cores["other"]),
+        rank_cores=adapter.each,
+        most_cores=adapter.most,
+        spare_cores=device.num_cores - rule.persistent_blocks if persistent else float(device.num_cores),
+        longer=rule.longer,
     )
 
 
-def _adapter_cores(row: dict[str, Any], device: Device) -> dict[str, Any]:
+def _adapter_cores(rule: ReplicaMessages, device: Device) -> Adapter:
     """Return how many cores an adapter takes: the last of the rows that the device's usual network reaches.
 
     Channels follow the adapters that a device is sold with, not the rate that a question gives its network: one that
     is faster moves the same messages in less time and never holds more.
     """
     rate = device.slow_bytes_per_second if device.knows("slow_bytes_per_second") else 0.0
-    found: list[dict[str, Any]] = [a for a in row["adapters"] if rate >= a["bytes_per_second"]]
-    return found[-1]
+    return [one for one in rule.adapters if rate >= one.bytes_per_second][-1]

@@ -1,7 +1,8 @@
-"""The stored constants: what `benchmarks/calibrate.py` fitted, and what single sources state, merged by family.
+"""The stored constants: what `accuracy.calibration` fitted, and what single sources state, merged by family.
 
 constants.toml is written by the calibration, with the rows and the residual beside every entry, and cpu.toml by
-`accuracy/measuring --fit` from kernels of its own; priors.toml holds what no table covers, each with its source.
+`accuracy.measuring --fit` from kernels of its own; priors.toml holds what no table covers, each with its source.
+They are read once, into records (`_records`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from shardwise.cost._load import record
+from shardwise.cost._records import Collective, Constants, Family, Gemm, Rules
 from shardwise.hardware import Device
 
 
@@ -31,11 +34,28 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("shardwise.cost").joinpath(name).read_text(encoding="utf-8"))
 
 
-@cache
-def constants() -> dict[str, Any]:
-    """Return the table of constants by family; a family that extends another holds what it does not state itself."""
+def stored() -> dict[str, Any]:
+    """Return the tables of the files as one; a family that extends another holds what it does not state itself."""
     table = merged(merged(completed(_read("constants.toml")), _read("priors.toml")), _read("cpu.toml"))
     return {name: _whole(table, name) for name in table}
+
+
+# Tables that are no family of devices: of networks, of all families, and what experts share before it is spread.
+_OTHERS = ("network", "passes", "shared")
+
+
+@cache
+def constants() -> Constants:
+    """Return every stored constant; raises `ValueError` for a key that no record has, or one that is missing.
+
+    >>> constants().families["hopper"].memory.cached_bytes
+    50000000.0
+    """
+    table = stored()
+    families = {name: record(Family, row, name) for name, row in table.items() if name not in _OTHERS}
+    verbs = {verb: record(Collective, row, f"network.{verb}") for verb, row in table["network"]["verbs"].items()}
+    rules = {name: row for name, row in table["passes"].items() if name != "devices"}
+    return Constants(families=families, network=verbs, rules=record(Rules, rules, "passes"))
 
 
 def completed(table: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +94,8 @@ def family_of(device: Device) -> str:
     >>> family_of(find_device("h100-sxm-80gb").device)
     'hopper'
     """
-    for family, row in constants().items():
-        if any(device.name == d or device.name.startswith(d + "-") for d in row.get("devices", ())):
+    for family, row in constants().families.items():
+        if any(device.name == d or device.name.startswith(d + "-") for d in row.devices):
             return family
     return "generic"
 
@@ -88,7 +108,7 @@ def family_with(kind: str, family: str) -> str:
     >>> family_with("decode_kernels", "hopper"), family_with("decode_kernels", "cdna")
     ('hopper', 'ampere')
     """
-    return family if kind in constants()[family] else str(constants()["passes"]["stand_in"]["family"])
+    return family if getattr(constants().families[family], kind) else constants().rules.stand_in.family
 
 
 def last_cache_bytes(device: Device) -> float:
@@ -100,7 +120,7 @@ def last_cache_bytes(device: Device) -> float:
     """
     if device.knows("last_cache_bytes"):
         return float(device.last_cache_bytes)
-    return float(constants()[family_of(device)].get("memory", {}).get("cached_bytes", 0.0))
+    return constants().families[family_of(device)].memory.cached_bytes
 
 
 def bandwidth_of(device: Device) -> float:
@@ -114,14 +134,14 @@ def bandwidth_of(device: Device) -> float:
     >>> [f"{bandwidth_of(find_device(name).device):.4g}" for name in ("rtx-4090", "l40s", "a40", "a100-sxm-80gb")]
     ['1.075e+12', '8.64e+11', '6.525e+11', '2.039e+12']
     """
-    table = constants()["passes"]["checked_memory"]
-    own, measured = device.name in table["devices"], family_of(device) in table["families"]
-    return device.memory_bytes_per_second * float(table["share"] ** (own - measured))
+    rule = constants().rules.checked_memory
+    own, measured = device.name in rule.devices, family_of(device) in rule.families
+    return device.memory_bytes_per_second * float(rule.share ** (own - measured))
 
 
-def matmul_row(table: dict[str, Any], family: str, dtype: str) -> tuple[dict[str, Any], str]:
+def matmul_row(family: str, dtype: str) -> tuple[Gemm, str]:
     """Return the fit for a data type, or the nearest one of the family with the word of what stands in."""
-    rows = table[family]["matmul"]
+    rows = constants().families[family].matmul
     if dtype in rows:
         return rows[dtype], ""
     if dtype == "fp16" and "bf16" in rows:
@@ -129,4 +149,5 @@ def matmul_row(table: dict[str, Any], family: str, dtype: str) -> tuple[dict[str
     wide = "fp8" if dtype in ("int8", "fp4", "int4") else "bf16"
     if wide in rows:
         return rows[wide], f"{dtype} matrix products use the {wide} efficiency of {family}"
-    return table["generic"]["matmul"][wide], f"{dtype} matrix products use the generic {wide} efficiency"
+    generic = constants().families["generic"].matmul
+    return generic[wide], f"{dtype} matrix products use the generic {wide} efficiency"

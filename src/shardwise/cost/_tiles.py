@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from shardwise.cost._records import Gemm
 from shardwise.hardware import Device
 
 # The tiles of cuBLAS and CUTLASS products (rows, columns); the thin ones stand for split and skinny kernels.
@@ -21,7 +21,7 @@ class Tiling:
     """Length of k that each tile loses to its prologue."""
     chain_flops: float = 0.0
     """FLOPs of the device in the time that a tile waits for the loads of one k."""
-    single: float = 1.0
+    vector_wait_share: float = 1.0
     """Share of that time that a product of one row waits, where vectors have a kernel of their own."""
     split_flops: float = 0.0
     """FLOPs that it costs to join the parts of a product that was cut along k."""
@@ -34,28 +34,28 @@ class Tiling:
         return "tiles"
 
 
-def tiling_of(device: Device, dtype: str, row: dict[str, Any], flops: float) -> Tiling:
+def tiling_of(device: Device, dtype: str, row: Gemm, flops: float) -> Tiling:
     """Return how a device that reaches `flops` cuts products; nothing is cut where the cores are not known.
 
     A tile of a by b needs 2 a b FLOPs and a + b elements for each k, whose loads from the cache cost `balance` FLOPs a
     byte: the largest tile is charged what it computes, smaller ones more.
     """
-    if row.get("whole"):
-        return Tiling(0, row["depth"])
+    if row.whole:
+        return Tiling(0, row.depth)
     if not device.knows("num_cores"):
         return Tiling(0, 0.0)
     cores = int(device.num_cores)
-    loads = row["balance"] * ELEMENT_BYTES[dtype]
+    loads = row.balance * ELEMENT_BYTES[dtype]
     rows, columns = TILES[-1]
     share = 1 / (1 + loads * (rows + columns) / (2 * rows * columns))
     tiles = tuple((a, b, cores * share * (2.0 * a * b + loads * (a + b))) for a, b in TILES)
-    join = 2.0 * row.get("join_share", 0.0) / device.memory_bytes_per_second
+    join = 2.0 * row.join_share / device.memory_bytes_per_second
     return Tiling(
         cores=cores,
-        depth=row["depth"],
-        chain_flops=row["chain_seconds"] * flops,
-        single=row.get("single", 1.0),
-        split_flops=row["split_seconds"] * flops,
+        depth=row.depth,
+        chain_flops=row.chain_seconds * flops,
+        vector_wait_share=row.vector_wait_share,
+        split_flops=row.split_seconds * flops,
         join_flops=join * flops,
         tiles=tiles,
     )

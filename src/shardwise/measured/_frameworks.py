@@ -46,6 +46,7 @@ def frameworks(table: Table) -> tuple[Framework, ...]:
 def framework_of(table: Table, name: str, row: Mapping[str, str]) -> Framework:
     """Return the entry of a framework by its name in a file, the one for all others where it is not known.
 
+    >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
     >>> framework_of(known, "torchtitan 2025-06", {}).stack, framework_of(known, "my own trainer", {}).known
     ('fsdp2', False)
@@ -69,6 +70,7 @@ def matches(where: Mapping[str, str], record: Mapping[str, str]) -> bool:
 def variant_of(table: Table, stack: str, row: Mapping[str, str], experts: str) -> str:
     """Return the name of the stack that runs a row of a framework; `experts` are "none", "gated" or "ungated".
 
+    >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
     >>> variant_of(known, "megatron", {"attention_kernel": "unfused"}, "none"), variant_of(known, "fsdp2", {}, "none")
     ('megatron-scores', 'fsdp2')
@@ -84,6 +86,7 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
     """Return a stack with what the cells of a row, its notes too, say of how it was set.
 
     >>> from shardwise.plans import find_stack
+    >>> from shardwise.measured import read
     >>> row = {"recompute": "selective", "recompute_detail": "by operator"}
     >>> adjusted(read("frameworks.toml"), find_stack("fsdp2"), row).settings.keeps_products
     True
@@ -98,6 +101,7 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
 def has_habit(table: Table, stack: str, habit: str) -> bool:
     """Return whether a stack does something by default where rows are silent.
 
+    >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
     >>> has_habit(known, "megatron-2021", "dropout"), has_habit(known, "megatron", "dropout")
     (True, False)
@@ -108,6 +112,7 @@ def has_habit(table: Table, stack: str, habit: str) -> bool:
 def recompute_steps(table: Table, stack: str) -> tuple[tuple[str, ...], ...]:
     """Return the modules that recipes of a stack run again before whole layers, the least first; none without recipes.
 
+    >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
     >>> recompute_steps(known, "megatron-bridge")[:2], recompute_steps(known, "fsdp2")
     (((), ('moe_act',)), ())

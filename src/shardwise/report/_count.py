@@ -188,7 +188,7 @@ class CountReport:
             find_precision(self.counting.precision).compute,
             self.stack.eager_launch_seconds,
             self.efficiencies,
-            together=self.cluster.num_devices > 1,
+            node_busy=self.cluster.num_devices > 1,
         )
         network = network_of(self.cluster, self.efficiencies)
         return Machine(rates=rates, network=network, spans=spans(self.plan, [t.size for t in self.cluster.tiers]))

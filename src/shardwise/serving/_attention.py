@@ -94,13 +94,14 @@ def attention_kernels(
         made.append(tuple(sized))
     if not made[0] or not device.knows("num_cores"):
         return None
-    row = next(iter(constants()[family_of(device)]["prefill_kernels"][engine].values()))
+    table = constants().families[family_of(device)].prefill_kernels
+    row = next(iter(table.engines[engine].values())) if table else None
     return AttentionKernels(
         prompt=made[0],
         decode=made[1],
         cache_width=widths[1],
         width=widths[0],
-        source=row["source"],
+        source=row.source if row else "",
     )
 
 

@@ -167,9 +167,9 @@ def _summed(rates: Any, case: Case) -> Any:
     known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
     if case.engine.adds != "fp16" or case.efficiencies.ideal or not measured or not known:
         return rates
-    row = constants()[rates.family]["matmul"]["bf16"]
+    row = constants().families[rates.family].matmul["bf16"]
     clocks = math.sqrt(device.power_watts / device.num_cores / measured)
-    share = min(row["compute"] * row.get("sustained", 1.0) * clocks, 0.9)
+    share = min(row.compute * row.steady_state_share * clocks, 0.9)
     flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
     return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
 
@@ -183,10 +183,11 @@ def _fused_quantisation(rates: Any, case: Case) -> Any:
     if case.efficiencies.ideal:
         return rates
     if case.compute in engine.quantised_apart:
-        measured = constants()[rates.family]["matmul"].get(case.compute, {}).get("quantise", {})
-        own = measured.get(engine.kernels, {}).get("start_seconds", engine.quantised_start_seconds)
+        row = constants().families[rates.family].matmul.get(case.compute)
+        own = row.quantise.get(engine.kernels) if row else None
+        seconds = own.start_seconds if own else engine.quantised_start_seconds
         why = dict(engine.sources)["quantised_apart"]
-        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", own, why))
+        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
     if float(rates.matmul_start) <= engine.quantised_start_seconds:
         return rates
     why = dict(engine.sources)["quantised_start_seconds"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from shardwise.cost import (
     Efficiencies,
@@ -14,7 +15,6 @@ from shardwise.cost import (
     ExpertsFit,
     KernelCosts,
     constants,
-    fit_from,
     last_cache_bytes,
     nearest_costs,
     reduce_of,
@@ -257,6 +257,7 @@ def replay_seconds(vendor: str) -> float:
     return float(_table()["measured"]["replay_seconds"].get(vendor, 0.0))
 
 
+_Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
 _NARROW = {
     "fp8": ("fp8", "fp8_block"),
     "fp8-block": ("fp8_block", "fp8"),
@@ -267,36 +268,34 @@ _NARROW = {
 _WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
 
 
-def _own(table: dict[str, Any], engine: str) -> dict[str, Any]:
-    """Return the rows of an engine; engines without a measurement take vLLM's."""
-    row: dict[str, Any] = table.get(engine, table["vllm"])
-    return row
-
-
-def _expert_row(table: dict[str, Any], types: tuple[str, ...]) -> dict[str, Any]:
+def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
     """Return the row of the kernel with the most measurements of the first type that was measured."""
     by_kernel = next((table[t] for t in types if t in table), table["bf16"])
     plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
-    return max(plain.values(), key=lambda row: row["rows"])
+    return max(plain.values(), key=lambda row: row.rows)
 
 
-_WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic")
+_WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds")
 
 
-def _wide_row(experts: dict[str, Any], products: str) -> tuple[str, dict[str, Any]]:
+def _wide_row(experts: _Experts, products: str) -> tuple[str, ExpertsFit]:
     """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
     kind = _WIDENED.get(products, "bf16")
     return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
 
 
-def _imposed(row: dict[str, Any], imposed: Efficiencies) -> dict[str, Any]:
+def _imposed(row: ExpertsFit, imposed: Efficiencies) -> ExpertsFit:
     """Return a row with the user's efficiencies; ideal kernels stream at full rate and start at once."""
-    shares = {"compute": imposed.compute, "memory": imposed.memory}
-    found = row | {name: min(user or row[name], 1.0) for name, user in shares.items()}
-    if not imposed.ideal:
-        return found
-    free = {name: 0.0 for name in row if name.endswith("_seconds") or name in _WASTE}
-    return found | free | {"compute": 1.0, "memory": 1.0}
+    if imposed.ideal:
+        free: dict[str, Any] = dict.fromkeys(_WASTE, 0.0)
+        return replace(row, compute=1.0, memory=1.0, **free)
+    compute, memory = (min(user or own, 1.0) for user, own in _shares(row, imposed))
+    return replace(row, compute=compute, memory=memory)
+
+
+def _shares(row: ExpertsFit, imposed: Efficiencies) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the user's and the fitted share of the peak, and of the bandwidth."""
+    return (imposed.compute, row.compute), (imposed.memory, row.memory)
 
 
 def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> Kernels:
@@ -304,8 +303,9 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
 
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """
-    table = constants()[family if "experts" in constants()[family] else "ada"]
-    experts = _own(table["experts"], engine.kernels)
+    families = constants().families
+    table = families[family].experts or families["ada"].experts
+    experts = table.get(engine.kernels, table["vllm"])
     decode, source = nearest_costs(device, engine.kernels, engine.cache_kernels(family))
     kind, wide = _wide_row(experts, products)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
@@ -315,8 +315,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     return Kernels(
         decode=None if imposed.ideal or imposed.compute or imposed.memory else decode,
         last_cache=last_cache_bytes(device),
-        experts_wide=fit_from(ExpertsFit, _imposed(wide, imposed)),
-        experts_narrow=fit_from(ExpertsFit, _imposed(narrow, imposed)),
+        experts_wide=_imposed(wide, imposed),
+        experts_narrow=_imposed(narrow, imposed),
         experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.head_bytes_per_core
@@ -326,5 +326,5 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         ),
         cached_rate=float(_table()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate("thin_products", device, family, engine.thin_products and not imposed.ideal),
-        sources=(source, wide["source"], narrow["source"], *((reduce.source,) if reduce else ())),
+        sources=(source, wide.source, narrow.source, *((reduce.source,) if reduce else ())),
     )

@@ -274,8 +274,8 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     stack, precision = case.stack, case.recipe.precision
     compute, narrow = precision.compute, precision.weight_bytes < precision.activation_bytes
     kernels = stack.attention_kernel, stack.experts_kernel
-    together = case.cluster.num_devices > 1
-    rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, together)
+    busy = case.cluster.num_devices > 1
+    rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
     network = with_peers(network_of(case.cluster, case.efficiencies))
     return Machine(
         rates=rates,

@@ -26,7 +26,7 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
         return 0 * s.count
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
     moment = o.moment_bytes or p.state_bytes
-    apart = 0.0 if r.stack.optimizer_step == "fused" else constants()["passes"]["update_in_steps"]["accesses"]
+    apart = 0.0 if r.stack.optimizer_step == "fused" else constants().rules.update_in_steps.accesses
     extra = apart * p.state_bytes
 
     def moved(moments: int) -> float:
