@@ -14,6 +14,7 @@ import numpy as np
 from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import FAMILIES, Table, errors, held, pick, read_files, size, summary, where
 from shardwise.cost import Collective, Efficiencies, collective_seconds, constants, record
+from shardwise.cost._load import changes
 from shardwise.cost._network import Link, Network, wire_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.op import Verb
@@ -108,8 +109,6 @@ ACROSS = {
 }  # fmt: skip
 # NCCL has trees for all-reduce alone (src/graph/tuning.cc).
 TREE: dict[str, dict[str, float]] = {"all_reduce": {"tree_step_seconds": 2e-5}}
-# Constants of NCCL's tree that single sources state, where a fit does not.
-TREE = ("tree_step_seconds", "tree_long_ratio", "tree_rate_share")
 CROSSING: tuple[Verb, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -127,10 +126,8 @@ def across(rows: Table, verb: Verb, row: dict[str, Any], fast: dict[str, Any]) -
         text = f"{int(nodes)}x{node}x{device}"
         tiers = Cluster.parse(text, {"nic_bandwidth": rate, "nics_per_node": adapters}).tiers
         inner = wire_of(tiers[0], record(Collective, fast, "fit"), _ANY, True, 0.0)
-        own = record(Collective, {**row, "efficiency": row["measured_efficiency"]}, "fit")
-        prior = constants().network[verb]
-        trees = {name: getattr(prior, name) for name in TREE if name not in row}
-        outer = wire_of(tiers[1], replace(own, **trees), _ANY, False, 0.0)
+        own = changes(Collective, {**row, "efficiency": row["measured_efficiency"]}, "fit")
+        outer = wire_of(tiers[1], replace(constants().network[verb], **own), _ANY, False, 0.0)
         links = tuple(
             Link(name=t.name, wires={"all_gather": w}, in_network=False)
             for t, w in zip(tiers, (inner, outer), strict=True)
