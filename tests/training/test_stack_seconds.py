@@ -176,3 +176,15 @@ def test_an_exchange_of_heads_copies_each_tensor_twice_on_both_sides(cp: int, ki
     found = exchange_copies(y, Core(heads=8, kv_heads=2, key_dim=128, value_dim=128))
     assert [op.kernels for op in found] == ([] if copies is None else [copies])
     assert all(op.forward_bytes == 4 * 2 * y.tokens * 128 * (8 + 2 + 2 + 8) * (cp > 1) for op in found)
+
+
+def test_buckets_overlap_all_layers_but_the_first() -> None:
+    """Of gradients cut in L buckets the last stays exposed, and what the compute of L - 1 layers does not cover."""
+    model, cluster = load_model("llama-3.1-8b"), Cluster.parse("16xa100-sxm-80gb", {"slow_bandwidth": "2GB/s"})
+    report = train(model, cluster, Plan(dp=16), Training(seq_len=2048, global_batch=16))
+    step, (stage,) = report.evaluation.step, report.evaluation.step.stages
+    whole = step.gradients_exposed + step.gradients_hidden
+    alone = train(model, cluster, Plan(dp=16), report.job, Options(overlap=False)).evaluation.step.gradients_exposed
+    backward, layers = stage.backward_input + stage.backward_weight, model.num_layers
+    assert step.gradients_hidden == pytest.approx(backward * (layers - 1) / layers)
+    assert whole > alone > step.gradients_hidden

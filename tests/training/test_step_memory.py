@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardwise.hardware import Cluster
-from shardwise.models import model_from_config
+from shardwise.models import load_model, model_from_config
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training
 from shardwise.training import Options, TrainReport, train
@@ -81,3 +81,17 @@ def test_the_peak_of_a_sharded_step_is_what_the_tracker_saw(run: dict[str, Any])
     It counts inputs, rotary buffers and the optimizer's step counters besides.
     """
     assert tracked(run).evaluation.peak == pytest.approx(run["peak_bytes"], rel=1e-4)
+
+
+def test_gpipe_holds_the_logits_of_every_waiting_micro_batch() -> None:
+    """Under GPipe each micro-batch more adds its activations and what its head and loss keep to every backward pass."""
+    model, found = load_model("gpt2"), []
+    for micro in (2, 3):
+        job = Training(seq_len=1024, global_batch=micro, precision="bf16")
+        plan = Plan(schedule="gpipe", micro_batch=1)
+        found.append(train(model, Cluster.parse("1xa100-sxm-80gb"), plan, job).evaluation)
+    two, three = (e.memory[0].moments["backward"] for e in found)
+    parts, (stage,) = found[0].parts, found[0].stages
+    layers = sum(n * k.kept_bytes for n, k in zip(stage.layers, parts.kinds, strict=True))
+    ends = parts.embedding.kept_bytes + parts.head.kept_bytes + parts.loss.kept_bytes
+    assert three - two == pytest.approx(layers + ends)

@@ -212,7 +212,7 @@ def plan_flags() -> dict[str, Flag]:
         ("schedule", k.choice(*SCHEDULES), "pipeline schedule"),
         ("sharding", k.choice(*SHARDINGS), "what data parallelism shards"),
         ("shard", k.WHOLE, "size of a sharding group of hsdp and shard-grad-op"),
-        ("recompute", k.choice(*RECOMPUTES), "what is computed again in backward"),
+        ("recompute", k.choice(*RECOMPUTES, "auto"), "what backward computes again; auto is the least that fits"),
         ("recompute_layers", k.whole(0), "recompute only so many layers of each stage"),
         ("modules", k.WORDS, "Megatron's modules to recompute as well"),
         ("stage_layers", k.WHOLES, "layers of every stage, where they differ"),

@@ -109,18 +109,6 @@ def has_habit(table: Table, stack: str, habit: str) -> bool:
     return bool(re.fullmatch(table["habit"][habit]["stacks"], stack))
 
 
-def recompute_steps(table: Table, stack: str) -> tuple[tuple[str, ...], ...]:
-    """Return the modules that recipes of a stack run again before whole layers, the least first; none without recipes.
-
-    >>> from shardwise.measured import read
-    >>> known = read("frameworks.toml")
-    >>> recompute_steps(known, "megatron-bridge")[:2], recompute_steps(known, "fsdp2")
-    (((), ('moe_act',)), ())
-    """
-    recipe = table["recompute_recipe"]
-    return tuple(tuple(step) for step in recipe["steps"]) if re.fullmatch(recipe["stacks"], stack) else ()
-
-
 def offload_bytes_per_second(table: Table) -> float:
     """Return the rate to the host's memory above which recipes send activations there rather than recompute."""
     return float(table["recompute_recipe"]["offload_bytes_per_second"])

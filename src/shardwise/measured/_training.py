@@ -15,7 +15,6 @@ from shardwise.measured._frameworks import (
     adjusted,
     framework_of,
     offload_bytes_per_second,
-    recompute_steps,
 )
 from shardwise.measured._network import cluster_of
 from shardwise.measured._record import Record, refuse
@@ -23,8 +22,7 @@ from shardwise.measured._training_metrics import interval_of, value_of
 from shardwise.measured._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
 from shardwise.measured._training_stack import dropout_of, named_stack, precision_of
 from shardwise.models import Model
-from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
-from shardwise.plans.laws import module_names
+from shardwise.plans import Plan, Stack, Training, find_stack
 from shardwise.training import Options, TrainReport, train
 
 # Cells that decide a prediction; rows that agree in them share it.
@@ -123,37 +121,12 @@ class Question:
         near = device.knows("host_bytes_per_second") and device.host_bytes_per_second > offload_bytes_per_second(
             self.table
         )
-        return bool(recompute_steps(self.table, self.stack.name)) and near
-
-    def lighter(self) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:
-        """Return what is tried before whole layers: attention's core, or the modules of the stack's recipes."""
-        known, recipe = module_names(tuple(self.model.kinds)), recompute_steps(self.table, self.stack.name)
-        if not recipe or "moe" not in known:
-            return ("none", ()), ("selective", ())
-        steps = (tuple(name for name in names if name in known) for names in recipe)
-        return tuple(("none", modules) for modules in dict.fromkeys(steps))
+        return bool(self.stack.recompute_steps) and near
 
     def least(self, plan: Plan) -> TrainReport:
-        """Return the report with the least recompute that fits: none, attention's core, then the fewest whole layers.
-
-        Full recompute of every layer where nothing fits.
-        """
-        for mode, modules in self.lighter():
-            report = self.train(replace(plan, recompute=mode, modules=modules))
-            if report.fits:
-                return report
-        if self.offloads:
-            return self.train(plan)
-        every = self.train(replace(plan, recompute="full"))
-        low, high = 0, -(-self.model.num_layers // plan.pp)
-        if not every.fits:
-            return every
-        while high - low > 1:
-            middle = (low + high) // 2
-            report = self.train(replace(plan, recompute="full", recompute_layers=middle))
-            low, high = (low, middle) if report.fits else (middle, high)
-            every = report if report.fits else every
-        return every
+        """Return the report with the least recompute that fits, or without any where recipes offload instead."""
+        report = self.train(replace(plan, recompute="auto"))
+        return self.train(plan) if self.offloads and report.plan.recompute == "full" else report
 
 
 def question_of(record: Record, context: Context) -> Question:

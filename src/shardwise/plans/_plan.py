@@ -11,14 +11,14 @@ Sharding: TypeAlias = Literal[
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 ContextKind: TypeAlias = Literal["ring", "all-gather", "all-to-all"]
 LayoutKind: TypeAlias = Literal["1d", "summa"]
-Recompute: TypeAlias = Literal["none", "selective", "attention", "norm-attention-norm", "full"]
+Recompute: TypeAlias = Literal["none", "selective", "attention", "norm-attention-norm", "full", "auto"]
 Axis: TypeAlias = Literal["tp", "tp2", "cp", "dp", "pp"]
 
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 CONTEXT_KINDS: tuple[str, ...] = get_args(ContextKind)
 LAYOUTS: tuple[str, ...] = get_args(LayoutKind)
-RECOMPUTES: tuple[str, ...] = get_args(Recompute)
+RECOMPUTES: tuple[str, ...] = tuple(word for word in get_args(Recompute) if word != "auto")
 AXES: tuple[str, ...] = get_args(Axis)
 
 
@@ -63,6 +63,7 @@ class Plan:
     """Replicas that share one copy under "hsdp", or where this is above 1 under "shard-grad-op" and a sharded optimizer
     (else all of dp)."""
     recompute: Recompute = "none"
+    """What backward computes again; "auto" asks for the least that fits, which the answer's plan states."""
     recompute_layers: int = 0
     """Layers of each stage that recompute is limited to (0: all)."""
     modules: tuple[str, ...] = ()

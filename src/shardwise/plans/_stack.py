@@ -86,6 +86,8 @@ class Stack:
     """The output of attention is copied when its heads are merged."""
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
+    recompute_steps: tuple[tuple[str, ...], ...]
+    """Modules that its recipes recompute before whole layers, the least first; none without recipes."""
     keeps_gathered: bool
     """The buffer of a gathered sequence is kept."""
     regathers_inputs: bool
@@ -249,5 +251,6 @@ def find_stack(name: str) -> Stack:
     row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
     values["overlap_sends"] = tuple(values["overlap_sends"])
+    values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

@@ -16,6 +16,7 @@ from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, 
 from shardwise.plans.laws import stack_problems
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
+from shardwise.training._recompute import least_recompute, settled
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stated import stated
@@ -363,6 +364,10 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     stack = options.stack
     if isinstance(stack, str):
         stack = find_stack(stack or default_stack(plan))
+    if plan.recompute == "auto":
+        options = replace(options, stack=stack)
+        least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
+        return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
 
     def case(p: Plan, j: Training) -> Case:
         return Case(
@@ -379,10 +384,8 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
         found = report_of(case(p, j), ())
         return found.step_seconds if found.fits else None
 
-    question = Question(
-        model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation
-    )
-    plan, job, notes = complete(question, seconds)
+    asked = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
+    plan, job, notes = complete(asked, seconds)
     whole = case(plan, job)
     report = report_of(whole, ())
     said = (
