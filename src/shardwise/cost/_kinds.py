@@ -37,18 +37,15 @@ def kind_of(op: Op[X]) -> str:
     >>> kind_of(final_norm(whole_layout(1, 64), Model.load("gpt2"))[0])
     'norm'
     """
-    if "norm" in op.name:
+    if op.role == "norm":
         return "norm" if op.kernels == 1 else "norm in steps"
-    if op.name.endswith("activation"):
+    if op.role == "activation":
         return "activation" if op.kernels == 1 else "gated activation"
-    if op.name.endswith(("dispatch", "combine")):
-        return "permute"
-    if op.name.endswith((".bias", ".clamps", ".joined")):
-        return "eager"
-    for word in ("rotary", "loss", "embedding", "add"):
-        if word in op.name:
-            return word
-    return "other"
+    return _BY_ROLE.get(op.role, "other")
+
+
+_BY_ROLE: dict[str, str] = {name: name for name in ("rotary", "loss", "embedding", "add")}
+_BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager"}
 
 
 @dataclass(frozen=True, slots=True)

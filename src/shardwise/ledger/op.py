@@ -16,13 +16,26 @@ GroupAxis: TypeAlias = Literal["tp", "tp2", "cp", "ep", "etp", "pp", "dp_cp", "e
 Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels", "copied"]
 OpKind: TypeAlias = Literal["matmul", "grouped", "attention", "memory", "scan", "none"]
 WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
+OpRole: TypeAlias = Literal[
+    "embedding", "norm", "add", "head", "loss", "sampling",
+    "qkv", "q_down", "q_up", "kv_down", "kv_up", "out",
+    "rotary", "attention", "indexer", "scores", "softmax", "context", "cache_write",
+    "up", "activation", "down", "feed_forward", "router", "dispatch", "combine",
+    "steps", "other",
+]  # fmt: skip
+"""What an operator does, and so which of them a rule means; its name is for people.
+
+"up" and "down" are products of a feed-forward or of its experts, "feed_forward" its other maps, "scores" and "context"
+the two products of unfused attention, "steps" element-wise kernels that run one by one whatever else is fused.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight(Generic[X]):
     """Parameters of an operator: `elements` on this rank, `whole` in the model.
 
-    `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector.
+    `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector. `role` is that
+    of the operator that multiplies by it, and "embedding" of the table of token embeddings alone.
     """
 
     name: str
@@ -32,6 +45,7 @@ class Weight(Generic[X]):
     expert: bool = False
     trainable: bool = True
     shape: tuple[X | float, ...] = ()
+    role: OpRole = "other"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +53,13 @@ class Tensor(Generic[X]):
     """A tensor that backward reads. The name is its identity in a block: what two operators keep is counted once.
 
     `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads
-    from outside and drops what is born within.
+    from outside and drops what is born within. `product` marks what the last product of a feed-forward keeps.
     """
 
     name: str
     size_bytes: X
     born: str
+    product: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +127,7 @@ class Op(Generic[X]):
     host_seconds: X | float = 0
     unaligned: bool = False
     apart: int = 0
+    role: OpRole = "other"
 
 
 def within(path: str, region: str) -> bool:

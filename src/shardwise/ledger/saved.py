@@ -82,7 +82,7 @@ def _chosen(inside: list[Op[X]]) -> list[tuple[Op[X], X | float]]:
     found: list[tuple[Op[X], X | float]] = []
     place = 0
     for op in inside:
-        if op.kind != "matmul" or not op.weights or op.name.endswith(".router") or op.dtype == "fp4":
+        if op.kind != "matmul" or not op.weights or op.role == "router" or op.dtype == "fp4":
             continue
         parts = op.parts or (op.columns,)
         ours = total((n for i, n in enumerate(parts, start=place) if i % 2 == 0), 0 * op.columns)

@@ -54,7 +54,8 @@ def rotary(y: Layout[X], width: X) -> Op[X]:
     """
     stream = y.a * y.tokens * width
     kernels, passes = (1, 2) if y.stack.activation == "fused" else (8, 10)
-    return memory_op(y, "rotary", REGION, (passes * stream, passes * stream), kernels=kernels, output_bytes=stream)
+    return memory_op(y, "rotary", REGION, (passes * stream, passes * stream), kernels=kernels, output_bytes=stream,
+                     role="rotary")  # fmt: skip
 
 
 def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
@@ -72,7 +73,7 @@ def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
     return Shape(
         inputs=inputs + 0 * heads, outputs=heads * per_query + kv * per_key, whole_inputs=inputs,
         whole_outputs=m.heads * per_query + m.kv_heads * per_key, bias=m.qkv_bias,
-        kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts,
+        kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts, role="qkv",
     )  # fmt: skip
 
 
@@ -162,5 +163,5 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
         copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and m.joined_rotary)
         product = merged(y, product, copies)
     out = Shape(inputs=heads * m.value_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.value_dim, whole_outputs=D,
-                bias=m.out_bias)  # fmt: skip
+                bias=m.out_bias, role="out")  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, product))

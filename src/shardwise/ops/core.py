@@ -224,7 +224,7 @@ def _fused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
         name="attention", kind="attention", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2.5 * flops,
         backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T, columns=zero + read_tokens(y, c.mask),
         inner=zero + c.dims, batch=c.heads, reads=inputs, saves=kept, forward=ahead, backward=back,
-        model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes,
+        model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes, role="attention",
     )  # fmt: skip
 
 
@@ -246,8 +246,8 @@ def _repeated(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[
     queries, *shared = inputs
     groups = c.heads / c.kv_heads
     copies = (
-        Tensor(name=f"attention.repeated {t.name.split('.')[-1]}", size_bytes=t.size_bytes * groups, born=CORE)
-        for t in shared
+        Tensor(name=f"attention.repeated {name}", size_bytes=t.size_bytes * groups, born=CORE)
+        for name, t in zip(("keys", "values"), shared, strict=True)
     )
     return (queries, *copies)
 
@@ -273,10 +273,11 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
     first = _product(y, "attention.scores", (T, keys_seen, c.key_dim + 0 * T), c.heads, (queries, keys))
     last = _product(y, "attention.context", (T, c.value_dim + 0 * T, keys_seen), c.heads, (probabilities, values))
     softmax = memory_op(
-        y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores
-    )
-    first = replace(first, forward=ahead, backward=back, unaligned=is_unaligned(y, c.key_dim))
-    return first, softmax, replace(last, unaligned=is_unaligned(y, c.value_dim))
+        y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores,
+        role="softmax",
+    )  # fmt: skip
+    first = replace(first, forward=ahead, backward=back, unaligned=is_unaligned(y, c.key_dim), role="scores")
+    return first, softmax, replace(last, unaligned=is_unaligned(y, c.value_dim), role="context")
 
 
 def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:

@@ -89,7 +89,7 @@ def component(part: Part, op: Op[float]) -> str:
     """
     if part in ("embedding", "mtp"):
         return part
-    if "norm" in op.name:
+    if op.role == "norm":
         return "norms"
     if part == "head":
         return "head"

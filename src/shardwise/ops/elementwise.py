@@ -130,7 +130,7 @@ def norm_op(y: Layout[X], n: Norm[X], source: Tensor[X]) -> Op[X]:
         moved = (moved[0] + width * n.elements, moved[1] + (width - y.a) * n.elements)
     return memory_op(
         y, n.name, n.region, moved, weights=norm_weights(n), reads=(source,),
-        saves=norm_saves(y, n, source), kernels=6 if unfused else 1 + widened, output_bytes=stream,
+        saves=norm_saves(y, n, source), kernels=6 if unfused else 1 + widened, output_bytes=stream, role="norm",
     )  # fmt: skip
 
 
@@ -169,8 +169,8 @@ def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     """
     elements = y.residual_tokens * y.residual_width(D)
     stream = y.a * elements
-    if not y.drops("attention" if name.endswith("add1") else "hidden"):
-        return memory_op(y, name, region, (3 * stream, 3 * stream), output_bytes=stream)
+    if not y.drops("attention" if region == "attention" else "hidden"):
+        return memory_op(y, name, region, (3 * stream, 3 * stream), output_bytes=stream, role="add")
     mask = Tensor(name=f"{name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=region)
     moved = (3 * stream + mask.size_bytes, 5 * stream + mask.size_bytes)
-    return memory_op(y, name, region, moved, saves=(mask,), output_bytes=stream)
+    return memory_op(y, name, region, moved, saves=(mask,), output_bytes=stream, role="add")

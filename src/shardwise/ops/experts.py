@@ -17,6 +17,8 @@ from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp
 from shardwise.ops.layout import Layout, Shape, memory_op
 
+EXPERTS, SHARED = "mlp.experts", "mlp.shared"
+"""Regions of routed and of shared experts."""
 _INDEX_BYTES = 8  # torch.topk, torch.sort and torch.empty_like of them return int64
 
 
@@ -79,7 +81,8 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Te
     flops, weight = 2 * e.rows * n * k, y.work.weight_bytes * e.hit * n * k
     edges, zero = y.a * e.rows * (n + k), 0 * e.rows
     whole = zero + shape.whole_inputs * shape.whole_outputs
-    weights = [Weight(name=f"{name}.weight", elements=e.local * n * k, whole=whole, expert=True, shape=(e.local, n, k))]
+    weights = [Weight(name=f"{name}.weight", elements=e.local * n * k, whole=whole, expert=True, shape=(e.local, n, k),
+                      role=shape.role)]  # fmt: skip
     if shape.bias:
         weights.append(replace(vector(f"{name}.bias", e.local * n, shape.whole_outputs), expert=True))
     gradient = 2 * y.work.gradient_bytes * e.local * n * k
@@ -88,7 +91,7 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Te
         backward_flops=flops, backward_bytes=edges + weight, weight_flops=flops, weight_bytes=edges + gradient,
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
         saves=(source,), model_flops=2 * e.fair * n * k, dtype=y.work.dtype, output_bytes=y.a * e.rows * n,
-        host_seconds=e.local * _launch_seconds(y),
+        host_seconds=e.local * _launch_seconds(y), role=shape.role,
     )  # fmt: skip
 
 
@@ -99,8 +102,10 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     act, product = activation_op(y, region, m, e.rows, e.F)
     all_ffn = m.experts * m.ffn
     # whole_outputs are those of all experts together: their product with the inputs of one is the weights of all.
-    up = Shape(inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias)
-    down = Shape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias)
+    up = Shape(inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias,
+               role="up")  # fmt: skip
+    down = Shape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias,
+                 role="down")  # fmt: skip
     found = (
         _grouped(y, e, f"{region}.up", up, permuted),
         *_clamps(y, m, e, region),
@@ -127,7 +132,8 @@ def _clamps(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X], ..
     moved = (_CLAMPED_WIDTHS[0] * one, _CLAMPED_WIDTHS[1] * one)
     entry = Tensor(name=f"{region}.up", size_bytes=2 * one, born=region)
     joined = Tensor(name=f"{region}.clamped", size_bytes=2 * one, born=f"{region}.act")
-    return (memory_op(y, f"{region}.clamps", f"{region}.act", moved, kernels=3, reads=(entry,), saves=(joined,)),)
+    return (memory_op(y, f"{region}.clamps", f"{region}.act", moved, kernels=3, reads=(entry,), saves=(joined,),
+                      role="steps"),)  # fmt: skip
 
 
 # Bytes an element of the experts' outputs that adding their biases moves, forward and backward. Forward: the bias times
@@ -144,7 +150,7 @@ def _added_bias(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X]
     if not m.bias or y.work.phase != "train" or y.stack.experts != "permuted":
         return ()
     moved = tuple(width * e.rows * e.D for width in _BIAS_BYTES)
-    return (memory_op(y, f"{region}.bias", region, (moved[0], moved[1]), kernels=5),)
+    return (memory_op(y, f"{region}.bias", region, (moved[0], moved[1]), kernels=5, role="steps"),)
 
 
 def _weighted(y: Layout[X], region: str, product: Tensor[X]) -> Tensor[X]:
@@ -166,7 +172,7 @@ def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]
     T, region = routed_tokens(y), f"{name}.router"
     zero, E = 0 * T, m.experts + m.zero_experts
     flops, moved = 2 * T * D * E, y.a * T * D + 4 * T * E
-    weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E, shape=(E, D))]
+    weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E, shape=(E, D), role="router")]
     if m.router_bias:
         weights.append(vector(f"{region}.bias", zero + E, E))
     sizes = [("probabilities", 4 * E)]
@@ -180,7 +186,7 @@ def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]
         name=region, kind="matmul", region=region, flops=flops, forward_bytes=moved, backward_flops=flops,
         backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=zero + E, inner=zero + D,
         weights=tuple(weights), reads=(source,), saves=(source, *kept), model_flops=flops, dtype=y.work.dtype,
-        kernels=4, output_bytes=4 * T * E,
+        kernels=4, output_bytes=4 * T * E, role="router",
     )  # fmt: skip
 
 
@@ -229,16 +235,17 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
     passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = (passes * size, passes * size)
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(hop, gather), backward=(scatter, hop), saves=sent,
-                         kernels=2, output_bytes=arrived)  # fmt: skip
+                         kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
-                        kernels=2, output_bytes=y.a * T * e.D)  # fmt: skip
+                        kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
     return dispatch, combine
 
 
 def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X]) -> Op[X]:
     inputs, outputs = sizes
     zero = 0 * y.tokens
-    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs)
+    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs,
+                  role="feed_forward")  # fmt: skip
     return y.whole(name, region, shape, source)
 
 

@@ -42,13 +42,13 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
         Tensor(name=f"{name}.{part}", size_bytes=one * units, born=name if part == "up" else region)
         for part, units in kept
     )
-    out = Tensor(name=f"{name}.product", size_bytes=one, born=region)
+    out = Tensor(name=f"{name}.product", size_bytes=one, born=region, product=True)
     inputs, steps = 2 if m.gated else 1, max(len(kept), 1)
     # Each separate kernel reads and writes once more.
     moved = (inputs + 1 + 2 * (steps - 1)) * one, (2 * inputs + 1 + 3 * (steps - 1)) * one
     entry = Tensor(name=f"{name}.up", size_bytes=one * inputs, born=name)
     op = memory_op(y, f"{name}.activation", region, moved, reads=(entry,), saves=(*saves, out), kernels=steps,
-                   output_bytes=one)  # fmt: skip
+                   output_bytes=one, role="activation")  # fmt: skip
     return op, out
 
 
@@ -65,8 +65,8 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
     F, sides = y.split(m.ffn), 2 if m.gated else 1
     one_kernel = y.stack.activation == "fused"
     up = Shape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
-               kernels=1 if one_kernel else sides, parts=(F,) * sides)  # fmt: skip
-    down = Shape(inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias)
+               kernels=1 if one_kernel else sides, parts=(F,) * sides, role="up")  # fmt: skip
+    down = Shape(inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias, role="down")
     act, product = activation_op(y, name, m, y.tokens, F)
     ops = (y.column(f"{name}.up", name, up, source), act, y.row(f"{name}.down", name, down, product))
     return (*ops, *_receptance(y, D, source, name)) if m.style == "rwkv" else ops
@@ -75,7 +75,8 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
 def _receptance(y: Layout[X], D: int, source: Tensor[X], name: str) -> tuple[Op[X], ...]:
     """RWKV's channel mixing (arXiv:2305.13048 equation 18): a sigmoid gate on the output, and two mixes over time."""
     width = y.residual_width(D)
-    shape = Shape(inputs=D + 0 * y.tokens, outputs=D + 0 * y.tokens, whole_inputs=D, whole_outputs=D)
+    shape = Shape(inputs=D + 0 * y.tokens, outputs=D + 0 * y.tokens, whole_inputs=D, whole_outputs=D,
+                  role="feed_forward")  # fmt: skip
     gate, out = y.residual(f"{name}.receptance", D, name), y.residual(f"{name}.value", D, name)
     moved = (3 * gate.size_bytes, 5 * gate.size_bytes)
     return (

@@ -46,8 +46,10 @@ def tables(y: Layout[X], m: Model) -> tuple[Weight[X], ...]:
         return Weight(name=name, elements=elements, whole=zero + whole, kind="embedding", shape=sides)
 
     local = local_vocab(y, m)
-    sides = (local, divide(zero + width, second))
-    found = [table("embedding.weight", divide(local * width, second), m.vocab * width, sides)]
+    rows_of_tokens = table(
+        "embedding.weight", divide(local * width, second), m.vocab * width, (local, divide(zero + width, second))
+    )
+    found = [replace(rows_of_tokens, role="embedding")]
     if m.extra_embedding:
         local = divide(divide(zero + m.extra_embedding, y.vocab_ranks), second)
         found.append(table("embedding.extra", local, m.extra_embedding))
@@ -81,7 +83,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         elements = y.residual_tokens * y.residual_width(m.hidden)
         saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born="embedding"))
     ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tables(y, m), saves=tuple(saves),
-                     forward=ahead, backward=back, output_bytes=stream)]  # fmt: skip
+                     forward=ahead, backward=back, output_bytes=stream, role="embedding")]  # fmt: skip
     if m.embedding_norm:
         source = y.residual("embedding.output", m.hidden, "embedding")
         ops.append(norm(y, "embedding_norm", m.hidden, m.norm, source, "embedding"))
@@ -152,7 +154,7 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     width = m.embedding_width or m.hidden
     V = local_vocab(y, m)
     shape = Shape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias,
-                  kind="head", owned=not m.tied)  # fmt: skip
+                  kind="head", owned=not m.tied, role="head")  # fmt: skip
     op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
     if y.work.phase == "train":
         op = replace(op, dtype=op.dtype if op.dtype in ("fp32", "tf32") else WIDE_DTYPES[0])
@@ -246,7 +248,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip
     sums = (small,) if y.stack.vocab_parallel else ()
     return (memory_op(y, "loss", "loss", (ahead * scores, back * scores), saves=(kept,), transient_bytes=extra,
-                      forward=sums, kernels=5),)  # fmt: skip
+                      forward=sums, kernels=5, role="loss"),)  # fmt: skip
 
 
 def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:

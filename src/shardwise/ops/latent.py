@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.ledger.number import X, divide
-from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
 from shardwise.models import Indexer, LatentAttention, NormKind
 from shardwise.ops.attention import REGION, merged, rotary
 from shardwise.ops.core import CORE, Core, Mask, attended_pairs, attention_core, core_output, read_tokens, share
@@ -33,11 +33,15 @@ def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind 
     return with_statistics(op, y.residual_tokens) if y.choices.layout == "summa" else op
 
 
+_ROLES: dict[str, OpRole] = {"q_down": "q_down", "kv_down": "kv_down", "q_up": "q_up", "kv_up": "kv_up"}
+
+
 def down(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X], bias: bool = False) -> Op[X]:
     """Return a small projection whose weights are whole on every tensor-parallel rank."""
     inputs, outputs = sizes
     zero = 0 * y.tokens
-    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs, bias=bias)
+    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs, bias=bias,
+                  role=_ROLES.get(name, "other"))  # fmt: skip
     return y.whole(name, region, shape, source)
 
 
@@ -57,7 +61,8 @@ def gathered(y: Layout[X], op: Op[X], width: int) -> Op[X]:
 def up(y: Layout[X], name: str, rank: int, width: int, heads: int, source: Tensor[X]) -> Op[X]:
     """Return an up-projection to `width` elements a head from a latent that is whole on every rank."""
     local = y.split(heads)
-    shape = Shape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=heads * width)
+    shape = Shape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=heads * width,
+                  role=_ROLES.get(name, "other"))  # fmt: skip
     op = y.column(name, UP, shape, source)
     # One dimension: the latent was gathered by its norm, and its gradient is reduced there.
     return op if y.choices.layout == "summa" else replace(op, forward=(), backward=_whole_gradient(y, rank))
@@ -144,6 +149,7 @@ def scoring(y: Layout[X], x: Indexer, region: str, pairs: X, keys: X) -> Op[X]:
         name="indexer.scores", kind="attention", region=region, flops=flops, forward_bytes=moved,
         backward_flops=2 * flops, backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=rows,
         columns=zero + keys, inner=zero + x.head_dim, batch=zero + x.heads, model_flops=flops, dtype=y.work.dtype,
+        role="indexer",
     )  # fmt: skip
 
 
@@ -186,7 +192,7 @@ def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     # and keys are joined; backward the gradients of all parts are joined.
     steps = (10 if y.stack.activation == "fused" else 2) * turned
     ahead, back = steps + 4 * plain + 3 * turned, steps + 4 * plain + 3 * turned + 2 * values
-    return [memory_op(y, "parts.joined", UP, (stream * ahead, stream * back), kernels=6)]
+    return [memory_op(y, "parts.joined", UP, (stream * ahead, stream * back), kernels=6, role="steps")]
 
 
 def _core(y: Layout[X], m: LatentAttention) -> Core[X]:
@@ -209,13 +215,13 @@ def _absorbed(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
            forward_bytes=y.work.weight_bytes * heads * width + 2 * y.a * T * heads * (kv + m.v_head_dim),
            inner=zero + m.qk_nope_head_dim, batch=heads, kernels=2, model_flops=2 * T * heads * width,
            dtype=y.work.dtype,
-           weights=(Weight(name="kv_up.weight", elements=heads * width, whole=zero + m.heads * width),),
+           weights=(Weight(name="kv_up.weight", elements=heads * width, whole=zero + m.heads * width, role="kv_up"),),
            backward_flops=zero, backward_bytes=zero, weight_flops=zero, weight_bytes=zero),
         Op(name="attention", kind="attention", region=CORE, flops=flops, rows=T,
            columns=zero + read_tokens(y, _mask(m)),
            forward_bytes=y.work.cache_bytes * read * (kv + r) + y.a * T * heads * (2 * kv + r), inner=zero + 2 * kv + r,
            batch=heads, model_flops=flops, dtype=y.work.dtype, backward_flops=zero, backward_bytes=zero,
-           weight_flops=zero, weight_bytes=zero),
+           weight_flops=zero, weight_bytes=zero, role="attention"),
     ]  # fmt: skip
 
 
@@ -233,11 +239,11 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
     heads = y.split(m.heads)
     ops = _query(y, m, D, source) + _key_value(y, m, D, source) + indexer_ops(y, m, D, source)
     if y.work.phase == "decode":
-        ops = [op for op in ops if op.name != "kv_up"] + _absorbed(y, m)
+        ops = [op for op in ops if op.role != "kv_up"] + _absorbed(y, m)
     else:
         ops += _expanded(y, m)
     # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
     entry = merged(y, core_output(y, _core(y, m)), y.stack.norm == "eager")
     out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
-                whole_outputs=D, bias=m.bias)  # fmt: skip
+                whole_outputs=D, bias=m.bias, role="out")  # fmt: skip
     return (*ops, y.row("out", REGION, out, entry))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Generic, Literal, cast
 
 from shardwise.ledger.number import X, divide, maximum
-from shardwise.ledger.op import Collective, Hiding, Op, Tensor, Weight
+from shardwise.ledger.op import Collective, Hiding, Op, OpRole, Tensor, Weight
 from shardwise.plans import ContextKind, LayoutKind, Stack
 
 
@@ -139,7 +139,8 @@ class Layout(Generic[X]):
     def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
         """A linear layer on the residual stream's own tokens with weights replicated over the tensor-parallel ranks."""
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
-        return matmul(self, name, region, (self.residual_tokens, shape.outputs, shape.inputs), weights, source)
+        sizes = (self.residual_tokens, shape.outputs, shape.inputs)
+        return matmul(self, name, region, sizes, weights, source, role=shape.role)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,7 @@ class Shape(Generic[X]):
     kind: Literal["matrix", "head"] = "matrix"
     owned: bool = True
     parts: tuple[X, ...] = ()
+    role: OpRole = "other"
 
 
 def linear_weights(name: str, shape: Shape[X], sides: tuple[X, X]) -> tuple[Weight[X], ...]:
@@ -174,6 +176,7 @@ def linear_weights(name: str, shape: Shape[X], sides: tuple[X, X]) -> tuple[Weig
             whole=zero + shape.whole_inputs * shape.whole_outputs,
             kind=shape.kind,
             shape=sides,
+            role=shape.role,
         )
     ]
     if shape.bias:
@@ -208,7 +211,7 @@ def matmul(
     flops = matmul_flops(m, n, k)
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
-    biased = y.stack.bias_gradients_apart and any(w.name.endswith(".bias") for w in weights)
+    biased = y.stack.bias_gradients_apart and any(w.kind == "vector" for w in weights)
     apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
     behind: X | float = 0
     if biased or apart:
@@ -325,7 +328,7 @@ class OneD(Layout[X]):
     def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.tokens, shape.outputs, shape.inputs)
-        more |= {"kernels": shape.kernels, "parts": shape.parts}
+        more |= {"kernels": shape.kernels, "parts": shape.parts, "role": shape.role}
         return matmul(self, name, region, sizes, weights, source, **more)
 
 
@@ -387,6 +390,7 @@ class Summa(Layout[X]):
             forward=forward,
             backward=back,
             kernels=shape.kernels * nb,
+            role=shape.role,
             **more,
         )
 

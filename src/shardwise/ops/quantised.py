@@ -12,18 +12,15 @@ from shardwise.ledger.op import Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
 
 
-def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X], source: Tensor[X]) -> int:
+def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X]) -> int:
     """Return the bits in which a tensor that a feed-forward's operator keeps is kept, 0 as it is.
 
     The input of the first product, of the activation, or of the last product; what routing keeps stays as it is.
     """
     s = y.stack.settings
-    if tensor.name.endswith(".product"):
+    if tensor.product:
         return s.mlp_product_bits
-    if op.name.endswith(".activation"):
-        return s.activation_input_bits
-    first = tensor.name == source.name or tensor.name.endswith((".permuted", f"gathered {source.name}"))
-    return s.mlp_input_bits if first and op.name.endswith(".up") else 0
+    return {"activation": s.activation_input_bits, "up": s.mlp_input_bits}.get(op.role, 0)
 
 
 def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[Op[X], ...]:
@@ -37,7 +34,7 @@ def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[
     for op in ops:
         saves = []
         for tensor in op.saves:
-            bits = bits_of(y, op, tensor, source)
+            bits = bits_of(y, op, tensor)
             name = f"{tensor.name}, {bits} bits"
             if not bits:
                 saves.append(tensor)

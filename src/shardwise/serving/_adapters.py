@@ -19,12 +19,12 @@ from shardwise.serving._case import Case
 def rank_elements(block: Block, ops: Iterable[Op[X]], zero: X) -> X:
     """Return elements of the adapters of one layer on a rank for each unit of their rank."""
     gated = isinstance(block.feed_forward, MLP) and block.feed_forward.gated
-    joint = {"qkv.weight": 3, "mlp.up.weight": 2 if gated else 1}
+    joint = {"qkv": 3, "up": 2 if gated else 1}
     sides = (
-        (joint.get(w.name, 1), *w.shape[-2:])
+        (joint.get(w.role, 1), *w.shape[-2:])
         for op in ops
         for w in op.weights
-        if w.kind == "matrix" and not w.expert and len(w.shape) > 1 and "router" not in w.name
+        if w.kind == "matrix" and not w.expert and len(w.shape) > 1 and w.role != "router"
     )
     return total((zero + outputs + parts * inputs for parts, outputs, inputs in sides), zero)
 

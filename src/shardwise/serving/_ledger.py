@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, total
-from shardwise.ledger.op import Collective, Op, Weight
+from shardwise.ledger.op import Collective, Op, Weight, within
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
-from shardwise.ops.experts import routed_tokens
+from shardwise.ops.experts import SHARED, routed_tokens
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.serving._cache import block_caches, keeps_tokens
 from shardwise.serving._quantization import Format
@@ -34,7 +34,7 @@ def _cache_write(y: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ...]:
         return ()
     new = y.tokens * total((c.token_bytes for c in block_caches(y, block)), 0 * y.tokens)
     read = new * (y.a / y.work.cache_bytes)
-    return (memory_op(y, "cache_write", "attention", (read + new, 0 * new)),)
+    return (memory_op(y, "cache_write", "attention", (read + new, 0 * new), role="cache_write"),)
 
 
 def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
@@ -46,15 +46,14 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     (arXiv:2412.19437 section 3.4). Where each expert is split over several groups, their tokens are gathered, once
     each, and the outputs reduced and scattered (vLLM distributed/device_communicators/all2all.py, naive).
     """
-    name = op.name
-    if name.endswith((".dispatch", ".combine")):
+    if op.role in ("dispatch", "combine"):
         spread = y.degrees.ep * y.degrees.etp
         hops = [c for c in op.forward if c.verb == "all_to_all"]
         forward = [replace(c, size_bytes=above(spread, y.degrees.tp, c.size_bytes, 0 * c.size_bytes)) for c in hops]
         tokens = y.a * routed_tokens(y) * y.degrees.etp * D
         split = above(spread, y.degrees.tp, tokens, 0 * tokens)
         forward += [replace(c, size_bytes=split) for c in op.forward if c.axis == "etp"]
-        if name.endswith(".combine"):
+        if op.role == "combine":
             full = y.a * y.tokens * D
             nothing = 0 * full
             joined = above(spread, y.degrees.tp, nothing, full)
@@ -62,12 +61,9 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
             forward.append(Collective(axis="tp", verb="all_reduce", size_bytes=joined, tensor="expert outputs"))
             forward.append(Collective(axis="tp", verb="all_gather", size_bytes=shared, tensor="expert outputs"))
         return replace(op, forward=tuple(forward))
-    if name.endswith(".shared.down"):
+    if op.role == "down" and within(op.region, SHARED):
         return replace(op, forward=())
     return op
-
-
-_DOWN = ("q_down", "kv_down")
 
 
 def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
@@ -75,8 +71,8 @@ def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
 
     vLLM fused_qkv_a_proj, SGLang fused_qkv_a_proj_with_mqa, TensorRT-LLM kv_a_proj_with_mqa (2025).
     """
-    both = [op for op in ops if op.name in _DOWN]
-    if len(both) != len(_DOWN):
+    both = [op for op in ops if op.role in ("q_down", "kv_down")]
+    if len(both) != 2:
         return ops
     first, second = both
     one = replace(
@@ -99,7 +95,7 @@ def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True, summed: bo
     """
     ops = joined_down(v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D)))
     if summed and block.parallel:
-        ops = tuple(replace(op, forward=()) if op.name == "out" else op for op in ops)
+        ops = tuple(replace(op, forward=()) if op.role == "out" else op for op in ops)
     return (*(_served(v.wide, op, D) for op in ops), *_cache_write(v.wide, block, caches))
 
 
@@ -124,7 +120,7 @@ def head_ops(v: Views[X], model: Model, sampling_bytes: float) -> tuple[Op[X], .
     logits = y.a * tokens * model.vocab
     gather: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=logits, tensor="logits")
     moved = sampling_bytes * tokens * model.vocab
-    sampling = memory_op(y, "sampling", "head", (moved, 0 * moved), kernels=3)
+    sampling = memory_op(y, "sampling", "head", (moved, 0 * moved), kernels=3, role="sampling")
     gathered = tuple(replace(op, forward=(gather,)) for op in heads)
     return (*norm, *gathered, sampling) if model.generates else (*norm, *gathered)
 
@@ -138,14 +134,14 @@ def padding(form: Format, weight: Weight[X]) -> X | float:
     """Return by what an engine lengthens a weight of experts to give its sides whole tiles, 1 where it does not."""
     if not form.expert_pads or not weight.expert or not form.holds(weight):
         return 1.0
-    first, second = form.expert_pads[:2] if weight.name.endswith("up.weight") else form.expert_pads[2:]
+    first, second = form.expert_pads[:2] if weight.role == "up" else form.expert_pads[2:]
     *_, outer, inner = weight.shape
     return ceil(inner / first) * first / inner * (ceil(outer / second) * second / outer)
 
 
 def table_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:
     """Return bytes of the table of token embeddings among some operators on one rank."""
-    tables = (w for o in ops for w in o.weights if w.name == "embedding.weight")
+    tables = (w for o in ops for w in o.weights if w.role == "embedding")
     return total((w.elements * form.element_bytes(w) for w in tables), zero)
 
 

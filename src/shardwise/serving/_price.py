@@ -19,8 +19,9 @@ from shardwise.cost import (
     reduce_seconds,
 )
 from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
-from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import named
+from shardwise.ops.experts import EXPERTS
 from shardwise.ops.fold import Machine
 from shardwise.serving._attention import AttentionKernels, cached_parts, cached_seconds, prompt_seconds
 from shardwise.serving._engine import Engine, Kernels, lasting_memory
@@ -82,7 +83,7 @@ def _attention(m: Server[X], op: Op[X]) -> X:
 
     A work item is one key-value head of one sequence; what is not cache are the queries and the output.
     """
-    if m.attention and op.name == "attention" and not m.kernels.head_bytes_per_second:
+    if m.attention and op.role == "attention" and not m.kernels.head_bytes_per_second:
         return cached_seconds(m.attention, _chip(m), op)
     edges = m.activation_width * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
@@ -149,7 +150,7 @@ def _product(m: Server[X], op: Op[X]) -> X:
 
 def _apart(m: Server[X], op: Op[X]) -> tuple[Op[X], ...]:
     """Return the products that an engine runs for one of the ledger, each of which reads the input again."""
-    if op.name not in m.engine.apart or len(op.parts) < 2:
+    if op.role not in m.engine.apart or len(op.parts) < 2:
         return (op,)
     given = m.activation_width * op.rows * op.inner * op.batch
     rest = op.forward_bytes - given
@@ -168,7 +169,8 @@ def _written_out(m: Server[X], op: Op[X]) -> X:
 
 
 # What fused experts do beside their two products: the tables of experts hold it (calls from tokens to summed outputs).
-_IN_EXPERTS = (".dispatch", ".experts.activation", ".combine")
+def _in_experts(op: Op[X]) -> bool:
+    return op.role in ("dispatch", "combine") or (op.role == "activation" and within(op.region, EXPERTS))
 
 
 def _charged_elsewhere(m: Server[X], op: Op[X]) -> bool:
@@ -177,26 +179,26 @@ def _charged_elsewhere(m: Server[X], op: Op[X]) -> bool:
     The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
     """
     measured = m.attention or (m.decoding and m.kernels.decode and not m.rates.blocks.keys)
-    if op.name in m.engine.in_attention and measured:
+    if op.role in m.engine.in_attention and measured:
         return True
-    return op.kind == "none" or op.kernels == 0 or (m.fused_experts and op.name.endswith(_IN_EXPERTS))
+    return op.kind == "none" or op.kernels == 0 or (m.fused_experts and _in_experts(op))
 
 
 def op_seconds(m: Server[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
     if _charged_elsewhere(m, op):
         return 0 * op.forward_bytes
-    if op.name in m.engine.fused:
+    if op.role in m.engine.fused:
         seconds = op.forward_bytes / m.rates.memory_bytes
     elif op.kind == "attention" and m.decoding:
         seconds = _attention(m, op)
-    elif op.name == "attention" and op.kind == "attention" and m.attention:
+    elif op.role == "attention" and op.kind == "attention" and m.attention:
         seconds = prompt_seconds(m.attention, _chip(m), op)
     elif op.kind == "grouped":
         seconds = kernel_seconds(m.rates, op, "forward") if m.rates.experts_in_turn else _experts(m, op)
     elif op.kind == "matmul":
         seconds = total((_product(m, one) for one in _apart(m, op)), 0 * op.forward_bytes)
-    elif op.name == "attention.softmax":
+    elif op.role == "softmax":
         # The ledger's softmax reads and writes a score in 16 bits once.
         seconds = op.forward_bytes / 4 * m.engine.score_bytes / m.rates.memory_bytes + op.kernels * m.rates.memory_start
     else:

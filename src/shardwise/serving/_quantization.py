@@ -59,14 +59,17 @@ class Format:
         if weight.kind != "matrix":
             return False
         if self.scope == "feed-forward":
-            return weight.expert or weight.name.startswith("mlp.")
-        return weight.expert if self.scope == "experts" else "router" not in weight.name
+            return weight.expert or weight.role in _FEED_FORWARD
+        return weight.expert if self.scope == "experts" else weight.role != "router"
 
     def element_bytes(self, weight: Weight[Any]) -> float:
         """Return bytes of one element of a weight."""
         if self.layer_bits and weight.kind != "vector":
             return {"embedding": self.table_bits, "head": self.head_bits}.get(weight.kind, self.layer_bits) / 8
         return self.bytes if self.holds(weight) else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
+
+
+_FEED_FORWARD = ("up", "down", "feed_forward", "router")
 
 
 @cache

@@ -140,7 +140,7 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     return {
         op.name: op.columns * op.inner
         for op in ops
-        if op.kind in ("matmul", "grouped") and not op.name.endswith(".router") and op.region != CORE
+        if op.kind in ("matmul", "grouped") and op.role != "router" and op.region != CORE
     }
 
 

@@ -161,7 +161,7 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
         found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
         return replace(found, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else found
 
-    tables = (w for o in written.embedding.ops for w in o.weights if w.name == "embedding.weight")
+    tables = (w for o in written.embedding.ops for w in o.weights if w.role == "embedding")
     return Parts(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
         kinds=tuple(map(folded, written.kinds)),
