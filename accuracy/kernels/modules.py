@@ -22,8 +22,9 @@ from shardwise.measured import Record
 from shardwise.models import LatentAttention
 from shardwise.ops.attention import rotary
 from shardwise.ops.count import WHOLE
+from shardwise.ops.inputs import LayoutOptions, TokenBatch
 from shardwise.ops.latent import latent_attention
-from shardwise.ops.layout import Choices, Layout, Work, lay_out, memory_op
+from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.serving import find_engine
 from shardwise.serving._ledger import joined_down
 
@@ -91,14 +92,14 @@ def operators(m: Module) -> tuple[Op[float], ...]:
     stack = find_engine(m.engine).stack
     if m.unfused:
         stack = replace(stack, norm="eager", activation="eager")
-    work: Work[float] = Work(
+    work: TokenBatch[float] = TokenBatch(
         B=m.sequences,
         S=m.tokens,
         context=m.past,
         phase="decode" if m.decodes else "prefill",
         cache_bytes=m.cache_bytes,
     )
-    y = lay_out(WHOLE, work, Choices(stack=stack))
+    y = lay_out(WHOLE, work, LayoutOptions(stack=stack))
     ops = joined_down(latent_attention(y, replace(mixer, heads=m.heads), hidden, y.residual("input", hidden, "")))
     if m.decodes:
         ops = (*ops, rotary(y, (m.heads + 1.0) * mixer.qk_rope_head_dim))

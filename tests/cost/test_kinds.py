@@ -13,7 +13,8 @@ from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import find_device
 from shardwise.ops.count import WHOLE
 from shardwise.ops.elementwise import norm
-from shardwise.ops.layout import Choices, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import find_stack
 
 CPU = find_device("cpu-epyc-zen4-2core").device
@@ -21,8 +22,8 @@ CPU = find_device("cpu-epyc-zen4-2core").device
 
 def layout(stack: str, batch: int = 1, seq_len: int = 512) -> Layout[float]:
     """Return a layout in fp32."""
-    work = Work(B=batch, S=seq_len, context=0, activation_bytes=4, weight_bytes=4, dtype="fp32")
-    return lay_out(WHOLE, work, Choices(stack=find_stack(stack)))
+    work = TokenBatch(B=batch, S=seq_len, context=0, activation_bytes=4, weight_bytes=4, dtype="fp32")
+    return lay_out(WHOLE, work, LayoutOptions(stack=find_stack(stack)))
 
 
 @settings(deadline=None)

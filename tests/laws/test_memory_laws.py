@@ -15,7 +15,8 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import Attention, Model, MoE, load_model
 from shardwise.ops.block import block_ops
-from shardwise.ops.layout import Choices, Degrees, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import lay_out
 from shardwise.plans import RECOMPUTES, SHARDINGS, Plan, Training, find_precision, find_stack, shard_of
 from shardwise.training import Case, Options, train
 from shardwise.training._memory import state_bytes
@@ -26,9 +27,9 @@ ORDER = ("none", "selective", "attention", "norm-attention-norm", "full")
 
 
 def _layout(tp: int = 1, tp2: int = 1, cp: int = 1, stack: str = "megatron", **choices: Any) -> Any:
-    degrees = Degrees(tp=tp, tp2=tp2, cp=cp, ep=1, etp=1, panels=1)
-    work = Work(B=2, S=4096, context=0, dropout=choices.pop("dropout", False))
-    return lay_out(degrees, work, Choices(stack=find_stack(stack), **choices))
+    degrees = ParallelSizes(tp=tp, tp2=tp2, cp=cp, ep=1, etp=1, panels=1)
+    work = TokenBatch(B=2, S=4096, context=0, dropout=choices.pop("dropout", False))
+    return lay_out(degrees, work, LayoutOptions(stack=find_stack(stack), **choices))
 
 
 def _kept(layout: Any, model: Model) -> float:

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import find_stack
 
 DATA = Path(__file__).parents[1] / "data/ops"
@@ -26,7 +27,7 @@ def layout(work: dict[str, Any] | None = None, stack: str = "megatron", **more: 
     """A layout: degrees and choices by name, one device and two sequences of 64 tokens unless said."""
     degrees = {name: more.pop(name, size) for name, size in ONE.items()}
     sizes = {"B": 2, "S": 64, "context": 0, **(work or {})}
-    return lay_out(Degrees(**degrees), Work(**sizes), Choices(stack=find_stack(stack), **more))
+    return lay_out(ParallelSizes(**degrees), TokenBatch(**sizes), LayoutOptions(stack=find_stack(stack), **more))
 
 
 def on_cpu(y: Layout[Any]) -> Layout[Any]:

@@ -16,7 +16,8 @@ from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import Attention, Block, LatentAttention, Model, MoE, load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, loss
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import find_stack, stack_names
 
 # One model of every kind of mixer and feed-forward.
@@ -141,7 +142,7 @@ def test_columns_equal_scalars(name: str, phase: str) -> None:
     ]
 
     def build(y: Layout[Any]) -> list[Op[Any]]:
-        work = Work(B=y.work.B, S=y.work.S, context=y.work.context, phase=phase)  # type: ignore[arg-type]
+        work = TokenBatch(B=y.work.B, S=y.work.S, context=y.work.context, phase=phase)  # type: ignore[arg-type]
         return ledger(lay_out(y.degrees, work, y.choices), model)
 
     columns_equal_scalars(build, sizes)
@@ -155,9 +156,9 @@ def test_columns_hold_a_trillion_parameters(tokens: float, batch: int) -> None:
                         v_head_dim=128)  # fmt: skip
     block = Block(mixers=(m,), feed_forward=MoE(experts=512, top_k=8, ffn=2048))
     two = np.array([tokens, tokens * 2])
-    degrees = Degrees(**{k: np.array([1.0, 1.0]) for k in ONE})
-    work = Work(B=np.array([batch, batch], dtype=float), S=two, context=two * 0, coverage="full")
-    ops = block_ops(lay_out(degrees, work, Choices(stack=find_stack("megatron"))), block, 7168)
+    degrees = ParallelSizes(**{k: np.array([1.0, 1.0]) for k in ONE})
+    work = TokenBatch(B=np.array([batch, batch], dtype=float), S=two, context=two * 0, coverage="full")
+    ops = block_ops(lay_out(degrees, work, LayoutOptions(stack=find_stack("megatron"))), block, 7168)
     parameters = sum(w.whole for op in ops for w in op.weights)
     assert (80 * parameters > 1e12).all()
     total = sum(op.flops + op.backward_flops + op.weight_flops for op in ops)

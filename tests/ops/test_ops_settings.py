@@ -10,17 +10,18 @@ import pytest
 from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import Block, Model, load_model, model_names
 from shardwise.ops.blocks import block_ops
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Settings, find_stack
 
 STACKS = ("megatron", "megatron-scores", "transformers", "transformers-eager")
-ONE: Degrees[Any] = Degrees(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
+ONE: ParallelSizes[Any] = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
 
 def layout(stack: str, **settings: Any) -> Layout[Any]:
     """Return two sequences of 128 tokens under a framework and some settings."""
-    work: Work[Any] = Work(B=2, S=128, context=0, dropout=True)
-    return lay_out(ONE, work, Choices(stack=replace(find_stack(stack), settings=Settings(**settings))))
+    work: TokenBatch[Any] = TokenBatch(B=2, S=128, context=0, dropout=True)
+    return lay_out(ONE, work, LayoutOptions(stack=replace(find_stack(stack), settings=Settings(**settings))))
 
 
 def kept(y: Layout[Any], model: Model, block: Block) -> float:

@@ -11,7 +11,8 @@ from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.hardware import Cluster, find_device
 from shardwise.models import load_model
 from shardwise.ops.blocks import block_ops, loss
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import Options, TrainReport, comm, train
 
@@ -20,7 +21,7 @@ JOB = Training(seq_len=2048, global_batch=64)
 FSDP = Plan(dp=0, micro_batch=2, sharding="fsdp")
 TENSOR = Plan(tp=8, dp=0, micro_batch=2, sharding="fsdp", sequence_parallel=True)
 RATES = rates_of(find_device("a100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
-ONE = Degrees(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
+ONE = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
 
 def ask(stack: str, plan: Plan = FSDP, model: str = "llama-2-7b", **changes: Any) -> TrainReport:
@@ -30,14 +31,14 @@ def ask(stack: str, plan: Plan = FSDP, model: str = "llama-2-7b", **changes: Any
 
 def layout(stack: str, **changes: Any) -> Layout[Any]:
     """Return the layout of one device under a changed stack."""
-    return lay_out(ONE, Work(B=1, S=2048, context=0), Choices(stack=replace(find_stack(stack), **changes)))
+    return lay_out(ONE, TokenBatch(B=1, S=2048, context=0), LayoutOptions(stack=replace(find_stack(stack), **changes)))
 
 
 def test_recompute_that_stops_early_saves_the_last_product() -> None:
     """Full recompute without reentrance runs everything of a layer again but its last product and its addition."""
     model, full = load_model("llama-2-7b"), replace(FSDP, recompute="full")
     early, whole = (ask("fsdp2", full, checkpoint_stops_early=b).evaluation.step.stages[0] for b in (True, False))
-    y = lay_out(ONE, Work(B=2, S=2048, context=0), Choices(stack=find_stack("fsdp2")))
+    y = lay_out(ONE, TokenBatch(B=2, S=2048, context=0), LayoutOptions(stack=find_stack("fsdp2")))
     last = block_ops(y, model.layers[0], model.hidden)[-2:]
     assert [op.name for op in last] == ["mlp.down", "add2"]
     saved = model.num_layers * sum(float(op_seconds(RATES, op).forward) for op in last)

@@ -11,13 +11,14 @@ from shardwise.ledger.op import Op, Weight
 from shardwise.models import Block, Model, MoE
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, mtp_ops
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import find_stack
 
 Coverage: TypeAlias = Literal["full", "masked"]
 Part: TypeAlias = Literal["embedding", "layers", "head", "mtp"]
 
-WHOLE: Degrees[float] = Degrees(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
+WHOLE: ParallelSizes[float] = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
 COMPONENTS = (
     "embedding", "attention", "recurrence", "mlp", "experts", "shared_experts", "router", "norms", "other", "head",
@@ -33,8 +34,8 @@ def whole_layout(
     >>> whole_layout(2, 8).tokens
     16
     """
-    work: Work[float] = Work(B=batch, S=seq_len, context=0, coverage=coverage)
-    return lay_out(WHOLE, work, Choices(stack=find_stack(stack)))
+    work: TokenBatch[float] = TokenBatch(B=batch, S=seq_len, context=0, coverage=coverage)
+    return lay_out(WHOLE, work, LayoutOptions(stack=find_stack(stack)))
 
 
 @dataclass(frozen=True, slots=True)

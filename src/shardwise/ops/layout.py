@@ -14,66 +14,17 @@ from typing import Generic, Literal, cast
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Hiding, Op, OpRole, Tensor, Weight
-from shardwise.plans import ContextKind, LayoutKind, Stack
-
-
-@dataclass(frozen=True, kw_only=True)
-class Degrees(Generic[X]):
-    """The sizes of the axes that a block sees; `tp2` is SUMMA's second axis."""
-
-    tp: X
-    tp2: X
-    cp: X
-    ep: X
-    etp: X
-    panels: X
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work(Generic[X]):
-    """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones; bytes of elements.
-
-    `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
-    `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
-    key-value cache. Of `copies` tokens that are alike all go to the same experts.
-    """
-
-    B: X
-    S: X
-    context: X
-    phase: Literal["train", "prefill", "decode"] = "train"
-    coverage: Literal["full", "masked"] = "masked"
-    activation_bytes: int = 2
-    weight_bytes: float = 2
-    gradient_bytes: float = 4
-    cache_bytes: float = 2
-    dtype: str = "bf16"
-    dropout: bool = False
-    softmax_dropout: bool | None = None
-    attention_dropout: bool | None = None
-    hidden_dropout: bool | None = None
-    density: float = 1.0
-    imbalance: float = 1.0
-    copies: X | float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """What changes the shape of the ledger rather than a size in it."""
-
-    stack: Stack
-    layout: LayoutKind = "1d"
-    sequence_parallel: bool = False
-    cp_kind: ContextKind = "ring"
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.plans import Stack
 
 
 @dataclass(frozen=True)
 class Layout(Generic[X]):
     """The sizes of one block on one rank, and its linear layers. Build one with `lay_out`."""
 
-    degrees: Degrees[X]
-    work: Work[X]
-    choices: Choices
+    degrees: ParallelSizes[X]
+    work: TokenBatch[X]
+    choices: LayoutOptions
 
     @property
     def stack(self) -> Stack:
@@ -399,6 +350,6 @@ class Summa(Layout[X]):
         return self._panels(name, region, shape, source, shape.inputs, self.split(shape.whole_outputs))
 
 
-def lay_out(degrees: Degrees[X], work: Work[X], choices: Choices) -> Layout[X]:
+def lay_out(degrees: ParallelSizes[X], work: TokenBatch[X], choices: LayoutOptions) -> Layout[X]:
     """Return the layout that the choices name."""
     return (Summa if choices.layout == "summa" else OneD)(degrees, work, choices)

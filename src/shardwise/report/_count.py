@@ -25,7 +25,8 @@ from shardwise.ops import (
 )
 from shardwise.ops.count import Line, lines
 from shardwise.ops.fold import Machine, messages
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Stack, find_precision, find_stack, spans
 from shardwise.plans.laws import plan_problems
 from shardwise.report._whole import whole_bytes
@@ -164,7 +165,7 @@ class CountReport:
     def layout(self) -> Layout[float]:
         """The layout of the operators on one rank."""
         c, p, precision = self.counting, self.plan, find_precision(self.counting.precision)
-        work: Work[float] = Work(
+        work: TokenBatch[float] = TokenBatch(
             B=c.batch,
             S=c.seq_len,
             context=0,
@@ -175,8 +176,8 @@ class CountReport:
             dropout=self.model.dropout,
         )
         parallel = p.sequence_parallel and p.tp > 1
-        degrees: Degrees[float] = Degrees(tp=p.tp, tp2=p.tp2, cp=p.cp, ep=p.ep, etp=p.etp, panels=p.panels)
-        return lay_out(degrees, work, Choices(stack=self.stack, sequence_parallel=parallel, cp_kind=p.cp_kind))
+        degrees: ParallelSizes[float] = ParallelSizes(tp=p.tp, tp2=p.tp2, cp=p.cp, ep=p.ep, etp=p.etp, panels=p.panels)
+        return lay_out(degrees, work, LayoutOptions(stack=self.stack, sequence_parallel=parallel, cp_kind=p.cp_kind))
 
     @cached_property
     def machine(self) -> Machine[float] | None:

@@ -15,7 +15,8 @@ from shardwise.ledger.number import X
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import leaf
 from shardwise.models import Attention, Block, Model, MoE
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Serving
 from shardwise.serving._attention import AttentionKernels, attention_kernels
 from shardwise.serving._engine import Engine, kernels_of, replay_seconds, sums_branches, watts_per_core
@@ -199,7 +200,7 @@ def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
     zero = 0 * z.tp
 
     def layout(weight_bytes: float, dtype: str) -> Layout[X]:
-        work = Work(
+        work = TokenBatch(
             B=z.batch if not step.sequences else zero + step.sequences,
             S=zero + step.tokens,
             context=zero + step.context,
@@ -212,9 +213,9 @@ def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
             copies=z.batch if case.job.same_prompts and not step.sequences else 1.0,
         )
         one = zero + 1
-        degrees = Degrees(tp=z.tp, tp2=one, cp=one, ep=z.ep, etp=z.etp, panels=one)
+        degrees = ParallelSizes(tp=z.tp, tp2=one, cp=one, ep=z.ep, etp=z.etp, panels=one)
         stack = case.engine.prompt_stack if step.phase == "prefill" else case.engine.stack
-        return lay_out(degrees, work, Choices(stack=stack))
+        return lay_out(degrees, work, LayoutOptions(stack=stack))
 
     wide = layout(case.format.rest_bytes if case.dtype != "fp32" else 4.0, case.dtype)
     return Views(wide=wide, narrow=layout(case.format.bytes, case.compute), format=case.format)

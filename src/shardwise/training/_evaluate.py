@@ -17,7 +17,8 @@ from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import Machine
-from shardwise.ops.layout import Choices, Degrees, Layout, Work, lay_out
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
 from shardwise.plans.partition import split_layers
 from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
@@ -129,7 +130,7 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
     p = case.recipe.precision
     zero = 0 * z.tp
     dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
-    work = Work(
+    work = TokenBatch(
         B=z.micro_batch,
         S=zero + case.job.seq_len,
         context=zero,
@@ -144,13 +145,13 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
         density=case.job.attention_density,
         imbalance=case.job.expert_imbalance,
     )
-    choices = Choices(
+    choices = LayoutOptions(
         stack=case.stack,
         layout=case.plan.layout,
         sequence_parallel=case.plan.sequence_parallel,
         cp_kind=case.plan.cp_kind,
     )
-    return lay_out(Degrees(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
+    return lay_out(ParallelSizes(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
 def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:

@@ -1,0 +1,59 @@
+"""What the ledger of a block is made from: sizes of the axes, the tokens that flow through, and options of a layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal
+
+from shardwise.ledger.number import X
+from shardwise.plans import ContextKind, LayoutKind, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSizes(Generic[X]):
+    """The sizes of the axes that a block sees; `tp2` is SUMMA's second axis."""
+
+    tp: X
+    tp2: X
+    cp: X
+    ep: X
+    etp: X
+    panels: X
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch(Generic[X]):
+    """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones; bytes of elements.
+
+    `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
+    `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
+    key-value cache. Of `copies` tokens that are alike all go to the same experts.
+    """
+
+    B: X
+    S: X
+    context: X
+    phase: Literal["train", "prefill", "decode"] = "train"
+    coverage: Literal["full", "masked"] = "masked"
+    activation_bytes: int = 2
+    weight_bytes: float = 2
+    gradient_bytes: float = 4
+    cache_bytes: float = 2
+    dtype: str = "bf16"
+    dropout: bool = False
+    softmax_dropout: bool | None = None
+    attention_dropout: bool | None = None
+    hidden_dropout: bool | None = None
+    density: float = 1.0
+    imbalance: float = 1.0
+    copies: X | float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """What changes the shape of the ledger rather than a size in it."""
+
+    stack: Stack
+    layout: LayoutKind = "1d"
+    sequence_parallel: bool = False
+    cp_kind: ContextKind = "ring"
