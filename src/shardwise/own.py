@@ -32,7 +32,7 @@ def use_catalogue(*folders: str | Path) -> None:
 
     >>> use_catalogue()
     """
-    paths = [Path(folder).expanduser() for folder in folders]
+    paths = [Path(os.path.expanduser(folder)) for folder in folders]
     remedy = "give a folder that holds models/, devices/ or precisions/"
     wrong = [Problem("catalogue", str(p), "is not a folder", remedy) for p in paths if not os.path.isdir(p)]
     if wrong:
@@ -42,8 +42,8 @@ def use_catalogue(*folders: str | Path) -> None:
 
 def folders() -> tuple[Path, ...]:
     """Return the folders of one's own that exist, the first to be asked first."""
-    variable = [Path(one).expanduser() for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "shardwise"
+    variable = [Path(os.path.expanduser(one)) for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
+    home = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "shardwise"
     return tuple(dict.fromkeys(one for one in (*_named, *variable, home) if os.path.isdir(one)))
 
 

@@ -187,6 +187,7 @@ CASES: dict[str, tuple[str, str]] = {
     "name of a device that no file can have": (f"train gpt2 --on {'a' * 300}", "device"),
     "file of a device that no file can have": (f"train gpt2 --on 8x{'a' * 300}.toml", "device"),
     "folder that no folder can be": (f"{T} --catalogue {'a' * 300}", "catalogue"),
+    "folder of a user that is not there": (f"{T} --catalogue ~nobody-here", "catalogue"),
     "null character in files": ("import a\0b", "file"),
     "null character in measurements": ("validate a\0b", "file"),
     "half a character": (f"{T} --seq-len \udc80", "seq_len"),
