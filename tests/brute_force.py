@@ -14,6 +14,7 @@ from shardwise.plans import Plan, spans
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
 from shardwise.search import Space
+from shardwise.search._launch import within
 from shardwise.search._laws import staged
 from shardwise.search._search import part_of
 from shardwise.training import Case, TrainReport
@@ -108,7 +109,7 @@ def _places(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator
 
 def plans(case: Case, space: Space) -> Iterator[Plan]:
     """Yield every plan of a space, legal or not, places that put the same ranks into every domain once."""
-    most = case.cluster.num_devices
+    most, space = case.cluster.num_devices, space if space.schedule else within(space, case.stack, explore=False)
     for n in space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]:
         for fixed in _degrees(case, space, n):
             for place in _places(case, space, fixed, n):

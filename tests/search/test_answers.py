@@ -25,7 +25,6 @@ from shardwise.search import (
     strong_scaling,
     upto,
 )
-from shardwise.search._laws import laws_of
 from shardwise.search._near import broken_law, neighbours, report_on
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
@@ -52,7 +51,7 @@ def test_neighbours_are_plans_of_the_space(kind: str) -> None:
     found = _found(kind)
     rows = found.rows
     every = {replace(plan, order=Plan().order, fast=()): plan for plan in brute.plans(rows.case, rows.space)}
-    laws = laws_of(rows.case)
+    laws = rows.laws
     seen = 0
     for field, plan in neighbours(rows, found.best[0].plan):
         bare = replace(plan, order=Plan().order, fast=())
@@ -88,7 +87,7 @@ def test_a_plan_that_is_short_is_short() -> None:
     best = found.best[0]
     short = []
     for field, plan in neighbours(found.rows, best.plan):
-        if broken_law(laws_of(found.rows.case), plan) is None and not (report := report_on(found.rows, plan)).fits:
+        if broken_law(found.rows.laws, plan) is None and not (report := report_on(found.rows, plan)).fits:
             miss = report.verdict.short_by_bytes / report.verdict.limit_bytes
             short.append(f"{field.replace('_', ' ')} {str(getattr(plan, field)).lower()} is {miss:.1%} short of memory")
     remedy = Remedies(found).of("memory")

@@ -40,9 +40,10 @@ def _model(kind: str, layers: int = 8) -> Model:
 def _rows(kind: str, space: Space, *, devices: int = 32, batch: int = 48, layers: int = 8) -> Rows:
     cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
     job = Training(seq_len=1024, global_batch=batch)
-    return work_of(_model(kind, layers), cluster, job, space, None).rows
+    return work_of(_model(kind, layers), cluster, job, space, EXPLORE).rows
 
 
+EXPLORE = Wish(explore=True)
 WIDE = Space(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
 
 
@@ -78,7 +79,7 @@ SMALL = {
 
 def _searched(kind: str, wish: Wish, layers: int = 6) -> tuple[Rows, Found]:
     rows = _rows(kind, SMALL[kind], devices=8, batch=12, layers=layers)
-    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, SMALL[kind], wish)
+    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, SMALL[kind], replace(wish, explore=True))
     return rows, searched(work, engine=Processes(2) if wish.rows == 50 else _here())
 
 
@@ -129,7 +130,7 @@ def _two_tiers(model: Model, tiers: tuple[int, ...]) -> Rows:
     inner, outer = cluster.tiers
     middle = [replace(inner, size=size, name=f"tier {size}") for size in tiers[:-1]]
     cluster = replace(cluster, tiers=(*middle, outer))
-    return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, None).rows
+    return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, EXPLORE).rows
 
 
 PLACED = Space(tp=upto(8), pp=Wholes(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
@@ -156,8 +157,8 @@ def test_every_product_of_degrees_is_a_row() -> None:
     """All ways to write 1,048,576 devices as a product of five degrees are there, none twice."""
     cluster, job = Cluster.parse(f"{1 << 20}xa100-sxm-80gb"), Training(seq_len=1024, global_batch=1 << 20)
     space = Space(orders=(("tp", "tp2", "cp", "dp", "pp"),))
-    rows = work_of(_model("dense", 1024), cluster, job, space, None).rows
-    every = [tuple(d.values())[1:] for d in brute._degrees(rows.case, space, 1 << 20)]
+    rows = work_of(_model("dense", 1024), cluster, job, space, EXPLORE).rows
+    every = [tuple(d.values())[1:] for d in brute._degrees(rows.case, rows.space, 1 << 20)]
     assert sorted(zip(*(rows.base[n].tolist() for n in ("tp", "tp2", "cp", "pp", "dp")), strict=True)) == sorted(every)
 
 
@@ -197,7 +198,7 @@ def test_bounds_spare_most_plans_of_dualpipe(kind: str) -> None:
     """The bound of DualPipe counts what pairs do not hide: with the best known few plans are timed, mixtures too."""
     space = Space(schedule=("dualpipe",), pp=Wholes(((2, 4),)), layout=("1d",))
     rows = _rows(kind, space)
-    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, space, None)
+    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, space, EXPLORE)
     first, again = searched(work, _here()), searched(work, _here())
     assert again.tally.top.entries == first.tally.top.entries
     assert 0 < again.counts.evaluated < again.counts.fitting / 5

@@ -78,6 +78,7 @@ def wish_of(inputs: Inputs, stack: Stack) -> Wish:
         stack=stack,
         efficiencies=_case.make_efficiencies(inputs),
         overlap=inputs.get("overlap", True),
+        explore=inputs.get("explore", False),
         **limits,
     )
 

@@ -77,6 +77,7 @@ def plan_search_flags() -> dict[str, Flag]:
         ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
         ("scaling", Kind(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
         ("save_best", k.FILE, "write the best plan as a case of train to a TOML or JSON file"),
+        ("explore", k.SWITCH, "try layouts too that the framework cannot launch, each marked so"),
         ("workers", k.whole(1, 1024), "most processes; never more than cores or parts of the search"),
     )
     above = k.Range(above=True, example="1e6")

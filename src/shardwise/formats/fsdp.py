@@ -202,7 +202,10 @@ def tree_of(case: Case) -> dict[str, Any]:
 
 def export(case: Case) -> Exported:
     """Return accelerate's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    ours, found = untold(replace(canonical_plan(case.plan), micro_batch=0), _TOLD)
+    # Without shards recompute is a switch of the training script.
+    switched = case.plan.recompute == "full" and case.plan.sharding == "none"
+    plain = replace(canonical_plan(case.plan), micro_batch=0, recompute="none" if switched else case.plan.recompute)
+    ours, found = untold(plain, _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     text = _yaml.dump(tree)
     back = read(text)
@@ -215,7 +218,7 @@ def export(case: Case) -> Exported:
     refuse("accelerate", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
     note = (
         f"for the training script: {case.plan.micro_batch} sequences of {case.job.seq_len} tokens on each device, "
-        f"{steps} accumulation steps, optimizer {case.job.optimizer}"
+        f"{steps} accumulation steps, optimizer {case.job.optimizer}{', gradient checkpointing' if switched else ''}"
     )
     head = f"# {case.model.name} on {case.plan.num_devices} devices, for accelerate {checked['version']}.\n# {note}\n"
     files = {"accelerate.yaml": head + text}

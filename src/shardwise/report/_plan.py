@@ -57,6 +57,7 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
         "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
         "device_bytes": report.device_bytes,
         "devices": report.plan.num_devices,
+        "launchable": not report.unlaunched,
         "plan": asdict(report.plan),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shardwise.errors import Problem
 from shardwise.plans import Plan
 from shardwise.report._page import Page, command_lines
 from shardwise.report._plan import assumed, limits_of, placed_words, placement, tiers_words
@@ -126,6 +127,12 @@ def _best(page: Page, found: Found) -> None:
     page.blank()
     for i, report in enumerate(found.best, 1):
         page.label(f"{i:>3}", describe_placed(report), "bold")
+        if report.unlaunched:
+            page.note("no launch: " + "; ".join(dict.fromkeys(map(_unlaunched, report.unlaunched))), "yellow")
+
+
+def _unlaunched(problem: Problem) -> str:
+    return f"{problem.field.replace('_', ' ')} {problem.value}"
 
 
 def _run_cells(report: TrainReport) -> tuple[str, str]:

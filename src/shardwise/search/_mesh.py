@@ -15,10 +15,11 @@ import numpy as np
 from shardwise.search._columns import Columns, exact_sum, spread
 from shardwise.search._compose import Composition, Compositions
 from shardwise.search._key import Entry, Key, key_of
+from shardwise.search._launch import example
 from shardwise.search._laws import Court
 from shardwise.search._places import Span
 from shardwise.search._program import PLACE, Program, Shape
-from shardwise.search._rows import Rows
+from shardwise.search._rows import STACK, Rows
 from shardwise.search._tables import Keys, Table, blocks_of, tabulate
 
 CELLS = 32_768
@@ -118,9 +119,8 @@ class Mesh:
 
     def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
-        fixed = {"schedule": schedule, "vpp": vpp}
-        copies = columns["dp"] * columns["cp"] > 1
-        each = np.where(copies, len(self.rows.space.sharding), 1) * self.num_modes * columns["places"]
+        fixed: dict[str, Any] = {"schedule": schedule, "vpp": vpp}
+        each = self._shardings(columns, fixed) * self.num_modes * columns["places"]
         legal = self.court.judge("pipeline", {"pp": columns["pp"][:1]}, **fixed)
         legal = np.broadcast_to(legal, each.shape)
         self.court.keep("pipeline", {}, each, legal)
@@ -129,7 +129,27 @@ class Mesh:
         legal = self.court.judge("schedule", columns, **fixed, pp=int(columns["pp"][0]))
         self.court.keep("schedule", {}, each, legal)
         self.counts.legal += exact_sum(each[legal])
-        return np.flatnonzero(legal)
+        return np.flatnonzero(legal & (each > 0))
+
+    def chosen(self, columns: Columns, sharding: str) -> Any:
+        """Return the rows that have a sharding as a choice: the first one alone where nothing is copied."""
+        return (columns["dp"] * columns["cp"] > 1) | (sharding == self.rows.space.sharding[0])
+
+    def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> Any:
+        """Return how many shardings of each row the framework launches, and count the plans of the others."""
+        found = np.zeros(len(columns["tp"]), np.int64)
+        for sharding in self.rows.space.sharding:
+            chosen = self.chosen(columns, sharding)
+            runs = self.rows.launched(columns, sharding=sharding, **fixed)
+            found += chosen & runs
+            fell = chosen & ~runs
+            if fell.any() and STACK not in self.court.examples:
+                first = {c: v[fell] for c, v in columns.items()}
+                problem = example(self.rows.laws[STACK], first, {"sharding": sharding, **fixed})
+                if problem is not None:
+                    self.court.examples[STACK] = problem
+            self.court.keep(STACK, {}, columns["places"] * self.num_modes, ~fell)
+        return found
 
 
 def _pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
@@ -319,8 +339,9 @@ class _Job:
     def _judged(self, sharding: str, chosen: Any, held: Any) -> tuple[Any, Any]:
         """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
         mesh, columns = self.mesh, self.columns
-        copies = (columns["dp"][chosen] * columns["cp"][chosen]) > 1
-        legal = copies | (sharding == mesh.rows.space.sharding[0])
+        some = {c: v[chosen] for c, v in columns.items()}
+        schedule, _, vpp = self.composed
+        legal = mesh.chosen(some, sharding) & mesh.rows.launched(some, sharding=sharding, schedule=schedule, vpp=vpp)
         fits = (held <= mesh.rows.case.cluster.device.usable_memory_bytes) & legal
         places = columns["places"][chosen]
         fitting = exact_sum(fits.sum(axis=0) * places)

@@ -14,7 +14,6 @@ from typing import Any
 from shardwise.errors import Problem
 from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._engine import Here
-from shardwise.search._laws import laws_of
 from shardwise.search._limits import TRAIN_LIMITS, Wish, bounds_of
 from shardwise.search._near import broken_law, neighbours, report_on
 from shardwise.search._rank import OBJECTIVES
@@ -68,7 +67,7 @@ class Remedies:
     def _fallen(self) -> list[Fallen]:
         """Plans beside the best that fell; laws beside the few best, memory and limits beside the best one."""
         rows = self.found.rows
-        laws, seen = laws_of(rows.case), list[Fallen]()
+        laws, seen = rows.laws, list[Fallen]()
         for place, base in enumerate(self.found.best[:_BASES]):
             for field, plan in neighbours(rows, base.plan):
                 value = getattr(plan, field)

@@ -17,13 +17,15 @@ from shardwise.models import MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, divisors, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.search._columns import Columns, exact_sum, products
-from shardwise.search._laws import Court, laws_of
+from shardwise.search._launch import launched, stack_law
+from shardwise.search._laws import Court, Law, laws_of
 from shardwise.search._places import COLUMNS, Places, Span, places_of
 from shardwise.search._space import Space, chunk_choices
 from shardwise.training import Case
 
 DEGREES = ("tp", "tp2", "cp", "dp", "pp")
 SUMMA = LAYOUTS.index("summa")
+STACK = "stack"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,24 @@ class Rows:
 
     case: Case
     space: Space
+    explore: bool = False
+
+    @cached_property
+    def laws(self) -> dict[str, Law]:
+        """The laws of the case by name, in the order in which they are counted, that of its framework last."""
+        found = laws_of(self.case)
+        return found if self.explore else {**found, STACK: stack_law(self.case.stack, self.job)}
+
+    @property
+    def job(self) -> dict[str, str]:
+        """What of the job a framework may not run."""
+        return {"precision": self.case.recipe.precision.name, "optimizer": self.case.job.optimizer}
+
+    def launched(self, columns: Columns, **fixed: Any) -> Any:
+        """Return which rows the framework launches; `fixed` are fields that all of them share."""
+        if self.explore:
+            return np.ones(len(columns["pp"]), bool)
+        return launched(self.case.stack.runs, columns, {**self.job, **fixed})
 
     @cached_property
     def has_experts(self) -> bool:
@@ -114,7 +134,10 @@ class Rows:
 
     def compositions(self, pp: int) -> list[tuple[str, int]]:
         """Return the (schedule, vpp) of a pipeline of so many stages."""
-        return chunk_choices(self.space, pp, self.case.model.num_layers)
+        layers = self.case.model.num_layers
+        found = chunk_choices(self.space, pp, layers)
+        even = not (self.explore or self.case.stack.runs.uneven_stages)
+        return [(schedule, vpp) for schedule, vpp in found if not (even and layers % (pp * vpp))]
 
     def counts(self, columns: Columns) -> dict[str, Any]:
         """Return for each choice how many values it has on each row."""
@@ -147,7 +170,7 @@ class Rows:
 
     def court(self) -> Court:
         """Return a court of the laws of the case."""
-        return Court(laws_of(self.case))
+        return Court(self.laws)
 
     def expand(self, columns: Columns, court: Court) -> Columns:
         """Return the rows of some degrees and places with their choices, all laws but that of the schedule obeyed."""

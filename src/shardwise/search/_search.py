@@ -14,9 +14,10 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster, Tier
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack
+from shardwise.plans.laws import stack_problems
 from shardwise.search._engine import Engine, Here, Part
 from shardwise.search._key import Entry, plan_of
-from shardwise.search._laws import laws_of
+from shardwise.search._launch import within
 from shardwise.search._mesh import Counts, Mesh
 from shardwise.search._rank import OBJECTIVES, Front, Top
 from shardwise.search._rows import Rows
@@ -38,6 +39,8 @@ class Wish:
     stack: Stack | str = "megatron"
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     overlap: bool = True
+    explore: bool = False
+    """Try layouts too that the framework cannot launch."""
     rows: int = ROWS
 
 
@@ -176,7 +179,7 @@ class Found:
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
         """The laws and limits in the order in which they are asked, with how many plans fell to each."""
-        laws = laws_of(self.rows.case)
+        laws = self.rows.laws
         found = [
             Rejection(name=name, title=law.title, count=self.tally.fallen[name], remedy=self._example(name))
             for name, law in laws.items()
@@ -264,7 +267,17 @@ def work_of(model: Model, cluster: Cluster, job: Training, space: Space | None, 
         efficiencies=wish.efficiencies,
         overlap=wish.overlap,
     )
-    return Work(Rows(case=case, space=space), wish)
+    if not wish.explore:
+        _check_job(case)
+    return Work(Rows(case=case, space=within(space, stack, wish.explore), explore=wish.explore), wish)
+
+
+def _check_job(case: Case) -> None:
+    """Raise `InputError` for a precision or an optimizer that the framework does not run."""
+    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
+    problems = [p for p in stack_problems(case.stack, Plan(sequence_parallel=False), **job) if p.field in job]
+    if problems:
+        raise InputError([replace(p, remedy=f"{p.remedy}, or --explore") for p in problems])
 
 
 def searched(work: Work, engine: Engine, progress: Callable[[Tally, float], Any] | None = None) -> Found:

@@ -64,6 +64,8 @@ def upto(most: int) -> Wholes:
 class Space:
     """What each field of a plan may be; `devices` are counts of devices, by default all of the cluster.
 
+    Words that are left out are those of the framework (`_launch.within`).
+
     Degrees are further bound by what divides the devices, the micro-batch by what divides the global batch. Every way
     to fill the fastest domain with ranks of the axes is tried, within `fast_tp` to `fast_pp`; with `orders`, only those
     in which the first axes of an order fill it.
@@ -83,12 +85,12 @@ class Space:
     etp: Wholes = Wholes(((1, 8),))
     micro_batch: Wholes = Wholes(((1, 1024),))
     panels: Wholes = Wholes(((1, 8),))
-    layout: tuple[str, ...] = ("1d", "summa")
-    sequence_parallel: tuple[bool, ...] = (False, True)
-    cp_kind: tuple[str, ...] = ("ring", "all-gather", "all-to-all")
-    schedule: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "dualpipe")
-    sharding: tuple[str, ...] = ("none", "zero1", "zero2", "zero3")
-    recompute: tuple[str, ...] = ("none", "selective", "attention", "norm-attention-norm", "full")
+    layout: tuple[str, ...] = ()
+    sequence_parallel: tuple[bool, ...] = ()
+    cp_kind: tuple[str, ...] = ()
+    schedule: tuple[str, ...] = ()
+    sharding: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
     orders: tuple[Order, ...] = ()
     fast_tp: Wholes = Wholes()
     fast_tp2: Wholes = Wholes()
@@ -108,7 +110,7 @@ class Space:
         return found
 
     def check(self) -> None:
-        """Raise `InputError` for choices that are not known, named twice or left empty."""
+        """Raise `InputError` for choices that are not known or named twice."""
         found = Problems()
         for name, known in _KNOWN.items():
             _check(found, name, getattr(self, name), known)
@@ -120,7 +122,7 @@ class Space:
 
 def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
     remedy = "use one or more of " + ", ".join(map(_text, known[:8]))
-    if not values or len(set(values)) < len(values):
+    if len(set(values)) < len(values):
         found.add(name, ",".join(map(_text, values)), "must name each of its choices once", remedy)
     for value in values:
         if value not in known:
@@ -150,7 +152,7 @@ def chunk_choices(space: Space, pp: int, num_layers: int) -> list[tuple[str, int
 
     Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
 
-    >>> chunk_choices(Space(), 1, 8), chunk_choices(Space(schedule=("interleaved",)), 2, 8)
+    >>> chunk_choices(Space(schedule=("1f1b", "zb-h1")), 1, 8), chunk_choices(Space(schedule=("interleaved",)), 2, 8)
     ([('1f1b', 1)], [('interleaved', 2), ('interleaved', 4)])
     """
     if pp == 1:

@@ -1,0 +1,132 @@
+"""The space of a search within what its framework can launch, and the law that says so of single plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shardwise.errors import Problem, Problems
+from shardwise.plans import CONTEXT_KINDS, Capabilities, Plan, Stack, alike
+from shardwise.plans.laws import stack_problems
+from shardwise.search._columns import Columns
+from shardwise.search._laws import Law
+from shardwise.search._space import Order, Space, Wholes, upto
+
+T = TypeVar("T")
+# What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
+TRIED: dict[str, tuple[Any, ...]] = {
+    "layout": ("1d", "summa"),
+    "sequence_parallel": (False, True),
+    "cp_kind": ("ring", "all-gather", "all-to-all"),
+    "schedule": ("1f1b", "interleaved", "zb-h1", "dualpipe"),
+    "sharding": ("none", "zero1", "zero2", "shard-grad-op", "zero3"),
+    "recompute": ("none", "selective", "attention", "norm-attention-norm", "full"),
+}
+_AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
+
+
+def within(space: Space, stack: Stack, explore: bool) -> Space:
+    """Return the space with every choice filled in; raises `InputError` for choices that the framework does not run.
+
+    >>> from shardwise.plans import find_stack
+    >>> within(Space(), find_stack("megatron"), explore=False).schedule
+    ('1f1b', 'interleaved')
+    """
+    runs, found, filled = stack.runs, Problems(), dict[str, Any]()
+    for name, tried in TRIED.items():
+        given = getattr(space, name)
+        if name == "sharding":
+            tried, given = (tuple(dict.fromkeys(map(runs.word, words))) for words in (tried, given))
+            # What only FSDP has means nothing elsewhere.
+            tried = tuple(word for word in tried if word != "shard-grad-op" or word in runs.sharding)
+        known = getattr(runs, name)
+        filled[name] = given or (tried if explore else tuple(one for one in tried if one in known)) or tried[:1]
+        if not explore:
+            for value in given:
+                if value not in known:
+                    _refuse(found, stack, {name: value})
+    if not explore:
+        filled |= _degrees(space, stack, found)
+        filled |= _orders(space, stack, found)
+    found.raise_if_any()
+    return replace(space, **filled)
+
+
+def _refuse(found: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
+    """Record that a framework does not run a value, in the words of its law."""
+    whole = {"tp": 2, "cp": 2, "pp": 2, "dp": 2, "sequence_parallel": stack.runs.sequence_parallel[0], **changed}
+    for problem in stack_problems(stack, Plan(**whole)):
+        if problem.field in changed:
+            found.items.append(replace(problem, remedy=f"{problem.remedy}, or --explore"))
+
+
+def _degrees(space: Space, stack: Stack, found: Problems) -> dict[str, Wholes]:
+    """Return the degrees that stay 1, recording those that are to be above it."""
+    kept = {}
+    for axis in _AXES:
+        if axis in stack.runs.split:
+            continue
+        given: Wholes = getattr(space, axis)
+        if given.ranges and not given.of([1]):
+            _refuse(found, stack, {axis: given.ranges[0][0]})
+        kept[axis] = upto(1)
+    return kept
+
+
+def _orders(space: Space, stack: Stack, found: Problems) -> dict[str, tuple[Order, ...]]:
+    """Return the orders of the framework where nobody names one and ranks cannot be placed otherwise."""
+    if stack.runs.any_place:
+        return {}
+    for order in space.orders:
+        if order not in stack.runs.orders:
+            _refuse(found, stack, {"order": order})
+    return {} if space.orders else {"orders": stack.runs.orders}
+
+
+def stack_law(stack: Stack, job: Mapping[str, str]) -> Law:
+    """Return the law that the framework runs a plan."""
+    reads = tuple(f.name for f in fields(Plan))
+    return Law(f"{stack.name} launches it", reads, lambda plan: stack_problems(stack, plan, **job))
+
+
+def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> Any:
+    """Return which rows of plans obey the rules of a framework; `fixed` are fields that all rows share.
+
+    >>> from shardwise.plans import find_stack
+    >>> rows = {"pp": np.array([1, 2])}
+    >>> launched(find_stack("megatron").runs, rows, {"sharding": "fsdp", "optimizer": "adam"}).tolist()
+    [True, False]
+    """
+    size = len(columns["pp"])
+
+    def among(name: str, values: tuple[Any, ...]) -> Any:
+        at = fixed.get(name, columns.get(name))
+        if at is None or isinstance(at, str):
+            return np.full(size, at is None or any(alike(at, str(v)) for v in values) or at in values)
+        if name == "cp_kind":
+            return np.isin(at, [CONTEXT_KINDS.index(v) for v in values])
+        hits = np.zeros(size, bool)
+        for value in values:
+            if isinstance(value, str):
+                hits |= (at > int(value[1:])) if value.startswith(">") else (at == columns[value])
+            else:
+                hits |= at == value
+        return hits
+
+    legal = np.ones(size, bool)
+    for rule in runs.rules:
+        legal &= ~rule.broken(among)
+    return legal
+
+
+def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | None:
+    """Return what the law of a framework says of the first of some rows."""
+    names = ("tp", "tp2", "cp", "pp", "dp", "ep", "etp")
+    row = {name: int(columns[name][0]) for name in names if name in columns}
+    sequence = bool(columns["sequence_parallel"][0])
+    kind = CONTEXT_KINDS[int(columns["cp_kind"][0])]
+    plan = Plan(sequence_parallel=sequence, cp_kind=kind, **row, **fixed)  # type: ignore[arg-type]
+    return next(iter(law.problems(plan)), None)

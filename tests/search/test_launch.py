@@ -1,0 +1,84 @@
+"""A search proposes what its framework launches: every plan that it returns is accepted by the framework's exporter."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import brute_force as brute
+from shardwise import Cluster, Training, load_model
+from shardwise.errors import InputError
+from shardwise.formats import Case
+from shardwise.plans import find_stack
+from shardwise.plans.laws import stack_problems
+from shardwise.search import Space, Wish, plan_training, upto, work_of
+
+# Each stack that has an exporter, with a small question.
+QUESTIONS: tuple[tuple[str, str, str], ...] = (
+    ("megatron", "llama-3.2-1b", "16xa100-sxm-80gb"),
+    ("megatron-lm", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("megatron", "gpt-oss-20b", "16xh200-sxm-141gb"),
+    ("megatron", "deepseek-v2-lite", "16xh200-sxm-141gb"),
+    ("megatron-scores", "gpt2", "8xa100-sxm-80gb"),
+    ("deepspeed", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("fsdp2", "qwen2.5-0.5b", "16xa100-sxm-80gb"),
+    ("fsdp2", "qwen3-30b-a3b", "32xh200-sxm-141gb"),
+    ("transformers", "llama-3.2-1b", "8xh100-sxm-80gb"),
+    ("pytorch", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+)
+
+
+@pytest.mark.parametrize(("stack", "name", "on"), QUESTIONS)
+def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str, on: str) -> None:
+    """Every best plan and every plan of the front is written by the exporter of its framework, which reads it back."""
+    model, cluster, job = load_model(name), Cluster.parse(on), Training(seq_len=1024, global_batch=64)
+    found = plan_training(model, cluster, job, Space(micro_batch=upto(4)), Wish(stack=stack, top=30))
+    framework = find_stack(stack)
+    exporter = import_module(f"shardwise.formats.{framework.runs.exporter}")
+    assert found.best
+    for report in (*found.best, *found.front):
+        exporter.export(Case(model=model, cluster=cluster, plan=report.plan, job=job, stack=framework))
+        assert not report.unlaunched
+
+
+@pytest.mark.parametrize("stack", ["fsdp2", "deepspeed", "transformers", "megatron"])
+def test_plans_left_out_are_those_that_the_stack_does_not_run(stack: str) -> None:
+    """Legal plans are those of brute force that break no rule of the framework, and the others are counted under it."""
+    model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")
+    space = Space(micro_batch=upto(2), recompute=("none",))
+    work = work_of(model, cluster, Training(seq_len=1024, global_batch=16), space, Wish(stack=stack))
+    every = [p for p in brute.plans(work.rows.case, work.rows.space) if brute.is_legal(work.rows.case, p)]
+    job = work.rows.job
+    launched = [p for p in every if not stack_problems(work.rows.case.stack, p, **job)]
+    found = plan_training(model, cluster, work.rows.case.job, space, Wish(stack=stack, prune=False))
+    assert found.counts.legal == len(launched) > 0
+    assert (len(launched) < len(every)) == any(row.name == "stack" for row in found.rejected)
+
+
+NOT_RUN: tuple[tuple[str, dict[str, Any], set[str]], ...] = (
+    ("megatron", {"schedule": ("1f1b", "dualpipe"), "layout": ("summa",)}, {"schedule", "layout"}),
+    ("fsdp2", {"sharding": ("zero1",)}, {"sharding"}),
+    ("deepspeed", {"pp": upto(8), "cp_kind": ("ring",)}, {"cp_kind"}),
+    ("megatron", {"orders": (("dp", "tp", "tp2", "cp", "pp"),)}, {"order"}),
+)
+
+
+@pytest.mark.parametrize(("stack", "space", "named"), NOT_RUN)
+def test_asking_for_what_a_stack_does_not_run_is_refused(stack: str, space: dict[str, Any], named: set[str]) -> None:
+    """Choices that were asked for and that the framework does not run are named, with the way to search them still."""
+    model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")
+    with pytest.raises(InputError) as caught:
+        plan_training(model, cluster, Training(seq_len=1024, global_batch=16), Space(**space), Wish(stack=stack))
+    assert {problem.field for problem in caught.value.problems} == named
+    assert all(problem.remedy.endswith("or --explore") for problem in caught.value.problems)
+
+
+def test_exploring_finds_what_nothing_launches_and_marks_it() -> None:
+    """With `explore` layouts that the framework has not are searched, and a plan says what of it has no launch."""
+    model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")
+    job, space = Training(seq_len=1024, global_batch=16), Space(layout=("summa",), tp=upto(2), micro_batch=upto(1))
+    found = plan_training(model, cluster, job, space, Wish(explore=True, top=3))
+    marked = [report for report in found.best if report.plan.layout == "summa"]
+    assert marked and all("layout" in {problem.field for problem in report.unlaunched} for report in marked)
