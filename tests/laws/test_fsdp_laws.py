@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from laws.helpers import SLACK, evaluated, tried
 from laws.strategies import ANY, cases
-from shardwise.training import Case
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Plan, Training
+from shardwise.training import Case, Options, train
+from shardwise.training._parts import owned
 from shardwise.training._traffic import flows_of, traffic_of
+from shardwise.training._units import unpadded
 
 TORCH = ("pytorch", "fsdp2", "fsdp2-2024", "transformers", "automodel")
 FSDP = replace(ANY, shardings=("fsdp",), stacks=TORCH, layouts=("1d",), schedules=("1f1b",), modules=False)
@@ -67,3 +73,43 @@ def test_smaller_sharding_groups_hold_more_at_rest(case: Case) -> None:
         whole, half = evaluated(kept(case)).memory[0], evaluated(kept(case, shard=case.plan.dp // 2)).memory[0]
         assert whole.weights <= half.weights
         assert whole.optimizer <= half.optimizer
+
+
+@given(ONE_STAGE)
+@tried(40)
+def test_padding_is_less_than_a_row_of_each_rank(case: Case) -> None:
+    """Shards hold at least the model, and no more than one row of each tensor on each rank besides."""
+    found = evaluated(case)
+    stage, z = found.stages[0], found.sizes
+    have, alone = sum(owned(found.parts, stage)), sum(owned(unpadded(found.parts), stage))
+    assert have >= alone * (1 - 1e-12)
+    if z.shard_share == z.expert_share == 1:
+        assert have == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize(("stack", "copies"), [("accelerate", 8), ("transformers", 8), ("fsdp2", 1), ("composer", 1)])
+def test_a_group_larger_than_the_experts_holds_a_multiple_of_them(stack: str, copies: int) -> None:
+    """Over 64 ranks the 8 experts of Mixtral and its routers are 64 where the first dimension is sharded.
+
+    torchtitan shards the second dimension of experts then, FSDP1 flat units.
+    """
+    model, job = Model.load("mixtral-8x7b"), Training(seq_len=2048, global_batch=64)
+    report = train(model, Cluster.parse("64xh100"), Plan(dp=64, sharding="fsdp"), job, Options(stack=stack))
+    *_, expert, _ = owned(report.evaluation.parts, report.evaluation.stages[0])
+    assert expert == copies * 32 * 8 * 3 * 4096 * 14336
+
+
+@given(ONE_STAGE)
+@tried(30)
+def test_more_replicas_never_need_more_state(case: Case) -> None:
+    """Twice the replicas of one sharding group hold no more at rest, whatever is padded."""
+    more = replace(
+        case,
+        plan=replace(case.plan, dp=2 * case.plan.dp),
+        job=replace(case.job, global_batch=2 * case.job.global_batch),
+    )
+    cluster = Cluster.parse(f"{more.plan.num_devices}xh100-sxm-80gb")
+    one, two = evaluated(case).memory[0], evaluated(replace(more, cluster=cluster)).memory[0]
+    assert two.weights <= one.weights * SLACK
+    assert two.gradients <= one.gradients * SLACK
+    assert two.optimizer <= one.optimizer * SLACK

@@ -21,6 +21,7 @@ from shardwise.plans import RECOMPUTES, SHARDINGS, Plan, Training, find_precisio
 from shardwise.training import Case, Options, train
 from shardwise.training._memory import state_bytes
 from shardwise.training._parts import owned
+from shardwise.training._units import unpadded
 
 FLAT = Wanted(layouts=("1d",), modules=False)
 ORDER = ("none", "selective", "attention", "norm-attention-norm", "full")
@@ -133,7 +134,7 @@ def test_stages_together_hold_the_model(case: Case) -> None:
     model = replace(case.model, mtp=())
     plan = replace(case.plan, tp=1, ep=1, etp=1)
     found = evaluated(refilled(replace(case, model=model, plan=plan)))
-    held = sum(s.count * sum(owned(found.parts, s)) for s in found.stages)
+    held = sum(s.count * sum(owned(unpadded(found.parts), s)) for s in found.stages)
     mirrored = plan.schedule == "dualpipe"
     copies = model.vocab * model.hidden if model.tied and plan.pp > 1 and not mirrored else 0
     assert held == count_parameters(model) * (2 if mirrored else 1) + copies
@@ -284,11 +285,11 @@ def test_two_dimensional_tiles_add_up_to_the_tensor(model: Model, tp: int, tp2: 
 @given(cases())
 @tried(30)
 def test_context_buffers_and_the_allocator_count(case: Case) -> None:
-    """Usable bytes stay below the nameplate, and a plan needs more than its tensors."""
+    """Usable bytes stay below the nameplate, and a plan never needs less than its tensors."""
     answer = report(case)
     device = case.cluster.device
     assert device.usable_memory_bytes < device.memory_bytes
-    assert answer.evaluation.peak < answer.allocated_bytes < answer.reserved_bytes < answer.device_bytes
+    assert answer.evaluation.peak <= answer.allocated_bytes <= answer.reserved_bytes <= answer.device_bytes
 
 
 @given(cases(), st.floats(0.1, 1.0))

@@ -120,10 +120,7 @@ def traced_messages(run: dict[str, Any]) -> dict[str, list[float]]:
     return seen
 
 
-HELD = [run for run in TRACED if run["config"]["model_type"] != "mixtral"]
-
-
-@pytest.mark.parametrize("run", HELD, ids=lambda run: run["id"])
+@pytest.mark.parametrize("run", TRACED, ids=lambda run: run["id"])
 def test_messages_are_those_that_torch_sent(run: dict[str, Any]) -> None:
     """FSDP2, hybrid sharding and DTensor's tensor and sequence parallelism send exactly the traced calls and bytes.
 

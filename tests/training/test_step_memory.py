@@ -95,3 +95,16 @@ def test_gpipe_holds_the_logits_of_every_waiting_micro_batch() -> None:
     layers = sum(n * k.kept_bytes for n, k in zip(stage.layers, parts.kinds, strict=True))
     ends = parts.embedding.kept_bytes + parts.head.kept_bytes + parts.loss.kept_bytes
     assert three - two == pytest.approx(layers + ends)
+
+
+@pytest.mark.parametrize("run", [run for run in TRACKED if run["mode"] == "fsdp"], ids=lambda run: run["id"])
+def test_state_at_rest_is_what_the_tracker_saw(run: dict[str, Any]) -> None:
+    """Sharded weights and moments are torch's to the byte, padding of uneven tensors included.
+
+    Its optimizer counts the steps of each tensor besides, in 4 bytes.
+    """
+    (memory,) = tracked(run).evaluation.memory
+    assert memory.weights == run["state_bytes"]["weights"]
+    left = run["state_bytes"]["optimizer"] - memory.optimizer
+    assert left % 4 == 0
+    assert 0 < left / 4 < 70

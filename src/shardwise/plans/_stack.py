@@ -138,6 +138,11 @@ class Stack:
     """Bytes for a parameter that scattering gradients moves in device memory."""
     fsdp_ends: Literal["root", "apart"]
     """Embedding, final norm and head are one root unit of FSDP, or embedding one and norm with head another."""
+    fsdp_experts: bool
+    """Experts are gathered with their layer where no expert parallelism splits them, not as units of their own."""
+    fsdp_padding: Literal["flat", "rows", "rows-or-columns"]
+    """What is sharded: flat units, or each tensor's first dimension, padded to the ranks of the sharding group; or, of
+    experts that are fewer than those, the second."""
     pipeline_keeps_gathered: bool
     """Sharded weights of a stage stay gathered, and its gradients whole, between micro-batches."""
 

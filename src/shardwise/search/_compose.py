@@ -25,6 +25,7 @@ from shardwise.training._step import (
     update_seconds,
     with_update,
 )
+from shardwise.training._units import padded
 
 
 def _filled(tree: Any, book: Book, flat: bool) -> Any:
@@ -83,19 +84,20 @@ class Composition:
         found: dict[str, Any] = {}
         for group in self.groups:
             recipe = case_for(self.case, sharding=group[0]).recipe
-            job = step_job(self.case, parts, send)
-            timed = micro_batch_seconds(machine, z, recipe, parts, stages, job)
+            own = padded(recipe, z, parts)
+            job = step_job(self.case, own, send)
+            timed = micro_batch_seconds(machine, z, recipe, own, stages, job)
             piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
             for sharding in group:
                 recipe = case_for(self.case, sharding=sharding).recipe
-                found[f"step {sharding}"] = with_update(machine, z, recipe, parts, stages, piped).total
+                found[f"step {sharding}"] = with_update(machine, z, recipe, own, stages, piped).total
         return found
 
     def _bytes(self, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
         stages, found = stages_of(self.case), dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            held = reserved_of(case.stack, stages, memory_of(case, z, parts, stages))
+            held = reserved_of(case.stack, stages, memory_of(case, z, padded(case.recipe, z, parts), stages))
             found[f"held {sharding}"] = device_bytes(case.stack, z, held, case.workspace_bytes)
         return found
 
@@ -108,7 +110,8 @@ class Composition:
         found: dict[str, Any] = {}
         for sharding in self.shardings:
             recipe = case_for(self.case, sharding=sharding).recipe
-            update = update_seconds(machine, z, recipe, parts, stages) + recipe.stack.step_overhead_seconds
+            own = padded(recipe, z, parts)
+            update = update_seconds(machine, z, recipe, own, stages) + recipe.stack.step_overhead_seconds
             found[f"least {sharding}"] = piped + update
         return Program(found)
 

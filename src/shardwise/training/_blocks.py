@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic
+from typing import Generic, cast
 
 from shardwise.cost import PassSeconds, op_seconds
-from shardwise.ledger.number import X, is_plain, largest, maximum, minimum, total
+from shardwise.ledger.number import X, divide, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
@@ -56,6 +56,8 @@ class Elements(Generic[X]):
     expert_work: X
     largest: X
     tensors: int
+    sides: dict[str, tuple[tuple[X, X, X], ...]] = field(default_factory=dict)
+    """Of each class its tensors: elements, rows and columns on a rank, where sharding reads them."""
 
     @property
     def dense(self) -> X:
@@ -86,6 +88,22 @@ def elements(ops: Sequence[Op[X]], zero: X) -> Elements[X]:
         largest=largest([zero, *(w.elements for w in weights)]),
         tensors=len(weights),
     )
+
+
+def tensor_sides(ops: Sequence[Op[X]]) -> dict[str, tuple[tuple[X, X, X], ...]]:
+    """Return (elements, rows, columns) of the tensors of each class of parameters; joint GEMMs are of several."""
+    found: dict[str, list[tuple[X, X, X]]] = {}
+    for op in ops:
+        for w in op.weights:
+            if not w.trainable or is_plain(w.elements, 0):
+                continue
+            rows: X = cast(X, w.shape[0]) if w.shape else w.elements
+            columns: X = cast(X, w.shape[1]) if len(w.shape) > 1 else rows
+            of = f"{'expert' if w.expert else 'dense'}_{'matrix' if w.kind == 'matrix' else 'other'}"
+            joint = op.parts if len(op.parts) > 1 and not w.expert and w.kind in ("matrix", "vector") else (rows,)
+            whole = total(joint, 0 * rows)
+            found.setdefault(of, []).extend((divide(w.elements * part, whole), part, columns) for part in joint)
+    return {of: tuple(some) for of, some in found.items()}
 
 
 def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X) -> X:

@@ -13,6 +13,7 @@ from shardwise.training._layer_tables import LayerTable, Product, products_of, r
 from shardwise.training._parts import owned
 from shardwise.training._report import Options, TrainReport, report_of, train
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
+from shardwise.training._units import unpadded
 from shardwise.training._waits import axis_seconds, slowest_stage
 from shardwise.training._wires import Wires, check_devices, edges_of, wires_of
 
@@ -224,13 +225,13 @@ class CommReport:
     def parameters(self, index: int) -> float:
         """Return the parameters on a device of a run of stages, before data parallelism shards them."""
         evaluation = self.report.evaluation
-        return float(sum(owned(evaluation.parts, evaluation.stages[index])))
+        return float(sum(owned(unpadded(evaluation.parts), evaluation.stages[index])))
 
     @cached_property
     def whole_parameters(self) -> float:
         """Parameters of the model on one device, tables padded as the framework pads them."""
         evaluation = self.whole.evaluation
-        return float(sum(owned(evaluation.parts, evaluation.stages[0])))
+        return float(sum(owned(unpadded(evaluation.parts), evaluation.stages[0])))
 
     @cached_property
     def products(self) -> tuple[Product, ...]:

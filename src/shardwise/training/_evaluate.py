@@ -12,6 +12,7 @@ from typing import Any, Generic
 from shardwise.cost import Efficiencies, Network, Rates, beside_of, family_of, network_of, rates_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, minimum, total
+from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
@@ -21,7 +22,7 @@ from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
 from shardwise.plans.partition import split_layers
-from shardwise.training._blocks import Folded, elements, fold, gradient_shapes
+from shardwise.training._blocks import Elements, Folded, elements, fold, gradient_shapes, tensor_sides
 from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import (
     InFlight,
@@ -43,6 +44,7 @@ from shardwise.training._stages import (
     stack_runs,
 )
 from shardwise.training._step import StepJob, StepSeconds, beside_experts, boundary_seconds, step_seconds
+from shardwise.training._units import padded
 from shardwise.training.schedule import PipelineShape, in_flight
 
 
@@ -160,6 +162,7 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
 
     def folded(lines: Lines[X]) -> Folded[X]:
         found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
+        found = replace(found, elements=sided(case, found.elements, lines.ops))
         return replace(found, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else found
 
     tables = (w for o in written.embedding.ops for w in o.weights if w.role == "embedding")
@@ -195,11 +198,16 @@ def shared_of(case: Case, y: Layout[X]) -> tuple[Shared[X], ...]:
         for block in (kind.block, *kind.block.also):
             if block.shared_weights:
                 uses.setdefault(replace(block, also=()), []).append(i)
-    zero = 0 * y.tokens
+    written = {block: ledgers.block_ops(y, block, case.model.hidden) for block in uses}
     return tuple(
-        Shared(elements=elements(ledgers.block_ops(y, block, case.model.hidden), zero), kinds=tuple(kinds))
-        for block, kinds in uses.items()
+        Shared(elements=sided(case, elements(ops, 0 * y.tokens), ops), kinds=tuple(uses[block]))
+        for block, ops in written.items()
     )
+
+
+def sided(case: Case, found: Elements[X], ops: tuple[Op[X], ...]) -> Elements[X]:
+    """Return parameters with the sides of their tensors where the framework's shards pad them."""
+    return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
 
 
 def stages_of(case: Case) -> tuple[Stages[Any], ...]:
@@ -346,15 +354,16 @@ def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluati
     """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
     machine = machine_of(case, z.spans)
     tables = tables_of(case, machine, z)
-    memory = memory_of(case, z, tables.parts, stages)
-    job = step_job(case, tables.parts, send_of(case, machine, z, tables.boundary_bytes))
+    parts = padded(case.recipe, z, tables.parts)
+    memory = memory_of(case, z, parts, stages)
+    job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
     return Evaluation(
         stages=stages,
         memory=memory,
         peak=peak_of(stages, memory),
         reserved=reserved_of(case.stack, stages, memory),
-        step=step_seconds(machine, z, case.recipe, tables.parts, stages, job),
-        parts=tables.parts,
+        step=step_seconds(machine, z, case.recipe, parts, stages, job),
+        parts=parts,
         layout=tables.layout,
         sizes=z,
         rates=machine.rates,

@@ -13,7 +13,7 @@ from shardwise.training._parts import Parts, Recipe
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import StateMessage, gathers, lost_seconds, scatters, state_seconds
-from shardwise.training._units import end_units
+from shardwise.training._units import end_units, unit_elements
 
 
 def unit_rounds(z: Sizes[X], r: Recipe) -> tuple[X, X]:
@@ -54,7 +54,7 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     zero = 0 * k.forward
     if not r.shards_gradients:
         return zero, zero, zero, zero, zero
-    dense, expert = k.elements.dense, k.elements.expert
+    dense, expert = unit_elements(r, z, k.elements)
     scattered, gathered = scatters(z, r, (dense, expert)), gathers(r, dense, expert) if r.shards_weights else ()
     scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
     hides = m.hides("dp") and r.stack.overlap_gradients

@@ -30,6 +30,7 @@ from shardwise.training._state import (
     updates,
 )
 from shardwise.training._step import covering_passes, data_parallel_seconds, timed_parts
+from shardwise.training._units import unit_elements
 from shardwise.training.schedule import PipelineShape
 from shardwise.training.schedule_points import sends_of
 
@@ -234,7 +235,7 @@ def of_units(t: Traffic, part: str, folded: Folded[float]) -> list[Timed]:
     if not r.shards_gradients:
         return []
     ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
-    elements = folded.elements.dense, folded.elements.expert
+    elements = unit_elements(r, z, folded.elements)
     gather, (often, twice) = gathers(r, *elements) if r.shards_weights else (), unit_rounds(z, r)
     first = _state(t, gather, part, "forward")
     again = _state(t, gather if twice else (), part, "backward")

@@ -6,14 +6,81 @@ memory tracker; plans/stacks.toml has the file that wraps the ends of a model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic
 
-from shardwise.ledger.number import X, above, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
+from shardwise.training._blocks import Elements, Folded
 from shardwise.training._parts import Parts, Recipe, owned, tied_copy
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
+
+
+def padded(r: Recipe, z: Sizes[X], parts: Parts[X]) -> Parts[X]:
+    """Return the parts with the parameters that shards hold and messages move: dimensions padded to the group.
+
+    A tensor of d rows over n ranks has ceil(d / n) n of them (torch/distributed/fsdp/_fully_shard/_fsdp_param.py), so
+    that 8 experts over 64 ranks are 64 to them, unless their second dimension is sharded.
+    """
+    if not r.shards_weights or r.stack.fsdp_padding == "flat":
+        return parts
+    return _resized(parts, lambda expert, tensors: _padded(r, z, expert, tensors))
+
+
+def unpadded(parts: Parts[X]) -> Parts[X]:
+    """Return the parts with the parameters of the model alone."""
+    return _resized(parts, lambda _, tensors: total((one[0] for one in tensors), 0 * parts.table))
+
+
+def _resized(parts: Parts[X], size: Callable[[bool, tuple[tuple[X, X, X], ...]], X]) -> Parts[X]:
+    """Return the parts with as many parameters of each class as its tensors have by `size`."""
+
+    def of(e: Elements[X]) -> Elements[X]:
+        sizes: dict[str, Any] = {name: size(name.startswith("expert"), some) for name, some in e.sides.items()}
+        return replace(e, **sizes)
+
+    def whole(k: Folded[X]) -> Folded[X]:
+        return replace(k, elements=of(k.elements))
+
+    words = parts.embedding.elements.sides.get("dense_other", ())[:1]
+    return replace(
+        parts,
+        kinds=tuple(map(whole, parts.kinds)),
+        shared=tuple(replace(one, elements=of(one.elements)) for one in parts.shared),
+        embedding=whole(parts.embedding),
+        head=whole(parts.head),
+        table=parts.table if is_plain(parts.table, 0) or not words else size(False, words),
+    )
+
+
+def _padded(r: Recipe, z: Sizes[X], expert: bool, tensors: tuple[tuple[X, X, X], ...]) -> X:
+    """Return the elements of some tensors over their sharding group, the chunks of the last ranks filled up."""
+    ranks = z.expert_share if expert else z.shard_share
+
+    def filled(elements: X, sides: X) -> X:
+        return ceil(divide(sides, ranks)) * ranks * divide(elements, sides)
+
+    found = 0 * ranks
+    for elements, rows, columns in tensors:
+        one = filled(elements, rows)
+        if expert and r.stack.fsdp_padding == "rows-or-columns":
+            one = above(ranks, rows, filled(elements, columns), one)
+        found = found + one
+    return found
+
+
+def unit_elements(r: Recipe, z: Sizes[X], e: Elements[X]) -> tuple[X, X]:
+    """Return the parameters of a layer that are gathered over (the sharding group, that of its experts).
+
+    Experts that nothing splits are parameters of their layer.
+    """
+    if not r.stack.fsdp_experts or is_plain(e.expert, 0):
+        return e.dense, e.expert
+    one = 0 * z.ep + 1
+    apart = above(z.ep, 1, one, above(z.tp * z.tp2, z.etp, one, 0 * one))
+    return e.dense + (1 - apart) * e.expert, apart * e.expert
 
 
 def end_units(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
