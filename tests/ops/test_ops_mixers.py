@@ -1,0 +1,243 @@
+"""FLOPs and bytes of every mixer, of exchanges of experts and of the loss, by closed forms derived by hand.
+
+Letters: T tokens, a = 2 bytes of an activation, w = 2 of a weight, D hidden. A product of (T, k) with (k, n) takes
+2 T k n FLOPs each way and moves a (T k + T n) + w k n bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ops.helpers import layout
+from shardwise.ledger.op import Op
+from shardwise.models import (
+    Attention,
+    Block,
+    GatedDelta,
+    Indexer,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Mlstm,
+    Model,
+    MoE,
+    RecurrentGate,
+    Rwkv,
+    ShortConv,
+)
+from shardwise.ops.block import block_ops
+from shardwise.ops.head import loss
+
+B, S, D = 2, 64, 96
+T, A = B * S, 2
+
+
+def ops_of(mixer: Mixer, work: dict[str, Any] | None = None, **more: Any) -> dict[str, Op[Any]]:
+    """The operators of one mixer by name, on one device unless said."""
+    block = Block(mixers=(mixer,), feed_forward=None, norms=1)
+    return {op.name: op for op in block_ops(layout(work, **more), block, D)}
+
+
+def product(k: int, n: int, rows: int = T) -> tuple[int, int]:
+    """The FLOPs and bytes of a product's forward pass."""
+    return 2 * rows * k * n, A * (rows * k + rows * n) + A * k * n
+
+
+def forward(op: Op[Any]) -> tuple[float, float]:
+    """The FLOPs and bytes of an operator's forward pass."""
+    return op.flops, op.forward_bytes
+
+
+DECODE = {"phase": "decode", "S": 1, "context": 100}
+
+
+def test_mamba_is_its_products_its_convolution_and_its_scan() -> None:
+    """Seven FLOPs a state element and token; the scan reads stream, gate, dt, B and C, backward three times as much."""
+    inner, n, R, kc = 192, 16, 6, 4
+    ops = ops_of(Mamba1(inner=inner, state=n, conv=kc, dt_rank=R))
+    assert forward(ops["in"]) == product(D, 2 * inner)
+    assert forward(ops["select"]) == product(inner, R + 2 * n)
+    assert forward(ops["time_step"]) == product(R, inner)
+    assert forward(ops["out"]) == product(inner, D)
+    assert forward(ops["conv"]) == (2 * kc * T * inner, 2 * A * T * inner)
+    assert ops["conv"].backward_bytes == 3 * A * T * inner
+    moved = A * T * (4 * inner + 2 * n)
+    assert forward(ops["scan"]) == (7 * T * inner * n, moved)
+    assert (ops["scan"].backward_flops, ops["scan"].backward_bytes) == (21 * T * inner * n, 3 * moved)
+
+
+def test_serving_reads_and_writes_the_state_of_a_sequence() -> None:
+    """A step of serving moves the fp32 state and the kc - 1 inputs of the convolution twice, whatever was seen."""
+    inner, n, kc = 192, 16, 4
+    ops = ops_of(Mamba1(inner=inner, state=n, conv=kc, dt_rank=6), DECODE)
+    assert ops["scan"].forward_bytes == A * B * (4 * inner + 2 * n) + 2 * 4 * B * inner * n
+    assert ops["conv"].forward_bytes == 2 * A * B * inner + 2 * A * B * inner * (kc - 1)
+
+
+def test_mamba2_works_in_chunks_when_it_trains_and_token_by_token_when_it_decodes() -> None:
+    """2 Q (G n + I) + 4 n I FLOPs a token in chunks of Q; passes over streams, states and products of chunks."""
+    heads, width, G, n, Q, kc = 6, 32, 2, 16, 32, 4
+    inner = heads * width
+    mixer = Mamba2(heads=heads, head_dim=width, groups=G, state=n, conv=kc, chunk=Q)
+    ops = ops_of(mixer)
+    assert forward(ops["in"]) == product(D, 2 * inner + 2 * G * n + heads)
+    assert forward(ops["out"]) == product(inner, D)
+    channels = inner + 2 * G * n
+    assert forward(ops["conv"]) == (2 * kc * T * channels, 2 * A * T * channels)
+    scan = ops["scan"]
+    assert scan.flops == 2 * T * (Q * (G * n + inner) + 2 * n * inner)
+    assert scan.model_flops == 7 * T * inner * n
+    stream, states, products, edges = A * inner, 4 * inner * n / Q, 4 * G * Q, 2 * A * G * n
+    assert scan.forward_bytes == T * (3 * stream + 4 * states + 2 * products + 2 * edges)
+    back = 11 * stream + 10 * states + 4 * products + 6 * edges + 2 * (stream + edges)
+    assert scan.backward_bytes == T * back
+    one = ops_of(mixer, DECODE)["scan"]
+    assert one.flops == 7 * B * inner * n
+    assert one.forward_bytes == A * B * (3 * inner + 2 * G * n) + 2 * 4 * B * inner * n
+
+
+def test_short_sequences_are_one_chunk() -> None:
+    """A sequence shorter than a chunk is one chunk of its own length."""
+    mixer = Mamba2(heads=6, head_dim=32, groups=2, state=16, conv=4, chunk=256)
+    assert ops_of(mixer)["scan"].flops == 2 * T * (S * (2 * 16 + 192) + 2 * 16 * 192)
+
+
+def test_the_gated_delta_rule_takes_eight_flops_a_state_element() -> None:
+    """Projections to q, k, v, gate, decay and step; chunks of 64 move 11 dk + 6 dv + 384 + 2 dk dv / 64."""
+    K, V, dk, dv, kc = 2, 4, 24, 32, 4
+    ops = ops_of(GatedDelta(key_heads=K, value_heads=V, key_dim=dk, value_dim=dv, conv=kc))
+    assert forward(ops["in"]) == product(D, 2 * K * dk + 2 * V * dv + 2 * V)
+    assert forward(ops["out"]) == product(V * dv, D)
+    channels = 2 * K * dk + V * dv
+    assert forward(ops["conv"]) == (2 * kc * T * channels, 2 * A * T * channels)
+    moved = A * T * V * (11 * dk + 6 * dv + 6 * 64 + 2 * dk * dv / 64)
+    assert forward(ops["scan"]) == (8 * T * V * dk * dv, moved)
+    assert ops["scan"].backward_bytes == 2.5 * moved
+    served = ops_of(GatedDelta(key_heads=K, value_heads=V, key_dim=dk, value_dim=dv, conv=kc), DECODE)["scan"]
+    assert served.forward_bytes == A * B * V * (2 * dk + 2 * dv) + 2 * 4 * B * V * dk * dv
+
+
+def test_kimi_delta_attention_has_low_rank_gates() -> None:
+    """Decay and output gate go through a rank of one value head."""
+    V, dk, dv = 4, 24, 32
+    ops = ops_of(GatedDelta(key_heads=V, value_heads=V, key_dim=dk, value_dim=dv, conv=4, style="kda"))
+    assert forward(ops["in"]) == product(D, 2 * V * dk + V * dv + V)
+    assert forward(ops["decay_down"]) == forward(ops["gate_down"]) == product(D, dv)
+    assert forward(ops["decay_up"]) == product(dv, V * dk) and forward(ops["gate_up"]) == product(dv, V * dv)
+
+
+def test_the_short_convolution_has_two_gates() -> None:
+    """Three streams in; each gate multiplies two streams: six passes forward, eight backward."""
+    width, kc = 96, 3
+    ops = ops_of(ShortConv(width=width, conv=kc))
+    assert forward(ops["in"]) == product(D, 3 * width) and forward(ops["out"]) == product(width, D)
+    assert forward(ops["conv"]) == (2 * kc * T * width, 2 * A * T * width)
+    assert (ops["gates"].forward_bytes, ops["gates"].backward_bytes) == (6 * A * T * width, 8 * A * T * width)
+
+
+def test_the_recurrent_gate_has_block_diagonal_gates() -> None:
+    """Two gates of heads blocks of width / heads, and ten FLOPs a channel of the recurrence."""
+    width, heads, kc = 96, 4, 4
+    ops = ops_of(RecurrentGate(width=width, heads=heads, conv=kc))
+    assert forward(ops["in"]) == product(D, 2 * width) and forward(ops["out"]) == product(width, D)
+    gates = 2 * 2 * T * width * (width // heads)
+    assert forward(ops["scan"]) == (gates + 10 * T * width, 4 * A * T * width)
+    assert ops["scan"].model_flops == gates
+    assert (ops["output_gate"].forward_bytes, ops["output_gate"].backward_bytes) == (
+        3 * A * T * width,
+        5 * A * T * width,
+    )
+
+
+def test_rwkv_mixes_three_times_over_time() -> None:
+    """Three mixes read the stream and its shift and write: six passes; twelve FLOPs a channel of the weighted sum."""
+    width = 96
+    ops = ops_of(Rwkv(width=width))
+    assert (ops["mixes"].forward_bytes, ops["mixes"].backward_bytes) == (6 * A * T * D, 9 * A * T * D)
+    assert forward(ops["in"]) == product(D, 3 * width) and forward(ops["out"]) == product(width, D)
+    assert forward(ops["scan"]) == (12 * T * width, 4 * A * T * width)
+
+
+def test_the_matrix_lstm_updates_a_matrix_a_head() -> None:
+    """Queries, keys, values and gate in one product, two gates a head in another, four dk dv FLOPs a head and token."""
+    heads, dk, dv = 4, 12, 24
+    ops = ops_of(Mlstm(heads=heads, qk_dim=dk, v_dim=dv))
+    assert forward(ops["in"]) == product(D, heads * (2 * dk + 2 * dv))
+    assert forward(ops["gates"]) == product(D, 2 * heads)
+    assert forward(ops["scan"]) == (4 * T * heads * dk * dv, A * T * heads * (2 * dk + 2 * dv))
+    served = ops_of(Mlstm(heads=heads, qk_dim=dk, v_dim=dv), DECODE)["scan"]
+    assert served.forward_bytes == A * B * heads * (2 * dk + 2 * dv) + 2 * 4 * B * heads * dk * (dv + 1)
+
+
+LATENT = LatentAttention(
+    heads=4,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=6,
+    v_head_dim=10,
+    indexer=Indexer(heads=3, head_dim=12, top_k=20),
+)
+
+
+def test_latent_attention_absorbs_its_up_projection_in_decode() -> None:
+    """A pair costs 2 (2 kv + r) FLOPs a head, the ends of a token 2 kv (n + vd); the latent is read once for all."""
+    N, kv, r, n, vd, seen = 4, 16, 6, 8, 10, 20
+    ops = ops_of(LATENT, DECODE)
+    assert forward(ops["absorb"]) == (2 * B * N * kv * (n + vd), 2 * N * kv * (n + vd) + 2 * A * B * N * (kv + vd))
+    cache, edges = 2 * B * seen * (kv + r), A * B * N * (2 * kv + r)
+    assert forward(ops["attention"]) == (2 * N * (2 * kv + r) * B * seen, cache + edges)
+    assert "kv_up" not in ops
+
+
+@pytest.mark.parametrize("rank", [24, 0])
+def test_the_indexer_scores_every_past_token(rank: int) -> None:
+    """Its queries come from the latent query where there is one; scores are 2 d FLOPs a head and pair."""
+    h, d = 3, 12
+    ops = ops_of(replace(LATENT, q_lora_rank=rank))
+    assert forward(ops["indexer.q"]) == product(rank or D, h * d)
+    assert forward(ops["indexer.k"]) == product(D, d) and forward(ops["indexer.weights"]) == product(D, h)
+    pairs = S * (S + 1) // 2
+    scores = 2 * h * d * B * pairs
+    moved = A * T * h * d + 2 * B * S * d
+    assert forward(ops["indexer.scores"]) == (scores, moved)
+    assert (ops["indexer.scores"].backward_flops, ops["indexer.scores"].backward_bytes) == (2 * scores, 2 * moved)
+
+
+@pytest.mark.parametrize(("etp", "imbalance"), [(1, 1.0), (2, 1.0), (4, 1.5)])
+def test_experts_exchange_their_rows_and_gather_them_over_etp(etp: int, imbalance: float) -> None:
+    """T k rows of D travel over ep; each of etp ranks gathers the rows of all, and returns its share of the sums."""
+    k, tp = 2, 4
+    block = Block(mixers=(), feed_forward=MoE(experts=8, top_k=k, ffn=32), norms=1)
+    y = layout({"imbalance": imbalance}, tp=tp, ep=2, etp=etp, sequence_parallel=True)
+    ops = {op.name: op for op in block_ops(y, block, D)}
+    size = A * T / tp * k * D * imbalance
+    sent = [(c.axis, c.verb, c.size_bytes, c.shape) for c in ops["mlp.dispatch"].forward]
+    rows = T / tp * k * imbalance
+    assert sent == [
+        ("ep", "all_to_all", size, (rows, D)),
+        ("etp", "all_gather", size * etp, (rows * etp, D)),
+    ]
+    back = [(c.axis, c.verb, c.size_bytes) for c in ops["mlp.combine"].forward]
+    assert back == [("etp", "reduce_scatter", size * etp), ("ep", "all_to_all", size)]
+    assert ops["mlp.dispatch"].forward_bytes == ops["mlp.combine"].backward_bytes == 4 * size
+
+
+@pytest.mark.parametrize(
+    ("stack", "ahead", "back"),
+    [("megatron", 38, 14), ("transformers", 18, 22), ("megatron-2023", 38, 14), ("fsdp2-compiled-loss", 8, 8)],
+)
+def test_the_loss_reads_and_writes_its_logits(stack: str, ahead: int, back: int) -> None:
+    """Bytes a logit of each step of the cross entropy, added by hand over its kernels (docs/formulas.md, head)."""
+    core = Attention(heads=2, kv_heads=2, head_dim=48)
+    model = Model(name="m", family="llama", hidden=D, vocab=1000, layers=(Block(mixers=(core,), feed_forward=None),))
+    y = layout(stack=stack)
+    (op,) = loss(y, model)
+    scores = op.saves[0].size_bytes / (A if y.stack.loss == "compiled" else 4)
+    assert scores >= T * 1000
+    assert op.backward_bytes == back * scores
+    assert op.forward_bytes == (ahead + y.stack.metric_logit_bytes) * scores

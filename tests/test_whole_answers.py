@@ -1,0 +1,86 @@
+"""Whole answers of cases that no published run covers: every number of the JSON is what it was.
+
+State-space, sparse, linear and recurrent mixers, experts over etp, 8-bit optimizers, CPUs and engines of small
+machines. A change that moves one on purpose stores them anew: `PYTHONPATH=tests python tests/test_whole_answers.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command_line import run
+
+DATA = Path(__file__).parent / "data/whole_answers.json"
+CASES = {
+    "nemotron-h, trained": "train nemotron-h-8b --on 8xh100-sxm-80gb --tp 2 --seq-len 4096 --global-batch 16",
+    "nemotron-h, served": "infer nemotron-h-8b --on 1xh100-sxm-80gb --batch 4 --input-tokens 2048 --output-tokens 64",
+    "mamba, trained": "train mamba-2.8b --on 8xa100-sxm-80gb --cp 2 --seq-len 4096 --global-batch 32",
+    "mamba, served": "infer mamba-2.8b --on 1xa100-sxm-80gb --batch 8",
+    "deepseek-v3.2, trained": "train deepseek-v3.2 --on 256xh800 --pp 16 --ep 16 --seq-len 4096 --global-batch 256"
+    " --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1 --recompute full",
+    "deepseek-v3.2, served": "infer deepseek-v3.2 --on 16xh200 --tp 16 --batch 32 --input-tokens 8192",
+    "zamba, trained": "train zamba2-7b --on 8xh100-sxm-80gb --sharding zero2 --seq-len 4096 --global-batch 16",
+    "zamba, served": "infer zamba2-7b --on 1xh100-sxm-80gb --batch 2",
+    "rwkv, trained": "train rwkv-4-169m --on 1xa100-sxm-80gb --seq-len 1024 --global-batch 8",
+    "xlstm, trained": "train xlstm-7b --on 8xh100-sxm-80gb --sharding fsdp --seq-len 2048 --global-batch 16",
+    "minimax, trained": "train minimax-m2 --on 64xh100-sxm-80gb --tp 4 --ep 8 --etp 2 --sequence-parallel"
+    " --sharding zero1 --seq-len 4096 --global-batch 64 --recompute full",
+    "minimax, served": "infer minimax-m2 --on 8xh200 --tp 8 --ep 8 --batch 16",
+    "kimi-linear, trained": "train kimi-linear-48b-a3b --on 32xh100-sxm-80gb --ep 8 --sharding zero1 --seq-len 8192"
+    " --global-batch 32",
+    "recurrentgemma, trained": "train recurrentgemma-2b --on 8xh100-sxm-80gb --tp 2 --seq-len 2048 --global-batch 16",
+    "lfm2, trained": "train lfm2-1.2b --on 1xh100-sxm-80gb --seq-len 2048 --global-batch 8",
+    "adam8bit": "train llama-3.1-8b --on 8xh100-sxm-80gb --sharding fsdp --optimizer adam8bit --global-batch 8",
+    "a CPU, trained": "train gpt2 --on 1xcpu-x86-2core --stack pytorch-cpu --seq-len 256 --global-batch 2",
+    "a CPU in 8 bits": "infer llama-3.2-1b --on 1xcpu-epyc-zen4-2core --engine llama.cpp --weights q8_0 --batch 1",
+    "int8": "infer llama-3.2-1b --on 1xa100-sxm-80gb --weights int8-w8a8 --batch 8",
+    "llama.cpp": "infer llama-3.1-8b --on 1xapple-m2-ultra-76core --engine llama.cpp --weights q4_k_m --batch 1",
+}
+
+
+def numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every number of a tree with its path; truth values are numbers too."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from numbers(value, f"{path}/{name}")
+    elif isinstance(tree, list):
+        for place, value in enumerate(tree):
+            yield from numbers(value, f"{path}/{place}")
+    elif isinstance(tree, (int, float)):
+        yield path, float(tree)
+
+
+def answer(case: str) -> dict[str, float]:
+    """The numbers of the answer to one case."""
+    done = run(*CASES[case].split(), "--json")
+    assert done.status in (0, 1), done.out
+    # Nearest changes are a search of their own, whose order is held elsewhere.
+    return dict(numbers({name: part for name, part in done.tree.items() if name != "changes"}))
+
+
+@cache
+def stored() -> dict[str, dict[str, float]]:
+    """The numbers of every case as they were."""
+    found: dict[str, dict[str, float]] = json.loads(DATA.read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_number_of_an_answer_moved(case: str) -> None:
+    """Every number is there, and within 1e-9 of what it was."""
+    now, then = answer(case), stored()[case]
+    assert now.keys() == then.keys()
+    moved = {k: (then[k], now[k]) for k in then if not math.isclose(then[k], now[k], rel_tol=1e-9, abs_tol=1e-15)}
+    assert moved == {}
+
+
+if __name__ == "__main__":
+    lines = (f" {json.dumps(case)}: {json.dumps(answer(case))}" for case in CASES)
+    DATA.write_text("{\n" + ",\n".join(lines) + "\n}\n")
