@@ -40,7 +40,7 @@ CASES = {
     "adam8bit": "train llama-3.1-8b --on 8xh100-sxm-80gb --sharding fsdp --optimizer adam8bit --global-batch 8",
     "a CPU, trained": "train gpt2 --on 1xcpu-x86-2core --stack pytorch-cpu --seq-len 256 --global-batch 2",
     "a CPU in 8 bits": "infer llama-3.2-1b --on 1xcpu-epyc-zen4-2core --engine llama.cpp --weights q8_0 --batch 1",
-    "int8": "infer llama-3.2-1b --on 1xa100-sxm-80gb --weights int8-w8a8 --batch 8",
+    "int8": "infer llama-3.1-8b --on 1xl40s --weights int8-w8a8 --batch 8",
     "llama.cpp": "infer llama-3.1-8b --on 1xapple-m2-ultra-76core --engine llama.cpp --weights q4_k_m --batch 1",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardwise.models.families import FAMILIES
 from shardwise.ops import count_parameters
 
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
+FACTS: dict[str, dict[str, bool]] = json.loads(DATA.with_name("class_facts.json").read_text())["facts"]
 
 
 @cache
@@ -82,3 +84,26 @@ def test_goldens_cover_every_class_that_transformers_can_build() -> None:
         *(name for name, module in FAMILIES.items() if module in ("described", "remote")),
     }
     assert set(FAMILIES) - without == set(goldens()["random"])
+
+
+# Families of which a fact makes no difference to what is kept: no rotary positions, attention that only runs eagerly,
+# latent attention, whose own code joins heads, and copies of the fused heads.
+WITHOUT_ROTARY = ("bloom", "gpt2", "gpt_bigcode", "mpt")
+EAGER_ALONE = ("codegen", "gptj")
+LATENT = ("deepseek_v32", "glm_moe_dsa")
+COPIED = ("falcon",)
+
+
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_a_family_is_written_as_its_class_is(name: str) -> None:
+    """Fused projections, joined heads and routers in fp32 are those of the source of transformers 5.23.0."""
+    facts = import_module(f"shardwise.models.families.{FAMILIES[name]}").ROWS[name].facts
+    beside = name in (*WITHOUT_ROTARY, *EAGER_ALONE, *LATENT, *COPIED)
+    asked = [fact for fact in FACTS[name] if not beside or fact == "float_router"]
+    assert {fact: getattr(facts, fact) for fact in asked} == {fact: FACTS[name][fact] for fact in asked}
+
+
+def test_every_family_has_a_row_in_its_module() -> None:
+    """The module that a model type names has a row for it, and no other."""
+    modules = {module: set(import_module(f"shardwise.models.families.{module}").ROWS) for module in FAMILIES.values()}
+    assert {name: module for module, names in modules.items() for name in names} == FAMILIES

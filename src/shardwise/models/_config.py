@@ -6,12 +6,16 @@ at the end, so that a person sees everything that is wrong with a file at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.errors import Problem, Problems
 from shardwise.models._fields import FIELDS, keys_of
 from shardwise.models._no_effect import NO_EFFECT
+
+if TYPE_CHECKING:
+    from shardwise.models._model import Model
 
 DROPOUTS = (
     *("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "emb_pdrop", "dropout"),
@@ -24,6 +28,29 @@ MOST = 1_000_000_000
 _KINDS = {key: field.kind for field in FIELDS.values() for key in field.keys}
 _MISSING: Any = object()
 _REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassFacts:
+    """How transformers 5.23.0 writes the class of a family, which no size of a file says: it decides what is kept.
+
+    `normalised` is whether the weights of the chosen experts are made to sum to one, None where the file says it.
+    `float_weights` keeps those in fp32, `float_router` runs the router on an fp32 copy of its input. `fused_qkv` has
+    one projection for queries, keys and values; `joined_rotary` joins a rotated and an unrotated part of each head.
+    """
+
+    normalised: bool | None = None
+    float_weights: bool = False
+    float_router: bool = False
+    fused_qkv: bool = False
+    joined_rotary: bool = False
+
+
+class Row(NamedTuple):
+    """A family: what makes its model from a configuration, and how its class is written."""
+
+    build: Callable[[Config], Model]
+    facts: ClassFacts = ClassFacts()
 
 
 class Config:
@@ -50,6 +77,7 @@ class Config:
         self.defaults = defaults or {}
         self.overrides = overrides or {}
         self.replaced = replaced or {}
+        self.facts = ClassFacts()
         self.problems = Problems()
         self.notes: list[str] = []
         self._read: set[str] = set()

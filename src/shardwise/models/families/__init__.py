@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-from shardwise.models._config import Config
+from shardwise.models._config import Config, Row
 from shardwise.models._model import Model
 
 _MODULES = {
@@ -88,6 +88,11 @@ DESCRIBED: tuple[str, ...] = ("bloom", "mpt", "falcon", "nemotron", "phi", "gpt_
 
 def builder(model_type: str, described: bool = False) -> Callable[[Config], Model]:
     """Return the function that makes a model of this type, from its class's keys or from a description."""
-    name = "described" if described else FAMILIES[model_type]
-    module = import_module(f"shardwise.models.families.{name}")
-    return cast(Callable[[Config], Model], module.build)
+    row: Row = import_module(f"shardwise.models.families.{FAMILIES[model_type]}").ROWS[model_type]
+    build = import_module("shardwise.models.families.described").build if described else row.build
+
+    def built(c: Config) -> Model:
+        c.facts = row.facts
+        return cast(Model, build(c))
+
+    return built

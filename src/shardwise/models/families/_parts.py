@@ -23,32 +23,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-_NORMALISED = (
-    *("mixtral", "minimax_m2", "qwen3_5_moe_text", "ernie4_5_moe", "hunyuan_v1_moe", "step3p5", "deepseek_v4"),
-    *("gemma4_text", "afmoe", "dbrx"),
-)
-_AS_THEY_ARE = (
-    *("phimoe", "gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "llama4_text", "deepseek_v2"),
-    *("longcat_flash", "jamba", "aria_text"),
-)
-
-
-# How transformers 5.23.0 writes these classes: what it keeps for backward depends on it.
-_FLOAT_WEIGHTS = (
-    *("mixtral", "minimax_m2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1"),
-    *("kimi_linear", "solar_open"),
-)
-_FLOAT_ROUTERS = (
-    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "kimi_linear"),
-    *("ernie4_5_moe", "longcat_flash", "mimo_v2_flash", "nemotron_h", "solar_open"),
-)
-_FUSED = ("phi3", "gpt_neox", "persimmon")
-_JOINED = (
-    *("phi3", "glm", "glm4", "glm4_moe", "gpt_neox", "phi", "stablelm", "nemotron", "persimmon", "minimax_m2", "bamba"),
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "recurrent_gemma", "mimo_v2_flash", "step3p5"),
-)
-
-
 def activation(c: Config, default: str = "silu") -> Activation:
     """Return the activation of the feed-forwards."""
     keys = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
@@ -86,8 +60,8 @@ def attention(c: Config, *, qkv_bias: bool = False, out_bias: bool = False) -> A
         head_dim=head_dim(c, heads),
         qkv_bias=qkv_bias,
         out_bias=out_bias,
-        fused_projection=c.model_type in _FUSED,
-        joined_rotary=c.model_type in _JOINED,
+        fused_projection=c.facts.fused_qkv,
+        joined_rotary=c.facts.joined_rotary,
     )
 
 
@@ -129,17 +103,17 @@ def moe(
         gated=gated,
         activation=act_kind,
         normalised=_normalised(c),
-        float_weights=c.model_type in _FLOAT_WEIGHTS,
-        float_router=c.model_type in _FLOAT_ROUTERS,
+        float_weights=c.facts.float_weights,
+        float_router=c.facts.float_router,
         shared=MLP(ffn=shared * ffn, gated=gated, activation=act_kind) if shared else None,
     )
 
 
 def _normalised(c: Config) -> bool:
     """Whether the chosen experts' weights are made to sum to one: a fact of the class, or the file's word."""
-    if c.model_type in _NORMALISED + _AS_THEY_ARE:
+    if c.facts.normalised is not None:
         c.accept("norm_topk_prob", "route_norm")
-        return c.model_type in _NORMALISED
+        return c.facts.normalised
     return c.flag("norm_topk_prob", "moe_renormalize")
 
 

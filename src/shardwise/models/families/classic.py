@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.models._config import Config
+from shardwise.models._config import Config, Row
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
@@ -164,17 +164,12 @@ def _plain(c: Config, act: str, *, bias: bool = True) -> MLP:
     return MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(c, act))
 
 
-BUILDERS = {
-    "gpt2": gpt2,
-    "gpt_bigcode": gpt2,
-    "gpt_neo": gpt_neo,
-    "opt": opt,
-    "bloom": bloom,
-    "mpt": mpt,
-    "falcon": falcon,
+ROWS: dict[str, Row] = {
+    "gpt2": Row(gpt2),
+    "gpt_bigcode": Row(gpt2),
+    "gpt_neo": Row(gpt_neo),
+    "opt": Row(opt),
+    "bloom": Row(bloom),
+    "mpt": Row(mpt),
+    "falcon": Row(falcon),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a classic family."""
-    return BUILDERS[c.model_type](c)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import CompressedAttention, Indexer
 from shardwise.models._model import Block, Model, Projection
 from shardwise.models.families import _parts as parts
@@ -77,3 +77,8 @@ def _with_rate(c: Config, base: CompressedAttention, kind: str) -> CompressedAtt
         return replace(base, rate=rate)
     indexer = Indexer(heads=c.size("index_n_heads"), head_dim=c.size("index_head_dim"), top_k=c.size("index_topk"))
     return replace(base, rate=rate, indexer=indexer)
+
+
+ROWS: dict[str, Row] = {
+    "deepseek_v4": Row(build, ClassFacts(normalised=True)),
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
@@ -34,6 +34,8 @@ class Style(NamedTuple):
     head_bias: Flag = False
     windows: Literal["", "all", "types", "switched", "upper"] = ""
     pattern: tuple[str, ...] = ("full",)
+    fused_qkv: bool = False
+    joined_rotary: bool = False
 
 
 _MLP_FREE = Style(mlp_bias=False)
@@ -50,7 +52,7 @@ STYLES: dict[str, Style] = {
     "mistral": _BARE._replace(windows="all"),
     "ministral": _BARE._replace(windows="types", pattern=("sliding",)),
     "ministral3": _BARE._replace(windows="all"),
-    "phi3": _BARE._replace(windows="all"),
+    "phi3": _BARE._replace(windows="all", fused_qkv=True, joined_rotary=True),
     "qwen2": _BARE._replace(qkv_bias=True, windows="upper"),
     "qwen3": _QK_HEAD._replace(windows="upper"),
     "smollm3": Style(windows="switched"),
@@ -58,9 +60,9 @@ STYLES: dict[str, Style] = {
     "gemma2": _GEMMA._replace(norms=4, windows="types", pattern=("sliding", "full")),
     "gemma3_text": _GEMMA._replace(norms=4, qk_norm="head", windows="types", pattern=("sliding",) * 5 + ("full",)),
     "seed_oss": Style(out_bias="attention_out_bias"),
-    "glm": _MLP_FREE._replace(out_bias=False),
-    "glm4": _MLP_FREE._replace(out_bias=False, norms=4),
-    "glm4v_text": _BARE._replace(qkv_bias=True, norms=4),
+    "glm": _MLP_FREE._replace(out_bias=False, joined_rotary=True),
+    "glm4": _MLP_FREE._replace(out_bias=False, norms=4, joined_rotary=True),
+    "glm4v_text": _BARE._replace(qkv_bias=True, norms=4, joined_rotary=True),
     "mllama_text_model": _BARE,
     "helium": Style(norm="rmsnorm-float", out_bias=False),
     "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
@@ -69,7 +71,7 @@ STYLES: dict[str, Style] = {
     "exaone4": _BARE._replace(qk_norm="head", windows="types", pattern=_SWA),
     "apertus": _QK_HEAD._replace(gated=False, act="xielu"),
     "arcee": Style(gated=False, act="relu2"),
-    "nemotron": Style(norm="layernorm", gated=False, act="relu2"),
+    "nemotron": Style(norm="layernorm", gated=False, act="relu2", joined_rotary=True),
     "hunyuan_v1_dense": _QK_HEAD,
     "ernie4_5": Style(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
     "nanochat": _MLP_FREE._replace(
@@ -84,6 +86,7 @@ STYLES: dict[str, Style] = {
         qk_norm_flag="qk_layernorm",
         parallel="use_parallel_residual",
         parallel_norms=1,
+        joined_rotary=True,
     ),
     "cohere": _MLP_FREE._replace(
         norm="layernorm-float",
@@ -104,10 +107,22 @@ STYLES: dict[str, Style] = {
         qk_norm_kind="layernorm",
         qk_norm_flag="qk_layernorm",
         head_bias=True,
+        joined_rotary=True,
     ),
-    "persimmon": _CLASSIC._replace(act="relu2", qk_norm="head", qk_norm_kind="layernorm", qk_norm_flag="qk_layernorm"),
+    "persimmon": _CLASSIC._replace(
+        act="relu2",
+        qk_norm="head",
+        qk_norm_kind="layernorm",
+        qk_norm_flag="qk_layernorm",
+        fused_qkv=True,
+        joined_rotary=True,
+    ),
     "gpt_neox": _CLASSIC._replace(
-        qkv_bias="attention_bias", out_bias="attention_bias", parallel="use_parallel_residual"
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        parallel="use_parallel_residual",
+        fused_qkv=True,
+        joined_rotary=True,
     ),
     "gptj": _CLASSIC._replace(qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True),
     "codegen": _CLASSIC._replace(qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True),
@@ -231,3 +246,9 @@ def _with_window(c: Config, block: Block, kind: str) -> Block:
         return block
     window = c.size("window")
     return replace(block, mixers=(replace(core, window=window),))
+
+
+ROWS: dict[str, Row] = {
+    name: Row(build, ClassFacts(fused_qkv=style.fused_qkv, joined_rotary=style.joined_rotary))
+    for name, style in STYLES.items()
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from shardwise.models._config import MOST_PREDICTIONS, Config
+from shardwise.models._config import MOST_PREDICTIONS, Config, Row
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
 from shardwise.models._model import MLP, Block, Model, MoE
 from shardwise.models._recurrent import Mamba2
@@ -181,3 +181,12 @@ def _mamba(c: Config) -> Mamba2:
         conv=c.size("ssm_conv", default=4),
         chunk=c.size("ssm_chunk", default=128),
     )
+
+
+ROWS: dict[str, Row] = {
+    "gpt2-like": Row(build),
+    "llama-like": Row(build),
+    "mcore_gpt": Row(build),
+    "mcore_moe": Row(build),
+    "mcore_hybrid": Row(build),
+}

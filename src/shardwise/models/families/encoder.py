@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import Config, Row
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
@@ -123,6 +123,10 @@ def _with_patches(c: Config, layers: Model) -> Model:
     return replace(layers, final_norm=True, extras=(patches, last), extra_vectors=vectors, max_context=tokens)
 
 
-def build(c: Config) -> Model:
-    """Return the model of an encoder family."""
-    return vit(c) if c.model_type == "vit" else bert(c)
+ROWS: dict[str, Row] = {
+    "bert": Row(bert),
+    "roberta": Row(bert),
+    "xlm-roberta": Row(bert),
+    "distilbert": Row(bert),
+    "vit": Row(vit),
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, FeedForward, Model, Projection
 from shardwise.models.families import _parts as parts
@@ -156,6 +156,7 @@ def _gemma4_ffn(c: Config, width: int, hidden: int) -> tuple[FeedForward, int, i
     return experts, 3, hidden + experts.experts
 
 
-def build(c: Config) -> Model:
-    """Return the model of a Gemma family with layer embeddings."""
-    return gemma3n(c) if c.model_type == "gemma3n_text" else gemma4(c)
+ROWS: dict[str, Row] = {
+    "gemma3n_text": Row(gemma3n),
+    "gemma4_text": Row(gemma4, ClassFacts(normalised=True)),
+}

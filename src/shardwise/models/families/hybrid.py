@@ -5,10 +5,9 @@ Sources: arXiv:2312.00752, arXiv:2405.21060 and the model classes of transformer
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._model import MLP, Block, FeedForward, Model
 from shardwise.models._recurrent import Mamba1, Mamba2
 from shardwise.models.families import _parts as parts
@@ -146,17 +145,12 @@ def falcon_h1(c: Config) -> Model:
     return parts.language_model(c, (block,) * c.layers())
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "mamba": mamba,
-    "falcon_mamba": mamba,
-    "mamba2": mamba2,
-    "jamba": jamba,
-    "bamba": bamba,
-    "granitemoehybrid": granitemoehybrid,
-    "falcon_h1": falcon_h1,
+ROWS: dict[str, Row] = {
+    "mamba": Row(mamba),
+    "falcon_mamba": Row(mamba),
+    "mamba2": Row(mamba2),
+    "jamba": Row(jamba, ClassFacts(normalised=False)),
+    "bamba": Row(bamba, ClassFacts(joined_rotary=True)),
+    "granitemoehybrid": Row(granitemoehybrid, ClassFacts(normalised=False)),
+    "falcon_h1": Row(falcon_h1),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a state-space or hybrid family."""
-    return BUILDERS[c.model_type](c)

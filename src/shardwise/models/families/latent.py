@@ -5,10 +5,9 @@ Sources: arXiv:2405.04434, arXiv:2412.19437 and the model classes of transformer
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import Indexer, LatentAttention
 from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
@@ -84,17 +83,12 @@ def longcat_flash(c: Config) -> Model:
     return with_mtp(c, parts.language_model(c, (block,) * number))
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
-    "deepseek_v32": deepseek,
-    "glm_moe_dsa": deepseek,
-    "glm4_moe_lite": deepseek,
-    "mistral4": deepseek,
-    "longcat_flash": longcat_flash,
+ROWS: dict[str, Row] = {
+    "deepseek_v2": Row(deepseek, ClassFacts(normalised=False, float_router=True)),
+    "deepseek_v3": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "deepseek_v32": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "glm_moe_dsa": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "glm4_moe_lite": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "mistral4": Row(deepseek),
+    "longcat_flash": Row(longcat_flash, ClassFacts(normalised=False, float_router=True)),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a latent-attention family."""
-    return BUILDERS[c.model_type](c)

@@ -5,10 +5,9 @@ Sources: arXiv:2412.06464, arXiv:2510.26692 and the model classes of transformer
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._model import Block, FeedForward, Model
 from shardwise.models._recurrent import GatedDelta
 from shardwise.models.families import _parts as parts
@@ -86,14 +85,9 @@ def _kimi_kinds(c: Config, inner: Config, number: int) -> list[str]:
     return parts.windows(c, number, ["full" if i and i % 4 == 0 else "linear" for i in range(number)])
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "qwen3_next": qwen3_next,
-    "qwen3_5_text": qwen3_next,
-    "qwen3_5_moe_text": qwen3_next,
-    "kimi_linear": kimi_linear,
+ROWS: dict[str, Row] = {
+    "qwen3_next": Row(qwen3_next, ClassFacts(joined_rotary=True)),
+    "qwen3_5_text": Row(qwen3_next, ClassFacts(joined_rotary=True)),
+    "qwen3_5_moe_text": Row(qwen3_next, ClassFacts(normalised=True, joined_rotary=True)),
+    "kimi_linear": Row(kimi_linear, ClassFacts(float_weights=True, float_router=True)),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a linear-attention family."""
-    return BUILDERS[c.model_type](c)

@@ -5,10 +5,10 @@ Source: the model classes of transformers 5.23.0, checked to the parameter by `t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models.families import _parts as parts
@@ -234,6 +234,7 @@ def dbrx(c: Config) -> Model:
         heads=heads,
         kv_heads=attention.size("num_key_value_heads", default=heads),
         head_dim=parts.head_dim(c, heads),
+        fused_projection=c.facts.fused_qkv,
     )
     experts = MoE(
         experts=ffn.size("num_experts"),
@@ -243,28 +244,23 @@ def dbrx(c: Config) -> Model:
     return _uniform(c, core, experts, norm="layernorm-no-bias")
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "mixtral": mixtral,
-    "minimax_m2": minimax_m2,
-    "olmoe": olmoe,
-    "flex_olmo": olmoe,
-    "phimoe": phimoe,
-    "gpt_oss": gpt_oss,
-    "granitemoe": granitemoe,
-    "granitemoeshared": granitemoe,
-    "qwen2_moe": qwen2_moe,
-    "qwen3_moe": qwen3_moe,
-    "glm4_moe": glm4_moe,
-    "dots1": glm4_moe,
-    "solar_open": solar_open,
-    "ernie4_5_moe": ernie4_5_moe,
-    "hunyuan_v1_moe": hunyuan_v1_moe,
-    "llama4_text": llama4,
-    "dbrx": dbrx,
-    "aria_text": aria_text,
+ROWS: dict[str, Row] = {
+    "mixtral": Row(mixtral, ClassFacts(normalised=True, float_weights=True)),
+    "minimax_m2": Row(minimax_m2, ClassFacts(normalised=True, float_weights=True, joined_rotary=True)),
+    "olmoe": Row(olmoe),
+    "flex_olmo": Row(olmoe),
+    "phimoe": Row(phimoe, ClassFacts(normalised=False)),
+    "gpt_oss": Row(gpt_oss, ClassFacts(normalised=False)),
+    "granitemoe": Row(granitemoe, ClassFacts(normalised=False)),
+    "granitemoeshared": Row(granitemoe, ClassFacts(normalised=False)),
+    "qwen2_moe": Row(qwen2_moe),
+    "qwen3_moe": Row(qwen3_moe),
+    "glm4_moe": Row(glm4_moe, ClassFacts(float_weights=True, float_router=True, joined_rotary=True)),
+    "dots1": Row(glm4_moe, ClassFacts(float_weights=True, float_router=True)),
+    "solar_open": Row(solar_open, ClassFacts(float_weights=True, float_router=True)),
+    "ernie4_5_moe": Row(ernie4_5_moe, ClassFacts(normalised=True, float_router=True)),
+    "hunyuan_v1_moe": Row(hunyuan_v1_moe, ClassFacts(normalised=True)),
+    "llama4_text": Row(llama4, ClassFacts(normalised=False)),
+    "dbrx": Row(dbrx, ClassFacts(normalised=True, fused_qkv=True)),
+    "aria_text": Row(aria_text, ClassFacts(normalised=False)),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a mixture family."""
-    return BUILDERS[c.model_type](c)

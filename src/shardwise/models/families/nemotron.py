@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import NormKind
 from shardwise.models._model import MLP, Block, Model, MoE
 from shardwise.models._recurrent import Mamba2
@@ -117,3 +117,8 @@ def _mtp(c: Config, blocks: _Blocks) -> tuple[Block, ...]:
     c.accept("mtp_layers_block_type")
     first, *rest = (blocks(kind) for kind in kinds)
     return (replace(first, also=tuple(rest)),) * number
+
+
+ROWS: dict[str, Row] = {
+    "nemotron_h": Row(build, ClassFacts(float_router=True)),
+}

@@ -5,10 +5,9 @@ Sources: arXiv:2402.19427, arXiv:2305.13048, arXiv:2405.04517 and the model clas
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._model import MLP, Block, FeedForward, Model
 from shardwise.models._recurrent import Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
@@ -95,15 +94,10 @@ def _lfm2_width(c: Config) -> int:
     return multiple * -(-int(wide) // multiple)
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "recurrent_gemma": recurrent_gemma,
-    "rwkv": rwkv,
-    "xlstm": xlstm,
-    "lfm2": lfm2,
-    "lfm2_moe": lfm2,
+ROWS: dict[str, Row] = {
+    "recurrent_gemma": Row(recurrent_gemma, ClassFacts(joined_rotary=True)),
+    "rwkv": Row(rwkv),
+    "xlstm": Row(xlstm),
+    "lfm2": Row(lfm2),
+    "lfm2_moe": Row(lfm2),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a recurrent family."""
-    return BUILDERS[c.model_type](c)

@@ -6,10 +6,9 @@ THUDM/chatglm3-6b and Deci/DeciLM-7B on the hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import Config, Row
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
@@ -70,15 +69,10 @@ def deci(c: Config) -> Model:
     return parts.language_model(c, tuple(made[k] for k in given))
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "internlm": internlm,
-    "baichuan": baichuan,
-    "qwen": qwen,
-    "chatglm": chatglm,
-    "deci": deci,
+ROWS: dict[str, Row] = {
+    "internlm": Row(internlm),
+    "baichuan": Row(baichuan),
+    "qwen": Row(qwen),
+    "chatglm": Row(chatglm),
+    "deci": Row(deci),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a remote-code family."""
-    return BUILDERS[c.model_type](c)

@@ -5,10 +5,9 @@ Source: the model classes of transformers 5.23.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import ClassFacts, Config, Row
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models.families import _parts as parts
@@ -90,13 +89,8 @@ def step3p5(c: Config) -> Model:
     return with_mtp(c, parts.renormed(model, "rmsnorm-offset"))
 
 
-BUILDERS: dict[str, Callable[[Config], Model]] = {
-    "afmoe": afmoe,
-    "mimo_v2_flash": mimo_v2_flash,
-    "step3p5": step3p5,
+ROWS: dict[str, Row] = {
+    "afmoe": Row(afmoe, ClassFacts(normalised=True)),
+    "mimo_v2_flash": Row(mimo_v2_flash, ClassFacts(float_router=True, joined_rotary=True)),
+    "step3p5": Row(step3p5, ClassFacts(normalised=True, joined_rotary=True)),
 }
-
-
-def build(c: Config) -> Model:
-    """Return the model of a windowed mixture family."""
-    return BUILDERS[c.model_type](c)

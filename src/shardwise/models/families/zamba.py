@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config
+from shardwise.models._config import Config, Row
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models._recurrent import Mamba2
@@ -98,3 +98,8 @@ def _owned(c: Config, hidden: int, shared: Block) -> tuple[Projection, ...]:
         owned.append(Projection(name=f"{which}_adapter_down", inputs=2 * hidden, outputs=rank))
         owned.append(Projection(name=f"{which}_adapter_up", inputs=rank, outputs=2 * hidden))
     return tuple(owned)
+
+
+ROWS: dict[str, Row] = {
+    "zamba2": Row(build),
+}
