@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from shardwise.serving._cache import Cache
-from shardwise.serving._pages import pages_of
+from shardwise.serving._cache import SequenceCache
+from shardwise.serving._capacity import pages_of
 
 
-def cache(token_bytes: float = 0.0, limit: int = 0, state: float = 0.0) -> Cache[float]:
+def cache(token_bytes: float = 0.0, limit: int = 0, state: float = 0.0) -> SequenceCache[float]:
     """Return what a layer keeps."""
-    return Cache(token_bytes=token_bytes, limit=limit, constant_bytes=state)
+    return SequenceCache(token_bytes=token_bytes, limit=limit, constant_bytes=state)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def cache(token_bytes: float = 0.0, limit: int = 0, state: float = 0.0) -> Cache
         ({cache(state=2146304.0): 30, cache(2048.0): 10}, 47.55, 623_040),  # Qwen3.6 35B-A3B: blocks of 1,056 tokens
     ],
 )
-def test_tokens_of_mixed_layers(held: dict[Cache[float], int], gib: float, printed: int) -> None:
+def test_tokens_of_mixed_layers(held: dict[SequenceCache[float], int], gib: float, printed: int) -> None:
     """Tokens are blocks shared out over the groups, times the tokens of the smallest page: what vLLM prints."""
     pages = pages_of(Counter(held), 16)
     assert pages is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving._attention import attention_kernels, cached_seconds, prompt_seconds
-from shardwise.serving._case import server_of
-from shardwise.serving._price import _chip
+from shardwise.serving._cost_model import _chip, engine_cost_model
+from shardwise.serving._kernels import attention_kernels, cached_seconds, prompt_seconds
 
 H100 = find_device("h100-sxm-80gb").device
 CHIP: Chip[Any] = Chip(
@@ -89,5 +89,8 @@ def test_latent_attention_has_its_own_kernels() -> None:
 def test_no_layer_finds_its_cache_where_a_table_does() -> None:
     """Weights of all layers pass between two visits to a cache, so that a step reads it from memory, however small."""
     report = ask("llama-3.1-8b", Serving(batch=1, input_tokens=1024, output_tokens=2), Plan())
-    chips = [_chip(server_of(report.case, report.evaluation.sizes, decoding)) for decoding in (True, False)]
+    chips = [
+        _chip(replace(engine_cost_model(report.case, report.evaluation.sizes), decoding=decoding))
+        for decoding in (True, False)
+    ]
     assert [chip.cached_bytes for chip in chips] == [0, last_cache_bytes(H100)]

@@ -12,8 +12,8 @@ from shardwise.ledger.traced import Traced, parts
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
 from shardwise.serving import infer
-from shardwise.serving._evaluate import evaluate
-from shardwise.serving._resolve import Question, complete
+from shardwise.serving._batch import evaluate
+from shardwise.serving._case import ServingQuestion, complete
 from shardwise.serving._sizes import sizes_of, sizes_of_columns
 
 PLANS = (
@@ -41,7 +41,7 @@ def test_columns_equal_numbers_plan_by_plan(name: str, max_batched_tokens: int) 
     cases, batches = [], []
     for plan, batch in zip(PLANS, BATCHES, strict=True):
         try:
-            cases.append(complete(Question(model=model, cluster=cluster, plan=plan, job=job))[0])
+            cases.append(complete(ServingQuestion(model=model, cluster=cluster, plan=plan, job=job))[0])
             batches.append(batch)
         except InputError:
             continue

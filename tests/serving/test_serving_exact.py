@@ -31,7 +31,7 @@ from shardwise.models import (
 )
 from shardwise.plans import Plan, Serving
 from shardwise.serving import find_format
-from shardwise.serving._evaluate import spread
+from shardwise.serving._batch import spread
 
 LATENT = LatentAttention(
     heads=16, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64

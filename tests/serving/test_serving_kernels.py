@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from serving.serving_cases import ask
 from shardwise.cost import Efficiencies, constants, rates_of
 from shardwise.hardware import find_device
 from shardwise.plans import Plan, Serving
-from shardwise.serving._case import server_of
-from shardwise.serving._engine import find_engine, kernels_of
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._engine import find_engine
+from shardwise.serving._kernels import kernels_of
 from shardwise.serving._sizes import sizes_of
 
 
@@ -77,7 +80,9 @@ def test_inputs_of_four_bits_are_quantised_by_a_kernel_of_their_own() -> None:
     table = constants().families["blackwell"].matmul
     for weights, dtype in (("nvfp4", "fp4"), ("fp8", "fp8")):
         case = ask("llama-3.1-70b", Serving(weights=weights), device="b200-sxm-180gb").case
-        server = server_of(case, sizes_of(case.model, case.plan, case.job, case.domains), True)
+        server = replace(
+            engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)), decoding=True
+        )
         alone = rates_of(case.cluster.device, dtype, 0.0, Efficiencies()).matmul_start
         own = table[dtype].quantise["vllm"].start_seconds if dtype == "fp4" else 0.0
         assert float(server.narrow.matmul_start) == pytest.approx(float(alone) + own)
@@ -101,7 +106,7 @@ def test_kernels_over_latent_caches_are_planned_once_a_step() -> None:
 def test_memory_that_checks_its_errors_in_line_gives_a_sixteenth_to_it(device: str, share: float) -> None:
     """Weights stream as the measured device of the family has it, in training alike: A100's check bits lie apart."""
     case = ask("llama-3.1-8b", Serving(batch=1), device=device).case
-    server = server_of(case, sizes_of(case.model, case.plan, case.job, case.domains), True)
+    server = replace(engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)), decoding=True)
     alone = rates_of(case.cluster.device, "bf16", 0.0, Efficiencies())
     assert float(server.bandwidth) == pytest.approx(share * case.cluster.device.memory_bytes_per_second)
     assert float(server.rates.memory_bytes) == float(alone.memory_bytes)

@@ -11,10 +11,8 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.op import Op
 from shardwise.models import MLP, Block, Model, MoE
 from shardwise.plans import Plan, Serving
-from shardwise.serving._case import Step, views_of
-from shardwise.serving._evaluate import lines_of
-from shardwise.serving._ledger import head_ops, layer_ops
-from shardwise.serving._resolve import Question, complete
+from shardwise.serving._case import ServingQuestion, complete
+from shardwise.serving._ledger import EngineStep, head_ops, layer_ops, step_ledger, views_of
 from shardwise.serving._sizes import sizes_of
 
 SHARED = replace(moe_block(), feed_forward=MoE(experts=16, top_k=2, ffn=1024, shared=MLP(ffn=1024)))
@@ -24,9 +22,9 @@ def served(model: Model, plan: Plan, phase: str = "decode", batch: int = 8) -> t
     """Return the operators of the first layer and the head of a step of 8 requests after 100 tokens."""
     job = Serving(batch=batch, input_tokens=100, output_tokens=2)
     cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
-    case = complete(Question(model=model, cluster=cluster, plan=plan, job=job))[0]
+    case = complete(ServingQuestion(model=model, cluster=cluster, plan=plan, job=job))[0]
     tokens = 1 if phase == "decode" else 100
-    step = Step(phase=phase, tokens=tokens, context=100 if phase == "decode" else 0)
+    step = EngineStep(phase=phase, sequences=batch, tokens=tokens, context=100 if phase == "decode" else 0)
     views = views_of(case, sizes_of(model, case.plan, job, case.domains), step)
     head = next(op for op in head_ops(views, model, 14.0) if op.name == "head")
     return layer_ops(views, model.layers[0], model.hidden), head
@@ -54,8 +52,8 @@ def test_falcon_adds_both_branches_before_it_reduces_them(family: str, reduces: 
     """Engines sum attention and feed-forward of Falcon's parallel layers and send the sum alone."""
     model = model_of(replace(dense_block(), parallel=True))
     report = ask(replace(model, family=family), Serving(batch=8, input_tokens=100, output_tokens=2), Plan(tp=4))
-    views = views_of(report.case, report.evaluation.sizes, Step(phase="decode", tokens=1, context=100))
-    ops = lines_of(report.case, views)[0][1]
+    step = EngineStep(phase="decode", sequences=8, tokens=1, context=100)
+    ops = step_ledger(report.case, report.evaluation.sizes, step).lines[0][1]
     assert sent(ops) == [("tp", "all_reduce", 8 * 2048 * 2)] * reduces
 
 

@@ -20,10 +20,10 @@ from shardwise.report._train import step_tree, without_residue
 from shardwise.report._train_view import describe
 from shardwise.report._whole import whole_bytes
 from shardwise.serving import InferReport
-from shardwise.serving._case import Step, lines_of, server_of, views_of
-from shardwise.serving._evaluate import decode_steps, prefill_step
-from shardwise.serving._price import Server
-from shardwise.serving._price import op_seconds as served_seconds
+from shardwise.serving._batch import decode_steps, prefill_step
+from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
+from shardwise.serving._cost_model import op_seconds as served_seconds
+from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.training import TrainReport
 from shardwise.training._evaluate import machine_of
 from shardwise.training._ledger import Lines, ledger_of
@@ -254,14 +254,14 @@ def _of_training(report: TrainReport) -> Roofline:
     )
 
 
-def _served(report: InferReport, phase: str, at: tuple[Any, Step], times: float) -> Iterable[Point]:
+def _served(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[Point]:
     """Yield the operators of one engine step that runs so many times."""
-    case, (sizes, step) = report.case, at
-    server = server_of(case, sizes, step.phase == "decode")
-    limits: dict[Bound, Server[float]] = {kept: _only(server, kept) for kept in _BOUNDS}
+    case, sizes = report.case, report.evaluation.sizes
+    server = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
+    limits: dict[Bound, EngineCostModel[float]] = {kept: _only(server, kept) for kept in _BOUNDS}
     rows = [*case.model.kinds.values(), 1, 1]
     device = case.cluster.device
-    for (label, ops), count in zip(lines_of(case, views_of(case, sizes, step)), rows, strict=True):
+    for (label, ops), count in zip(step_ledger(case, sizes, step).lines, rows, strict=True):
         for op in ops:
             seconds = float(served_seconds(server, op))
             if not seconds:
@@ -310,11 +310,10 @@ def _merged(points: list[Point]) -> Point:
 def _of_serving(report: InferReport) -> Roofline:
     """Return the operators of a prefill and of the mean decode step, all layers together."""
     case, sizes = report.case, report.evaluation.sizes
-    used, step, count = prefill_step(case, sizes)
-    prefill = list(_served(report, "prefill", (used, step), float(count)))
-    decode = [
-        point for at, share in decode_steps(case) if share for point in _served(report, "decode", (sizes, at), share)
-    ]
+    step, count = prefill_step(case, sizes)
+    prefill = list(_served(report, "prefill", step, float(count)))
+    steps = decode_steps(case, sizes)
+    decode = [point for at, share in steps if share for point in _served(report, "decode", at, share)]
     what = {"prefill": "the prefill of a batch", "decode": "a decode step, the mean of the generation"}
     return Roofline(report, (*prefill, *_mean(decode)), what)
 

@@ -24,10 +24,9 @@ from shardwise.search._search import part_of
 from shardwise.search._serve_layouts import DEGREES, Layouts, law_key, law_keys
 from shardwise.search._serve_space import LIMITS, ServingSpace, ServingWish
 from shardwise.search._space import Order
-from shardwise.serving._case import Case
-from shardwise.serving._evaluate import evaluate
-from shardwise.serving._resolve import Question, complete, complete_plan
-from shardwise.serving._sizes import Sizes, sizes_of_columns
+from shardwise.serving._batch import evaluate
+from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
+from shardwise.serving._sizes import ServingSizes, sizes_of_columns
 
 CELLS = 16_384
 MEMORY = "memory"
@@ -129,7 +128,7 @@ class ServingRows:
                 return plan, self._laws_said[key]
         problems = Problems()
         whole = part_of(self.cluster, plan.num_devices)
-        question = Question(model=self.model, cluster=whole, plan=plan, job=self.job)
+        question = ServingQuestion(model=self.model, cluster=whole, plan=plan, job=self.job)
         return complete_plan(question, problems, []), tuple(problems.items)
 
     @cached_property
@@ -201,9 +200,9 @@ class ServingRows:
         return [placed[axis][tier] for axis, tier in product(self._talking, range(len(self.domains) - 1))]
 
     @cached_property
-    def setups(self) -> list[tuple[Word, Case]]:
+    def setups(self) -> list[tuple[Word, ServingCase]]:
         """Every (engine, weights, kv_cache, compute) that the device can run, those that come to the same once."""
-        return [(word, case) for word, case in self._judged.values() if isinstance(case, Case)]
+        return [(word, case) for word, case in self._judged.values() if isinstance(case, ServingCase)]
 
     @cached_property
     def unusable(self) -> list[tuple[Word, Problem]]:
@@ -211,14 +210,14 @@ class ServingRows:
         return [(word, why) for word, why in self._judged.values() if isinstance(why, Problem)]
 
     @cached_property
-    def _judged(self) -> dict[Any, tuple[Word, Case | Problem]]:
-        found: dict[Any, tuple[Word, Case | Problem]] = {}
+    def _judged(self) -> dict[Any, tuple[Word, ServingCase | Problem]]:
+        found: dict[Any, tuple[Word, ServingCase | Problem]] = {}
         for word in self.space.setups(self.job):
             engine, weights, kv_cache, compute = word
             job = replace(self.job, batch=1, weights=weights, kv_cache=kv_cache, compute=compute)
             one = Plan(dp=self.cluster.num_devices)
             try:
-                question = Question(
+                question = ServingQuestion(
                     model=self.model, cluster=self.cluster, plan=one, job=job, engine=engine,
                     efficiencies=self.wish.efficiencies,
                 )  # fmt: skip
@@ -242,7 +241,7 @@ class ServingRows:
         first, back = distinct_rows(alike)
         return legal[first], back
 
-    def sizes(self, model: Model) -> Sizes[Any]:
+    def sizes(self, model: Model) -> ServingSizes[Any]:
         """Return the numbers of one layout of each kind as columns, for the model as an engine runs it."""
         if model not in self._sizes:
             plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
@@ -250,7 +249,7 @@ class ServingRows:
         return self._sizes[model]
 
     @cached_property
-    def _sizes(self) -> dict[Model, Sizes[Any]]:
+    def _sizes(self) -> dict[Model, ServingSizes[Any]]:
         return {}
 
 

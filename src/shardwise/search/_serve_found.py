@@ -20,7 +20,7 @@ from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table,
 from shardwise.search._serve_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, ServingSpace, ServingWish
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.serving._resolve import job_problems
+from shardwise.serving._case import job_problems
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

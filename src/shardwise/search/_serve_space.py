@@ -12,7 +12,7 @@ from shardwise.errors import Problem, Problems
 from shardwise.plans import Serving
 from shardwise.search._space import Order, Wholes, upto
 from shardwise.serving import Engine, find_engine, find_format
-from shardwise.serving._quantization import cache_bytes
+from shardwise.serving._formats import cache_bytes
 
 # Inference has no second tensor axis and no context parallelism: three axes can change places.
 SERVING_ORDERS: tuple[Order, ...] = (

@@ -2,15 +2,15 @@
 
 from shardwise.serving._capacity import Capacity
 from shardwise.serving._engine import Engine, engine_names, find_engine
-from shardwise.serving._quantization import Format, cache_names, find_format, format_names
+from shardwise.serving._formats import WeightFormat, cache_names, find_format, format_names
 from shardwise.serving._report import InferReport, ServingOptions, infer
 
 __all__ = [
     "Capacity",
     "Engine",
-    "Format",
     "InferReport",
     "ServingOptions",
+    "WeightFormat",
     "cache_names",
     "engine_names",
     "find_engine",

@@ -16,7 +16,7 @@ from shardwise.ops.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cache(Generic[X]):
+class SequenceCache(Generic[X]):
     """Bytes of one sequence in one layer on a rank: `token_bytes` for up to `limit` tokens (0: all), and a constant."""
 
     token_bytes: X
@@ -29,39 +29,41 @@ class Cache(Generic[X]):
         return self.constant_bytes + self.token_bytes * held
 
 
-def mixer_caches(y: Layout[X], m: Mixer) -> tuple[Cache[X], ...]:
+def mixer_caches(layout: Layout[X], mixer: Mixer) -> tuple[SequenceCache[X], ...]:
     """Return what one mixer keeps of one sequence: caches of tokens, and a state that tensor parallelism splits."""
-    found = [_token_cache(y, cache) for cache in m.caches()]
-    kept, zero = m.recurrent_state(), 0 * y.degrees.tp
+    found = [_token_cache(layout, cache) for cache in mixer.caches()]
+    kept, zero = mixer.recurrent_state(), 0 * layout.degrees.tp
     if kept.wide or kept.narrow:
-        state: X = divide(zero + 4 * kept.wide + y.a * kept.narrow, y.degrees.tp)
-        found.append(Cache(token_bytes=zero, limit=0, constant_bytes=state))
+        state: X = divide(zero + 4 * kept.wide + layout.a * kept.narrow, layout.degrees.tp)
+        found.append(SequenceCache(token_bytes=zero, limit=0, constant_bytes=state))
     return tuple(found)
 
 
-def _token_cache(y: Layout[X], c: TokenCache) -> Cache[X]:
+def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
     """Return the bytes of a cache on a rank; its heads are never below one a rank."""
-    zero = 0 * y.degrees.tp
-    heads = y.kv_heads(c.heads) if c.heads else zero + 1
-    size = heads * (y.work.cache_bytes * c.elements + c.bytes8)
-    return Cache(token_bytes=size / c.rate if c.rate > 1 else size, limit=c.limit, constant_bytes=zero)
+    zero = 0 * layout.degrees.tp
+    heads = layout.kv_heads(cache.heads) if cache.heads else zero + 1
+    size = heads * (layout.work.cache_bytes * cache.elements + cache.bytes8)
+    return SequenceCache(
+        token_bytes=size / cache.rate if cache.rate > 1 else size, limit=cache.limit, constant_bytes=zero
+    )
 
 
-def block_caches(y: Layout[X], block: Block) -> tuple[Cache[X], ...]:
+def block_caches(layout: Layout[X], block: Block) -> tuple[SequenceCache[X], ...]:
     """Return what one layer keeps of one sequence, blocks inside it included."""
-    own = tuple(c for m in block.mixers for c in mixer_caches(y, m))
-    return (*own, *(c for inner in block.also for c in block_caches(y, inner)))
+    own = tuple(cache for mixer in block.mixers for cache in mixer_caches(layout, mixer))
+    return (*own, *(cache for inner in block.also for cache in block_caches(layout, inner)))
 
 
 def keeps_tokens(block: Block) -> bool:
     """Return whether a layer keeps something of every new token, if only for a while."""
-    mixers = any(m.attends and m.looks_back for m in block.mixers)
+    mixers = any(mixer.attends and mixer.looks_back for mixer in block.mixers)
     return mixers or any(map(keeps_tokens, block.also))
 
 
-def sequence_bytes(caches: Iterable[Cache[X]], tokens: X) -> X:
+def sequence_bytes(caches: Iterable[SequenceCache[X]], tokens: X) -> X:
     """Return bytes of one sequence of so many tokens in one layer."""
-    return total((c.sequence_bytes(tokens) for c in caches), 0 * tokens)
+    return total((cache.sequence_bytes(tokens) for cache in caches), 0 * tokens)
 
 
 def breakpoints(blocks: Iterable[Block]) -> set[int]:
@@ -73,6 +75,6 @@ def breakpoints(blocks: Iterable[Block]) -> set[int]:
     """
     found: set[int] = set()
     for block in blocks:
-        found |= {length for m in block.mixers for length in m.bends()}
+        found |= {length for mixer in block.mixers for length in mixer.bends()}
         found |= breakpoints(block.also)
     return found - {0}

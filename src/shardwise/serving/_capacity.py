@@ -1,21 +1,26 @@
 """How much would fit on one replica: tokens of cache, requests at once, largest batches, longest context.
 
-Each is the largest whole number that fits by the very bytes of which `fits` is asked.
+Each is the largest whole number that fits by the very bytes of which `fits` is asked. vLLM V1 hands out caches of mixed
+layers in pages of one size (github.com/vllm-project/vllm vllm/v1/core/kv_cache_utils.py, 2026-01): layers that keep the
+same things form groups of equal numbers of layers, and a block of the pool serves one group, whose bytes are those of
+a page of every layer of the group. Layers with fewer bytes a token have more tokens in a page; the page of recurrent
+layers is padded to that of attention, whose block grows until a state fits (vllm/model_executor/models/config.py,
+HybridAttentionMambaModelConfig).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwise.serving._cache import Cache
-from shardwise.serving._case import Case, most_tokens
-from shardwise.serving._evaluate import Evaluation
-from shardwise.serving._memory import blocks_of, stage_cache, stage_memories
-from shardwise.serving._pages import Pages, pages_of
-from shardwise.serving._sizes import Sizes, Stage
+from shardwise.serving._batch import BatchCost, reserved_bytes
+from shardwise.serving._cache import SequenceCache
+from shardwise.serving._case import ServingCase, most_tokens
+from shardwise.serving._memory import blocks_of, stage_cache
+from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 _MOST = 2**40
 _PATIENCE = 4  # steps on one side before an interval is halved
@@ -61,40 +66,46 @@ def largest_that(short: Callable[[int], float], most: int = _MOST) -> int:
     return low
 
 
-def short_by(case: Case, z: Sizes[float], phases: tuple[bool, bool] = (True, True), **job: Any) -> float:
+def short_by(
+    case: ServingCase, sizes: ServingSizes[float], phases: tuple[bool, bool] = (True, True), **job: Any
+) -> float:
     """Return bytes that the fullest stage lacks for a changed job on a replica that runs (prefill, decode)."""
     case = replace(case, job=replace(case.job, **job))
-    stages = stage_memories(case, replace(z, batch=case.job.batch), *phases)
+    stages = reserved_bytes(case, replace(sizes, batch=case.job.batch), *phases)
     return max(m.kv_cache - m.cache_budget for m in stages)
 
 
-def capacity_of(case: Case, e: Evaluation[float]) -> Capacity:
+def capacity_of(case: ServingCase, cost: BatchCost[float]) -> Capacity:
     """Return what fits on one replica under the engine's budget.
 
     `kv_cache_tokens` is what the batch that was asked leaves room for. `largest_prefill_batch` is of a replica that
     generates nothing, `largest_decode_batch` of one whose prompts come with their cache; `longest_context` keeps batch
     and output, and ends at the positions of the model. Without a cache activations alone bound a batch.
     """
-    job, z, past = case.job, e.sizes, case.job.prefix_tokens
-    most = largest_that(lambda n: short_by(case, z, batch=n))
+    job, sizes, past = case.job, cost.sizes, case.job.prefix_tokens
+    most = largest_that(lambda n: short_by(case, sizes, batch=n))
     alone = case.job.use_kv_cache and job.output_tokens
     beyond = past + job.output_tokens
     positions = most_tokens(case.model)
-    new = largest_that(lambda n: short_by(case, z, input_tokens=past + n), positions - beyond if positions else _MOST)
+    new = largest_that(
+        lambda n: short_by(case, sizes, input_tokens=past + n), positions - beyond if positions else _MOST
+    )
     return Capacity(
-        kv_cache_tokens=_cache_tokens(case, e),
+        kv_cache_tokens=_cache_tokens(case, cost),
         max_concurrency=most,
-        largest_prefill_batch=largest_that(lambda n: short_by(case, z, (True, False), batch=n, output_tokens=0)),
-        largest_decode_batch=largest_that(lambda n: short_by(case, z, (False, True), batch=n)) if alone else most,
+        largest_prefill_batch=largest_that(lambda n: short_by(case, sizes, (True, False), batch=n, output_tokens=0)),
+        largest_decode_batch=largest_that(lambda n: short_by(case, sizes, (False, True), batch=n)) if alone else most,
         longest_context=new and new + beyond,
     )
 
 
-def _pages(case: Case, stage: Stage[float], caches: tuple[tuple[Cache[float], ...], ...]) -> Pages | None:
+def _pages(
+    case: ServingCase, stage: PipelineStage[float], caches: tuple[tuple[SequenceCache[float], ...], ...]
+) -> CachePages | None:
     """Return the engine's pages for layers that keep different things, None where it has none or layers are alike."""
     if not case.engine.page_groups:
         return None
-    held: Counter[Cache[float]] = Counter()
+    held: Counter[SequenceCache[float]] = Counter()
     for layers, own in zip(stage.layers, caches, strict=True):
         if len({c.limit for c in own}) > 1:
             return None
@@ -103,19 +114,64 @@ def _pages(case: Case, stage: Stage[float], caches: tuple[tuple[Cache[float], ..
     return pages_of(held, case.engine.block_tokens)
 
 
-def _cache_tokens(case: Case, e: Evaluation[float]) -> int:
+def _cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
     """Return tokens of cache beside the working memory of the batch that was asked.
 
     Whole blocks for models whose cache grows with every token, what vLLM prints for its groups of mixed layers, and
     elsewhere what requests of the asked length hold together.
     """
-    stages, block, full = e.sizes.stages, case.engine.block_tokens, case.job.total_tokens
-    budgets = [max(0.0, m.cache_budget) for m in e.memory]
-    pages = [_pages(case, s, e.caches) for s in stages]
+    stages, block, full = cost.sizes.stages, case.engine.block_tokens, case.job.total_tokens
+    budgets = [max(0.0, m.cache_budget) for m in cost.memory]
+    pages = [_pages(case, stage, cost.caches) for stage in stages]
     if all(pages):
-        return min(p.capacity_tokens(b) for p, b in zip(pages, budgets, strict=True) if p)
-    mixed = any(c.limit or c.constant_bytes for caches in e.caches for c in caches)
+        return min(pool.capacity_tokens(b) for pool, b in zip(pages, budgets, strict=True) if pool)
+    mixed = any(c.limit or c.constant_bytes for caches in cost.caches for c in caches)
     unit: float = blocks_of(full, block) if mixed else block
-    each = [stage_cache(e.caches, s, unit) for s in stages]
+    each = [stage_cache(cost.caches, stage, unit) for stage in stages]
     counts = [int(budget // one) for budget, one in zip(budgets, each, strict=True) if one]
     return min(counts, default=0) * int(full if mixed else block)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachePages:
+    """A pool for mixed layers: bytes of a block, tokens of its smallest page, and the groups that take blocks."""
+
+    block_bytes: float
+    tokens: int
+    groups: int
+
+    def capacity_tokens(self, budget_bytes: float) -> int:
+        """Return tokens of a pool as the engine prints them: blocks of one group, each of the smallest page.
+
+        >>> Pages(block_bytes=10.0, tokens=16, groups=3).capacity_tokens(95.0)
+        48
+        """
+        return int(budget_bytes // self.block_bytes) // self.groups * self.tokens
+
+
+def group_layers(counts: list[int]) -> int:
+    """Return layers of one group: those of the rarest kind, or of the commonest where kinds are nearly even.
+
+    >>> group_layers([5, 25]), group_layers([13, 12])
+    (5, 13)
+    """
+    least, most = min(counts), max(counts)
+    return most if most < 1.5 * least else least
+
+
+def pages_of(held: Counter[SequenceCache[float]], block: int) -> CachePages | None:
+    """Return the pool of so many layers of each cache, None where all layers keep the same kind of thing.
+
+    >>> full, slides = (Cache(token_bytes=4.0, limit=n, constant_bytes=0.0) for n in (0, 128))
+    >>> pages_of(Counter({full: 5, slides: 25}), 16)
+    Pages(block_bytes=320.0, tokens=16, groups=6)
+    """
+    growing = [c for c in held if c.token_bytes]
+    if len({(c.limit, bool(c.token_bytes)) for c in held}) < 2 or not growing:
+        return None
+    widest = max(c.token_bytes for c in growing)
+    state = max(c.constant_bytes for c in held)
+    tokens = block * max(1, math.ceil(state / widest / block))
+    size = group_layers(list(held.values()))
+    groups = sum(math.ceil(layers / size) for layers in held.values())
+    return CachePages(block_bytes=widest * tokens * size, tokens=tokens, groups=groups)

@@ -1,31 +1,21 @@
-"""One serving question, and the device and links that it runs on.
+"""From a serving question to a complete case: every deduction listed, every problem at once.
 
-A `Case` holds what stays the same for all plans: model, cluster, job, engine and formats.
+A `ServingCase` holds what stays the same for all plans: model, cluster, job, engine and formats.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, replace
 
-from shardwise.cost import Efficiencies, bandwidth_of, constants, family_of, network_of, rates_of, with_peers
-from shardwise.hardware import Cluster
-from shardwise.ledger.number import X
-from shardwise.ledger.op import Op
-from shardwise.ledger.traced import leaf
-from shardwise.models import Attention, Block, Model, MoE
-from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
-from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Plan, Serving
-from shardwise.serving._attention import AttentionKernels, attention_kernels
-from shardwise.serving._engine import Engine, kernels_of, replay_seconds, sums_branches, watts_per_core
-from shardwise.serving._ledger import Views, embedding_ops, head_ops, layer_ops
-from shardwise.serving._price import Server, captured
-from shardwise.serving._quantization import Format
-from shardwise.serving._sizes import Sizes
-
-UNSHARED = 1000  # larger than any group of query heads
+from shardwise.cost import Efficiencies, family_of
+from shardwise.errors import Problems
+from shardwise.hardware import Cluster, Device
+from shardwise.models import Attention, Mixer, Model
+from shardwise.plans import Plan, Serving, divisors, one_of
+from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
+from shardwise.serving._engine import Engine, find_engine
+from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
+from shardwise.serving._sizes import split_evenly
 
 
 def most_tokens(model: Model) -> int:
@@ -34,7 +24,7 @@ def most_tokens(model: Model) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ServingCase:
     """One serving question, complete: `dtype` is the 16-bit (or fp32) type, `compute` that of the format's products."""
 
     model: Model
@@ -42,7 +32,7 @@ class Case:
     plan: Plan
     job: Serving
     engine: Engine
-    format: Format
+    format: WeightFormat
     dtype: str
     compute: str
     cache_element_bytes: float
@@ -69,180 +59,258 @@ class Case:
         return self.job.max_batched_tokens or self.engine.chunk_tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One engine step: `sequences` (0: the whole batch) of `tokens` new tokens each, after `context` cached ones."""
-
-    phase: Any
-    tokens: float
-    context: float
-    sequences: float = 0.0
-
-
-def server_of(case: Case, z: Sizes[X], decoding: bool) -> Server[X]:
-    """Return the device and links that a phase runs on."""
-    device, wanted = case.cluster.device, case.efficiencies
-    case = _alone(case)
-    fitted = rates_of(device, case.dtype, 0.0, wanted)
-    apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
-    kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
-    replay = replay_seconds(device.vendor)
-    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay)
-    narrow = wide
-    if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
-        narrow = _fused_quantisation(narrow, case)
-    kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
-    return Server(
-        rates=wide,
-        narrow=narrow,
-        narrow_dtype=case.compute,
-        network=with_peers(network_of(case.cluster, wanted)),
-        spans=z.spans,
-        bandwidth=leaf("HBM bytes/s", wanted.memory_bytes_per_second or kept, "datasheet", "bytes/s"),
-        peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
-        narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
-        experts_peak=leaf(
-            "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
-        ),
-        fused_experts=not wanted.ideal,
-        cores=float(device.num_cores) if device.knows("num_cores") else 1.0,
-        activation_width=case.activation_bytes,
-        cache_width=case.cache_element_bytes,
-        kernels=kernels,
-        engine=case.engine,
-        decoding=decoding,
-        widened=_widened(case),
-        attention=_attention(case),
-    )
+# What a plan may say that has no meaning when nothing is trained, and why.
+_TRAINING_ONLY = {
+    "sharding": "divides gradients and optimizer state, and inference has none",
+    "shard": "divides gradients and optimizer state, and inference has none",
+    "schedule": "orders forward and backward passes, and inference has no backward pass",
+    "recompute": "makes activations again for the backward pass, and inference has none",
+    "recompute_layers": "makes activations again for the backward pass, and inference has none",
+    "modules": "makes activations again for the backward pass, and inference has none",
+    "vpp": "interleaves chunks of a training pipeline",
+    "micro_batch": "cuts a training batch; a served batch runs as one",
+    "cp": "splits sequences over ranks, which no engine here does",
+    "cp_kind": "splits sequences over ranks, which no engine here does",
+    "layout": "is a training layout; engines split one-dimensionally",
+    "tp2": "is the second axis of a training layout",
+    "panels": "belong to a training layout",
+}
 
 
-def _alone(case: Case) -> Case:
-    """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
-    mixers = {mixer for block in case.model.layers for mixer in block.mixers}
-    windowed = case.engine.window_alone and any(isinstance(m, Attention) and m.window for m in mixers)
-    if not windowed and not (case.engine.narrow_alone and case.cache_element_bytes < 2):
-        return case
-    return replace(case, engine=replace(case.engine, sharing_heads=UNSHARED))
+@dataclass(frozen=True, kw_only=True)
+class ServingQuestion:
+    """A serving question as it was asked: `plan.dp` 0 fills the cluster, empty formats follow the checkpoint."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    job: Serving
+    engine: Engine | str = "vllm"
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
 
 
-def _widened(case: Case) -> float:
-    """Return cached elements a second that a device without 8-bit floats widens in a kernel, 0 if none are."""
-    device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
-    if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
-        return 0.0
-    return case.engine.widened_per_core * device.num_cores
+def job_problems(job: Serving, model: Model) -> Problems:
+    """Return what is wrong with a job by itself."""
+    found = Problems()
+    for name in ("batch", "input_tokens", "adapters"):
+        if not is_count(getattr(job, name)):
+            found.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
+    for name in ("output_tokens", "prefix_tokens", "max_batched_tokens", "max_sequences", "adapter_rank"):
+        value = getattr(job, name)
+        if value != 0 and not is_count(value):
+            found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
+    if not model.generates or not job.use_kv_cache:
+        _without_cache(job, model, found)
+    if not found.items and job.prefix_tokens >= job.input_tokens:
+        rule = f"must be below the {job.input_tokens} input tokens: the last one is always computed"
+        found.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
+    limit = most_tokens(model)
+    if not found.items and limit and job.total_tokens > limit:
+        what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
+        rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
+        found.add("input_tokens", job.input_tokens, rule, f"use at most {limit}{together}")
+    _choices(job, found)
+    if not _is_number(job.memory_fraction) or not 0 <= job.memory_fraction <= 1:
+        found.add("memory_fraction", job.memory_fraction, "is a share of the memory, above 0 and at most 1", "use 0.9")
+    if not _is_number(job.expert_imbalance) or not 1 <= job.expert_imbalance < float("inf"):
+        rule = "is the busiest expert rank's load over the mean, at least 1"
+        found.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
+    return found
 
 
-def _attention(case: Case) -> AttentionKernels | None:
-    """Return the engine's attention kernels for the model, None where efficiencies are imposed or none was measured."""
-    wanted = case.efficiencies
-    if wanted.ideal or wanted.compute or wanted.memory:
-        return None
-    device, engine = case.cluster.device, case.engine
-    widths = (case.activation_bytes, case.cache_element_bytes)
-    older = engine.cache_kernels(family_of(device))
-    return attention_kernels(device, engine.kernels, case.model, widths, engine.latent_kernels, older)
+def _choices(job: Serving, found: Problems) -> None:
+    for name in ("use_kv_cache", "shard_weights", "same_prompts"):
+        if not isinstance(getattr(job, name), bool):
+            found.add(name, getattr(job, name), "must be true or false", "use true or false")
+    if not _is_number(job.misc_bytes) or not 0 <= job.misc_bytes < float("inf"):
+        found.add("misc_memory", job.misc_bytes, "must be a number of bytes of at least 0", "use 0 to leave it out")
 
 
-def _by_library(rates: Any, case: Case) -> Any:
-    """Return rates of 16-bit products as the engine's own library reaches them on a device that it names."""
-    shares = {device: (compute, memory) for device, compute, memory in case.engine.library}
-    if case.efficiencies.ideal or case.cluster.device.name not in shares:
-        return rates
-    compute, memory = shares[case.cluster.device.name]
-    why = dict(case.engine.sources)["library"]
-    flops = leaf("achievable matrix FLOP/s", compute * case.cluster.device.peak_flops(case.dtype), why)
-    moved = leaf("achievable HBM bytes/s", memory * case.cluster.device.memory_bytes_per_second, why)
-    return replace(rates, matmul_flops=flops, matmul_bytes=moved)
+def _without_cache(job: Serving, model: Model, found: Problems) -> None:
+    """Record what a model that attends both ways, or an engine without a cache, cannot do."""
+    why = f"{model.name} attends both ways" if not model.generates else "there is no cache"
+    if job.prefix_tokens:
+        found.add("prefix_tokens", job.prefix_tokens, f"needs a cache, and {why}", "use 0")
+    if job.max_batched_tokens and is_count(job.input_tokens) and job.max_batched_tokens < job.input_tokens:
+        rule = f"cannot cut a sequence: {why}"
+        found.add("max_batched_tokens", job.max_batched_tokens, rule, f"use at least {job.input_tokens}")
+    if job.kv_cache:
+        found.add("kv_cache", job.kv_cache, f"has no effect: {why}", "leave it out")
 
 
-def _summed(rates: Any, case: Case) -> Any:
-    """Return rates of 16-bit products summed in 16 bits: tensor cores add so at half the rate of int8 at least.
-
-    Cores of GeForce devices add in 32 bits at half that rate, which is their datasheet's (NVIDIA Ada architecture
-    whitepaper 1.1, appendix A). Clocks go with the square root of the power of a core beside the measured device's.
-    """
-    device = case.cluster.device
-    measured = watts_per_core(rates.family)
-    known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
-    if case.engine.adds != "fp16" or case.efficiencies.ideal or not measured or not known:
-        return rates
-    row = constants().families[rates.family].matmul["bf16"]
-    clocks = math.sqrt(device.power_watts / device.num_cores / measured)
-    share = min(row.compute * row.steady_state_share * clocks, 0.9)
-    flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
-    return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
+def _one_pass(question: ServingQuestion, notes: list[str]) -> ServingQuestion:
+    """Return the question with nothing to generate where the model does not generate."""
+    if question.model.generates:
+        return question
+    notes.append(f"one pass: {question.model.name} has no next token to make, so nothing is generated or cached")
+    return replace(question, job=replace(question.job, output_tokens=0))
 
 
-def _fused_quantisation(rates: Any, case: Case) -> Any:
-    """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
-
-    What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
-    """
-    engine = case.engine
-    if case.efficiencies.ideal:
-        return rates
-    if case.compute in engine.quantised_apart:
-        row = constants().families[rates.family].matmul.get(case.compute)
-        own = row.quantise.get(engine.kernels) if row else None
-        seconds = own.start_seconds if own else engine.quantised_start_seconds
-        why = dict(engine.sources)["quantised_apart"]
-        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
-    if float(rates.matmul_start) <= engine.quantised_start_seconds:
-        return rates
-    why = dict(engine.sources)["quantised_start_seconds"]
-    return replace(rates, matmul_start=leaf("kernel start", engine.quantised_start_seconds, why))
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def views_of(case: Case, z: Sizes[X], step: Step) -> Views[X]:
-    """Return one step laid out on the ranks of a plan."""
-    zero = 0 * z.tp
+def _only_training(plan: Plan, found: Problems) -> None:
+    for one in fields(Plan):
+        value = getattr(plan, one.name)
+        default = one.default if one.default is not MISSING else ()
+        # 0 asks training to deduce the micro-batch; here it says nothing.
+        if one.name in _TRAINING_ONLY and value not in (default, 0 if one.name == "micro_batch" else default):
+            shown = default if default != () else "none"
+            found.add(one.name, value, _TRAINING_ONLY[one.name], f"leave it at {shown}")
 
-    def layout(weight_bytes: float, dtype: str) -> Layout[X]:
-        work = TokenBatch(
-            B=z.batch if not step.sequences else zero + step.sequences,
-            S=zero + step.tokens,
-            context=zero + step.context,
-            phase=step.phase,
-            activation_bytes=case.activation_bytes,
-            weight_bytes=weight_bytes,
-            cache_bytes=case.cache_element_bytes,
-            dtype=dtype,
-            imbalance=case.job.expert_imbalance,
-            copies=z.batch if case.job.same_prompts and not step.sequences else 1.0,
+
+def _replicas(question: ServingQuestion, plan: Plan, found: Problems, notes: list[str]) -> Plan:
+    used, n = plan.tp * plan.pp, question.cluster.num_devices
+    if question.plan.dp == 0:
+        if n % used:
+            legal = [t for t in divisors(n) if n % (t * plan.pp) == 0]
+            found.add("tp", plan.tp, f"tp x pp = {used} must divide the {n} devices", one_of(legal))
+            return replace(plan, dp=1)
+        if n != used:
+            notes.append(f"dp {n // used}: replicas fill {n} devices")
+        return replace(plan, dp=n // used)
+    if used * plan.dp != n:
+        rule = f"tp x pp x dp = {used * plan.dp} must equal the {n} devices"
+        found.add("dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices")
+    return plan
+
+
+def _experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
+    """Spread experts over the tensor-parallel ranks that the plan leaves over, as engines do by default."""
+    moes = any(b.feed_forward is not None and hasattr(b.feed_forward, "experts") for b in model.kinds)
+    if not moes or plan.ep * plan.etp >= plan.tp or plan.tp % plan.ep:
+        return plan
+    etp = plan.tp // plan.ep
+    notes.append(f"etp {etp}: experts are split over the tensor-parallel ranks, as engines do by default")
+    return replace(plan, etp=etp)
+
+
+def complete_plan(question: ServingQuestion, found: Problems, notes: list[str]) -> Plan:
+    """Return the complete plan, with what is wrong with it added to `found`."""
+    plan = replace(question.plan, dp=question.plan.dp or 1, micro_batch=1)
+    _only_training(question.plan, found)
+    wrong = field_problems(plan).items
+    found.items += [p for p in wrong if p.field not in _TRAINING_ONLY]
+    if wrong:
+        return plan
+    plan = _experts(_replicas(question, plan, found, notes), question.model, notes)
+    if not plan.stage_layers and 1 < plan.pp <= question.model.num_layers and question.model.num_layers % plan.pp:
+        plan = replace(plan, stage_layers=split_evenly(question.model.num_layers, plan.pp))
+        notes.append(
+            f"stage_layers {','.join(map(str, plan.stage_layers))}: {question.model.num_layers} layers over {plan.pp}"
         )
-        one = zero + 1
-        degrees = ParallelSizes(tp=z.tp, tp2=one, cp=one, ep=z.ep, etp=z.etp, panels=one)
-        stack = case.engine.prompt_stack if step.phase == "prefill" else case.engine.stack
-        return lay_out(degrees, work, LayoutOptions(stack=stack))
-
-    wide = layout(case.format.rest_bytes if case.dtype != "fp32" else 4.0, case.dtype)
-    return Views(wide=wide, narrow=layout(case.format.bytes, case.compute), format=case.format)
+    neutral = {name: f.default for f in fields(Plan) if (name := f.name) in _TRAINING_ONLY and f.default is not MISSING}
+    # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
+    legal = replace(plan, sequence_parallel=plan.tp > 1, **neutral)
+    found.items += [*plan_problems(question.model, legal, 0), *domain_problems(plan, question.cluster.tiers[0].size)]
+    return replace(legal, sequence_parallel=False)
 
 
-def label_of(block: Block, index: int) -> str:
-    """Return the name of a kind of layer.
+def _formats(
+    question: ServingQuestion, device: Device, found: Problems, notes: list[str]
+) -> tuple[WeightFormat, str, str]:
+    """Return the weight format, the type of other products and the type of the format's products on a device."""
+    form = find_format("bf16")
+    with found.collect():
+        form = (
+            find_format(question.job.weights)
+            if question.job.weights
+            else checkpoint_format(question.model.quantization)
+        )
+    if not question.job.weights and question.model.quantization:
+        notes.append(f"weights {form.name}: the checkpoint is quantised ({question.model.quantization})")
+    rates = device.matrix_flops
+    wide = "fp32" if form.bits == 32 else "fp16" if question.job.weights in ("fp16", "float16") else "bf16"
+    if wide not in rates and wide != "fp32":
+        other = "fp16" if wide == "bf16" else "bf16"
+        notes.append(f"{other} products: {device.name} has no rate for {wide}")
+        wide = other
+    with found.collect():
+        device.peak_flops(wide)
+    narrow = question.job.compute or form.compute or wide
+    if narrow in ("bf16", "fp16") and not question.job.compute:
+        narrow = wide
+    if question.job.compute:
+        with found.collect():
+            device.peak_flops(narrow)
+    elif narrow not in rates:
+        notes.append(
+            f"{form.name} weights are widened to {wide} in the product: {device.name} has no rate for {narrow}"
+        )
+        narrow = wide
+    return form, wide, narrow
 
-    >>> label_of(Block(mixers=(), feed_forward=None), 0)
-    'layer kind 0'
-    """
-    words = [type(m).__name__ for m in block.mixers]
-    if block.feed_forward is not None:
-        words.append("experts" if isinstance(block.feed_forward, MoE) else "feed-forward")
-    return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
+
+def _stated(case: ServingCase) -> list[str]:
+    """Return what was assumed because the input was silent."""
+    form, engine, job = case.format, case.engine, case.job
+    scope = {
+        "linear": "linear layers but router and head",
+        "feed-forward": "feed-forward layers alone",
+        "experts": "routed experts alone",
+        "all": "all matrices",
+    }
+    group = f", scales of {form.scale_bits:g} bits a group of {form.group}" if form.group else ""
+    fraction = job.memory_fraction or engine.memory_fraction
+    spelled = {
+        "total": f"weights, activations and cache within {fraction:g} of usable memory",
+        "static": f"weights and cache within {fraction:g} of usable memory",
+        "free": f"cache within {fraction:g} of what weights and activations leave",
+    }
+    notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.budget]}"]
+    notes.append(f"weights {form.name}: {scope[form.scope]}{group}")
+    if job.shard_weights and case.plan.dp == 1:
+        notes.append("shard_weights: no effect, there is one replica")
+    if not job.use_kv_cache and job.output_tokens:
+        notes.append("no key-value cache: each output token runs all tokens before it again")
+    if job.adapter_rank:
+        notes.append(f"adapters {job.adapters}: room of rank {job.adapter_rank} in every linear layer, no time")
+    if case.model.mtp:
+        notes.append("multi-token-prediction layers are not loaded")
+    if case.model.max_context and job.total_tokens > case.model.max_context:
+        notes.append(f"{job.total_tokens} tokens exceed the trained context of {case.model.max_context}")
+    if case.cluster.usd_per_device_hour is None:
+        notes.append("price: not known, no cost given")
+    return notes
 
 
-def lines_of(case: Case, views: Views[X]) -> list[tuple[str, tuple[Op[X], ...]]]:
-    """Return the operators of every kind of layer, of the embedding and of the head, each with its name."""
-    model = case.model
-    summed = sums_branches(model.family)
-    kinds = [
-        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
-        for i, block in enumerate(model.kinds)
-    ]
-    return [
-        *kinds,
-        ("embedding", embedding_ops(views, model)),
-        ("head", head_ops(views, model, case.engine.sampling_bytes)),
-    ]
+def whole_context(model: Model) -> Model:
+    """Return a model whose layers look back on every token."""
+
+    def widened(mixer: Mixer) -> Mixer:
+        return replace(mixer, window=0) if isinstance(mixer, Attention) and mixer.window else mixer
+
+    layers = (replace(block, mixers=tuple(map(widened, block.mixers))) for block in model.layers)
+    return replace(model, layers=tuple(layers))
+
+
+def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
+    """Return the complete case and the deductions made; raises `InputError` with everything that is wrong."""
+    notes: list[str] = []
+    question = _one_pass(question, notes)
+    found = job_problems(question.job, question.model)
+    engine = question.engine if isinstance(question.engine, Engine) else find_engine("vllm")
+    with found.collect():
+        engine = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
+    with found.collect():
+        question.efficiencies.check()
+    plan = complete_plan(question, found, notes)
+    if question.job.shard_weights and plan.ep * plan.etp > plan.tp:
+        rule = "spreads experts over replicas already, whose weights then have fewer copies"
+        found.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
+    form, wide, narrow = _formats(question, question.cluster.device, found, notes)
+    element = 2.0
+    with found.collect():
+        element = cache_bytes(question.job.kv_cache or wide)
+    found.raise_if_any()
+    if form.scope == "experts":
+        form = replace(form, expert_pads=dict(engine.expert_pads).get(family_of(question.cluster.device), ()))
+    model = whole_context(question.model) if engine.whole_context else question.model
+    if model != question.model:
+        notes.append(f"windows: {engine.name} reads the whole context unless told otherwise")
+    case = ServingCase(
+        model=model, cluster=question.cluster, plan=plan, job=question.job, engine=engine, format=form, dtype=wide,
+        compute=narrow, cache_element_bytes=element, efficiencies=question.efficiencies,
+    )  # fmt: skip
+    return case, (*notes, *_stated(case))

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from shardwise.cost import (
-    Efficiencies,
-    EngineReduce,
-    ExpertsFit,
-    KernelCosts,
-    constants,
-    last_cache_bytes,
-    nearest_costs,
-    reduce_of,
-)
 from shardwise.errors import InputError, Problem
-from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 
 
@@ -150,32 +138,8 @@ class Engine:
         return replace(self.stack, attention=self.prompt_attention)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kernels:
-    """Constants of kernels that training does not have: attention over a cache, fused experts, the all-reduce."""
-
-    decode: KernelCosts | None
-    """Attention over a cache; None where efficiencies are imposed."""
-    last_cache: float
-    """Bytes that the tables of attention find in the last cache."""
-    experts_wide: ExpertsFit
-    experts_narrow: ExpertsFit
-    experts_type: str
-    all_reduce: EngineReduce | None
-    """The engine's own all-reduce; None where that of NCCL stands."""
-    head_bytes_per_second: float
-    """Rate of a core where every query head reads the cache for itself (0: the heads of a group share)."""
-    unsplit_bytes_per_second: float
-    """Rate of a core where no context is cut (0: it is)."""
-    thin_bytes_per_second: float
-    """Rate of a core in products of few rows (0: only the memory bounds them)."""
-    cached_rate: float
-    """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
-    sources: tuple[str, ...]
-
-
 @cache
-def _table() -> dict[str, dict[str, Any]]:
+def engine_tables() -> dict[str, dict[str, Any]]:
     text = resources.files("shardwise.serving").joinpath("engines.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     for name, row in table["engines"].items():
@@ -192,7 +156,7 @@ def engine_names() -> tuple[str, ...]:
     >>> "vllm" in engine_names()
     True
     """
-    return tuple(_table()["engines"])
+    return tuple(engine_tables()["engines"])
 
 
 @cache
@@ -202,10 +166,10 @@ def find_engine(name: str) -> Engine:
     >>> find_engine("vllm").block_tokens
     16
     """
-    if name not in _table()["engines"]:
+    if name not in engine_tables()["engines"]:
         problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
         raise InputError([problem])
-    row = _table()["engines"][name]
+    row = engine_tables()["engines"][name]
     apart = ("sources", "library", "expert_pads", "older_kernels")
     given = {f.name: row[f.name] for f in fields(Engine) if f.name in row and f.name not in apart}
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
@@ -215,116 +179,10 @@ def find_engine(name: str) -> Engine:
     return Engine(name=name, sources=tuple(row["sources"].items()), **values)
 
 
-def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
-    """Return bytes a second that one core reads in a kind of kernel, 0 where it is not used or not bound by that."""
-    rates = _table()[kind]["bytes_per_second_per_core"]
-    return float(rates.get(device.name, rates.get(family, 0.0))) if used else 0.0
-
-
 def sums_branches(family: str) -> bool:
     """Return whether engines add both branches of a parallel block before they reduce them, in a family of models.
 
     >>> sums_branches("falcon"), sums_branches("gpt-neox")
     (True, False)
     """
-    return family in _table()["summed_branches"]["families"]
-
-
-def watts_per_core(family: str) -> float:
-    """Return watts a core of the device on which the products of a family were measured, 0 where it is not stated.
-
-    >>> watts_per_core("ampere")
-    3.7
-    """
-    return float(_table()["measured"]["watts_per_core"].get(family, 0.0))
-
-
-def lasting_memory(family: str) -> float:
-    """Return the share of the streaming rate of measured products that steps of engines keep, 1 where it is all.
-
-    >>> lasting_memory("ampere"), lasting_memory("hopper")
-    (0.91, 1.0)
-    """
-    return float(_table()["measured"]["lasting_memory"].get(family, 1.0))
-
-
-def replay_seconds(vendor: str) -> float:
-    """Return the seconds that a kernel of a captured graph takes at least on a maker's devices, 0 where not known.
-
-    >>> replay_seconds("AMD"), replay_seconds("NVIDIA")
-    (3.9e-06, 0.0)
-    """
-    return float(_table()["measured"]["replay_seconds"].get(vendor, 0.0))
-
-
-_Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
-_NARROW = {
-    "fp8": ("fp8", "fp8_block"),
-    "fp8-block": ("fp8_block", "fp8"),
-    "int8": ("fp8", "fp8_block"),
-    "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
-}
-# Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them.
-_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
-
-
-def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
-    """Return the row of the kernel with the most measurements of the first type that was measured."""
-    by_kernel = next((table[t] for t in types if t in table), table["bf16"])
-    plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
-    return max(plain.values(), key=lambda row: row.rows)
-
-
-_WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds")
-
-
-def _wide_row(experts: _Experts, products: str) -> tuple[str, ExpertsFit]:
-    """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
-    kind = _WIDENED.get(products, "bf16")
-    return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
-
-
-def _imposed(row: ExpertsFit, imposed: Efficiencies) -> ExpertsFit:
-    """Return a row with the user's efficiencies; ideal kernels stream at full rate and start at once."""
-    if imposed.ideal:
-        free: dict[str, Any] = dict.fromkeys(_WASTE, 0.0)
-        return replace(row, compute=1.0, memory=1.0, **free)
-    compute, memory = (min(user or own, 1.0) for user, own in _shares(row, imposed))
-    return replace(row, compute=compute, memory=memory)
-
-
-def _shares(row: ExpertsFit, imposed: Efficiencies) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the user's and the fitted share of the peak, and of the bandwidth."""
-    return (imposed.compute, row.compute), (imposed.memory, row.memory)
-
-
-def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> Kernels:
-    """Return the kernel constants of a family under an engine for products of a type or of a format.
-
-    Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
-    """
-    families = constants().families
-    table = families[family].experts or families["ada"].experts
-    experts = table.get(engine.kernels, table["vllm"])
-    decode, source = nearest_costs(device, engine.kernels, engine.cache_kernels(family))
-    kind, wide = _wide_row(experts, products)
-    narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
-    own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
-    # Engines' own kernels were measured without peer access where ranks slow each other with their square.
-    reduce = reduce_of(device, engine.kernels) if own else None
-    return Kernels(
-        decode=None if imposed.ideal or imposed.compute or imposed.memory else decode,
-        last_cache=last_cache_bytes(device),
-        experts_wide=_imposed(wide, imposed),
-        experts_narrow=_imposed(narrow, imposed),
-        experts_type="fp8" if kind.startswith("w4a8") else "",
-        all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
-        head_bytes_per_second=engine.head_bytes_per_core
-        or _core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
-        unsplit_bytes_per_second=_core_rate(
-            "unsplit", device, family, bool(engine.unsplit_items) and not imposed.ideal
-        ),
-        cached_rate=float(_table()["measured"]["cached_rate"].get(family, 1.0)),
-        thin_bytes_per_second=_core_rate("thin_products", device, family, engine.thin_products and not imposed.ideal),
-        sources=(source, wide.source, narrow.source, *((reduce.source,) if reduce else ())),
-    )
+    return family in engine_tables()["summed_branches"]["families"]

@@ -1,43 +1,86 @@
-"""The operators of one phase as an engine runs them: formats of weights, cache writes, messages of experts."""
+"""The operators of one engine step as an engine runs them: formats of weights, cache writes, messages of experts.
+
+Adapters (arXiv:2106.09685 section 4.1) hold two thin matrices for every linear layer, laid out as in
+github.com/vllm-project/vllm vllm/lora/layers.py, 2024-11: each part of a joint projection has a first matrix of its
+own, tensor parallelism splits a second matrix with the outputs of its layer and a first one with the inputs, embedding
+tables have adapters too and experts have none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
+from typing import Generic, Literal
 
 from shardwise.ledger.number import X, above, ceil, total
 from shardwise.ledger.op import Collective, Op, Weight, within
-from shardwise.models import Block, Model
+from shardwise.ledger.traced import named
+from shardwise.models import MLP, Block, Model, MoE
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.experts import SHARED, routed_tokens
-from shardwise.ops.layout import Layout, memory_op
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.serving._cache import block_caches, keeps_tokens
-from shardwise.serving._quantization import Format
+from shardwise.serving._case import ServingCase
+from shardwise.serving._engine import sums_branches
+from shardwise.serving._formats import WeightFormat
+from shardwise.serving._sizes import ServingSizes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStep(Generic[X]):
+    """One iteration of an engine: `sequences` of `tokens` new tokens each, after `context` cached ones.
+
+    Each may be a plain number, a column of steps, or traced.
+    """
+
+    phase: Literal["prefill", "decode"]
+    sequences: X
+    tokens: X | float
+    context: X | float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Views(Generic[X]):
-    """One phase laid out twice: with the format's bytes and type of products, and with those of the rest."""
+class LedgerViews(Generic[X]):
+    """One step laid out twice: with the format's bytes and type of products, and with those of the rest.
+
+    Both are the same layout where the format is that of the rest.
+    """
 
     wide: Layout[X]
     narrow: Layout[X]
-    format: Format
+    format: WeightFormat
 
-    def of(self, wide: tuple[Op[X], ...], narrow: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
-        """Return each operator in the format of its own weights."""
-        return tuple(n if any(map(self.format.holds, w.weights)) else w for w, n in zip(wide, narrow, strict=True))
+    def ops(self, make: Callable[[Layout[X]], tuple[Op[X], ...]]) -> tuple[Op[X], ...]:
+        """Return operators, each in the format of its own weights."""
+        wide = make(self.wide)
+        if self.narrow is self.wide:
+            return wide
+        pairs = zip(wide, make(self.narrow), strict=True)
+        return tuple(n if any(map(self.format.holds, w.weights)) else w for w, n in pairs)
 
 
-def _cache_write(y: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLedger(Generic[X]):
+    """The operators of one step on a rank: of every kind of layer, the embedding and the head, each with its name.
+
+    `stream_bytes` are those of the residual stream.
+    """
+
+    lines: tuple[tuple[str, tuple[Op[X], ...]], ...]
+    stream_bytes: X
+
+
+def _cache_write(layout: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ...]:
     """Return the kernel that puts new keys and values in the cache: it reads them once and writes them once."""
     if not kept or not keeps_tokens(block):
         return ()
-    new = y.tokens * total((c.token_bytes for c in block_caches(y, block)), 0 * y.tokens)
-    read = new * (y.a / y.work.cache_bytes)
-    return (memory_op(y, "cache_write", "attention", (read + new, 0 * new), role="cache_write"),)
+    new = layout.tokens * total((c.token_bytes for c in block_caches(layout, block)), 0 * layout.tokens)
+    read = new * (layout.a / layout.work.cache_bytes)
+    return (memory_op(layout, "cache_write", "attention", (read + new, 0 * new), role="cache_write"),)
 
 
-def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
+def _served(layout: Layout[X], op: Op[X], D: int) -> Op[X]:
     """Return an operator of a mixture with the messages of an engine instead of a trainer's.
 
     Inside a tensor-parallel group every rank has all tokens: nothing is dispatched, and one all-reduce adds the
@@ -47,17 +90,19 @@ def _served(y: Layout[X], op: Op[X], D: int) -> Op[X]:
     each, and the outputs reduced and scattered (vLLM distributed/device_communicators/all2all.py, naive).
     """
     if op.role in ("dispatch", "combine"):
-        spread = y.degrees.ep * y.degrees.etp
+        spread = layout.degrees.ep * layout.degrees.etp
         hops = [c for c in op.forward if c.verb == "all_to_all"]
-        forward = [replace(c, size_bytes=above(spread, y.degrees.tp, c.size_bytes, 0 * c.size_bytes)) for c in hops]
-        tokens = y.a * routed_tokens(y) * y.degrees.etp * D
-        split = above(spread, y.degrees.tp, tokens, 0 * tokens)
+        forward = [
+            replace(c, size_bytes=above(spread, layout.degrees.tp, c.size_bytes, 0 * c.size_bytes)) for c in hops
+        ]
+        tokens = layout.a * routed_tokens(layout) * layout.degrees.etp * D
+        split = above(spread, layout.degrees.tp, tokens, 0 * tokens)
         forward += [replace(c, size_bytes=split) for c in op.forward if c.axis == "etp"]
         if op.role == "combine":
-            full = y.a * y.tokens * D
+            full = layout.a * layout.tokens * D
             nothing = 0 * full
-            joined = above(spread, y.degrees.tp, nothing, full)
-            shared = above(spread, y.degrees.tp, full, nothing)
+            joined = above(spread, layout.degrees.tp, nothing, full)
+            shared = above(spread, layout.degrees.tp, full, nothing)
             forward.append(Collective(axis="tp", verb="all_reduce", size_bytes=joined, tensor="expert outputs"))
             forward.append(Collective(axis="tp", verb="all_gather", size_bytes=shared, tensor="expert outputs"))
         return replace(op, forward=tuple(forward))
@@ -88,49 +133,50 @@ def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     return tuple(one if op is first else op for op in ops if op is not second)
 
 
-def layer_ops(v: Views[X], block: Block, D: int, caches: bool = True, summed: bool = False) -> tuple[Op[X], ...]:
+def layer_ops(
+    views: LedgerViews[X], block: Block, D: int, caches: bool = True, summed: bool = False
+) -> tuple[Op[X], ...]:
     """Return the operators of one layer, with the write to the cache where there is one.
 
     Where both branches of a parallel block are `summed` before they are reduced, attention sends nothing.
     """
-    ops = joined_down(v.of(ledgers.block_ops(v.wide, block, D), ledgers.block_ops(v.narrow, block, D)))
+    ops = joined_down(views.ops(lambda layout: ledgers.block_ops(layout, block, D)))
     if summed and block.parallel:
         ops = tuple(replace(op, forward=()) if op.role == "out" else op for op in ops)
-    return (*(_served(v.wide, op, D) for op in ops), *_cache_write(v.wide, block, caches))
+    return (*(_served(views.wide, op, D) for op in ops), *_cache_write(views.wide, block, caches))
 
 
-def embedding_ops(v: Views[X], model: Model) -> tuple[Op[X], ...]:
+def embedding_ops(views: LedgerViews[X], model: Model) -> tuple[Op[X], ...]:
     """Return the operators before the layers; a lookup reads the rows of its tokens, never the table."""
-    wide = ledgers.embedding(v.wide, model)
-    return v.of(wide, ledgers.embedding(v.narrow, model)) or ledgers.nothing(v.wide)
+    return views.ops(lambda layout: ledgers.embedding(layout, model)) or ledgers.nothing(views.wide)
 
 
-def head_ops(v: Views[X], model: Model, sampling_bytes: float) -> tuple[Op[X], ...]:
+def head_ops(views: LedgerViews[X], model: Model, sampling_bytes: float) -> tuple[Op[X], ...]:
     """Return the operators after the layers: norm, head on the last token of each sequence, gather, sampling.
 
     A head of a model that does not generate (masked words) runs on every token, and nothing is sampled; sampling moves
     `sampling_bytes` a logit.
     """
-    y = v.wide
-    tokens = y.work.B if model.generates else y.work.B * y.work.S
-    norm = ledgers.final_norm(y, model)
+    layout = views.wide
+    tokens = layout.work.B if model.generates else layout.work.B * layout.work.S
+    norm = ledgers.final_norm(layout, model)
     if not model.head:
-        return norm or ledgers.nothing(y)
-    heads = v.of(ledgers.head(y, model, tokens), ledgers.head(v.narrow, model, tokens))
-    logits = y.a * tokens * model.vocab
+        return norm or ledgers.nothing(layout)
+    heads = views.ops(lambda one: ledgers.head(one, model, tokens))
+    logits = layout.a * tokens * model.vocab
     gather: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=logits, tensor="logits")
     moved = sampling_bytes * tokens * model.vocab
-    sampling = memory_op(y, "sampling", "head", (moved, 0 * moved), kernels=3, role="sampling")
+    sampling = memory_op(layout, "sampling", "head", (moved, 0 * moved), kernels=3, role="sampling")
     gathered = tuple(replace(op, forward=(gather,)) for op in heads)
     return (*norm, *gathered, sampling) if model.generates else (*norm, *gathered)
 
 
-def weight_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:
+def weight_bytes(ops: tuple[Op[X], ...], form: WeightFormat, zero: X) -> X:
     """Return bytes of the weights of some operators on one rank, scales included."""
     return total((w.elements * form.element_bytes(w) * padding(form, w) for o in ops for w in o.weights), zero)
 
 
-def padding(form: Format, weight: Weight[X]) -> X | float:
+def padding(form: WeightFormat, weight: Weight[X]) -> X | float:
     """Return by what an engine lengthens a weight of experts to give its sides whole tiles, 1 where it does not."""
     if not form.expert_pads or not weight.expert or not form.holds(weight):
         return 1.0
@@ -139,7 +185,7 @@ def padding(form: Format, weight: Weight[X]) -> X | float:
     return ceil(inner / first) * first / inner * (ceil(outer / second) * second / outer)
 
 
-def table_bytes(ops: tuple[Op[X], ...], form: Format, zero: X) -> X:
+def table_bytes(ops: tuple[Op[X], ...], form: WeightFormat, zero: X) -> X:
     """Return bytes of the table of token embeddings among some operators on one rank."""
     tables = (w for o in ops for w in o.weights if w.role == "embedding")
     return total((w.elements * form.element_bytes(w) for w in tables), zero)
@@ -152,3 +198,80 @@ def live_bytes(op: Op[X]) -> X:
     """
     held = total((t.size_bytes for t in op.saves), 0 * op.forward_bytes)
     return held + op.output_bytes if op.kind in ("matmul", "grouped") else held
+
+
+def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> LedgerViews[X]:
+    """Return one step laid out on the ranks of a plan."""
+    zero = 0 * sizes.tp
+
+    def lay(weight_bytes: float, dtype: str) -> Layout[X]:
+        work = TokenBatch(
+            B=zero + step.sequences,
+            S=zero + step.tokens,
+            context=zero + step.context,
+            phase=step.phase,
+            activation_bytes=case.activation_bytes,
+            weight_bytes=weight_bytes,
+            cache_bytes=case.cache_element_bytes,
+            dtype=dtype,
+            imbalance=case.job.expert_imbalance,
+            copies=step.sequences if case.job.same_prompts else 1.0,
+        )
+        one = zero + 1
+        degrees = ParallelSizes(tp=sizes.tp, tp2=one, cp=one, ep=sizes.ep, etp=sizes.etp, panels=one)
+        stack = case.engine.prompt_stack if step.phase == "prefill" else case.engine.stack
+        return lay_out(degrees, work, LayoutOptions(stack=stack))
+
+    own, rest = case.format.bytes, case.format.rest_bytes if case.dtype != "fp32" else 4.0
+    wide = lay(rest, case.dtype)
+    same = own == rest and case.compute == case.dtype
+    return LedgerViews(wide=wide, narrow=wide if same else lay(own, case.compute), format=case.format)
+
+
+def label_of(block: Block, index: int) -> str:
+    """Return the name of a kind of layer.
+
+    >>> label_of(Block(mixers=(), feed_forward=None), 0)
+    'layer kind 0'
+    """
+    words = [type(m).__name__ for m in block.mixers]
+    if block.feed_forward is not None:
+        words.append("experts" if isinstance(block.feed_forward, MoE) else "feed-forward")
+    return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
+
+
+def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> StepLedger[X]:
+    """Return the operators of one step as the engine runs them."""
+    model, views = case.model, views_of(case, sizes, step)
+    summed = sums_branches(model.family)
+    kinds = (
+        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
+        for i, block in enumerate(model.kinds)
+    )
+    ends = ("embedding", embedding_ops(views, model)), ("head", head_ops(views, model, case.engine.sampling_bytes))
+    stream = views.wide.residual("boundary", model.hidden, "").size_bytes
+    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream)
+
+
+def rank_elements(block: Block, ops: Iterable[Op[X]], zero: X) -> X:
+    """Return elements of the adapters of one layer on a rank for each unit of their rank."""
+    gated = isinstance(block.feed_forward, MLP) and block.feed_forward.gated
+    joint = {"qkv": 3, "up": 2 if gated else 1}
+    sides = (
+        (joint.get(w.role, 1), *w.shape[-2:])
+        for op in ops
+        for w in op.weights
+        if w.kind == "matrix" and not w.expert and len(w.shape) > 1 and w.role != "router"
+    )
+    return total((zero + outputs + parts * inputs for parts, outputs, inputs in sides), zero)
+
+
+def adapter_bytes(case: ServingCase, lines: Sequence[tuple[str, tuple[Op[X], ...]]], zero: X) -> list[X]:
+    """Return bytes of the adapters of every kind of layer, of the table of words and of the head on a rank.
+
+    They lie in the type of activations. Tables and heads are not split.
+    """
+    each = case.job.adapters * case.job.adapter_rank * case.activation_bytes
+    kinds = [each * rank_elements(block, ops, zero) for block, (_, ops) in zip(case.model.kinds, lines, strict=False)]
+    table = zero + each * (case.model.vocab + case.model.hidden)
+    return [named(size, "adapters") for size in (*kinds, table, table)]

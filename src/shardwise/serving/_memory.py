@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import leaf, named
-from shardwise.serving._buffers import static_bytes
-from shardwise.serving._cache import Cache, block_caches, sequence_bytes
-from shardwise.serving._case import Case, Step, lines_of, views_of
-from shardwise.serving._fold import PartBytes, bytes_of
-from shardwise.serving._sizes import Sizes, Stage
+from shardwise.models import MLP, Attention
+from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
+from shardwise.serving._case import ServingCase
+from shardwise.serving._ledger import (
+    EngineStep,
+    StepLedger,
+    adapter_bytes,
+    live_bytes,
+    table_bytes,
+    views_of,
+    weight_bytes,
+)
+from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 # Cores of a device whose number is not known: those of an H100.
 _CORES = 132
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageMemory(Generic[X]):
+class StageBytes(Generic[X]):
     """Bytes of one stage on one rank; `cache_budget` is what the engine's memory fraction leaves for the cache."""
 
     weights: X
@@ -56,7 +64,7 @@ def blocks_of(tokens: float, block: int) -> float:
     return -(-tokens // block) * block
 
 
-def budget_bytes(case: Case, weights: X, working: X, beside: X) -> X:
+def budget_bytes(case: ServingCase, weights: X, working: X, beside: X) -> X:
     """Return bytes an engine leaves for the cache, as it spells its memory fraction; negative when nothing is left."""
     memory = leaf("usable memory", case.cluster.device.usable_memory_bytes, "device", "bytes")
     share = leaf("memory fraction", case.job.memory_fraction or case.engine.memory_fraction, case.engine.name)
@@ -68,118 +76,122 @@ def budget_bytes(case: Case, weights: X, working: X, beside: X) -> X:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelBytes(Generic[X]):
-    """Bytes of a model on one rank: of its kinds of layer, embedding and head, and alive in the largest steps."""
+class LayerBytes(Generic[X]):
+    """Bytes of a list of operators on one rank: weights, the embedding table among them, and most alive at once."""
 
-    kinds: tuple[PartBytes[X], ...]
-    embedding: PartBytes[X]
-    head: PartBytes[X]
+    weights: X
+    table: X
     live: X
 
 
-def largest_step(case: Case, z: Sizes[X]) -> tuple[Sizes[X], Step]:
-    """Return the prefill step with the most tokens, for which engines reserve working memory at start-up.
-
-    It has all prompts, or as many tokens as a step may have: github.com/vllm-project/vllm vllm/v1/worker/
-    gpu_model_runner.py profile_run, 2026-01. Where those are less than one prompt it is the last piece of it.
-    """
-    new, past = case.new_input_tokens, case.job.prefix_tokens
-    limit = case.step_tokens
-    if not limit:
-        return z, Step(phase="prefill", tokens=new, context=past)
-    if limit >= new:
-        return replace(z, batch=minimum(z.batch, limit / new)), Step(phase="prefill", tokens=new, context=past)
-    return z, Step(phase="prefill", tokens=limit, context=past + new - limit, sequences=1)
-
-
-def last_step(case: Case) -> Step:
-    """Return the step of the last generated token, which has the most before it."""
-    tokens = case.job.total_tokens - 1
-    if case.job.use_kv_cache:
-        return Step(phase="decode", tokens=1, context=tokens)
-    return Step(phase="prefill", tokens=tokens, context=0)
+def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[LayerBytes[X]]:
+    """Return bytes of every kind of layer, of the embedding and of the head, adapters included."""
+    form, lines = case.format, ledger.lines
+    more = adapter_bytes(case, lines, zero) if case.job.adapter_rank else [zero] * len(lines)
+    return [
+        LayerBytes(
+            weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
+            table=table_bytes(ops, form, zero),
+            live=largest([zero, *map(live_bytes, ops)]),
+        )
+        for (label, ops), adapters in zip(lines, more, strict=True)
+    ]
 
 
-def model_bytes(case: Case, z: Sizes[X], prefills: bool = True, decodes: bool = True) -> ModelBytes[X]:
-    """Return bytes of the model and those alive in its steps, of a replica that prefills, decodes, or does both."""
-    steps = [largest_step(case, z)] if prefills else []
-    if decodes and case.job.output_tokens:
-        steps.append((z, last_step(case)))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelBytes(Generic[X]):
+    """Bytes of a model on one rank: of its kinds of layer, embedding and head, and alive in the largest steps."""
+
+    kinds: tuple[LayerBytes[X], ...]
+    embedding: LayerBytes[X]
+    head: LayerBytes[X]
+    live: X
+
+
+def model_bytes(case: ServingCase, ledgers: Sequence[StepLedger[X]], zero: X) -> ModelBytes[X]:
+    """Return bytes of the model, and most that is alive in one of its steps: engines reserve that at start-up."""
     live = []
-    for sizes, step in steps:
-        views = views_of(case, sizes, step)
-        *kinds, embedding, head = bytes_of(case, lines_of(case, views), 0 * z.tp)
-        stream = views.wide.residual("boundary", case.model.hidden, "").size_bytes
-        live.append(stream + largest([part.live for part in (*kinds, embedding)]))
+    for ledger in ledgers:
+        *kinds, embedding, head = layers_bytes(case, ledger, zero)
+        live.append(ledger.stream_bytes + largest([part.live for part in (*kinds, embedding)]))
     return ModelBytes(kinds=tuple(kinds), embedding=embedding, head=head, live=largest(live))
 
 
-def caches_of(case: Case, z: Sizes[X]) -> tuple[tuple[Cache[X], ...], ...]:
+def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[SequenceCache[X], ...], ...]:
     """Return what one sequence keeps in a layer of each kind; nothing without a cache."""
-    y, kept = views_of(case, z, Step(phase="decode", tokens=1, context=0)).wide, case.job.use_kv_cache
-    return tuple(block_caches(y, block) if kept else () for block in case.model.kinds)
+    if not case.job.use_kv_cache:
+        return tuple(() for _ in case.model.kinds)
+    step = EngineStep(phase="decode", sequences=sizes.batch, tokens=1, context=0)
+    layout = views_of(case, sizes, step).wide
+    return tuple(block_caches(layout, block) for block in case.model.kinds)
 
 
-def stage_weights(held: ModelBytes[X], s: Stage[X], tied: bool) -> X:
+def stage_weights(held: ModelBytes[X], stage: PipelineStage[X], tied: bool) -> X:
     """Return bytes of the weights of a stage; the last one holds a copy of a tied table that it does not share."""
     zero = 0 * held.head.weights
-    layers = (n * k.weights for n, k in zip(s.layers, held.kinds, strict=True))
-    ends = s.embeds * held.embedding.weights + s.ends * held.head.weights
-    copy = above(s.ends, s.embeds, held.embedding.table, zero) if tied else zero
+    layers = (n * k.weights for n, k in zip(stage.layers, held.kinds, strict=True))
+    ends = stage.embeds * held.embedding.weights + stage.ends * held.head.weights
+    copy = above(stage.ends, stage.embeds, held.embedding.table, zero) if tied else zero
     return named(total(layers, zero) + ends + copy, "weights")
 
 
-def shared_weights(z: Sizes[X], held: ModelBytes[X], whole: X) -> X:
+def shared_weights(sizes: ServingSizes[X], held: ModelBytes[X], whole: X) -> X:
     """Return bytes of weights sharded over the replicas: a share, and the running part and the next one gathered."""
     unit = largest([part.weights for part in (*held.kinds, held.embedding, held.head)])
-    share = divide(whole, z.dp) + named(minimum(2 * unit, whole), "gathered layers")
-    return named(above(z.dp, 1, share, whole), "weights")
+    share = divide(whole, sizes.dp) + named(minimum(2 * unit, whole), "gathered layers")
+    return named(above(sizes.dp, 1, share, whole), "weights")
 
 
-def stage_cache(caches: Sequence[tuple[Cache[X], ...]], s: Stage[X], tokens: X) -> X:
+def stage_cache(caches: Sequence[tuple[SequenceCache[X], ...]], stage: PipelineStage[X], tokens: X) -> X:
     """Return bytes of the cache of one sequence of so many tokens on a stage."""
-    held = enumerate(zip(s.layers, caches, strict=True))
+    held = enumerate(zip(stage.layers, caches, strict=True))
     layers = (n * named(sequence_bytes(c, tokens), f"a sequence in layer kind {i}") for i, (n, c) in held)
-    return total(layers, 0 * s.embeds)
+    return total(layers, 0 * stage.embeds)
 
 
-def stage_memories(case: Case, z: Sizes[X], prefills: bool = True, decodes: bool = True) -> tuple[StageMemory[X], ...]:
-    """Return the bytes of every stage for the batch of a case on a replica that prefills, decodes, or does both."""
-    held, caches = model_bytes(case, z, prefills, decodes), caches_of(case, z)
-    return tuple(stage_memory(case, z, s, held, caches) for s in z.stages)
+def stages_bytes(
+    case: ServingCase, sizes: ServingSizes[X], ledgers: Sequence[StepLedger[X]]
+) -> tuple[StageBytes[X], ...]:
+    """Return the bytes of every stage of a replica that runs some steps, for the batch of a case."""
+    held, caches = model_bytes(case, ledgers, 0 * sizes.tp), caches_of(case, sizes)
+    return tuple(stage_bytes(case, sizes, stage, held, caches) for stage in sizes.stages)
 
 
-def stage_memory(
-    case: Case, z: Sizes[X], s: Stage[X], held: ModelBytes[X], caches: Sequence[tuple[Cache[X], ...]]
-) -> StageMemory[X]:
+def stage_bytes(
+    case: ServingCase,
+    sizes: ServingSizes[X],
+    stage: PipelineStage[X],
+    held: ModelBytes[X],
+    caches: Sequence[tuple[SequenceCache[X], ...]],
+) -> StageBytes[X]:
     """Return the bytes of one stage for the batch of a case."""
-    engine, zero = case.engine, 0 * z.batch
-    weights = stage_weights(held, s, case.model.tied)
+    engine, zero = case.engine, 0 * sizes.batch
+    weights = stage_weights(held, stage, case.model.tied)
     if case.job.shard_weights:
-        weights = shared_weights(z, held, weights)
+        weights = shared_weights(sizes, held, weights)
     tokens = zero + blocks_of(case.job.total_tokens, engine.block_tokens)
-    cache = named(z.batch * stage_cache(caches, s, tokens), "key-value cache")
+    cache = named(sizes.batch * stage_cache(caches, stage, tokens), "key-value cache")
     if engine.head_copy and case.model.tied:
-        weights = weights + above(s.ends, 0, held.embedding.table, zero) * above(s.embeds, 0, 1 + zero, zero)
+        weights = weights + above(stage.ends, 0, held.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
     activations = named(held.live, "activations")
     if engine.static_buffers:
-        activations = named(static_bytes(case, z), "buffers of a pass", dict(engine.sources)["static_buffers"])
-    sequences = maximum(z.batch, case.job.max_sequences)
-    logits = s.ends * (sequences * (case.model.vocab if case.model.head else 0))
+        activations = named(static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["static_buffers"])
+    sequences = maximum(sizes.batch, case.job.max_sequences)
+    logits = stage.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
         sampling = named(engine.sampler_bytes * logits, "logits and sampling")
     else:
-        tokens = minimum(z.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
+        tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
-        sampling = named(s.ends * tokens * case.activation_bytes * head, "logits of every token")
+        sampling = named(stage.ends * tokens * case.activation_bytes * head, "logits of every token")
     cores = case.cluster.device.num_cores if case.cluster.device.knows("num_cores") else _CORES
     driver = engine.context_bytes + engine.context_core_bytes * cores + case.job.misc_bytes
     context = named(zero + driver, "context", dict(engine.sources)["context_bytes"])
-    communicators = above(z.tp * z.pp, 1, zero + engine.communicator_bytes, zero)
+    communicators = above(sizes.tp * sizes.pp, 1, zero + engine.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["communicator_bytes"])
     working, beside = maximum(activations, sampling), context + communicators
-    needed = above(total(s.layers, zero) + s.embeds + s.ends, 0, weights + cache + working + beside, zero)
-    return StageMemory(
+    needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + beside, zero)
+    return StageBytes(
         weights=weights,
         kv_cache=cache,
         activations=activations,
@@ -189,3 +201,23 @@ def stage_memory(
         needed=named(needed, "memory of the stage"),
         cache_budget=named(budget_bytes(case, weights, working, beside), "budget of the cache"),
     )
+
+
+def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return bytes of all buffers of a pass on a rank.
+
+    Of every token: the stream six times (in and out of all layers, normed, out of attention, out of a layer, and of
+    contexts that sequences share), queries, keys and values twice, those of shared contexts again, the heads' output
+    twice, and the widest feed-forward; of every sequence two S x S masks.
+
+    FasterTransformer allocates all of them before a forward pass (github.com/NVIDIA/FasterTransformer
+    src/fastertransformer, 2023: allocateBuffer of models/multi_gpu_gpt/ParallelGpt.cc and ParallelGptContextDecoder.cc,
+    layers/FfnLayer.cc and layers/attention_layers/GptContextAttentionLayer.cc).
+    """
+    a, S, new = case.activation_bytes, case.job.input_tokens, case.new_input_tokens
+    attention = [m for block in case.model.kinds for m in block.mixers if isinstance(m, Attention)]
+    forward = [b.feed_forward for b in case.model.kinds if isinstance(b.feed_forward, MLP)]
+    heads = max((m.heads * m.head_dim for m in attention), default=0)
+    width = max(((1 + f.gated) * f.ffn for f in forward), default=0)
+    token = 6 * case.model.hidden + divide(0 * sizes.tp + 10 * heads + width, sizes.tp)
+    return sizes.batch * a * (new * token + 2 * S * S)

@@ -12,14 +12,13 @@ from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.serving._bands import band_of
+from shardwise.serving._batch import BatchCost, evaluate
 from shardwise.serving._capacity import Capacity, capacity_of
-from shardwise.serving._case import Case
+from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import Engine
-from shardwise.serving._evaluate import Evaluation, evaluate
-from shardwise.serving._fold import Phase
-from shardwise.serving._memory import StageMemory
-from shardwise.serving._resolve import Question, complete
+from shardwise.serving._memory import StageBytes
 from shardwise.serving._sizes import sizes_of
+from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_seconds
 
 CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
@@ -40,8 +39,8 @@ class InferReport:
     Times are of one replica's batch; rates and cost are of the whole deployment.
     """
 
-    case: Case
-    evaluation: Evaluation[float]
+    case: ServingCase
+    evaluation: BatchCost[float]
     assumptions: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -62,7 +61,7 @@ class InferReport:
         return self.case.job
 
     @cached_property
-    def memory(self) -> StageMemory[float]:
+    def memory(self) -> StageBytes[float]:
         """Bytes of the stage that is nearest to its limit, or farthest beyond it."""
         return max(self.evaluation.memory, key=lambda m: m.kv_cache - m.cache_budget)
 
@@ -172,19 +171,19 @@ class InferReport:
         return self._usd(self.ttft_seconds, self.batch_in_flight * self.job.input_tokens)
 
     @cached_property
-    def traced(self) -> Evaluation[Traced]:
+    def traced(self) -> BatchCost[Traced]:
         """The same evaluation with every number recording its arithmetic."""
         with tracing():
             return evaluate(self.case, sizes_of(self.case.model, self.plan, self.job, self.case.domains))
 
     def explain(self, what: str = "ttft") -> Traced:
         """Return a headline as a number that opens: "ttft", "tpot", "request", "memory" or "kv_cache"."""
-        e = self.traced
-        heaviest = e.memory[self.evaluation.memory.index(self.memory)]
+        cost = self.traced
+        heaviest = cost.memory[self.evaluation.memory.index(self.memory)]
         found: dict[str, Any] = {
-            "ttft": e.prefill.seconds,
-            "tpot": e.decode.seconds,
-            "request": e.request_seconds,
+            "ttft": cost.prefill.seconds,
+            "tpot": cost.decode.seconds,
+            "request": cost.request_seconds,
             "memory": heaviest.needed,
             "kv_cache": heaviest.kv_cache,
         }
@@ -226,31 +225,31 @@ class InferReport:
         return record
 
 
-def memory_tree(r: InferReport) -> dict[str, Any]:
+def memory_tree(report: InferReport) -> dict[str, Any]:
     """Return bytes of every distinct stage by category, and those of the tightest one."""
 
-    def tree(m: StageMemory[float]) -> dict[str, float]:
+    def tree(m: StageBytes[float]) -> dict[str, float]:
         found = {name: float(getattr(m, name)) for name in CATEGORIES}
         return {**found, "needed_bytes": float(m.needed), "limit_bytes": float(m.limit)}
 
-    stages = r.evaluation.memory
+    stages = report.evaluation.memory
     return {
-        "peak_bytes": float(r.memory.needed),
-        "limit_bytes": float(r.memory.limit),
+        "peak_bytes": float(report.memory.needed),
+        "limit_bytes": float(report.memory.limit),
         "stages": [tree(m) for m in stages],
     }
 
 
-def time_tree(p: Phase[float]) -> dict[str, Any]:
+def time_tree(cost: StepCost[float]) -> dict[str, Any]:
     """Return seconds of a phase: operators, exposed messages and overhead, less `overlapped`, add up to them."""
-    rows = {a: {"exposed": float(s), "hidden": float(p.hidden.get(a, 0.0))} for a, s in p.exposed.items()}
+    rows = {a: {"exposed": float(s), "hidden": float(cost.hidden.get(a, 0.0))} for a, s in cost.exposed.items()}
     axes = {axis: row for axis, row in rows.items() if any(row.values())}
     return {
-        "seconds": float(p.seconds),
-        "operators": {name: float(s) for name, s in p.operators.items()},
+        "seconds": float(cost.seconds),
+        "operators": {name: float(s) for name, s in cost.operators.items()},
         "axes": axes,
-        "overhead": float(p.overhead),
-        "overlapped": float(p.overlapped),
+        "overhead": float(cost.overhead),
+        "overlapped": float(cost.overlapped),
     }
 
 
@@ -266,11 +265,11 @@ def infer(
     >>> report.fits, round(report.tpot_seconds * 1000, 1) > 4.8
     (True, True)
     """
-    question = Question(
+    question = ServingQuestion(
         model=model, cluster=cluster, plan=plan, job=job, engine=options.engine, efficiencies=options.efficiencies
     )
     case, notes = complete(question)
-    evaluation: Evaluation[float] = evaluate(case, sizes_of(case.model, case.plan, case.job, case.domains))
+    evaluation: BatchCost[float] = evaluate(case, sizes_of(case.model, case.plan, case.job, case.domains))
     report = InferReport(case=case, evaluation=evaluation, assumptions=())
     said = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
     return replace(report, assumptions=tuple(dict.fromkeys(said)))

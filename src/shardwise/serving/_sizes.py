@@ -16,7 +16,7 @@ _DEGREES = ("tp", "pp", "dp", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage(Generic[X]):
+class PipelineStage(Generic[X]):
     """One pipeline stage: how many layers of each kind it holds, and 1 where it has the embedding or the head."""
 
     layers: tuple[X, ...]
@@ -25,7 +25,7 @@ class Stage(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes(Generic[X]):
+class ServingSizes(Generic[X]):
     """Degrees and batch of a plan; `spans` says how many ranks of each group sit in a domain of each tier.
 
     `stages` lists the distinct stages; columns are padded with stages that hold nothing.
@@ -38,7 +38,7 @@ class Sizes(Generic[X]):
     etp: X
     batch: X
     spans: dict[str, tuple[X, ...]]
-    stages: tuple[Stage[X], ...]
+    stages: tuple[PipelineStage[X], ...]
 
 
 def split_evenly(layers: int, stages: int) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def split_evenly(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (first <= i < first + more) for i in range(stages))
 
 
-def stage_rows(model: Model, plan: Plan) -> tuple[Stage[float], ...]:
+def stage_rows(model: Model, plan: Plan) -> tuple[PipelineStage[float], ...]:
     """Return the distinct stages of a plan, in order of first appearance."""
     kinds = list(model.kinds)
     sizes = plan.stage_layers or split_evenly(model.num_layers, plan.pp)
@@ -62,22 +62,24 @@ def stage_rows(model: Model, plan: Plan) -> tuple[Stage[float], ...]:
     for i, size in enumerate(sizes):
         held = Counter(model.layers[at : at + size])
         layers = tuple(held[kind] for kind in kinds)
-        stage: Stage[float] = Stage(layers=layers, embeds=int(i == 0), ends=int(i == plan.pp - 1))
+        stage: PipelineStage[float] = PipelineStage(layers=layers, embeds=int(i == 0), ends=int(i == plan.pp - 1))
         found.append(stage)
         at += size
     return tuple(dict.fromkeys(found))
 
 
-def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> Sizes[Any]:
+def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> ServingSizes[Any]:
     """Return the numbers of one plan, each a named leaf while tracing."""
     placed = spans(plan, domains).items()
     shared = {axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in placed}
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
     stages: Any = stage_rows(model, plan)
-    return Sizes(batch=leaf("batch", job.batch), spans=shared, stages=stages, **values)
+    return ServingSizes(batch=leaf("batch", job.batch), spans=shared, stages=stages, **values)
 
 
-def sizes_of_columns(model: Model, plans: Sequence[Plan], batches: Sequence[int], domains: Sequence[int]) -> Sizes[Any]:
+def sizes_of_columns(
+    model: Model, plans: Sequence[Plan], batches: Sequence[int], domains: Sequence[int]
+) -> ServingSizes[Any]:
     """Return the numbers of many plans, each with its batch, as float64 columns."""
     import numpy
 
@@ -87,11 +89,11 @@ def sizes_of_columns(model: Model, plans: Sequence[Plan], batches: Sequence[int]
     placed = [spans(plan, domains) for plan in plans]
     shared = {a: tuple(column(p[a][i] for p in placed) for i in range(len(domains))) for a in placed[0]}
     rows = [stage_rows(model, plan) for plan in plans]
-    empty: Stage[float] = Stage(layers=(0,) * len(model.kinds), embeds=0, ends=0)
+    empty: PipelineStage[float] = PipelineStage(layers=(0,) * len(model.kinds), embeds=0, ends=0)
     longest = max(map(len, rows))
     padded = [(*row, *(empty,) * (longest - len(row))) for row in rows]
     stages = tuple(
-        Stage(
+        PipelineStage(
             layers=tuple(column(row[i].layers[k] for row in padded) for k in range(len(model.kinds))),
             embeds=column(row[i].embeds for row in padded),
             ends=column(row[i].ends for row in padded),
@@ -99,4 +101,4 @@ def sizes_of_columns(model: Model, plans: Sequence[Plan], batches: Sequence[int]
         for i in range(longest)
     )
     values = {name: column(getattr(plan, name) for plan in plans) for name in _DEGREES}
-    return Sizes(batch=column(batches), spans=shared, stages=stages, **values)
+    return ServingSizes(batch=column(batches), spans=shared, stages=stages, **values)

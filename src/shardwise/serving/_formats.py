@@ -15,7 +15,7 @@ from shardwise.plans import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Format:
+class WeightFormat:
     """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its products.
 
     `scope` says which weights take it: "linear" every linear layer but router and head, "feed-forward" those between
@@ -87,7 +87,7 @@ def format_names() -> tuple[str, ...]:
     return (*_table()["formats"], *_table()["aliases"])
 
 
-def find_format(name: str, field: str = "weights") -> Format:
+def find_format(name: str, field: str = "weights") -> WeightFormat:
     """Return the named weight format; raises `InputError` naming near ones.
 
     >>> find_format("fp4").name
@@ -102,13 +102,13 @@ def find_format(name: str, field: str = "weights") -> Format:
         # What most models are served in is named whatever was mistyped.
         near = [*near, *(usual for usual in ("bf16", "fp8") if usual not in near)]
         raise InputError([Problem(field, name, "is not a known weight format", "use one of " + ", ".join(near))])
-    return Format(name=key, **table["formats"][key])
+    return WeightFormat(name=key, **table["formats"][key])
 
 
-def _preset(name: str) -> Format:
+def _preset(name: str) -> WeightFormat:
     """Return the format of a preset: the layers' matrices in its bits without scales, all else as its embedding."""
     widths = DTYPES[name]
-    return Format(
+    return WeightFormat(
         name=name,
         bits=widths.weights,
         scope="linear",
@@ -118,7 +118,7 @@ def _preset(name: str) -> Format:
     )
 
 
-def checkpoint_format(quantization: str) -> Format:
+def checkpoint_format(quantization: str) -> WeightFormat:
     """Return the format of a checkpoint by its own word, 16 bits where it has none; raises for unknown methods.
 
     >>> checkpoint_format("awq-int4").name, checkpoint_format("").name

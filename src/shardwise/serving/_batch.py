@@ -1,0 +1,187 @@
+"""From one serving case and the sizes of its plans to seconds and bytes.
+
+A static batch is some equal prefill steps and the mean decode step of its generation, whether sizes are plain numbers,
+columns of plans or traced numbers. Formulas: docs/formulas.md, inference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from shardwise.ledger.number import X, ceil, minimum
+from shardwise.ledger.traced import named
+from shardwise.serving._cache import SequenceCache, breakpoints
+from shardwise.serving._case import ServingCase
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._ledger import EngineStep, step_ledger
+from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
+from shardwise.serving._sizes import ServingSizes
+from shardwise.serving._step import StepCost, repeated, step_cost, weighted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchCost(Generic[X]):
+    """Seconds and bytes of a plan or of a column of plans; `decode` is the mean step of the generation."""
+
+    prefill: StepCost[X]
+    decode: StepCost[X]
+    memory: tuple[StageBytes[X], ...]
+    caches: tuple[tuple[SequenceCache[X], ...], ...]
+    request_seconds: X
+    sizes: ServingSizes[X]
+    family: str
+    notes: tuple[str, ...]
+
+
+def prefill_step(case: ServingCase, sizes: ServingSizes[X]) -> tuple[EngineStep[X], X]:
+    """Return the step of a prefill and how often it runs: once, or for `max_batched_tokens` at a time.
+
+    A step takes whole sequences while they fit, else an equal piece of one; a piece attends to those before it,
+    and since that grows linearly the middle piece stands for all (Sarathi-Serve, arXiv:2403.02310).
+    """
+    new, past = case.new_input_tokens, case.job.prefix_tokens
+    limit, one = case.step_tokens, 0 * sizes.batch + 1
+    if not limit:
+        return EngineStep(phase="prefill", sequences=sizes.batch, tokens=new, context=past), one
+    if limit >= new:
+        together = minimum(sizes.batch, limit // new)
+        count = ceil(sizes.batch / (limit // new))
+        even = minimum(together, sizes.batch / count)
+        return EngineStep(phase="prefill", sequences=even, tokens=new, context=past), count
+    pieces = -(-new // limit)
+    size = new / pieces
+    piece = EngineStep(phase="prefill", sequences=one, tokens=size, context=past + (new - size) / 2)
+    return piece, sizes.batch * pieces
+
+
+def largest_step(case: ServingCase, sizes: ServingSizes[X]) -> EngineStep[X]:
+    """Return the prefill step with the most tokens, for which engines reserve working memory at start-up.
+
+    It has all prompts, or as many tokens as a step may have: github.com/vllm-project/vllm vllm/v1/worker/
+    gpu_model_runner.py profile_run, 2026-01. Where those are less than one prompt it is the last piece of it.
+    """
+    new, past, limit = case.new_input_tokens, case.job.prefix_tokens, case.step_tokens
+    if limit and limit < new:
+        one = 0 * sizes.batch + 1
+        return EngineStep(phase="prefill", sequences=one, tokens=limit, context=past + new - limit)
+    batch = minimum(sizes.batch, limit / new) if limit else sizes.batch
+    return EngineStep(phase="prefill", sequences=batch, tokens=new, context=past)
+
+
+def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float, float]]:
+    """Return pairs (context, weight): decode steps at these contexts have the mean of all steps of the generation.
+
+    Between the windows of a model the cost of a step is linear in the context, so that the step in the middle of each
+    such piece stands for all of it.
+
+    >>> decode_contexts(100, 109, {105})
+    [(102.0, 0.5), (107.0, 0.5)]
+    """
+    edges = sorted(b - 1 for b in breaks if first < b - 1 < last)
+    found, low = [], first
+    for high in (*edges, last):
+        found.append(((low + high) / 2, (high - low + 1) / (last - first + 1)))
+        low = high + 1
+    return found
+
+
+def decode_steps(case: ServingCase, sizes: ServingSizes[X]) -> list[tuple[EngineStep[X], float]]:
+    """Return steps whose weighted mean is the mean one of the generation: step k reads input + k - 1 cached tokens.
+
+    None where nothing is generated; without a cache step k runs all those tokens again (`again_steps`).
+    """
+    job = case.job
+    if not job.output_tokens:
+        return []
+    if not job.use_kv_cache:
+        return again_steps(case, sizes)
+    last = max(job.input_tokens, job.input_tokens + job.output_tokens - 2)
+    contexts = decode_contexts(job.input_tokens, last, breakpoints(case.model.kinds))
+    return [(EngineStep(phase="decode", sequences=sizes.batch, tokens=1, context=at), share) for at, share in contexts]
+
+
+def last_step(case: ServingCase, sizes: ServingSizes[X]) -> EngineStep[X]:
+    """Return the step with the most tokens before it: the last of those that stand for a generation."""
+    if case.job.use_kv_cache:
+        return decode_steps(case, sizes)[-1][0]
+    tokens = case.job.total_tokens - 1
+    return EngineStep(phase="prefill", sequences=sizes.batch, tokens=tokens, context=0)
+
+
+def _name_of(step: EngineStep[X]) -> str:
+    return f"step at {step.context:g} tokens" if step.phase == "decode" else f"step of {step.tokens:g} tokens"
+
+
+def spread(first: int, last: int) -> list[tuple[float, float]]:
+    """Return (number, weight) whose weighted mean of a cubic is its mean over all whole numbers from first to last.
+
+    Two points of the mean and the variance of the series, n whole numbers: (n^2 - 1) / 12.
+
+    >>> points = spread(10, 20)
+    >>> round(sum(w * x**3 for x, w in points)), sum(x**3 for x in range(10, 21)) // 11
+    (3825, 3825)
+    """
+    middle, count = (first + last) / 2, last - first + 1
+    away = math.sqrt((count * count - 1) / 12)
+    return [(middle - away, 0.5), (middle + away, 0.5)] if away else [(middle, 1.0)]
+
+
+def again_steps(case: ServingCase, sizes: ServingSizes[X]) -> list[tuple[EngineStep[X], float]]:
+    """Return the steps of a generation without a cache: each runs the input and what was generated, with one more.
+
+    Its work is quadratic in the tokens between windows, for which two points stand exactly (`spread`).
+    """
+    job = case.job
+    first, last = job.input_tokens + 1, job.input_tokens + max(job.output_tokens - 1, 1)
+    edges = sorted(b for b in breakpoints(case.model.kinds) if first <= b < last)
+    found, low = [], first
+    for high in (*edges, last):
+        weight = (high - low + 1) / (last - first + 1)
+        found += [(at, share * weight) for at, share in spread(low, high)]
+        low = high + 1
+    return [(EngineStep(phase="prefill", sequences=sizes.batch, tokens=at, context=0), share) for at, share in found]
+
+
+def reserved_bytes(
+    case: ServingCase, sizes: ServingSizes[X], prefills: bool = True, decodes: bool = True
+) -> tuple[StageBytes[X], ...]:
+    """Return the bytes of every stage of a replica that prefills, decodes, or does both."""
+    steps = [largest_step(case, sizes)] if prefills else []
+    if decodes and case.job.output_tokens:
+        steps.append(last_step(case, sizes))
+    return stages_bytes(case, sizes, [step_ledger(case, sizes, step) for step in steps])
+
+
+def evaluate(case: ServingCase, sizes: ServingSizes[X]) -> BatchCost[X]:
+    """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes."""
+    costs = engine_cost_model(case, sizes)
+    decoding = replace(costs, decoding=True)
+    step, count = prefill_step(case, sizes)
+    ledgers = [step_ledger(case, sizes, step)]
+    prefill = repeated(case, step_cost(case, sizes, step, costs, ledgers[0]), count, "prefill")
+    # Working memory is that of the largest step, which is this one where prompts are not cut.
+    if case.step_tokens:
+        ledgers = [step_ledger(case, sizes, largest_step(case, sizes))]
+    steps = []
+    for one, share in decode_steps(case, sizes):
+        ledger = step_ledger(case, sizes, one)
+        cost = step_cost(case, sizes, one, decoding if one.phase == "decode" else costs, ledger)
+        steps.append((replace(cost, seconds=named(cost.seconds, _name_of(one))), share))
+    if steps:
+        ledgers.append(ledger if case.job.use_kv_cache else step_ledger(case, sizes, last_step(case, sizes)))
+        decode = weighted(steps, "decode step" if case.job.use_kv_cache else "step without a cache")
+    else:
+        decode = weighted([(prefill, 0.0)], "nothing is generated")
+    request = prefill.seconds + max(case.job.output_tokens - 1, 0) * decode.seconds
+    return BatchCost(
+        prefill=prefill,
+        decode=decode,
+        memory=stages_bytes(case, sizes, ledgers),
+        caches=caches_of(case, sizes),
+        request_seconds=named(request, "request"),
+        sizes=sizes,
+        family=costs.rates.family,
+        notes=(*costs.rates.assumptions, *costs.narrow.assumptions, *costs.network.assumptions),
+    )

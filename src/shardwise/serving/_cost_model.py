@@ -1,0 +1,377 @@
+"""Seconds of single operators and messages as an engine runs them, and the device and links that it runs on.
+
+Kernels start from captured graphs, additions are fused into others, and all-reduces may be the engine's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.cost import (
+    UNKNOWN_CORES,
+    Chip,
+    Rates,
+    bandwidth_of,
+    blend,
+    constants,
+    costed_seconds,
+    experts_seconds,
+    family_of,
+    kernel_seconds,
+    network_of,
+    one_query_seconds,
+    rates_of,
+    reduce_seconds,
+    with_peers,
+)
+from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
+from shardwise.ledger.op import Collective, Op, within
+from shardwise.ledger.traced import leaf, named
+from shardwise.models import Attention
+from shardwise.ops.experts import EXPERTS
+from shardwise.ops.fold import Machine
+from shardwise.serving._case import ServingCase
+from shardwise.serving._engine import Engine
+from shardwise.serving._kernels import (
+    AttentionKernels,
+    EngineKernels,
+    attention_kernels,
+    cached_parts,
+    cached_seconds,
+    kernels_of,
+    lasting_memory,
+    prompt_seconds,
+    replay_seconds,
+    watts_per_core,
+)
+from shardwise.serving._sizes import ServingSizes
+
+UNSHARED = 1000  # larger than any group of query heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCostModel(Machine[X]):
+    """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine.
+
+    Widths are bytes of an element of activations and of the cache; `widened` are cached elements that all
+    cores widen in a second, 0 where that takes no time.
+    """
+
+    narrow: Rates[X]
+    narrow_dtype: str
+    bandwidth: X
+    peak: X
+    narrow_peak: X
+    experts_peak: X
+    fused_experts: bool
+    cores: float
+    activation_width: float
+    cache_width: float
+    kernels: EngineKernels
+    engine: Engine
+    decoding: bool
+    starts: float = 1.0
+    widened: float = 0.0
+    attention: AttentionKernels | None = None
+
+    def message(self, message: Collective[X]) -> X:
+        """Return seconds of one message; inside the fastest tier all-reduces take the engine's own kernels."""
+        seconds = Machine.message(self, message)
+        own = self.kernels.all_reduce
+        if message.verb != "all_reduce" or own is None:
+            return seconds
+        group, rate = self.spans[message.axis], self.network.links[0].nominal_bytes_per_second
+        inside = above(group[-1], group[0], seconds, reduce_seconds(own, rate, message.size_bytes, group[-1]))
+        return above(message.size_bytes, 0, inside, 0 * inside)
+
+
+def _rates(costs: EngineCostModel[X], op: Op[X]) -> Rates[X]:
+    return costs.narrow if op.dtype == costs.narrow_dtype else costs.rates
+
+
+def _chip(costs: EngineCostModel[X]) -> Chip[X]:
+    """Return what attention kernels are shares of; `UNKNOWN_CORES` stand for cores that are not known.
+
+    A step reads the weights of every layer between two visits to a layer's keys and values: unlike the tables, which
+    run one kernel again and again, it finds none of them in the last cache. Those of a prompt were just written.
+    """
+    cores = costs.cores if costs.cores > 1 else UNKNOWN_CORES
+    cached = 0.0 if costs.decoding else costs.kernels.last_cache
+    return Chip(flops=costs.peak, bytes_per_second=costs.bandwidth, cores=cores, cached_bytes=cached)
+
+
+def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds of one decode attention kernel (accuracy/notes/calibration.md).
+
+    A work item is one key-value head of one sequence; what is not cache are the queries and the output.
+    """
+    if costs.attention and op.role == "attention" and not costs.kernels.head_bytes_per_second:
+        return cached_seconds(costs.attention, _chip(costs), op)
+    edges = costs.activation_width * op.rows * op.batch * op.inner
+    cache = maximum(op.forward_bytes - edges, 1.0)
+    if costs.rates.blocks.keys:
+        return one_query_seconds(costs.rates.blocks, op.flops, cache, (costs.peak, costs.bandwidth))
+    if costs.kernels.decode is None:
+        worked = maximum((cache + edges) / costs.rates.memory_bytes, op.flops / costs.rates.attention_forward_flops)
+        return worked + costs.rates.attention_start
+    shared = costed_seconds(
+        costs.kernels.decode, cached_parts(_chip(costs), op, op.inner, (costs.cache_width, costs.activation_width))
+    )
+    if not costs.kernels.head_bytes_per_second:
+        return shared
+    # Two FLOPs for each element that a query head reads: of all heads together more than the cache holds. What bounds
+    # them counts elements, not bytes: 8-bit ones are widened by the core that reads them.
+    elements = op.flops / 2
+    read = elements * costs.cache_width
+    alone = maximum(shared, _spread(costs, op, elements) * 2 / costs.kernels.head_bytes_per_second)
+    if costs.kernels.unsplit_bytes_per_second:
+        whole = maximum(alone, read / (costs.kernels.unsplit_bytes_per_second * costs.cores))
+        alone = above(op.rows * op.batch, costs.engine.unsplit_items, whole, alone)
+    if costs.widened:
+        alone, shared = (
+            maximum(alone, elements / costs.widened),
+            maximum(shared, cache / costs.cache_width / costs.widened),
+        )
+    group, shares = read / cache, costs.engine.sharing_heads
+    return above(group, shares - 0.5, above(group, shares + 0.5, alone, shared), alone)
+
+
+def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
+    """Return the cached elements that the busiest core reads: whole heads of sequences where no context is cut."""
+    heads = op.rows * op.batch
+    return elements / heads * ceil(heads / costs.cores) if costs.engine.uncut else elements / costs.cores
+
+
+def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds of one product over the experts that got a token (accuracy/notes/calibration.md)."""
+    narrow = op.dtype == costs.narrow_dtype and costs.narrow is not costs.rates
+    message, peak = (
+        (costs.kernels.experts_narrow, costs.narrow_peak)
+        if narrow
+        else (costs.kernels.experts_wide, costs.experts_peak)
+    )
+    chip = Chip(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
+    hit = op.batch + 0 * op.rows
+    return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, hit, op.columns, op.inner))
+
+
+def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds of a matrix product; up to 64 rows, kernels with tiles of 16 rows compete with the large tiles.
+
+    Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
+    """
+    rates = _rates(costs, op)
+    large = kernel_seconds(rates, op, "forward")
+    charged = 2 * 16 * ceil(op.rows / 16) * op.columns * op.inner * op.batch
+    small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
+    if costs.kernels.thin_bytes_per_second:
+        loaded = op.forward_bytes / (costs.kernels.thin_bytes_per_second * costs.cores)
+        small = maximum(small, loaded)
+        # More rows read no less.
+        large = above(op.rows, 8, maximum(large, loaded + rates.matmul_start), small + rates.matmul_start)
+    if costs.engine.activation_bytes > 2:
+        # Cast to 16 bits on the way in, back on the way out.
+        moved = (2 + costs.engine.activation_bytes) * op.rows * (op.columns + op.inner) * op.batch
+        casts = moved / (costs.rates.memory_bytes * costs.kernels.cached_rate)
+        large = large + above(op.rows, costs.engine.dequantise_rows, casts, 0 * large)
+    if costs.engine.dequantise_rows and op.weights:
+        large = large + above(op.rows, costs.engine.dequantise_rows, _written_out(costs, op), 0 * large)
+    return above(op.rows, 64, large, minimum(large, small + rates.matmul_start))
+
+
+def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
+    """Return the products that an engine runs for one of the ledger, each of which reads the input again."""
+    if op.role not in costs.engine.apart or len(op.parts) < 2:
+        return (op,)
+    given = costs.activation_width * op.rows * op.inner * op.batch
+    rest = op.forward_bytes - given
+    shares = [(part, part / op.columns) for part in op.parts]
+    return tuple(
+        replace(op, columns=part, flops=share * op.flops, forward_bytes=given + share * rest) for part, share in shares
+    )
+
+
+def _written_out(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds to read the weights of a product and write them in 16 bits, 0 where they are that wide."""
+    elements = op.columns * op.inner * op.batch
+    held = op.forward_bytes - costs.activation_width * op.rows * (op.columns + op.inner) * op.batch
+    seconds = (held + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
+    return above(held / elements, 1.5, 0 * seconds, seconds)
+
+
+# What fused experts do beside their two products: the tables of experts hold it (calls from tokens to summed outputs).
+def _in_experts(op: Op[X]) -> bool:
+    return op.role in ("dispatch", "combine") or (op.role == "activation" and within(op.region, EXPERTS))
+
+
+def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
+    """Return whether an operator takes no time of its own, since it runs none or the tables of another hold it.
+
+    The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
+    """
+    measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.keys)
+    if op.role in costs.engine.in_attention and measured:
+        return True
+    return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))
+
+
+def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds of one operator's forward pass in an engine, without its messages."""
+    if _charged_elsewhere(costs, op):
+        return 0 * op.forward_bytes
+    if op.role in costs.engine.fused:
+        seconds = op.forward_bytes / costs.rates.memory_bytes
+    elif op.kind == "attention" and costs.decoding:
+        seconds = _decode_attention(costs, op)
+    elif op.role == "attention" and op.kind == "attention" and costs.attention:
+        seconds = prompt_seconds(costs.attention, _chip(costs), op)
+    elif op.kind == "grouped":
+        seconds = kernel_seconds(costs.rates, op, "forward") if costs.rates.experts_in_turn else _experts(costs, op)
+    elif op.kind == "matmul":
+        seconds = total((_product(costs, one) for one in _apart(costs, op)), 0 * op.forward_bytes)
+    elif op.role == "softmax":
+        # The ledger's softmax reads and writes a score in 16 bits once.
+        seconds = (
+            op.forward_bytes / 4 * costs.engine.score_bytes / costs.rates.memory_bytes
+            + op.kernels * costs.rates.memory_start
+        )
+    else:
+        seconds = kernel_seconds(costs.rates, op, "forward")
+        if costs.engine.activation_bytes > 2 and op.kind == "memory":
+            wider = (costs.engine.activation_bytes / 2 - 1) * op.forward_bytes
+            seconds = seconds + wider / (costs.rates.memory_bytes * costs.kernels.cached_rate)
+    return named(seconds, op.name)
+
+
+def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
+    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python.
+
+    No kernel of a graph takes less than `replay` seconds.
+    """
+    if not engine.small_kernel_seconds:
+        return rates
+    zero = 0 * rates.memory_start
+    started = zero + (0.0 if ideal else 1.0) * max(engine.small_kernel_seconds, replay)
+    start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
+    streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
+    return replace(
+        rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
+    )
+
+
+def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]:
+    """Return the device and links as prefill steps meet them; decode steps are `decoding`."""
+    device, wanted = case.cluster.device, case.efficiencies
+    case = _alone(case)
+    fitted = rates_of(device, case.dtype, 0.0, wanted)
+    apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
+    kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
+    replay = replay_seconds(device.vendor)
+    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay)
+    narrow = wide
+    if case.compute != case.dtype:
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
+        narrow = _fused_quantisation(narrow, case)
+    kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
+    return EngineCostModel(
+        rates=wide,
+        narrow=narrow,
+        narrow_dtype=case.compute,
+        network=with_peers(network_of(case.cluster, wanted)),
+        spans=sizes.spans,
+        bandwidth=leaf("HBM bytes/s", wanted.memory_bytes_per_second or kept, "datasheet", "bytes/s"),
+        peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
+        narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
+        experts_peak=leaf(
+            "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
+        ),
+        fused_experts=not wanted.ideal,
+        cores=float(device.num_cores) if device.knows("num_cores") else 1.0,
+        activation_width=case.activation_bytes,
+        cache_width=case.cache_element_bytes,
+        kernels=kernels,
+        engine=case.engine,
+        decoding=False,
+        widened=_widened(case),
+        attention=_attention_kernels(case),
+    )
+
+
+def _alone(case: ServingCase) -> ServingCase:
+    """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
+    mixers = {mixer for block in case.model.layers for mixer in block.mixers}
+    windowed = case.engine.window_alone and any(isinstance(costs, Attention) and costs.window for costs in mixers)
+    if not windowed and not (case.engine.narrow_alone and case.cache_element_bytes < 2):
+        return case
+    return replace(case, engine=replace(case.engine, sharing_heads=UNSHARED))
+
+
+def _widened(case: ServingCase) -> float:
+    """Return cached elements a second that a device without 8-bit floats widens in a kernel, 0 if none are."""
+    device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
+    if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
+        return 0.0
+    return case.engine.widened_per_core * device.num_cores
+
+
+def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
+    """Return the engine's attention kernels for the model, None where efficiencies are imposed or none was measured."""
+    wanted = case.efficiencies
+    if wanted.ideal or wanted.compute or wanted.memory:
+        return None
+    device, engine = case.cluster.device, case.engine
+    widths = (case.activation_bytes, case.cache_element_bytes)
+    older = engine.cache_kernels(family_of(device))
+    return attention_kernels(device, engine.kernels, case.model, widths, engine.latent_kernels, older)
+
+
+def _by_library(rates: Any, case: ServingCase) -> Any:
+    """Return rates of 16-bit products as the engine's own library reaches them on a device that it names."""
+    shares = {device: (compute, memory) for device, compute, memory in case.engine.library}
+    if case.efficiencies.ideal or case.cluster.device.name not in shares:
+        return rates
+    compute, memory = shares[case.cluster.device.name]
+    why = dict(case.engine.sources)["library"]
+    flops = leaf("achievable matrix FLOP/s", compute * case.cluster.device.peak_flops(case.dtype), why)
+    moved = leaf("achievable HBM bytes/s", memory * case.cluster.device.memory_bytes_per_second, why)
+    return replace(rates, matmul_flops=flops, matmul_bytes=moved)
+
+
+def _summed(rates: Any, case: ServingCase) -> Any:
+    """Return rates of 16-bit products summed in 16 bits: tensor cores add so at half the rate of int8 at least.
+
+    Cores of GeForce devices add in 32 bits at half that rate, which is their datasheet's (NVIDIA Ada architecture
+    whitepaper 1.1, appendix A). Clocks go with the square root of the power of a core beside the measured device's.
+    """
+    device = case.cluster.device
+    measured = watts_per_core(rates.family)
+    known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
+    if case.engine.adds != "fp16" or case.efficiencies.ideal or not measured or not known:
+        return rates
+    row = constants().families[rates.family].matmul["bf16"]
+    clocks = math.sqrt(device.power_watts / device.num_cores / measured)
+    share = min(row.compute * row.steady_state_share * clocks, 0.9)
+    flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
+    return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
+
+
+def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
+    """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
+
+    What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
+    """
+    engine = case.engine
+    if case.efficiencies.ideal:
+        return rates
+    if case.compute in engine.quantised_apart:
+        row = constants().families[rates.family].matmul.get(case.compute)
+        own = row.quantise.get(engine.kernels) if row else None
+        seconds = own.start_seconds if own else engine.quantised_start_seconds
+        why = dict(engine.sources)["quantised_apart"]
+        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
+    if float(rates.matmul_start) <= engine.quantised_start_seconds:
+        return rates
+    why = dict(engine.sources)["quantised_start_seconds"]
+    return replace(rates, matmul_start=leaf("kernel start", engine.quantised_start_seconds, why))

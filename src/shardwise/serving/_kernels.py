@@ -1,0 +1,320 @@
+"""Kernels that an engine runs for a model, as measured: attention, experts, the all-reduce, rates of single cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from shardwise.cost import (
+    TILE_KEYS,
+    TILE_ROWS,
+    Cached,
+    Chip,
+    Efficiencies,
+    EngineReduce,
+    ExpertsFit,
+    KernelCosts,
+    Tiled,
+    constants,
+    costed_seconds,
+    decode_parts,
+    family_of,
+    heads_together,
+    kernel_costs,
+    last_cache_bytes,
+    nearest_costs,
+    reduce_of,
+    tiled_parts,
+)
+from shardwise.hardware import Device
+from shardwise.ledger.number import X, above, ceil, maximum, minimum
+from shardwise.ledger.op import Op
+from shardwise.models import Attention, LatentAttention, Model
+from shardwise.serving._engine import Engine, engine_tables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineKernels:
+    """Constants of kernels that training does not have: attention over a cache, fused experts, the all-reduce."""
+
+    decode: KernelCosts | None
+    """Attention over a cache; None where efficiencies are imposed."""
+    last_cache: float
+    """Bytes that the tables of attention find in the last cache."""
+    experts_wide: ExpertsFit
+    experts_narrow: ExpertsFit
+    experts_type: str
+    all_reduce: EngineReduce | None
+    """The engine's own all-reduce; None where that of NCCL stands."""
+    head_bytes_per_second: float
+    """Rate of a core where every query head reads the cache for itself (0: the heads of a group share)."""
+    unsplit_bytes_per_second: float
+    """Rate of a core where no context is cut (0: it is)."""
+    thin_bytes_per_second: float
+    """Rate of a core in products of few rows (0: only the memory bounds them)."""
+    cached_rate: float
+    """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
+    sources: tuple[str, ...]
+
+
+def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
+    """Return bytes a second that one core reads in a kind of kernel, 0 where it is not used or not bound by that."""
+    rates = engine_tables()[kind]["bytes_per_second_per_core"]
+    return float(rates.get(device.name, rates.get(family, 0.0))) if used else 0.0
+
+
+def watts_per_core(family: str) -> float:
+    """Return watts a core of the device on which the products of a family were measured, 0 where it is not stated.
+
+    >>> watts_per_core("ampere")
+    3.7
+    """
+    return float(engine_tables()["measured"]["watts_per_core"].get(family, 0.0))
+
+
+def lasting_memory(family: str) -> float:
+    """Return the share of the streaming rate of measured products that steps of engines keep, 1 where it is all.
+
+    >>> lasting_memory("ampere"), lasting_memory("hopper")
+    (0.91, 1.0)
+    """
+    return float(engine_tables()["measured"]["lasting_memory"].get(family, 1.0))
+
+
+def replay_seconds(vendor: str) -> float:
+    """Return the seconds that a kernel of a captured graph takes at least on a maker's devices, 0 where not known.
+
+    >>> replay_seconds("AMD"), replay_seconds("NVIDIA")
+    (3.9e-06, 0.0)
+    """
+    return float(engine_tables()["measured"]["replay_seconds"].get(vendor, 0.0))
+
+
+_Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
+_NARROW = {
+    "fp8": ("fp8", "fp8_block"),
+    "fp8-block": ("fp8_block", "fp8"),
+    "int8": ("fp8", "fp8_block"),
+    "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
+}
+# Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them.
+_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
+
+
+def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
+    """Return the row of the kernel with the most measurements of the first type that was measured."""
+    by_kernel = next((table[t] for t in types if t in table), table["bf16"])
+    plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
+    return max(plain.values(), key=lambda row: row.rows)
+
+
+_WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds")
+
+
+def _wide_row(experts: _Experts, products: str) -> tuple[str, ExpertsFit]:
+    """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
+    kind = _WIDENED.get(products, "bf16")
+    return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
+
+
+def _imposed(row: ExpertsFit, imposed: Efficiencies) -> ExpertsFit:
+    """Return a row with the user's efficiencies; ideal kernels stream at full rate and start at once."""
+    if imposed.ideal:
+        free: dict[str, Any] = dict.fromkeys(_WASTE, 0.0)
+        return replace(row, compute=1.0, memory=1.0, **free)
+    compute, memory = (min(user or own, 1.0) for user, own in _shares(row, imposed))
+    return replace(row, compute=compute, memory=memory)
+
+
+def _shares(row: ExpertsFit, imposed: Efficiencies) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the user's and the fitted share of the peak, and of the bandwidth."""
+    return (imposed.compute, row.compute), (imposed.memory, row.memory)
+
+
+def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> EngineKernels:
+    """Return the kernel constants of a family under an engine for products of a type or of a format.
+
+    Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
+    """
+    families = constants().families
+    table = families[family].experts or families["ada"].experts
+    experts = table.get(engine.kernels, table["vllm"])
+    decode, source = nearest_costs(device, engine.kernels, engine.cache_kernels(family))
+    kind, wide = _wide_row(experts, products)
+    narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
+    own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
+    # Engines' own kernels were measured without peer access where ranks slow each other with their square.
+    reduce = reduce_of(device, engine.kernels) if own else None
+    return EngineKernels(
+        decode=None if imposed.ideal or imposed.compute or imposed.memory else decode,
+        last_cache=last_cache_bytes(device),
+        experts_wide=_imposed(wide, imposed),
+        experts_narrow=_imposed(narrow, imposed),
+        experts_type="fp8" if kind.startswith("w4a8") else "",
+        all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
+        head_bytes_per_second=engine.head_bytes_per_core
+        or _core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
+        unsplit_bytes_per_second=_core_rate(
+            "unsplit", device, family, bool(engine.unsplit_items) and not imposed.ideal
+        ),
+        cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
+        thin_bytes_per_second=_core_rate("thin_products", device, family, engine.thin_products and not imposed.ideal),
+        sources=(source, wide.source, narrow.source, *((reduce.source,) if reduce else ())),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizedKernel:
+    """The kernel of a head size: elements of a key and a value of a head, and of a token in the cache, its costs.
+
+    `group` query heads share a key-value head.
+    """
+
+    dims: float
+    cached: float
+    group: float
+    costs: KernelCosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionKernels:
+    """The attention kernels that a model runs, by head size, smallest first.
+
+    `cache_width` is the bytes of a cached element, `width` those of an activation.
+    """
+
+    prompt: tuple[SizedKernel, ...]
+    decode: tuple[SizedKernel, ...]
+    cache_width: float
+    width: float
+    source: str
+
+
+def _sizes(model: Model, decoding: bool) -> dict[float, tuple[str, float, float, float]]:
+    """Return the kind of kernel, its head size, what a token caches and the group by the elements of key and value."""
+    found: dict[float, tuple[str, float, float, float]] = {}
+    for mixer in {mixer for block in model.layers for mixer in block.mixers}:
+        if isinstance(mixer, Attention):
+            dims = mixer.head_dim + mixer.value_dim
+            group = mixer.heads / mixer.kv_heads
+            found[dims] = ("decode" if decoding else "prefill", mixer.head_dim, dims, group)
+        elif isinstance(mixer, LatentAttention) and decoding:
+            rank, rope = mixer.kv_lora_rank, mixer.qk_rope_head_dim
+            found[2 * rank + rope] = ("latent_decode", rank + rope, rank + rope, 1.0)
+        elif isinstance(mixer, LatentAttention):
+            dims = mixer.qk_head_dim + mixer.v_head_dim
+            found[dims] = ("latent_prefill", mixer.qk_head_dim, dims, 1.0)
+    return found
+
+
+def attention_kernels(
+    device: Device, engine: str, model: Model, widths: tuple[float, float], latent: str = "", older: str = ""
+) -> AttentionKernels | None:
+    """Return the measured attention kernels of an engine for a model; None where one of them was not measured.
+
+    `widths` are bytes of an activation and of a cached element, `latent` the engine whose kernels over latent caches
+    stand for the engine's own, `older` the family for which its kernels over other caches were written.
+    """
+    narrow = widths[1] < 2
+    made: list[tuple[SizedKernel, ...]] = []
+    for decoding in (False, True):
+        label = "bf16" if not narrow else "fp8" if decoding else "bf16-fp8"
+        sized = []
+        for dims, (kind, head, cached, group) in sorted(_sizes(model, decoding).items()):
+            name = label if kind != "latent_prefill" or not narrow else "fp8"
+            owner = latent if latent and kind == "latent_decode" else engine
+            family = older if kind == "decode" else ""
+            costs = kernel_costs(device, kind, (owner, name), head, False, family)
+            costs = costs or kernel_costs(device, kind, (owner, "bf16"), head, False, family)
+            if costs is None:
+                return None
+            sized.append(SizedKernel(dims=float(dims), cached=float(cached), group=float(group), costs=costs))
+        made.append(tuple(sized))
+    if not made[0] or not device.knows("num_cores"):
+        return None
+    table = constants().families[family_of(device)].prefill_kernels
+    row = next(iter(table.engines[engine].values())) if table else None
+    return AttentionKernels(
+        prompt=made[0],
+        decode=made[1],
+        cache_width=widths[1],
+        width=widths[0],
+        source=row.source if row else "",
+    )
+
+
+def _chosen(kernels: tuple[SizedKernel, ...], op: Op[X], seconds: list[X]) -> X:
+    """Return the seconds by the kernel of the operator's head size."""
+    found = seconds[-1]
+    for kernel, one in reversed(list(zip(kernels[:-1], seconds[:-1], strict=True))):
+        found = above(op.inner, kernel.dims, found, one)
+    return found
+
+
+def prompt_seconds(kernels: AttentionKernels, chip: Chip[X], op: Op[X]) -> X:
+    """Return seconds of attention of a prompt, by the parts of `cost` as an operator of the ledger states them."""
+    seconds = [costed_seconds(k.costs, _prompt_parts(kernels, chip, op, k)) for k in kernels.prompt]
+    return _chosen(kernels.prompt, op, seconds)
+
+
+def _prompt_parts(kernels: AttentionKernels, chip: Chip[X], op: Op[X], k: SizedKernel) -> tuple[X, ...]:
+    """Return the parts of attention of a prompt: what is moved beside queries and output is the cache.
+
+    No query sees more keys than twice the mean, and there are as many sequences as the cache holds lines of all keys.
+    """
+    queries = op.rows * op.batch
+    edges = kernels.width * queries * op.inner
+    cache = maximum(op.forward_bytes - edges, 1.0)
+    group = minimum(k.group + 0 * op.batch, op.batch)
+    sequences = maximum(cache * group / (kernels.cache_width * op.inner * op.columns * op.batch), 1.0)
+    each = op.rows / sequences
+    share = heads_together(group, each, k.costs.packs)
+    pairs = op.flops / (2 * op.inner)
+    rows = minimum(TILE_ROWS / share + 0 * each, each)
+    longest = minimum(2 * pairs / queries, op.columns) + TILE_KEYS / 2
+    return tiled_parts(
+        chip,
+        Tiled(
+            tiles=sequences * op.batch / share * ceil(each * share / TILE_ROWS),
+            keys=minimum(longest, pairs / queries + (rows + TILE_KEYS) / 2),
+            longest=longest,
+            pair_flops=2 * op.inner,
+            pairs=pairs,
+            masked=0 * pairs,
+            edge_bytes=edges,
+            cache_bytes=cache,
+            tokens=op.rows,
+            swapped=0 * pairs,
+        ),
+    )
+
+
+def cached_seconds(kernels: AttentionKernels, chip: Chip[X], op: Op[X]) -> X:
+    """Return seconds of attention over a cache, a work item a key-value head of a sequence."""
+    seconds = [
+        costed_seconds(k.costs, cached_parts(chip, op, k.cached, (kernels.cache_width, kernels.width)))
+        for k in kernels.decode
+    ]
+    return _chosen(kernels.decode, op, seconds)
+
+
+def cached_parts(chip: Chip[X], op: Op[X], token: X | float, widths: tuple[float, float]) -> tuple[X, ...]:
+    """Return the parts of attention over a cache that holds `token` elements of a token and item.
+
+    `widths` are bytes of a cached element and of an activation.
+    """
+    queries = op.rows * op.batch
+    edges = widths[1] * queries * op.inner
+    cache = maximum(op.forward_bytes - edges, 1.0)
+    items = cache / (widths[0] * token * op.columns)
+    work = Cached(
+        sequences=op.rows,
+        items=items,
+        group=queries / items,
+        tokens=op.columns,
+        pair_flops=op.flops / (queries * op.columns),
+        item_bytes=widths[0] * token,
+        edge_bytes=edges,
+    )
+    return decode_parts(chip, work)

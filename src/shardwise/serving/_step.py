@@ -1,0 +1,230 @@
+"""Seconds of one engine step: the price that every answer about serving is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from shardwise.cost import collective_seconds
+from shardwise.ledger.number import X, above, ceil, largest, maximum, total
+from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.traced import named
+from shardwise.ops.fold import messages
+from shardwise.serving._case import ServingCase
+from shardwise.serving._cost_model import EngineCostModel, op_seconds
+from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
+from shardwise.serving._memory import layers_bytes
+from shardwise.serving._sizes import PipelineStage, ServingSizes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCost(Generic[X]):
+    """Seconds of a list of operators on one rank by operator and axis, their FLOPs and the bytes that they move."""
+
+    seconds: X
+    operators: dict[str, X]
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+    flops: X
+    moved_bytes: X
+
+
+def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
+    """Add numbers by key to others, so many times each, in place."""
+    for key, value in more.items():
+        into[key] = into[key] + times * value if key in into else times * value
+
+
+def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) -> LayerCost[X]:
+    """Return what a list of operators adds up to in one forward pass; a message is waited for unless it is hidden."""
+    zero = 0 * ops[0].forward_bytes
+    seconds = zero
+    operators: dict[str, X] = {}
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for op in ops:
+        compute = op_seconds(costs, op)
+        said = messages(costs, op.forward, compute)
+        waits = total((named(waiting, f"{axis} messages of {op.name}") for axis, waiting in said.exposed.items()), zero)
+        seconds = seconds + compute + waits if said.exposed else seconds + compute
+        add(operators, {op.name: compute})
+        add(exposed, said.exposed)
+        add(hidden, said.hidden)
+    return LayerCost(
+        seconds=named(seconds, label),
+        operators=operators,
+        exposed=exposed,
+        hidden=hidden,
+        flops=total((op.flops for op in ops), zero),
+        moved_bytes=total((op.forward_bytes for op in ops), zero),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCost(Generic[X]):
+    """Seconds of a model in one step: of its kinds of layer, embedding and head, and the message between stages."""
+
+    kinds: tuple[LayerCost[X], ...]
+    embedding: LayerCost[X]
+    head: LayerCost[X]
+    send: X
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost(Generic[X]):
+    """Seconds of one engine step or of several, FLOPs and bytes moved.
+
+    Operators, exposed messages and `overhead` of the host, less what steps `overlapped`, are `seconds`.
+    `slowest_stage` is the longest pipeline stage of one step, its message and the host included.
+    """
+
+    seconds: X
+    operators: dict[str, X]
+    exposed: dict[str, X]
+    hidden: dict[str, X]
+    overhead: X
+    overlapped: X
+    slowest_stage: X
+    flops: X
+    moved_bytes: X
+
+
+def weighted(steps: list[tuple[StepCost[X], float]], name: str) -> StepCost[X]:
+    """Return the weighted mean of steps whose weights add up to one."""
+    if len(steps) == 1 and steps[0][1] == 1:
+        return replace(steps[0][0], seconds=named(steps[0][0].seconds, name))
+    operators: dict[str, X] = {}
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for step, weight in steps:
+        add(operators, step.operators, weight)
+        add(exposed, step.exposed, weight)
+        add(hidden, step.hidden, weight)
+
+    def mean(pick: str) -> X:
+        values: list[X] = [weight * getattr(step, pick) for step, weight in steps]
+        return total(values, 0 * values[0])
+
+    return StepCost(
+        seconds=named(mean("seconds"), name),
+        operators=operators,
+        exposed=exposed,
+        hidden=hidden,
+        overhead=mean("overhead"),
+        overlapped=mean("overlapped"),
+        slowest_stage=mean("slowest_stage"),
+        flops=mean("flops"),
+        moved_bytes=mean("moved_bytes"),
+    )
+
+
+def gathered(part: LayerCost[X], weights: X, costs: EngineCostModel[X]) -> LayerCost[X]:
+    """Return a layer whose weights are sharded over the replicas, with the exposed seconds of gathering them.
+
+    They are gathered one layer ahead; only what takes longer than the work of that layer is exposed.
+
+    ZeRO-Inference gathers each layer's weights before it runs (deepspeed.ai, ZeRO-Inference, 2022-09).
+    """
+    seconds = collective_seconds(costs.network, "all_gather", weights, costs.spans["dp"])
+    waits = maximum(seconds - part.seconds, 0.0)
+    return replace(
+        part,
+        seconds=part.seconds + named(waits, "waiting for weights"),
+        exposed={**part.exposed, "dp": waits},
+        hidden={**part.hidden, "dp": seconds - waits},
+    )
+
+
+def model_cost(case: ServingCase, ledger: StepLedger[X], costs: EngineCostModel[X], zero: X) -> ModelCost[X]:
+    """Return seconds of every kind of layer, of the embedding and of the head in one step."""
+    found = [layer_cost(ops, costs, label) for label, ops in ledger.lines]
+    if case.job.shard_weights:
+        held = layers_bytes(case, ledger, zero)
+        found = [gathered(part, own.weights, costs) for part, own in zip(found, held, strict=True)]
+    *kinds, embedding, head = found
+    message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=ledger.stream_bytes)
+    hand_over = 0.0 if case.efficiencies.ideal else case.engine.stage_seconds
+    send = named(costs.message(message) + hand_over, "stage boundary message")
+    return ModelCost(kinds=tuple(kinds), embedding=embedding, head=head, send=send)
+
+
+def _slowest(parts: ModelCost[X], stages: tuple[PipelineStage[X], ...]) -> X:
+    """Return seconds of the slowest stage for one step, its message to the next one included."""
+    return largest(
+        total((n * kind.seconds for n, kind in zip(stage.layers, parts.kinds, strict=True)), 0 * parts.send)
+        + stage.embeds * parts.embedding.seconds
+        + stage.ends * parts.head.seconds
+        + parts.send
+        for stage in stages
+    )
+
+
+def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> X:
+    """Return seconds that the host adds to one step: of its own, each sequence and block, workers, and launches."""
+    host, one = case.engine, 0 * sizes.tp + 1
+    blocks = step.context / host.block_tokens if step.phase == "decode" else 0.0
+    doublings = total((above(sizes.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
+    layers, split = case.model.num_layers, above(sizes.tp, 1, sizes.tp, 0 * one)
+    launches = layers * (host.layer_seconds + host.split_seconds * split)
+    own = host.step_seconds + launches + host.worker_seconds * doublings
+    return own + (host.sequence_seconds + host.block_seconds * blocks) * step.sequences
+
+
+def step_cost(
+    case: ServingCase,
+    sizes: ServingSizes[X],
+    step: EngineStep[X],
+    costs: EngineCostModel[X],
+    ledger: StepLedger[X] | None = None,
+) -> StepCost[X]:
+    """Return the price of one engine iteration, or of a column of them: every answer about serving is made of it.
+
+    A step passes all stages in turn: their sum, and the p - 1 messages between them, never less than on one stage.
+    `costs` are those of the step's phase; `ledger` are its operators where they are known.
+    """
+    ledger = ledger or step_ledger(case, sizes, step)
+    parts = model_cost(case, ledger, costs, 0 * sizes.tp)
+    rows = [*zip(case.model.kinds.values(), parts.kinds, strict=True), (1, parts.embedding), (1, parts.head)]
+    operators: dict[str, X] = {}
+    exposed: dict[str, X] = {}
+    hidden: dict[str, X] = {}
+    for times, part in rows:
+        add(operators, part.operators, times)
+        add(exposed, part.exposed, times)
+        add(hidden, part.hidden, times)
+    sends = (sizes.pp - 1) * parts.send
+    add(exposed, {"pp": sends})
+    overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, sizes, step), "engine step")
+    seconds = total((times * part.seconds for times, part in rows), sends) + overhead
+    return StepCost(
+        seconds=seconds,
+        operators=operators,
+        exposed=exposed,
+        hidden=hidden,
+        overhead=overhead,
+        overlapped=0 * seconds,
+        slowest_stage=_slowest(parts, sizes.stages) + overhead,
+        flops=total((times * part.flops for times, part in rows), 0 * sizes.pp),
+        moved_bytes=total((times * part.moved_bytes for times, part in rows), 0 * sizes.pp),
+    )
+
+
+def repeated(case: ServingCase, one: StepCost[X], count: X, name: str) -> StepCost[X]:
+    """Return seconds of `count` equal steps that follow one another: further ones each cost the slowest stage.
+
+    Pieces of a prompt follow one another in groups, each of which runs dry before the next.
+    """
+    most = case.engine.chunks_together
+    ahead = count - (ceil(count / most) if most else 1)
+    overlapped = ahead * maximum(one.seconds - one.slowest_stage, 0.0)
+    return StepCost(
+        seconds=named(count * one.seconds - overlapped, name),
+        operators={key: count * seconds for key, seconds in one.operators.items()},
+        exposed={key: count * seconds for key, seconds in one.exposed.items()},
+        hidden={key: count * seconds for key, seconds in one.hidden.items()},
+        overhead=count * one.overhead,
+        overlapped=overlapped,
+        slowest_stage=one.slowest_stage,
+        flops=count * one.flops,
+        moved_bytes=count * one.moved_bytes,
+    )
