@@ -140,9 +140,9 @@ def main() -> None:
     )
     space = CLASSIC if given.space == "classic" else Space()
     print(f"{given.model} on {given.on}, {given.global_batch} sequences of {given.seq_len}, {given.space} space")
-    whole = run(case, space, Wish(), given.workers)
+    whole = run(case, space, Wish(explore=True), given.workers)
     show("pruning on", whole, given.workers)
-    each = run(case, space, replace(Wish(), prune=False, rows=6000), given.workers, given.share)
+    each = run(case, space, replace(Wish(explore=True), prune=False, rows=6000), given.workers, given.share)
     show("pruning off", each, given.workers)
     rate = memory_bandwidth()
     # Two results of 8 bytes are written and read once to be ranked; blocks that plans share stay in the cache.

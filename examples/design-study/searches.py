@@ -82,7 +82,9 @@ def days(model: str, seconds: float) -> float:
 def answer(ask: Ask) -> Answer:
     """Return the answer of one search."""
     start = time.process_time()
-    found = plan_training(model_of(ask.model), ask.cluster(), JOBS[ask.model], ask.choices(), Wish(stack=STACK, top=1))
+    found = plan_training(
+        model_of(ask.model), ask.cluster(), JOBS[ask.model], ask.choices(), Wish(stack=STACK, top=1, explore=True)
+    )
     entries = {count: front for count, front in sorted(found.tally.front.entries.items()) if front}
     best = {}
     for count, front in entries.items():

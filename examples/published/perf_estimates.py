@@ -48,7 +48,9 @@ def cluster() -> sw.Cluster:
 
 def search() -> sw.Found:
     """Return the hundred best of the plans that it searches: its degrees, one layout, no recomputation, ZeRO-1."""
-    return sw.plan_training(sw.Model.load("gpt3-1t"), cluster(), JOB, SPACE, sw.Wish(stack="megatron", top=TOP))
+    return sw.plan_training(
+        sw.Model.load("gpt3-1t"), cluster(), JOB, SPACE, sw.Wish(stack="megatron", top=TOP, explore=True)
+    )
 
 
 def stored() -> Table:

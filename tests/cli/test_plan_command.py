@@ -157,7 +157,7 @@ def test_each_kind_of_search_has_its_own_help() -> None:
 def test_ranks_in_the_fastest_domain_can_be_restricted() -> None:
     """`--fast-tp` and its like keep the plans whose axes have so many ranks in the fastest domain."""
     words = shlex.split("plan train llama-3.2-1b --on 16xa100-sxm-80gb --seq-len 2048 --global-batch 64 --layout 1d")
-    tree = run(*words, *SMALL, "--tp", "2", "--fast-tp", "1", "--cp", "1", "--json").tree
+    tree = run(*words, *SMALL, "--tp", "2", "--fast-tp", "1", "--cp", "1", "--explore", "--json").tree
     assert tree["best"]
     assert all("tp" not in best["placement"] for best in tree["best"])
 

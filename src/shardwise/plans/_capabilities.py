@@ -136,15 +136,20 @@ def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
     >>> [one.field for one in refusals(find_stack("megatron").runs, Plan(tp2=2, pp=2, schedule="zb-h1"))]
     ['tp2', 'schedule']
     """
-    for axis in _AXES:
-        if _many(getattr(plan, axis)) and axis not in runs.split:
-            yield Refusal(axis, getattr(plan, axis), "does not split over this axis", (1,))
-    yield from _refused_words(runs, plan, job)
-    yield from _refused_layers(runs, plan)
+    seen = set()
+    for one in (*_refused_degrees(runs, plan), *_refused_words(runs, plan, job), *_refused_layers(runs, plan)):
+        seen.add(one.field)
+        yield one
     yield from _refused_places(runs, plan)
     for rule in runs.rules:
         if rule.broken(lambda name, values: _is_one_of(_value(plan, job, name), values, plan)):
-            yield from _broken(rule, plan, job)
+            yield from (one for one in _broken(rule, plan, job) if one.field not in seen)
+
+
+def _refused_degrees(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
+    for axis in _AXES:
+        if _many(getattr(plan, axis)) and axis not in runs.split:
+            yield Refusal(axis, getattr(plan, axis), "does not split over this axis", (1,))
 
 
 def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:

@@ -109,7 +109,7 @@ def _place_problems(rows: Rows) -> list[Problem]:
     given = [axis for axis in ("tp", "tp2", "cp", "dp", "pp") if space.fast_of(axis).ranges]
     rule = f"no placement has so many ranks in a domain of {domain} devices, which ranks fill as far as they can"
     return [
-        Problem(f"fast_{axis}", written(space.fast_of(axis)), rule, "widen it or leave it out")
+        Problem(f"fast_{axis}", written(space.fast_of(axis)), rule, "widen it or leave it out, or --explore")
         for axis in given
     ]  # fmt: skip
 

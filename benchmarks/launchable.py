@@ -1,0 +1,73 @@
+"""Whether the plans that a search proposes can be launched: the ten best of nine questions, to their stacks' exporters.
+
+`python benchmarks/launchable.py` prints and stores the table (launchable.json); `--check` compares with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import shardwise as sw
+from shardwise.errors import InputError
+from shardwise.formats import Case
+from shardwise.plans import find_stack
+
+STORED = Path(__file__).with_name("launchable.json")
+# Model, devices, stack, tokens of a sequence, sequences of a step.
+QUESTIONS = (
+    ("qwen2.5-7b", "8xa100-sxm-80gb", "fsdp2", 4096, 64),
+    ("llama-3.1-8b", "8xh100-sxm-80gb", "deepspeed", 8192, 128),
+    ("llama-3.1-8b", "16xh100-sxm-80gb", "fsdp2", 8192, 128),
+    ("llama-3.1-70b", "64xh100-sxm-80gb", "megatron", 8192, 256),
+    ("mixtral-8x7b", "64xh100-sxm-80gb", "megatron", 4096, 1024),
+    ("llama-3.1-405b", "512xh100-sxm-80gb", "megatron", 8192, 512),
+    ("qwen3-30b-a3b", "32xh200-sxm-141gb", "megatron", 4096, 512),
+    ("llama-3.1-8b", "8xh100-sxm-80gb", "transformers", 8192, 128),
+    ("deepseek-v3", "2048xh800-sxm-80gb", "megatron", 4096, 15360),
+)
+
+
+def refused(case: Case) -> str:
+    """Return what the exporter of a case's stack refuses of it; empty where it writes it."""
+    exporter = import_module(f"shardwise.formats.{case.stack.runs.exporter}")
+    try:
+        exporter.export(case)
+    except InputError as error:
+        return "; ".join(map(str, error.problems))
+    return ""
+
+
+def row(question: tuple[str, str, str, int, int]) -> dict[str, Any]:
+    """Return how many of the ten best plans of a question are accepted, and the seconds of the best."""
+    name, on, stack, seq_len, batch = question
+    model, cluster = sw.load_model(name), sw.Cluster.parse(on)
+    job = sw.Training(seq_len=seq_len, global_batch=batch)
+    best = sw.plan_training(model, cluster, job, None, sw.Wish(stack=stack)).best
+    said = [
+        refused(Case(model=model, cluster=cluster, plan=report.plan, job=job, stack=find_stack(stack)))
+        for report in best
+    ]
+    accepted = sum(not text for text in said)
+    asked = {"model": name, "on": on, "stack": stack, "seq_len": seq_len, "global_batch": batch}
+    return {**asked, "accepted": accepted, "of": len(best), "step_seconds": round(best[0].step_seconds, 3)}
+
+
+def main() -> int:
+    """Print and store the table, or compare what is accepted with what is stored."""
+    rows = [row(question) for question in QUESTIONS]
+    for one in rows:
+        question = f"{one['model']} {one['on']} {one['stack']}"
+        print(f"{one['accepted']:>3} of {one['of']}  {one['step_seconds']:>8.3f} s  {question}")
+    if "--check" in sys.argv:
+        stored = json.loads(STORED.read_text(encoding="ascii"))
+        return int([r["accepted"] for r in rows] != [r["accepted"] for r in stored])
+    STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="ascii")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
