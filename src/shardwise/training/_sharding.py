@@ -30,16 +30,14 @@ def unit_rounds(z: Sizes[X], r: Recipe) -> tuple[X, X]:
     return above(z.pp, 1, one / z.num_micro, one), above(z.pp, 1, 0 * one, again)
 
 
-def rounds_of_messages(z: Sizes[X], r: Recipe) -> tuple[X, X]:
-    """Return how often (a micro-batch, a step) a stage waits for what `unit_rounds` spreads over the micro-batches.
+def waits_once(z: Sizes[X], r: Recipe) -> X:
+    """Return 1 where a stage waits once a step for what `unit_rounds` spreads over the micro-batches, else 0.
 
     A pipeline that keeps weights gathered gathers before the first forward pass of a stage, and scatters behind its
     last backward pass: the other micro-batches find weights and gradients there.
     """
     one = 0 * z.num_micro + 1
-    if not r.stack.pipeline_keeps_gathered:
-        return one, 0 * one
-    return above(z.pp, 1, 0 * one, one), above(z.pp, 1, z.num_micro, 0 * one)
+    return above(z.pp, 1, one, 0 * one) if r.stack.pipeline_keeps_gathered else 0 * one
 
 
 def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X, X, X]:

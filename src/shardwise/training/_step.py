@@ -12,7 +12,7 @@ from shardwise.ops.fold import Machine
 from shardwise.plans import Stack
 from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe
-from shardwise.training._sharding import rounds_of_messages, sharding_waits
+from shardwise.training._sharding import sharding_waits, waits_once
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
@@ -39,8 +39,8 @@ from shardwise.training.schedule_points import slowest_work
 class StageSeconds(Generic[X]):
     """Seconds of one micro-batch on one stage, and the messages in them by axis.
 
-    `first` is what its first forward pass of a step takes more, and `last` its last backward pass: a pipeline that
-    keeps weights gathered waits for them once.
+    Of a step's first forward pass on a stage, and of its last backward pass, `first` and `last` are the shares of a
+    micro-batch in what they alone wait for: a pipeline that keeps weights gathered waits for them once.
     """
 
     forward: X
@@ -132,24 +132,28 @@ def beside_experts(m: Machine[X], stack: Stack, schedule: ScheduleName, parts: P
     share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
 
     def beside(k: Folded[X]) -> Folded[X]:
-        if "ep" not in k.exposed:
-            return k
-        found = paired(k, share)
-        lost = named(m.slowed(k.exposed["ep"] - found.exposed["ep"]), "slowed by expert messages")
-        return replace(found, backward_input=found.backward_input + lost, compute=found.compute + lost)
+        return slowed(m, k, paired(k, share))
 
     return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
+
+
+def slowed(m: Machine[X], alone: Folded[X], beside: Folded[X]) -> Folded[X]:
+    """Return a layer with what its compute loses to the cores of expert messages that run beside it."""
+    if "ep" not in alone.exposed:
+        return beside
+    lost = named(m.slowed(alone.exposed["ep"] - beside.exposed["ep"]), "slowed by expert messages")
+    return replace(beside, backward_input=beside.backward_input + lost, compute=beside.compute + lost)
 
 
 def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
     w, zero = sharding_waits(m, z, r, parts, s), 0 * s.count
-    every, once = rounds_of_messages(z, r)
-    ahead, behind = every * (w.ahead + w.lost_ahead), every * (w.behind + w.lost_behind)
+    once = waits_once(z, r)
+    ahead, behind = w.ahead + w.lost_ahead, w.behind + w.lost_behind
     replay = weighted(parts, s, lambda k: k.replay)
     exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
-        exposed["dp"], hidden["dp"] = every * (w.ahead + w.behind), w.hidden
+        exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
     return StageSeconds(
         forward=named(weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
         backward_input=named(
@@ -158,11 +162,11 @@ def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Sta
         ),
         backward_weight=named(weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
         recompute=replay,
-        compute=weighted(parts, s, lambda k: k.compute) + every * (w.lost_ahead + w.lost_behind),
+        compute=weighted(parts, s, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
         exposed=exposed,
         hidden=hidden,
-        first=zero + once * (w.ahead + w.lost_ahead),
-        last=zero + once * (w.behind + w.lost_behind),
+        first=zero + once * ahead,
+        last=zero + once * behind,
     )
 
 
@@ -220,14 +224,28 @@ def data_parallel_seconds(
     return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
 
 
-def through_stages(z: Sizes[X], stages: tuple[Stages[X], ...], seconds: Sequence[X]) -> X:
+def once_seconds(z: Sizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
     """Return seconds that stages take once a step, as the micro-batch that fills or drains the pipeline meets them.
 
     It passes the first chunk of every stage; the other chunks of the slowest stage follow one after another.
     """
-    way = total((s.count * one for s, one in zip(stages, seconds, strict=True)), 0 * z.pp)
-    slowest = largest([above(s.count, 0, one, 0 * one) for s, one in zip(stages, seconds, strict=True)])
+    way = total((n * one for n, one in zip(counts, each, strict=True)), 0 * z.pp)
+    slowest = largest([above(n, 0, one, 0 * one) for n, one in zip(counts, each, strict=True)])
     return divide(way + (z.vpp - 1) * slowest, z.vpp)
+
+
+def with_waits(
+    z: Sizes[X], runs: tuple[Run[X], ...], timed: tuple[StageSeconds[X], ...], alone: PipelineTime[X], mirrored: bool
+) -> PipelineTime[X]:
+    """Return the seconds of a pipeline with what stages wait for once a step; what others wait for is bubble."""
+    counts = [run.count for run in runs]
+    once = once_seconds(z, counts, [z.num_micro * (t.first + t.last) for t in timed])
+    whole = tuple(
+        replace(run, forward=t.forward, backward_input=t.backward_input) for run, t in zip(runs, timed, strict=True)
+    )
+    busy = named(z.num_micro * slowest_work(whole, mirrored=mirrored), "slowest stage computes", unit="s")
+    bubble = named(alone.busy + alone.bubble + once - busy, "pipeline bubble", unit="s")
+    return replace(alone, total=busy + bubble + alone.exposed_send, busy=busy, bubble=bubble)
 
 
 def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
@@ -257,9 +275,11 @@ class Piped(Generic[X]):
 
 def timed_parts(m: Machine[X], parts: Parts[X], schedule: ScheduleName) -> Parts[X]:
     """Return the blocks as a schedule runs them: DualPipe in pairs."""
-    if schedule == "dualpipe" and m.hides("ep"):
-        return replace(parts, kinds=tuple(map(paired, parts.kinds)), head=paired(parts.head))
-    return parts
+    if schedule != "dualpipe" or not m.hides("ep"):
+        return parts
+    return replace(
+        parts, kinds=tuple(slowed(m, k, paired(k)) for k in parts.kinds), head=slowed(m, parts.head, paired(parts.head))
+    )
 
 
 def micro_batch_seconds(
@@ -271,9 +291,14 @@ def micro_batch_seconds(
 
 
 def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds[X], ...]) -> tuple[Run[X], ...]:
-    """Return what a pipeline needs to know of its stages."""
+    """Return what a pipeline needs to know of its stages: what every micro-batch takes."""
     return tuple(
-        Run(count=s.count, forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight)
+        Run(
+            count=s.count,
+            forward=t.forward - t.first,
+            backward_input=t.backward_input - t.last,
+            backward_weight=t.backward_weight,
+        )
         for s, t in zip(stages, per_stage, strict=True)
     )
 
@@ -309,7 +334,7 @@ def update_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stage
 def piped_seconds(
     m: Machine[X], z: Sizes[X], r: Recipe, timed: tuple[StageSeconds[X], ...], runs: tuple[Run[X], ...], job: StepJob[X]
 ) -> Piped[X]:
-    """Return the seconds of all micro-batches through the pipeline."""
+    """Return the seconds of all micro-batches through the pipeline, and of what stages wait for once a step."""
     shape = PipelineShape(
         num_stages=z.pp,
         num_chunks=z.vpp,
@@ -317,7 +342,10 @@ def piped_seconds(
         send=named(job.send, "stage boundary message"),
         overlap_send=m.hides("pp") and job.schedule in r.stack.overlap_sends,
     )
-    return Piped(job=job, stages=timed, pipeline=pipeline_time(job.schedule, runs, shape))
+    pipeline = pipeline_time(job.schedule, runs, shape)
+    if r.shards_gradients and r.stack.pipeline_keeps_gathered:
+        pipeline = with_waits(z, runs, timed, pipeline, job.schedule == "dualpipe")
+    return Piped(job=job, stages=timed, pipeline=pipeline)
 
 
 def tied_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
@@ -336,9 +364,6 @@ def with_update(
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)
     )
-    if r.shards_gradients:
-        gather = gather + through_stages(z, stages, [t.first for t in per_stage])
-        grads = grads + through_stages(z, stages, [t.last for t in per_stage])
     update = update_seconds(m, z, r, parts, stages)
     if job.tied:
         grads = grads + tied_seconds(m, z, job)

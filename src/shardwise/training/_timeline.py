@@ -17,7 +17,7 @@ from shardwise.ops.fold import Machine
 from shardwise.plans import Plan
 from shardwise.training._evaluate import Case, Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import Parts, Recipe
-from shardwise.training._sharding import rounds_of_messages, sharding_waits
+from shardwise.training._sharding import sharding_waits, waits_once
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import (
@@ -25,6 +25,7 @@ from shardwise.training._step import (
     StepJob,
     covering_passes,
     data_parallel_seconds,
+    once_seconds,
     tied_seconds,
     timed_parts,
     weighted,
@@ -108,7 +109,7 @@ class StepTimeline:
 
 def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], s: Stages[float]) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
-    waits, often = sharding_waits(m, z, r, parts, s), rounds_of_messages(z, r)[0]
+    waits, often = sharding_waits(m, z, r, parts, s), 1 - waits_once(z, r)
     first = weighted_axes(parts, s, lambda k: k.forward_exposed)
     again = weighted_axes(parts, s, lambda k: k.replay_exposed)
     every = weighted_axes(parts, s, lambda k: k.exposed)
@@ -189,18 +190,21 @@ class _Drawing:
         shared = (self.machine, case.recipe, e.sizes, e.parts, s)
         update = optimizer_seconds(*shared) + muon_seconds(*shared)
         return _Around(
-            gather=waits + t.first,
+            gather=waits + self.num_micro * t.first,
             gather_hidden=covered,
-            gradients=shown + t.last,
+            gradients=shown + self.num_micro * t.last,
             gradients_hidden=hidden,
             update=update,
         )
 
     def draw(self, e: Evaluation[float]) -> StepTimeline:
+        counts, timed = [s.count for s in e.stages], e.step.stages
+        first = once_seconds(e.sizes, counts, [self.num_micro * t.first for t in timed])
+        last = once_seconds(e.sizes, counts, [self.num_micro * t.last for t in timed])
         self._everywhere("dp", [a.gather for a in self.around], 0.0)
-        end = self._pipeline(e.step.parameters_exposed, e)
+        end = self._pipeline(e.step.parameters_exposed + first, e)
         self._everywhere("dp", [a.gradients for a in self.around], end)
-        end += e.step.gradients_exposed - self.tied
+        end += e.step.gradients_exposed - self.tied + last
         end = self._everywhere("tied", [self.tied * (i in (0, self.plan.pp - 1)) for i in range(self.plan.pp)], end)
         end = self._everywhere("optimizer", [a.update for a in self.around], end)
         end = self._everywhere("overhead", [e.step.overhead] * self.plan.pp, end)
@@ -227,7 +231,10 @@ class _Drawing:
         """Draw the micro-batches of a step that start at `at`; return when the last of them is done."""
         timed = [e.step.stages[i] for i in self.runs]
         chunks = [
-            Chunk(forward=t.forward, backward_input=t.backward_input, backward_weight=t.backward_weight) for t in timed
+            Chunk(
+                forward=t.forward - t.first, backward_input=t.backward_input - t.last, backward_weight=t.backward_weight
+            )
+            for t in timed
         ]
         shape: PipelineShape[float] = PipelineShape(
             num_stages=self.plan.pp,
