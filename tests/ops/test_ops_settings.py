@@ -13,6 +13,7 @@ from shardwise.ops.blocks import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Settings, find_stack
+from shardwise.training._blocks import checkpoints
 
 STACKS = ("megatron", "megatron-scores", "transformers", "transformers-eager")
 ONE: ParallelSizes[Any] = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
@@ -56,3 +57,15 @@ def test_the_product_alone_shrinks_to_its_bits(name: str, stack: str) -> None:
         products = sum(t.size_bytes for t in tensors if t.name.endswith(".product"))
         assert products > 0
         assert kept(plain, model, block) - kept(narrow, model, block) == products / 2
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3"])
+def test_a_recomputed_activation_reads_the_narrow_copy(name: str) -> None:
+    """Where the activation is recomputed from its input in 8 bits, that input is kept in 8 bits alone."""
+    model = load_model(name)
+    plain, narrow = layout("megatron"), layout("megatron", activation_input_bits=8)
+    again = checkpoints("none", ("moe_act", "mlp_act"))
+    for block in model.kinds:
+        sizes = [float(tensor_bytes(keep(block_ops(y, block, model.hidden), again).kept)) for y in (plain, narrow)]
+        tensors = keep(block_ops(plain, block, model.hidden)).kept
+        assert sizes[0] - sizes[1] == sum(t.size_bytes for t in tensors if t.name.endswith(".up")) / 2

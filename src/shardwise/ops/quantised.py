@@ -32,7 +32,7 @@ def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[
     moved: list[X] = []
     found = []
     for op in ops:
-        saves = []
+        saves, reads = [], {t.name: t for t in op.reads}
         for tensor in op.saves:
             bits = bits_of(y, op, tensor)
             name = f"{tensor.name}, {bits} bits"
@@ -45,7 +45,10 @@ def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[
                 moved.append(tensor.size_bytes + narrow.size_bytes)
             copies[name] = narrow
             saves.append(narrow)
-        found.append(replace(op, saves=tuple(saves)))
+            # An operator that is recomputed reads the copy, where what makes the tensor is not recomputed with it.
+            if tensor.name in reads and tensor.name != source.name:
+                reads[tensor.name] = narrow
+        found.append(replace(op, saves=tuple(saves), reads=tuple(reads.values())))
     if not copies:
         return ops
     both = total(moved)
