@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import shardwise as sw
 from cli.command_line import run
 from shardwise import Cluster, Efficiencies, InferReport, Options, Plan, Roofline, Serving, Training, TrainReport
-from shardwise.report._roofline import whole_shares
+from shardwise.report._roofline import INSIDE, LIMITS, whole_shares
 from shardwise.report._train import step_tree
 
 TRAINED = {
@@ -144,3 +144,25 @@ def test_the_command_prints_and_draws_every_operator(words: tuple[str, ...], wid
     assert {row["bound"] for row in tree["operators"]} <= {"compute", "memory", "start"}
     assert sum(row["share"] for row in tree["operators"]) == pytest.approx(len(tree["seconds"]))
     assert xml.etree.ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+# Shares, widths and numbers of items: no limit of a device, so that they stay where one limit is left.
+NO_LIMITS = {
+    "ProductRates": "sharpness tiling ramp_traffic secondary",
+    "Rates": "sharpness tiling ramp_traffic secondary pair_dims grouped_each grouped_gradients contention"
+    " weight_gradient cast_traffic family assumptions blocks streams experts_in_turn",
+    "EngineCostModel": "network spans overlap exposed_axes replicas frozen widened_bytes narrow_dtype fused_experts"
+    " cores activation_width cache_width engine decoding starts widened attention",
+    "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",
+    "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second unsplit_bytes_per_second"
+    " thin_bytes_per_second cached_rate sources",
+    "KernelCosts": "costs packs scale",
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_rate_is_a_limit_or_none(kind: type) -> None:
+    """A field that is added to the rates is named here or among the limits of the roofline."""
+    limits = {*LIMITS[kind], *INSIDE.get(kind, ())}
+    assert limits | set(NO_LIMITS[kind.__name__].split()) == {f.name for f in fields(kind)}
+    assert not limits & set(NO_LIMITS[kind.__name__].split())

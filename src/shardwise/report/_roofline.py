@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from shardwise.cost import DECODE_PARTS, PARTS_IN_SECONDS, WIDE_DTYPES, attention_dtype
+from shardwise.cost import (
+    DECODE_PARTS,
+    PARTS_IN_SECONDS,
+    WIDE_DTYPES,
+    ExpertsFit,
+    KernelCosts,
+    ProductRates,
+    Rates,
+    attention_dtype,
+)
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
@@ -23,6 +32,7 @@ from shardwise.serving import InferReport
 from shardwise.serving._batch import decode_steps, prefill_step
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._cost_model import op_seconds as served_seconds
+from shardwise.serving._kernels import EngineKernels
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.training import TrainReport
 from shardwise.training._evaluate import machine_of
@@ -157,25 +167,46 @@ def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
     return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
 
 
-_STARTS = ("launch", "ramp_seconds", "expert_seconds")
+# Which limit each rate is, and which records hold rates of their own.
+_PRODUCTS: dict[str, Bound] = {
+    "matmul_flops": "compute",
+    "matmul_bytes": "memory",
+    "matmul_start": "start",
+    "ramp_seconds": "start",
+}
+LIMITS: dict[type, dict[str, Bound]] = {
+    ProductRates: _PRODUCTS,
+    Rates: {
+        **_PRODUCTS,
+        **dict.fromkeys(("attention_forward_flops", "attention_backward_flops"), "compute"),
+        **dict.fromkeys(("grouped_flops", "vector_flops"), "compute"),
+        **dict.fromkeys(("attention_start", "grouped_start", "memory_start", "launch"), "start"),
+        "memory_bytes": "memory",
+    },
+    EngineCostModel: {"peak": "compute", "narrow_peak": "compute", "experts_peak": "compute", "bandwidth": "memory"},
+    ExpertsFit: {"compute": "compute", "memory": "memory", "start_seconds": "start", "expert_seconds": "start"},
+    EngineKernels: {},
+    KernelCosts: {},
+}
+INSIDE: dict[type, tuple[str, ...]] = {
+    Rates: ("wide",),
+    EngineCostModel: ("rates", "narrow", "kernels"),
+    EngineKernels: ("decode", "experts_wide", "experts_narrow"),
+}
 
 
 def _only(thing: Any, kept: Bound) -> Any:
     """Return rates, kernels or a server with every limit taken away but one."""
     changed: dict[str, Any] = {}
-    for f in fields(thing):
-        name, value = f.name, getattr(thing, f.name)
-        if name in ("rates", "narrow", "wide", "kernels", "decode", "experts_wide", "experts_narrow"):
-            changed[name] = value and _only(value, kept)
-        elif name.endswith(("_flops", "peak")) or name == "compute":
-            changed[name] = value if kept == "compute" else _NO_LIMIT
-        elif name.endswith("_bytes") or name in ("bandwidth", "memory"):
-            changed[name] = value if kept == "memory" else _NO_LIMIT
-        elif name.endswith(("_start", "start_seconds")) or name in _STARTS:
-            changed[name] = value if kept == "start" else 0.0
-        elif name == "costs" and kept != "start":
-            parts = zip(DECODE_PARTS, value, strict=True)
-            changed[name] = tuple(0.0 if part in PARTS_IN_SECONDS else cost for part, cost in parts)
+    for name, bound in LIMITS[type(thing)].items():
+        if bound != kept:
+            changed[name] = 0.0 if bound == "start" else _NO_LIMIT
+    for name in INSIDE.get(type(thing), ()):
+        value = getattr(thing, name)
+        changed[name] = value and _only(value, kept)
+    if isinstance(thing, KernelCosts) and kept != "start":
+        parts = zip(DECODE_PARTS, thing.costs, strict=True)
+        changed["costs"] = tuple(0.0 if part in PARTS_IN_SECONDS else cost for part, cost in parts)
     return replace(thing, **changed)
 
 

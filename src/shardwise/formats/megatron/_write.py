@@ -146,7 +146,10 @@ def _run(blocks: tuple[Block, ...]) -> str:
 def _check_layers(m: Model) -> None:
     """Raise `InputError` where a hybrid has layers that no letter stands for, or a block a mixer without arguments."""
     blocks = (*m.kinds, *m.mtp)
-    if _is_hybrid(m):
+    odd = [mixer for block in blocks for idle in block.idle for mixer in idle.mixers]
+    if odd:
+        rule = "has layers that attend to another part"
+    elif _is_hybrid(m):
         odd = [block.mixers[0] for block in blocks if "?" in _run((block,)) and block.mixers]
         rule = "has layers that Megatron-LM's patterns have no letter for"
     else:
