@@ -70,7 +70,9 @@ def bands_text(kind: str, made: dict[str, Any]) -> str:
     for quantity, rows in made.items():
         for name, (interval, group) in rows.items():
             lines.append(f'["{quantity}"."{name}"]')
-            lines.append(f"low = {interval[0]:.2f}\nhigh = {interval[1]:.2f}\nrows = {len(group)}")
+            factors = {"low": interval[0], "typical": middle(group), "high": interval[1]}
+            lines += [f"{factor} = {value:.2f}" for factor, value in factors.items()]
+            lines.append(f"rows = {len(group)}")
             lines.append(f'source = "{", ".join(sorted({one.source for one in group}))}; median {middle(group):.2f}"\n')
     return "\n".join(lines).rstrip() + "\n"
 

@@ -46,7 +46,7 @@ def row(question: tuple[str, str, str, int, int]) -> dict[str, Any]:
     name, on, stack, seq_len, batch = question
     model, cluster = sw.load_model(name), sw.Cluster.parse(on)
     job = sw.Training(seq_len=seq_len, global_batch=batch)
-    best = sw.plan_training(model, cluster, job, None, sw.Wish(stack=stack)).best
+    best = sw.plan_training(model, cluster, job, None, sw.SearchOptions(stack=stack)).best
     said = [
         refused(Case(model=model, cluster=cluster, plan=report.plan, job=job, stack=find_stack(stack)))
         for report in best

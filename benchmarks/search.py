@@ -26,9 +26,18 @@ import search_peers as peers
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training
-from shardwise.search import Found, Here, Processes, Space, Wholes, Wish, searched, work_of
+from shardwise.search import (
+    ProcessExecutor,
+    SearchOptions,
+    SearchSpace,
+    SerialExecutor,
+    TrainingResult,
+    Wholes,
+    searched,
+    work_of,
+)
 
-CLASSIC = Space(layout=("1d",), cp=Wholes(((1, 1),)), orders=(("tp", "tp2", "cp", "dp", "pp"),))
+CLASSIC = SearchSpace(layout=("1d",), cp=Wholes(((1, 1),)), orders=(("tp", "tp2", "cp", "dp", "pp"),))
 
 
 def memory_bandwidth() -> float:
@@ -46,7 +55,7 @@ def memory_bandwidth() -> float:
 class Run:
     """One search: its answer, seconds on the clock and of cores, how many parts were drawn, and of how many."""
 
-    found: Found
+    found: TrainingResult
     seconds: float
     busy: float
     drawn: int
@@ -60,7 +69,7 @@ class Run:
     @property
     def num_plans(self) -> int:
         """Plans of the parts that were searched: those that fell to laws, and the legal ones."""
-        return self.found.counts.legal + sum(self.found.tally.fallen.values())
+        return self.found.counts.legal + sum(self.found.partial.rejected.values())
 
 
 def _busy() -> float:
@@ -68,15 +77,15 @@ def _busy() -> float:
     return sum(u.ru_utime + u.ru_stime for u in usage)
 
 
-def run(case: tuple[Any, ...], space: Space, wish: Wish, workers: int, share: float = 1.0) -> Run:
+def run(case: tuple[Any, ...], space: SearchSpace, options: SearchOptions, workers: int, share: float = 1.0) -> Run:
     """Return one search from parsed input to ranked answer, of a share of the parts drawn at random."""
     start, before = time.perf_counter(), _busy()
-    work = work_of(*case, space, wish)
-    some = parts = work.rows.chunks(wish.rows)
+    work = work_of(*case, space, options)
+    some = parts = work.grid.chunks(options.rows)
     if share < 1:
         some = Random(0).sample(parts, max(1, round(share * len(parts))))
-        object.__setattr__(work.rows, "chunks", lambda most: some)
-    found = searched(work, Here() if workers == 1 else Processes(workers))
+        object.__setattr__(work.grid, "chunks", lambda most: some)
+    found = searched(work, SerialExecutor() if workers == 1 else ProcessExecutor(workers))
     _ = found.best
     return Run(found, time.perf_counter() - start, _busy() - before, len(some), len(parts))
 
@@ -138,11 +147,11 @@ def main() -> None:
         Cluster.parse(given.on),
         Training(seq_len=given.seq_len, global_batch=given.global_batch),
     )
-    space = CLASSIC if given.space == "classic" else Space()
+    space = CLASSIC if given.space == "classic" else SearchSpace()
     print(f"{given.model} on {given.on}, {given.global_batch} sequences of {given.seq_len}, {given.space} space")
-    whole = run(case, space, Wish(explore=True), given.workers)
+    whole = run(case, space, SearchOptions(explore=True), given.workers)
     show("pruning on", whole, given.workers)
-    each = run(case, space, replace(Wish(explore=True), prune=False, rows=6000), given.workers, given.share)
+    each = run(case, space, replace(SearchOptions(explore=True), prune=False, rows=6000), given.workers, given.share)
     show("pruning off", each, given.workers)
     rate = memory_bandwidth()
     # Two results of 8 bytes are written and read once to be ranked; blocks that plans share stay in the cache.

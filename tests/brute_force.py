@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import permutations, product
 from math import prod
@@ -13,10 +13,9 @@ from shardwise.models import MoE
 from shardwise.plans import Plan, spans
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
-from shardwise.search import Space
+from shardwise.search import SearchSpace, part_of
+from shardwise.search._constraints import staged
 from shardwise.search._launch import within
-from shardwise.search._laws import staged
-from shardwise.search._search import part_of
 from shardwise.training import Case, TrainReport
 from shardwise.training._report import report_of
 
@@ -25,7 +24,7 @@ def _numbers(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _degrees(case: Case, space: Space, n: int) -> Iterator[dict[str, Any]]:
+def _degrees(case: Case, space: SearchSpace, n: int) -> Iterator[dict[str, Any]]:
     layers = case.model.num_layers
     ways = _numbers(n)
     for layout, tp, tp2, cp, pp in product(
@@ -39,7 +38,7 @@ def _degrees(case: Case, space: Space, n: int) -> Iterator[dict[str, Any]]:
         yield {"layout": layout, "tp": tp, "tp2": tp2, "cp": cp, "pp": pp, "dp": n // used}
 
 
-def _pipelines(case: Case, space: Space, pp: int) -> list[tuple[str, int]]:
+def _pipelines(case: Case, space: SearchSpace, pp: int) -> list[tuple[str, int]]:
     layers = case.model.num_layers
     if pp == 1:
         alike = [s for s in space.schedule if s in ("1f1b", "zb-h1")]
@@ -56,7 +55,7 @@ def _pipelines(case: Case, space: Space, pp: int) -> list[tuple[str, int]]:
     return found
 
 
-def _choices(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
+def _choices(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
     has_experts = any(isinstance(b.feed_forward, MoE) for b in case.model.kinds)
     ways = _numbers(n)
     experts = list(product(space.ep.of(ways), space.etp.of(ways))) if has_experts else [(1, 1)]
@@ -84,7 +83,7 @@ def _choices(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterato
         }
 
 
-def _places(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
+def _places(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
     """Yield orders of the axes, then every fullest share of the fastest domain, each set of groups once."""
     axes, domain = ("tp", "tp2", "cp", "dp", "pp"), case.domains[0]
     plain = (axes, *(o for o in permutations(axes) if o != axes))
@@ -107,7 +106,7 @@ def _places(case: Case, space: Space, fixed: dict[str, Any], n: int) -> Iterator
         seen.add(place)
 
 
-def plans(case: Case, space: Space) -> Iterator[Plan]:
+def plans(case: Case, space: SearchSpace) -> Iterator[Plan]:
     """Yield every plan of a space, legal or not, places that put the same ranks into every domain once."""
     most, space = case.cluster.num_devices, space if space.schedule else within(space, case.stack, explore=False)
     for n in space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]:
@@ -145,3 +144,18 @@ def first_broken(case: Case, plan: Plan) -> str:
         if found.items:
             return name
     return ""
+
+
+def fits(report: TrainReport, risk: float = 0.9) -> bool:
+    """Return whether a plan fits with a chance of at least `risk`."""
+    return report.fits and report.chance_to_fit >= risk * (1 - 1e-12)
+
+
+def best_of_degrees(reports: Iterable[TrainReport], measure: Callable[[TrainReport], Any]) -> list[Any]:
+    """Return the least value of every set of devices and degrees, the least first."""
+    found: dict[tuple[int, ...], Any] = {}
+    for one in reports:
+        p = one.plan
+        degrees = p.num_devices, p.tp, p.tp2, p.cp, p.pp, p.dp, p.ep, p.etp
+        found[degrees] = min(found.get(degrees, measure(one)), measure(one))
+    return sorted(found.values())

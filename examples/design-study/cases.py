@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import shardwise as sw
-from shardwise.search import Space, Wholes, upto
+from shardwise.search import SearchSpace, Wholes, upto
 
 STACK = "megatron"
 NETWORK = 16384
@@ -67,9 +67,9 @@ WIDER: dict[str, Any] = {
 }
 
 
-def space_of(layout: str, **changes: Any) -> Space:
+def space_of(layout: str, **changes: Any) -> SearchSpace:
     """Return the published space of a layout, with fields changed."""
-    return Space(**{**_CHOICES, **_OF_LAYOUT[layout], **changes})
+    return SearchSpace(**{**_CHOICES, **_OF_LAYOUT[layout], **changes})
 
 
 @cache

@@ -13,7 +13,7 @@ from cases import JOBS, NETWORK, STACK, cluster_of, model_of, space_of, with_rat
 
 import shardwise as sw
 from shardwise.report import train_tree
-from shardwise.search import Space, Wholes, Wish, plan_training
+from shardwise.search import SearchOptions, SearchSpace, Wholes, plan_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Ask:
         found = cluster_of(self.system, self.domain, max(self.counts))
         return with_rates(found, **dict(self.rates)) if self.rates else found
 
-    def choices(self) -> Space:
+    def choices(self) -> SearchSpace:
         """Return the plans that are asked for."""
         devices = Wholes(tuple((n, n) for n in self.counts))
         return space_of(self.layout, **{"devices": devices, **dict(self.space)})
@@ -83,9 +83,13 @@ def answer(ask: Ask) -> Answer:
     """Return the answer of one search."""
     start = time.process_time()
     found = plan_training(
-        model_of(ask.model), ask.cluster(), JOBS[ask.model], ask.choices(), Wish(stack=STACK, top=1, explore=True)
+        model_of(ask.model),
+        ask.cluster(),
+        JOBS[ask.model],
+        ask.choices(),
+        SearchOptions(stack=STACK, top=1, explore=True),
     )
-    entries = {count: front for count, front in sorted(found.tally.front.entries.items()) if front}
+    entries = {count: front for count, front in sorted(found.partial.front.entries.items()) if front}
     best = {}
     for count, front in entries.items():
         report = found.report(front[0])

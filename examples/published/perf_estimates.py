@@ -36,8 +36,9 @@ STORED = (
     Best(8, 16, 16, 47.532, 94.43),
     Best(8, 64, 4, 47.735, 70.83),
 )
-SPACE = sw.Space(vpp=upto(1), ep=upto(1), etp=upto(1), cp=upto(1), tp2=upto(1), layout=("1d",), schedule=("1f1b",),
-                 sharding=("zero1",), recompute=("none",), sequence_parallel=(True,), micro_batch=upto(64))  # fmt: skip
+SPACE = sw.SearchSpace(vpp=upto(1), ep=upto(1), etp=upto(1), cp=upto(1), tp2=upto(1), layout=("1d",),
+                       schedule=("1f1b",), sharding=("zero1",), recompute=("none",), sequence_parallel=(True,),
+                       micro_batch=upto(64))  # fmt: skip
 JOB = sw.Training(seq_len=2048, global_batch=BATCH)
 
 
@@ -46,10 +47,10 @@ def cluster() -> sw.Cluster:
     return sw.Cluster.parse(f"{GPUS}xh200-sxm-141gb", SYSTEM)
 
 
-def search() -> sw.Found:
+def search() -> sw.TrainingResult:
     """Return the hundred best of the plans that it searches: its degrees, one layout, no recomputation, ZeRO-1."""
     return sw.plan_training(
-        sw.Model.load("gpt3-1t"), cluster(), JOB, SPACE, sw.Wish(stack="megatron", top=TOP, explore=True)
+        sw.Model.load("gpt3-1t"), cluster(), JOB, SPACE, sw.SearchOptions(stack="megatron", top=TOP, explore=True)
     )
 
 
@@ -88,7 +89,7 @@ WHY = {
 }
 
 
-def words(found: sw.Found) -> str:
+def words(found: sw.TrainingResult) -> str:
     """Return the best of the search as Markdown: five of the hundred, the last, and how many plans were judged."""
     best = found.best
     lines = [f"**Our hundred best of {found.num_plans:,} plans, {found.counts.legal:,} of them legal**", ""]

@@ -115,8 +115,8 @@ def test_a_search_without_plans_is_drawn() -> None:
 def test_a_search_for_deployments_is_drawn(on: str, output: int) -> None:
     """The front, its limit and the best deployments are drawn; nothing found and nothing generated are said."""
     job = Serving(input_tokens=1000, output_tokens=output)
-    wish = sw.ServingWish(max_tpot_seconds=0.05, top=4)
-    found = sw.plan_serving(load_model("llama-3.1-70b"), Cluster.parse(on), job, sw.ServingSpace(), wish)
+    options = sw.SearchOptions(max_tpot_seconds=0.05, top=4)
+    found = sw.plan_serving(load_model("llama-3.1-70b"), Cluster.parse(on), job, sw.ServingSpace(), options)
     with styled():
         said = texts(figure_of(found))
     assert ("#1" in said) == bool(found.best)

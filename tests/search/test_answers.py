@@ -13,19 +13,18 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Serving, Training
 from shardwise.search import (
-    Found,
-    Remedies,
+    SearchOptions,
+    SearchSpace,
     ServingSpace,
-    Space,
-    Wish,
+    TrainingResult,
     doubling,
     plan_serving,
     plan_training,
-    rivals,
+    runners_up,
     strong_scaling,
     upto,
 )
-from shardwise.search._near import broken_law, neighbours, report_on
+from shardwise.search._remedies import broken_law, neighbours, report_on
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
 
@@ -38,25 +37,27 @@ MODELS = {
 }
 JOB = Training(seq_len=1024, global_batch=48, token_budget=1e11)
 ON = Cluster.parse("16xa100-sxm-80gb", {"memory": "8GB", "price": 2.0})
-SPACE = Space(layout=("1d",), cp=upto(2), sharding=("none", "zero1"), recompute=("none", "full"), micro_batch=upto(8))
+SPACE = SearchSpace(
+    layout=("1d",), cp=upto(2), sharding=("none", "zero1"), recompute=("none", "full"), micro_batch=upto(8)
+)
 
 
-def _found(kind: str = "dense", wish: Wish | None = None) -> Found:
-    return plan_training(MODELS[kind], ON, JOB, SPACE, wish)
+def _found(kind: str = "dense", options: SearchOptions | None = None) -> TrainingResult:
+    return plan_training(MODELS[kind], ON, JOB, SPACE, options)
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_neighbours_are_plans_of_the_space(kind: str) -> None:
     """Every plan one field away is a plan of the space but for its place, judged as the search judges it."""
     found = _found(kind)
-    rows = found.rows
-    every = {replace(plan, order=Plan().order, fast=()): plan for plan in brute.plans(rows.case, rows.space)}
-    laws = rows.laws
+    grid = found.grid
+    every = {replace(plan, order=Plan().order, fast=()): plan for plan in brute.plans(grid.case, grid.space)}
+    laws = grid.laws
     seen = 0
-    for field, plan in neighbours(rows, found.best[0].plan):
+    for field, plan in neighbours(grid, found.best[0].plan):
         bare = replace(plan, order=Plan().order, fast=())
         assert bare in every, (field, plan)
-        assert (broken_law(laws, plan) is None) == brute.is_legal(rows.case, plan)
+        assert (broken_law(laws, plan) is None) == brute.is_legal(grid.case, plan)
         seen += 1
     assert seen >= 15
 
@@ -64,19 +65,18 @@ def test_neighbours_are_plans_of_the_space(kind: str) -> None:
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_remedies_are_evaluated(kind: str) -> None:
     """Every law and limit has a remedy; where it names a change, the changed plan is the best or as far behind."""
-    wish = Wish(min_free_bytes=1e9)
-    found = _found(kind, wish)
-    remedies = Remedies(found)
-    rows = remedies.rejected
+    options = SearchOptions(min_free_bytes=1e9)
+    found = _found(kind, options)
+    rows = found.rejected
     assert found.counts.fitting + sum(row.count for row in rows) == found.num_plans
     assert all(row.remedy for row in rows)
-    named = [remedy for row in rows if (remedy := remedies.of(row.name)) is not None and remedy.field]
+    named = [remedy for row in rows if (remedy := found.remedy(row.name)) is not None and remedy.field]
     assert len(named) >= 2
     for remedy in named:
         assert remedy.best == (remedy.loss == 0)
         if remedy.best:
             assert getattr(found.best[0].plan, remedy.field) == remedy.value
-    memory = remedies.of("memory")
+    memory = found.remedy("memory")
     assert memory is not None
     assert "short of memory" in memory.why
 
@@ -84,13 +84,12 @@ def test_remedies_are_evaluated(kind: str) -> None:
 def test_a_plan_that_is_short_is_short() -> None:
     """The plan that a remedy of memory starts from does not fit, by as much as it says."""
     found = _found()
-    best = found.best[0]
-    short = []
-    for field, plan in neighbours(found.rows, best.plan):
-        if broken_law(found.rows.laws, plan) is None and not (report := report_on(found.rows, plan)).fits:
-            miss = report.verdict.short_by_bytes / report.verdict.limit_bytes
-            short.append(f"{field.replace('_', ' ')} {str(getattr(plan, field)).lower()} is {miss:.1%} short of memory")
-    remedy = Remedies(found).of("memory")
+    laws, limit, short = found.grid.laws, found.task.limit_bytes, []
+    for field, plan in neighbours(found.grid, found.best[0].plan):
+        if broken_law(laws, plan) is None and (held := report_on(found.grid, plan).device_bytes) > limit:
+            value = str(getattr(plan, field)).lower()
+            short.append(f"{field.replace('_', ' ')} {value} is {held / limit - 1:.1%} short of memory")
+    remedy = found.remedy("memory")
     assert remedy is not None
     assert any(remedy.why.startswith(text) for text in short)
 
@@ -101,12 +100,11 @@ def test_a_limit_that_none_keeps_shows_the_nearest(name: str) -> None:
     free = _found()
     measured = {"max_step_seconds": "step_seconds", "max_run_seconds": "training_seconds", "max_usd": "usd"}[name]
     least = getattr(free.best[0], measured)
-    found = _found(wish=Wish(**{name: least / 2}))
-    remedies = Remedies(found)
+    found = _found(options=SearchOptions(**{name: least / 2}))
     assert not found.best
-    assert remedies.nearest is not None
-    assert getattr(remedies.nearest, measured) == pytest.approx(least)
-    assert "misses it by 100.0%" in str(remedies.of(name))
+    assert found.nearest is not None
+    assert getattr(found.nearest, measured) == pytest.approx(least)
+    assert "misses it by 100.0%" in str(found.remedy(name))
 
 
 def _moved(report: TrainReport, constant: str, factor: float) -> TrainReport:
@@ -124,28 +122,28 @@ def _moved(report: TrainReport, constant: str, factor: float) -> TrainReport:
 
 def test_swaps_are_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the factor that is stated two plans are equal; constants that are not named never swap them."""
-    band = Band(low=0.25, high=4.0, rows=1, source="wide enough for swaps")
-    monkeypatch.setattr("shardwise.search._rivals._band", lambda found: band)
-    found = _found("experts", Wish(top=30))
-    best, near = found.best[0], rivals(found, most=6)
+    band = Band(low=0.25, typical=1.0, high=4.0, rows=1, source="wide enough for sensitivity")
+    monkeypatch.setattr("shardwise.search._sensitivity._band", lambda found: band)
+    found = _found("experts", SearchOptions(top=30))
+    best, near = found.best[0], runners_up(found, most=6)
     assert near[0].report.plan == found.best[1].plan
-    assert [rival.behind for rival in near] == sorted(rival.behind for rival in near)
+    assert [runner_up.behind for runner_up in near] == sorted(runner_up.behind for runner_up in near)
     seen = 0
-    for rival in near:
-        assert rival.behind == pytest.approx(rival.report.step_seconds / best.step_seconds - 1)
-        swaps = {swap.constant: swap for swap in rival.swaps}
+    for runner_up in near:
+        assert runner_up.behind == pytest.approx(runner_up.report.step_seconds / best.step_seconds - 1)
+        sensitivity = {swap.constant: swap for swap in runner_up.sensitivity}
         for constant in ("matrix FLOP/s", "memory bandwidth", "fast link", "network"):
             ends = {
-                factor: _moved(rival.report, constant, factor).step_seconds
+                factor: _moved(runner_up.report, constant, factor).step_seconds
                 < _moved(best, constant, factor).step_seconds
                 for factor in (1 / band.high, 1 / band.low)
             }
-            assert any(ends.values()) == (constant in swaps)
-            if constant in swaps:
-                factor = swaps[constant].factor
-                pair = [_moved(report, constant, factor).step_seconds for report in (rival.report, best)]
+            assert any(ends.values()) == (constant in sensitivity)
+            if constant in sensitivity:
+                factor = sensitivity[constant].factor
+                pair = [_moved(report, constant, factor).step_seconds for report in (runner_up.report, best)]
                 assert pair[0] == pytest.approx(pair[1], rel=1e-5)
-                assert swaps[constant].low <= factor <= swaps[constant].high
+                assert sensitivity[constant].low <= factor <= sensitivity[constant].high
                 seen += 1
     assert seen > 0
 
@@ -153,21 +151,21 @@ def test_swaps_are_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_swaps_of_imposed_rates_move_the_imposed_ones() -> None:
     """Where a rate is imposed in place of the fit, it is what moves."""
     achieved = Efficiencies(matmul_flops_per_second=1.5e14, slow_bytes_per_second=5e9)
-    found = plan_training(MODELS["dense"], ON, JOB, SPACE, Wish(efficiencies=achieved))
-    assert rivals(found)[0].behind >= 0
+    found = plan_training(MODELS["dense"], ON, JOB, SPACE, SearchOptions(efficiencies=achieved))
+    assert runners_up(found)[0].behind >= 0
 
 
 def test_rivals_of_deployments() -> None:
     """The next deployment and what could put it ahead are those of `infer` with the constant moved."""
     on, job = Cluster.parse("8xa100-sxm-80gb"), Serving(input_tokens=2048, output_tokens=64)
     found = plan_serving(MODELS["dense"], on, job, ServingSpace(weights=("bf16", "int8", "int4")))
-    for rival in rivals(found):
-        assert rival.behind > 0
-        for swap in rival.swaps:
+    for runner_up in runners_up(found):
+        assert runner_up.behind > 0
+        for swap in runner_up.sensitivity:
             if swap.constant != "memory bandwidth":
                 continue
             values = []
-            for report in (found.best[0], rival.report):
+            for report in (found.best[0], runner_up.report):
                 faster = {"memory_bandwidth": on.device.memory_bytes_per_second * swap.factor}
                 moved = Cluster.parse("8xa100-sxm-80gb", faster)
                 options = ServingOptions(engine=report.case.engine)
@@ -182,7 +180,7 @@ def test_scaling_is_a_search_on_each_count() -> None:
     first = next(row.best for row in rows if row.best is not None)
     for row in rows:
         on = Cluster.parse(f"{row.num_devices}xa100-sxm-80gb", {"memory": "8GB", "price": 2.0})
-        alone = plan_training(MODELS["dense"], on, JOB, SPACE, Wish(top=1)).best
+        alone = plan_training(MODELS["dense"], on, JOB, SPACE, SearchOptions(top=1)).best
         assert (row.best is None) == (not alone)
         if row.best is not None and alone:
             assert row.best.step_seconds == pytest.approx(alone[0].step_seconds, rel=1e-12)

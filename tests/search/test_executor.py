@@ -1,4 +1,4 @@
-"""Processes of a search: none is left behind, none that dies loses a plan, and Ctrl-C ends them all at once."""
+"""ProcessExecutor of a search: none is left behind, none that dies loses a plan, and Ctrl-C ends them all at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model
 from shardwise.plans import Training
-from shardwise.search import Processes, Space, Wish, searched, upto, work_of
+from shardwise.search import ProcessExecutor, SearchOptions, SearchSpace, searched, upto, work_of
 
 BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=128),), feed_forward=MLP(ffn=8192))
 MODEL = Model(name="dense", family="llama", hidden=2048, vocab=32000, layers=(BLOCK,) * 8)
 JOB = Training(seq_len=1024, global_batch=48)
 ON = Cluster.parse("16xa100-sxm-80gb")
-SPACE = Space(layout=("1d",), cp=upto(2), recompute=("none", "full"), micro_batch=upto(4))
+SPACE = SearchSpace(layout=("1d",), cp=upto(2), recompute=("none", "full"), micro_batch=upto(4))
 
 
 class Echo:
@@ -52,7 +52,7 @@ PARTS = [(i, i + 1) for i in range(20)]
 
 def test_every_part_comes_once() -> None:
     """Each part is evaluated once, none of them in this process."""
-    found = [result.known for result in Processes(3).run(Echo(), PARTS)]
+    found = [result.known for result in ProcessExecutor(3).run(Echo(), PARTS)]
     assert sorted(part for part, _ in found) == list(range(20))
     assert os.getpid() not in {pid for _, pid in found}
 
@@ -60,7 +60,7 @@ def test_every_part_comes_once() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_process_that_dies_loses_no_part(count: int) -> None:
     """A part that ends every process it is given to is evaluated here at last, with all that is left."""
-    found = [result.known for result in Processes(count).run(Echo(dies=4), PARTS)]
+    found = [result.known for result in ProcessExecutor(count).run(Echo(dies=4), PARTS)]
     assert sorted(part for part, _ in found) == list(range(20))
     assert dict(found)[4] == os.getpid()
 
@@ -77,9 +77,9 @@ def test_an_interrupt_is_held_until_no_pipe_is_read(monkeypatch: pytest.MonkeyPa
             inside.append("raised")
         return wait(*args, **words)
 
-    monkeypatch.setattr("shardwise.search._engine.wait", interrupted_wait)
+    monkeypatch.setattr("shardwise.search._executor.wait", interrupted_wait)
     before = signal.getsignal(signal.SIGINT)
-    found = searched(work_of(MODEL, ON, JOB, SPACE, Wish(top=1, rows=20)), Processes(2))
+    found = searched(work_of(MODEL, ON, JOB, SPACE, SearchOptions(top=1, rows=20)), ProcessExecutor(2))
     assert not inside
     assert found.covered < 1
     assert signal.getsignal(signal.SIGINT) is before
@@ -88,9 +88,9 @@ def test_an_interrupt_is_held_until_no_pipe_is_read(monkeypatch: pytest.MonkeyPa
 SCRIPT = """
 import sys; sys.path.insert(0, {folder!r})
 from test_executor import Echo, PARTS
-from shardwise.search import Processes
+from shardwise.search import ProcessExecutor
 try:
-    for result in Processes(2).run(Echo(stays=6), PARTS):
+    for result in ProcessExecutor(2).run(Echo(stays=6), PARTS):
         print(result.known[1], flush=True)
     print("whole")
 except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from shardwise.errors import InputError
 from shardwise.formats import Case
 from shardwise.plans import find_stack
 from shardwise.plans.laws import stack_problems
-from shardwise.search import Space, Wish, plan_training, upto, work_of
+from shardwise.search import SearchOptions, SearchSpace, plan_training, upto, work_of
 
 # Each stack that has an exporter, with a small question.
 QUESTIONS: tuple[tuple[str, str, str], ...] = (
@@ -34,7 +34,7 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
 def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str, on: str) -> None:
     """Every best plan and every plan of the front is written by the exporter of its framework, which reads it back."""
     model, cluster, job = load_model(name), Cluster.parse(on), Training(seq_len=1024, global_batch=64)
-    found = plan_training(model, cluster, job, Space(micro_batch=upto(4)), Wish(stack=stack, top=30))
+    found = plan_training(model, cluster, job, SearchSpace(micro_batch=upto(4)), SearchOptions(stack=stack, top=30))
     framework = find_stack(stack)
     exporter = import_module(f"shardwise.formats.{framework.runs.exporter}")
     assert found.best
@@ -47,12 +47,12 @@ def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str
 def test_plans_left_out_are_those_that_the_stack_does_not_run(stack: str) -> None:
     """Legal plans are those of brute force that break no rule of the framework, and the others are counted under it."""
     model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")
-    space = Space(micro_batch=upto(2), recompute=("none",))
-    work = work_of(model, cluster, Training(seq_len=1024, global_batch=16), space, Wish(stack=stack))
-    every = [p for p in brute.plans(work.rows.case, work.rows.space) if brute.is_legal(work.rows.case, p)]
-    job = work.rows.job
-    launched = [p for p in every if not stack_problems(work.rows.case.stack, p, **job)]
-    found = plan_training(model, cluster, work.rows.case.job, space, Wish(stack=stack, prune=False))
+    space = SearchSpace(micro_batch=upto(2), recompute=("none",))
+    work = work_of(model, cluster, Training(seq_len=1024, global_batch=16), space, SearchOptions(stack=stack))
+    every = [p for p in brute.plans(work.grid.case, work.grid.space) if brute.is_legal(work.grid.case, p)]
+    job = work.grid.job
+    launched = [p for p in every if not stack_problems(work.grid.case.stack, p, **job)]
+    found = plan_training(model, cluster, work.grid.case.job, space, SearchOptions(stack=stack, prune=False))
     assert found.counts.legal == len(launched) > 0
     assert (len(launched) < len(every)) == any(row.name == "stack" for row in found.rejected)
 
@@ -70,7 +70,9 @@ def test_asking_for_what_a_stack_does_not_run_is_refused(stack: str, space: dict
     """Choices that were asked for and that the framework does not run are named, with the way to search them still."""
     model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")
     with pytest.raises(InputError) as caught:
-        plan_training(model, cluster, Training(seq_len=1024, global_batch=16), Space(**space), Wish(stack=stack))
+        plan_training(
+            model, cluster, Training(seq_len=1024, global_batch=16), SearchSpace(**space), SearchOptions(stack=stack)
+        )
     assert {problem.field for problem in caught.value.problems} == named
     assert all(problem.remedy.endswith("or --explore") for problem in caught.value.problems)
 
@@ -78,7 +80,10 @@ def test_asking_for_what_a_stack_does_not_run_is_refused(stack: str, space: dict
 def test_exploring_finds_what_nothing_launches_and_marks_it() -> None:
     """With `explore` layouts that the framework has not are searched, and a plan says what of it has no launch."""
     model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")
-    job, space = Training(seq_len=1024, global_batch=16), Space(layout=("summa",), tp=upto(2), micro_batch=upto(1))
-    found = plan_training(model, cluster, job, space, Wish(explore=True, top=3))
+    job, space = (
+        Training(seq_len=1024, global_batch=16),
+        SearchSpace(layout=("summa",), tp=upto(2), micro_batch=upto(1)),
+    )
+    found = plan_training(model, cluster, job, space, SearchOptions(explore=True, top=3))
     marked = [report for report in found.best if report.plan.layout == "summa"]
     assert marked and all("layout" in {problem.field for problem in report.unlaunched} for report in marked)

@@ -11,22 +11,32 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model
 from shardwise.plans import Training
-from shardwise.search import OBJECTIVES, Found, Processes, Space, Wish, plan_training, searched, upto, work_of
+from shardwise.search import (
+    OBJECTIVES,
+    ProcessExecutor,
+    SearchOptions,
+    SearchSpace,
+    TrainingResult,
+    plan_training,
+    searched,
+    upto,
+    work_of,
+)
 from shardwise.training import TrainReport
 
 BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=64),), feed_forward=MLP(ffn=4096))
 MODEL = Model(name="grouped", family="llama", hidden=1024, vocab=32000, layers=(BLOCK,) * 8)
 ON = Cluster.parse("8xa100-sxm-80gb", {"price": 2.0, "memory": "12GB"})
 JOB = Training(seq_len=1024, global_batch=48, token_budget=1e11, failures_per_device_hour=1e-3, restart_seconds=600)
-SPACE = Space(
+SPACE = SearchSpace(
     devices=upto(8), layout=("1d",), cp=upto(1), sharding=("zero1",), recompute=("none", "full"), micro_batch=upto(4)
 )
 
 
 def _every() -> list[TrainReport]:
-    case = work_of(MODEL, ON, JOB, SPACE, None).rows.case
+    case = work_of(MODEL, ON, JOB, SPACE, None).grid.case
     legal = [plan for plan in brute.plans(case, SPACE) if brute.is_legal(case, plan)]
-    return [report for plan in legal if (report := brute.report(case, plan)).fits]
+    return [report for plan in legal if brute.fits(report := brute.report(case, plan))]
 
 
 def _free(report: TrainReport) -> float:
@@ -49,10 +59,10 @@ def test_a_limit_leaves_what_keeps_it(name: str) -> None:
     bound, measure = LIMITS[name]
     kept = [r for r in FITTING if measure(r) <= measure(MIDDLE)]
     found = plan_training(
-        MODEL, ON, JOB, SPACE, Wish(**{name: bound * (1 - 1e-12 if name.startswith("min") else 1 + 1e-12)})
+        MODEL, ON, JOB, SPACE, SearchOptions(**{name: bound * (1 - 1e-12 if name.startswith("min") else 1 + 1e-12)})
     )
     assert found.counts.fitting == len(kept)
-    assert found.tally.fallen[name] == len(FITTING) - len(kept)
+    assert found.partial.rejected[name] == len(FITTING) - len(kept)
     assert found.best[0].training_seconds == pytest.approx(min(r.training_seconds for r in kept), rel=1e-9)
     assert all(measure(r) <= measure(MIDDLE) * (1 + 1e-9) for r in found.front if name != "min_free_bytes")
 
@@ -70,37 +80,42 @@ def test_a_limit_leaves_what_keeps_it(name: str) -> None:
 )
 def test_every_objective_has_its_best(objective: str, measure) -> None:  # type: ignore[no-untyped-def]
     """The best by each objective is that of brute force, the time that failures lose counted."""
-    found = plan_training(MODEL, ON, JOB, SPACE, Wish(objective=objective, top=1))
+    found = plan_training(MODEL, ON, JOB, SPACE, SearchOptions(objective=objective, top=1))
     assert measure(found.best[0]) == pytest.approx(min(map(measure, FITTING)), rel=1e-9)
     assert objective in OBJECTIVES
 
 
-def _answer(found: Found) -> tuple[object, ...]:
-    tally = found.tally
-    return [e.key for e in tally.top.entries], [e.key for e in tally.front.plans()], dict(tally.fallen), tally.counts
+def _answer(found: TrainingResult) -> tuple[object, ...]:
+    partial = found.partial
+    return (
+        [e.key for e in partial.top.entries],
+        [e.key for e in partial.front.plans()],
+        dict(partial.rejected),
+        partial.counts,
+    )
 
 
 def test_limits_do_not_depend_on_the_way() -> None:
     """Parts of other sizes and several processes find the same under limits."""
-    wish = Wish(max_step_seconds=MIDDLE.step_seconds, max_usd=float(MIDDLE.usd or 0))
-    whole = _answer(plan_training(MODEL, ON, JOB, SPACE, wish))
-    for engine in (None, Processes(2)):
-        other = plan_training(MODEL, ON, JOB, SPACE, replace(wish, rows=60), engine=engine)
+    options = SearchOptions(max_step_seconds=MIDDLE.step_seconds, max_usd=float(MIDDLE.usd or 0))
+    whole = _answer(plan_training(MODEL, ON, JOB, SPACE, options))
+    for engine in (None, ProcessExecutor(2)):
+        other = plan_training(MODEL, ON, JOB, SPACE, replace(options, rows=60), executor=engine)
         assert _answer(other) == whole
 
 
 def test_wrong_limits_are_refused() -> None:
     """A limit that needs tokens, a price or memory that is not there is refused, all at once."""
     cluster = replace(ON, usd_per_device_hour=None)
-    wish = Wish(max_usd=1.0, max_run_seconds=1.0, min_free_bytes=1e12, max_step_seconds=-1)
+    options = SearchOptions(max_usd=1.0, max_run_seconds=1.0, min_free_bytes=1e12, max_step_seconds=-1)
     with pytest.raises(InputError) as error:
-        plan_training(MODEL, cluster, replace(JOB, token_budget=0), SPACE, wish)
+        plan_training(MODEL, cluster, replace(JOB, token_budget=0), SPACE, options)
     fields = sorted(p.field for p in error.value.problems)
     assert fields == ["max_run_seconds", "max_step_seconds", "max_usd", "max_usd", "min_free_bytes"]
 
 
-def test_work_of_a_wish_without_limits_prunes() -> None:
+def test_work_of_options_without_limits_prunes() -> None:
     """Without limits nothing changes: most plans are never timed."""
     job = replace(JOB, failures_per_device_hour=0.0)
-    found = searched(work_of(MODEL, ON, job, SPACE, Wish(top=1)), Processes(1))
+    found = searched(work_of(MODEL, ON, job, SPACE, SearchOptions(top=1)), ProcessExecutor(1))
     assert found.counts.evaluated <= found.counts.legal

@@ -14,10 +14,22 @@ import brute_force as brute
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.search import OBJECTIVES, Found, Processes, Space, Wholes, Wish, plan_training, searched, upto, work_of
-from shardwise.search._key import plan_of
-from shardwise.search._mesh import Mesh
-from shardwise.search._rows import Rows
+from shardwise.search import (
+    OBJECTIVES,
+    ProcessExecutor,
+    SearchOptions,
+    SearchSpace,
+    SearchTask,
+    TrainingResult,
+    Wholes,
+    plan_training,
+    searched,
+    upto,
+    work_of,
+)
+from shardwise.search._batch import plan_of
+from shardwise.search._evaluator import Evaluator
+from shardwise.search._grid import PlanGrid
 
 DENSE = Attention(heads=16, kv_heads=16, head_dim=64)
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=64, qk_norm="head")
@@ -37,74 +49,80 @@ def _model(kind: str, layers: int = 8) -> Model:
     return Model(name=kind, family="llama", hidden=1024, vocab=32000, layers=blocks, tied=kind == "dense", mtp=mtp)
 
 
-def _rows(kind: str, space: Space, *, devices: int = 32, batch: int = 48, layers: int = 8) -> Rows:
+def _rows(kind: str, space: SearchSpace, *, devices: int = 32, batch: int = 48, layers: int = 8) -> PlanGrid:
     cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
     job = Training(seq_len=1024, global_batch=batch)
-    return work_of(_model(kind, layers), cluster, job, space, EXPLORE).rows
+    return work_of(_model(kind, layers), cluster, job, space, EXPLORE).grid
 
 
-EXPLORE = Wish(explore=True)
-WIDE = Space(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
+EXPLORE = SearchOptions(explore=True)
+WIDE = SearchSpace(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
 
 
 @pytest.mark.parametrize("kind", ["dense", "grouped", "experts", "latent"])
 @pytest.mark.parametrize("pruned", [False, True])
 def test_a_plan_of_a_mesh_is_that_plan(kind: str, pruned: bool) -> None:
-    """A plan evaluated in a mesh has the memory and the time of `train`, to one part in a billion."""
-    rows = _rows(kind, WIDE)
-    mesh, drawn, seen = Mesh(rows, prune=pruned, may=None), Random(7), 0
-    parts = rows.chunks(200)
+    """A plan evaluated in a evaluator has the memory and the time of `train`, to one part in a billion."""
+    grid = _rows(kind, WIDE)
+    evaluator, drawn, seen = Evaluator(grid, SearchTask(grid, SearchOptions()).limit_bytes, prune=pruned), Random(7), 0
+    parts = grid.chunks(200)
     for start, end in drawn.sample(parts, min(len(parts), 12)):
-        for sheet in mesh.sheets(start, end):
-            chosen = np.flatnonzero(sheet.fits).tolist()
+        for batch in evaluator.batches(start, end):
+            chosen = np.flatnonzero(batch.fits).tolist()
             for i in drawn.sample(chosen, min(6, len(chosen))):
-                plan = plan_of(sheet.key(i), rows)
-                assert brute.is_legal(rows.case, plan), plan
-                report = brute.report(rows.case, plan)
-                assert sheet.step_seconds.ravel()[i] == pytest.approx(report.step_seconds, rel=1e-9), plan
-                assert sheet.device_bytes.ravel()[i] == pytest.approx(report.device_bytes, rel=1e-9), plan
-                assert report.fits
+                plan = plan_of(batch.key(i), grid)
+                assert brute.is_legal(grid.case, plan), plan
+                report = brute.report(grid.case, plan)
+                assert batch.step_seconds.ravel()[i] == pytest.approx(report.step_seconds, rel=1e-9), plan
+                assert batch.device_bytes.ravel()[i] == pytest.approx(report.device_bytes, rel=1e-9), plan
+                assert brute.fits(report)
                 seen += 1
     assert seen >= 300
 
 
 SMALL = {
-    "dense": Space(recompute=("none", "full"), sharding=("none", "zero3"), schedule=SCHEDULES, micro_batch=upto(2)),
-    "experts": Space(recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(2), cp=upto(2)),
-    "latent": Space(
+    "dense": SearchSpace(
+        recompute=("none", "full"), sharding=("none", "zero3"), schedule=SCHEDULES, micro_batch=upto(2)
+    ),
+    "experts": SearchSpace(
+        recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(2), cp=upto(2)
+    ),
+    "latent": SearchSpace(
         recompute=("full",), sharding=("zero2",), pp=upto(4), cp=upto(2), layout=("1d",), cp_kind=("ring",)
     ),
 }
 
 
-def _searched(kind: str, wish: Wish, layers: int = 6) -> tuple[Rows, Found]:
-    rows = _rows(kind, SMALL[kind], devices=8, batch=12, layers=layers)
-    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, SMALL[kind], replace(wish, explore=True))
-    return rows, searched(work, engine=Processes(2) if wish.rows == 50 else _here())
+def _searched(kind: str, options: SearchOptions, layers: int = 6) -> tuple[PlanGrid, TrainingResult]:
+    grid = _rows(kind, SMALL[kind], devices=8, batch=12, layers=layers)
+    work = work_of(grid.case.model, grid.case.cluster, grid.case.job, SMALL[kind], replace(options, explore=True))
+    return grid, searched(work, executor=ProcessExecutor(2) if options.rows == 50 else _here())
 
 
 def _here():  # type: ignore[no-untyped-def]
-    from shardwise.search import Here
+    from shardwise.search import SerialExecutor
 
-    return Here()
+    return SerialExecutor()
 
 
 @pytest.mark.parametrize("kind", list(SMALL))
 @pytest.mark.parametrize("layers", [6, 7])
 def test_the_search_is_brute_force(kind: str, layers: int) -> None:
     """Plans enumerated, legal and fitting are those of brute force, and so is the winner, for every objective."""
-    rows, found = _searched(kind, Wish(prune=False), layers)
-    every = list(brute.plans(rows.case, rows.space))
-    legal = [p for p in every if brute.is_legal(rows.case, p)]
+    grid, found = _searched(kind, SearchOptions(prune=False), layers)
+    every = list(brute.plans(grid.case, grid.space))
+    legal = [p for p in every if brute.is_legal(grid.case, p)]
     assert len(set(every)) == len(every) == found.num_plans
     assert len(legal) == found.counts.legal == found.counts.evaluated
-    reports = [brute.report(rows.case, p) for p in legal]
-    fitting = [r for r in reports if r.fits]
+    reports = [brute.report(grid.case, p) for p in legal]
+    fitting = [r for r in reports if brute.fits(r)]
     assert len(fitting) == found.counts.fitting
     for objective in OBJECTIVES:
-        best = _searched(kind, Wish(objective=objective, top=3), layers)[1].best
+        best = _searched(kind, SearchOptions(objective=objective, top=3), layers)[1].best
         measure = OBJECTIVES[objective]
-        values = sorted(measure(r.step_seconds, r.device_bytes, r.plan.num_devices) for r in fitting)
+        values = brute.best_of_degrees(
+            fitting, lambda r, of=measure: of(r.step_seconds, r.device_bytes, r.plan.num_devices)
+        )
         got = [measure(r.step_seconds, r.device_bytes, r.plan.num_devices) for r in best]
         assert got == pytest.approx(values[:3], rel=1e-9)
     times = sorted((r.step_seconds, r.device_bytes) for r in fitting)
@@ -117,38 +135,38 @@ def test_the_search_is_brute_force(kind: str, layers: int) -> None:
 @pytest.mark.parametrize("layers", [6, 7])
 def test_each_law_refuses_what_brute_force_says(kind: str, layers: int) -> None:
     """Every law is counted for exactly the plans of which it is the first that they break."""
-    rows, found = _searched(kind, Wish(), layers)
-    broken = Counter(brute.first_broken(rows.case, plan) for plan in brute.plans(rows.case, rows.space))
+    grid, found = _searched(kind, SearchOptions(), layers)
+    broken = Counter(brute.first_broken(grid.case, plan) for plan in brute.plans(grid.case, grid.space))
     refused = {row.name: row.count for row in found.rejected if row.name != "memory"}
     assert broken.pop("") == found.counts.legal
     assert refused == broken
     assert len(refused) >= 2
 
 
-def _two_tiers(model: Model, tiers: tuple[int, ...]) -> Rows:
+def _two_tiers(model: Model, tiers: tuple[int, ...]) -> PlanGrid:
     cluster = Cluster.parse(f"{tiers[-1]}xa100-sxm-80gb")
     inner, outer = cluster.tiers
     middle = [replace(inner, size=size, name=f"tier {size}") for size in tiers[:-1]]
     cluster = replace(cluster, tiers=(*middle, outer))
-    return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, EXPLORE).rows
+    return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, EXPLORE).grid
 
 
-PLACED = Space(tp=upto(8), pp=Wholes(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
+PLACED = SearchSpace(tp=upto(8), pp=Wholes(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("tiers", [(8, 1 << 20), (8, 4096, 1 << 20), (8, 256, 8192, 1 << 20)])
 def test_a_million_devices_are_counted_exactly(tiers: tuple[int, ...]) -> None:
     """Products of degrees and codes of placements that pass 64 bits merge no two plans and drop none."""
-    rows = _two_tiers(_model("grouped", 1024), tiers)
+    grid = _two_tiers(_model("grouped", 1024), tiers)
     fields = ("layout", "tp", "tp2", "cp", "pp", "dp")
-    every = list(brute._degrees(rows.case, PLACED, tiers[-1]))
-    base = {name: rows.base[name].tolist() for name in fields if name != "layout"}
+    every = list(brute._degrees(grid.case, PLACED, tiers[-1]))
+    base = {name: grid.base[name].tolist() for name in fields if name != "layout"}
     found = sorted(zip(*base.values(), strict=True))
     assert found == sorted(tuple(d[name] for name in base) for d in every)
-    places = dict(zip(zip(*base.values(), strict=True), rows.base["places"].tolist(), strict=True))
+    places = dict(zip(zip(*base.values(), strict=True), grid.base["places"].tolist(), strict=True))
     for fixed in Random(3).sample(every, 6):
-        own = sum(1 for _ in brute._places(rows.case, PLACED, fixed, tiers[-1]))
+        own = sum(1 for _ in brute._places(grid.case, PLACED, fixed, tiers[-1]))
         assert places[tuple(fixed[name] for name in base)] == own, fixed
 
 
@@ -156,16 +174,16 @@ def test_a_million_devices_are_counted_exactly(tiers: tuple[int, ...]) -> None:
 def test_every_product_of_degrees_is_a_row() -> None:
     """All ways to write 1,048,576 devices as a product of five degrees are there, none twice."""
     cluster, job = Cluster.parse(f"{1 << 20}xa100-sxm-80gb"), Training(seq_len=1024, global_batch=1 << 20)
-    space = Space(orders=(("tp", "tp2", "cp", "dp", "pp"),))
-    rows = work_of(_model("dense", 1024), cluster, job, space, EXPLORE).rows
-    every = [tuple(d.values())[1:] for d in brute._degrees(rows.case, rows.space, 1 << 20)]
-    assert sorted(zip(*(rows.base[n].tolist() for n in ("tp", "tp2", "cp", "pp", "dp")), strict=True)) == sorted(every)
+    space = SearchSpace(orders=(("tp", "tp2", "cp", "dp", "pp"),))
+    grid = work_of(_model("dense", 1024), cluster, job, space, EXPLORE).grid
+    every = [tuple(d.values())[1:] for d in brute._degrees(grid.case, grid.space, 1 << 20)]
+    assert sorted(zip(*(grid.base[n].tolist() for n in ("tp", "tp2", "cp", "pp", "dp")), strict=True)) == sorted(every)
 
 
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_every_plan_is_accounted_for(kind: str) -> None:
     """Plans that fit and plans that fell to a law or to memory add up to the space."""
-    _, found = _searched(kind, Wish())
+    _, found = _searched(kind, SearchOptions())
     assert found.counts.fitting + sum(r.count for r in found.rejected) == found.num_plans
     assert all(r.title and r.remedy for r in found.rejected)
 
@@ -173,34 +191,34 @@ def test_every_plan_is_accounted_for(kind: str) -> None:
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_the_answer_does_not_depend_on_the_way(kind: str) -> None:
     """Pruning, the size of the parts and the number of processes change nothing in what is found."""
-    first = _searched(kind, Wish(prune=False, top=20))[1]
-    for wish in (Wish(top=20), Wish(top=20, rows=50), Wish(top=20, rows=700)):
-        other = _searched(kind, wish)[1]
-        assert [e.key for e in other.tally.top.entries] == [e.key for e in first.tally.top.entries]
-        assert [e.key for e in other.tally.front.plans()] == [e.key for e in first.tally.front.plans()]
+    first = _searched(kind, SearchOptions(prune=False, top=20))[1]
+    for options in (SearchOptions(top=20), SearchOptions(top=20, rows=50), SearchOptions(top=20, rows=700)):
+        other = _searched(kind, options)[1]
+        assert [e.key for e in other.partial.top.entries] == [e.key for e in first.partial.top.entries]
+        assert [e.key for e in other.partial.front.plans()] == [e.key for e in first.partial.front.plans()]
         assert other.rejected == first.rejected
 
 
 def test_the_example_of_a_law_does_not_depend_on_who_asks_first() -> None:
     """Courts that hear the same rows in another order give the same example of what a law forbids."""
-    rows, found = _rows("dense", WIDE), []
+    grid, found = _rows("dense", WIDE), []
     columns = {"tp": np.array([32, 64, 3, 128, 2])}
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]):
-        court = rows.court()
+        constraints = grid.constraints()
         for i in order:
-            court.judge("tensor", {"tp": columns["tp"][i : i + 1]})
-        found.append({name: str(problem) for name, problem in court.examples.items()})
+            constraints.check("tensor", {"tp": columns["tp"][i : i + 1]})
+        found.append({name: str(problem) for name, problem in constraints.examples.items()})
     assert found[0] == found[1] == found[2] != {}
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_bounds_spare_most_plans_of_dualpipe(kind: str) -> None:
     """The bound of DualPipe counts what pairs do not hide: with the best known few plans are timed, mixtures too."""
-    space = Space(schedule=("dualpipe",), pp=Wholes(((2, 4),)), layout=("1d",))
-    rows = _rows(kind, space)
-    work = work_of(rows.case.model, rows.case.cluster, rows.case.job, space, EXPLORE)
+    space = SearchSpace(schedule=("dualpipe",), pp=Wholes(((2, 4),)), layout=("1d",))
+    grid = _rows(kind, space)
+    work = work_of(grid.case.model, grid.case.cluster, grid.case.job, space, EXPLORE)
     first, again = searched(work, _here()), searched(work, _here())
-    assert again.tally.top.entries == first.tally.top.entries
+    assert again.partial.top.entries == first.partial.top.entries
     assert 0 < again.counts.evaluated < again.counts.fitting / 5
 
 
@@ -212,24 +230,24 @@ def test_domains_within_domains_are_brute_force(kind: str) -> None:
     rack = replace(inner, size=8, name="rack", bytes_per_second=inner.bytes_per_second / 3)
     cluster = replace(cluster, tiers=(replace(inner, size=2), rack, outer))
     narrow: dict[str, Any] = {"recompute": ("none",), "sharding": ("zero1",), "layout": ("1d",), "cp_kind": ("ring",)}
-    space = Space(**narrow, schedule=("1f1b",), micro_batch=upto(1), cp=upto(2), ep=upto(4), etp=upto(1))
-    work = work_of(_model(kind, 6), cluster, Training(seq_len=1024, global_batch=16), space, Wish(top=3))
-    every = list(brute.plans(work.rows.case, space))
-    reports = [brute.report(work.rows.case, p) for p in every if brute.is_legal(work.rows.case, p)]
+    space = SearchSpace(**narrow, schedule=("1f1b",), micro_batch=upto(1), cp=upto(2), ep=upto(4), etp=upto(1))
+    work = work_of(_model(kind, 6), cluster, Training(seq_len=1024, global_batch=16), space, SearchOptions(top=3))
+    every = list(brute.plans(work.grid.case, space))
+    reports = [brute.report(work.grid.case, p) for p in every if brute.is_legal(work.grid.case, p)]
     found = searched(work, _here())
     assert len(set(every)) == len(every) == found.num_plans
     assert len(reports) == found.counts.legal
-    times = sorted(r.step_seconds for r in reports if r.fits)
+    times = brute.best_of_degrees([r for r in reports if brute.fits(r)], lambda r: r.step_seconds)
     assert [r.step_seconds for r in found.best] == pytest.approx(times[:3], rel=1e-9)
 
 
-def _best(space: Space, cluster: Cluster, objective: str = "step") -> float:
+def _best(space: SearchSpace, cluster: Cluster, objective: str = "step") -> float:
     job = Training(seq_len=1024, global_batch=48)
-    found = plan_training(_model("grouped"), cluster, job, space, Wish(objective=objective, top=1))
+    found = plan_training(_model("grouped"), cluster, job, space, SearchOptions(objective=objective, top=1))
     return found.best[0].step_seconds
 
 
-LAW = Space(recompute=("none", "full"), sharding=("zero1",), layout=("1d",), cp=upto(2))
+LAW = SearchSpace(recompute=("none", "full"), sharding=("zero1",), layout=("1d",), cp=upto(2))
 
 
 def test_more_devices_never_hurt() -> None:
@@ -249,7 +267,7 @@ def test_more_devices_never_hurt() -> None:
         replace(LAW, orders=LAW.orders[:1]),
     ],
 )
-def test_a_wider_space_never_hurts(narrow: Space) -> None:
+def test_a_wider_space_never_hurts(narrow: SearchSpace) -> None:
     """The best of a space is never worse than the best of a part of it."""
     cluster = Cluster.parse("16xa100-sxm-80gb")
     assert _best(LAW, cluster) <= _best(narrow, cluster)
@@ -266,11 +284,11 @@ def test_worse_hardware_never_helps(name: str, value: str) -> None:
 
 def test_choices_without_effect_are_without_effect() -> None:
     """Where the space lets one value stand for others, those others have the same memory and time."""
-    rows = _rows("grouped", Space(), devices=8)
-    plan = next(p for p in brute.plans(rows.case, rows.space) if p.dp == 8)
-    one = brute.report(rows.case, plan)
+    grid = _rows("grouped", SearchSpace(), devices=8)
+    plan = next(p for p in brute.plans(grid.case, grid.space) if p.dp == 8)
+    one = brute.report(grid.case, plan)
     for changes in ({"schedule": "zb-h1"}, {"cp_kind": "all-gather"}, {"cp_kind": "all-to-all"}):
-        other = brute.report(rows.case, replace(plan, **changes))  # type: ignore[arg-type]
+        other = brute.report(grid.case, replace(plan, **changes))  # type: ignore[arg-type]
         assert other.step_seconds == pytest.approx(one.step_seconds, rel=1e-12), changes
         assert other.device_bytes == pytest.approx(one.device_bytes, rel=1e-12), changes
 
@@ -278,7 +296,7 @@ def test_choices_without_effect_are_without_effect() -> None:
 @pytest.mark.parametrize("stack", ["megatron", "fsdp2", "deepspeed", "pytorch"])
 def test_one_copy_is_not_quicker_or_smaller_when_it_is_sharded(stack: str) -> None:
     """With nobody to share with, no sharding beats none: only the first of a space is tried."""
-    case = replace(_rows("grouped", Space(), devices=8).case, stack=find_stack(stack))
+    case = replace(_rows("grouped", SearchSpace(), devices=8).case, stack=find_stack(stack))
     one, *others = (brute.report(case, Plan(tp=8, sharding=s)) for s in ("none", "zero1", "zero2", "zero3"))
     for other in others:
         assert other.step_seconds >= one.step_seconds * (1 - 1e-12), other.plan.sharding

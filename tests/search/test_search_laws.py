@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Training
-from shardwise.search import OBJECTIVES, Space, Wholes, Wish, plan_training, upto
+from shardwise.search import OBJECTIVES, SearchOptions, SearchSpace, Wholes, plan_training, upto
 
 DENSE = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=128),), feed_forward=MLP(ffn=8192))
 SPARSE = replace(DENSE, feed_forward=MoE(experts=8, top_k=2, ffn=2048))
@@ -21,7 +21,7 @@ MODELS = {
 }
 JOB = Training(seq_len=1024, global_batch=24, token_budget=1e11, failures_per_device_hour=1e-4, restart_seconds=900)
 GOOD = {"memory": 12e9, "fast_bandwidth": 300e9, "memory_bandwidth": 2e12, "slow_bandwidth": 25e9, "price": 2.0}
-SPACE = Space(
+SPACE = SearchSpace(
     layout=("1d",),
     cp=upto(2),
     sharding=("zero1", "zero3"),
@@ -34,19 +34,21 @@ KIND, OBJECTIVE = st.sampled_from(list(MODELS)), st.sampled_from(list(OBJECTIVES
 SLACK = 1 + 1e-9
 
 
-def _best(kind: str, wish: Wish, space: Space = SPACE, **worse: Any) -> float:
+def _best(kind: str, options: SearchOptions, space: SearchSpace = SPACE, **worse: Any) -> float:
     """Return what the best plan has of an objective, less being better, and infinity where there is none."""
     hardware = {name: int(value) if name == "memory" else value for name, value in {**GOOD, **worse}.items()}
-    found = plan_training(MODELS[kind], Cluster.parse("16xa100-sxm-80gb", hardware), JOB, space, replace(wish, top=1))
-    return found.tally.top.entries[0].value if found.best else float("inf")
+    found = plan_training(
+        MODELS[kind], Cluster.parse("16xa100-sxm-80gb", hardware), JOB, space, replace(options, top=1)
+    )
+    return found.partial.top.entries[0].value if found.best else float("inf")
 
 
 @settings(max_examples=12, deadline=None)
 @given(kind=KIND, objective=OBJECTIVE, fewer=st.integers(1, 16), more=st.integers(0, 15))
 def test_more_devices_never_hurt(kind: str, objective: str, fewer: int, more: int) -> None:
     """With at most n devices the best never worsens as n grows."""
-    wish = Wish(objective=objective)
-    few, many = (_best(kind, wish, replace(SPACE, devices=upto(n))) for n in (fewer, min(16, fewer + more)))
+    options = SearchOptions(objective=objective)
+    few, many = (_best(kind, options, replace(SPACE, devices=upto(n))) for n in (fewer, min(16, fewer + more)))
     assert many <= few * SLACK
 
 
@@ -57,9 +59,9 @@ def test_a_looser_limit_never_hurts(kind: str, objective: str, name: str, tight:
     scale = {"max_step_seconds": 2.0, "max_run_seconds": 1e7, "max_usd": 1e5, "min_free_bytes": 4e9}[name]
     bounds = tight * scale, tight * scale * (looser if name != "min_free_bytes" else 1 / looser)
     limits: list[dict[str, Any]] = [{name: bound} for bound in bounds]
-    first, second = (_best(kind, Wish(objective=objective, **limit)) for limit in limits)
+    first, second = (_best(kind, SearchOptions(objective=objective, **limit)) for limit in limits)
     assert second <= first * SLACK
-    assert _best(kind, Wish(objective=objective)) <= second * SLACK
+    assert _best(kind, SearchOptions(objective=objective)) <= second * SLACK
 
 
 NARROW: dict[str, Any] = {
@@ -80,11 +82,11 @@ def test_a_wider_range_never_hurts(kind: str, objective: str, fields: st.DataObj
     """The best of a space is never worse than that of a part of it, nor that worse than of a smaller part."""
     names = fields.draw(st.lists(st.sampled_from(list(NARROW)), min_size=2, max_size=4, unique=True))
     values = {name: fields.draw(NARROW[name]) for name in names}
-    wish = Wish(objective=objective)
+    options = SearchOptions(objective=objective)
     one: dict[str, Any] = {names[0]: values[names[0]]}
-    small, smaller = (_best(kind, wish, replace(SPACE, **part)) for part in (one, values))
+    small, smaller = (_best(kind, options, replace(SPACE, **part)) for part in (one, values))
     assert small <= smaller * SLACK
-    assert _best(kind, wish) <= small * SLACK
+    assert _best(kind, options) <= small * SLACK
 
 
 @settings(max_examples=20, deadline=None)
@@ -97,5 +99,5 @@ def test_a_wider_range_never_hurts(kind: str, objective: str, fields: st.DataObj
 def test_worse_hardware_never_helps(kind: str, objective: str, name: str, worse: float) -> None:
     """Less memory, slower memory, slower products or a slower link never make the best better."""
     good = {**GOOD, "peak_flops.bf16": 312e12}
-    wish = Wish(objective=objective)
-    assert _best(kind, wish) <= _best(kind, wish, **{name: good[name] * worse}) * SLACK
+    options = SearchOptions(objective=objective)
+    assert _best(kind, options) <= _best(kind, options, **{name: good[name] * worse}) * SLACK

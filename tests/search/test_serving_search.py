@@ -15,7 +15,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Serving, spans
-from shardwise.search import ServingFound, ServingSpace, ServingWish, Wholes, part_of, plan_serving, upto
+from shardwise.search import SearchOptions, ServingResult, ServingSpace, Wholes, part_of, plan_serving, upto
 from shardwise.serving import InferReport, infer
 
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)
@@ -65,14 +65,14 @@ def _reports(model: Model, space: ServingSpace) -> Iterator[tuple[Plan, Serving,
                         yield plan, job, None
 
 
-def _keeps(report: InferReport, wish: ServingWish) -> bool:
+def _keeps(report: InferReport, options: SearchOptions) -> bool:
     pairs: list[tuple[float, Any]] = [
-        (wish.max_ttft_seconds, report.ttft_seconds),
-        (wish.max_tpot_seconds, report.tpot_seconds),
-        (wish.max_latency_seconds, report.request_seconds),
-        (wish.max_usd, report.usd_per_million_output_tokens),
+        (options.max_ttft_seconds, report.ttft_seconds),
+        (options.max_tpot_seconds, report.tpot_seconds),
+        (options.max_latency_seconds, report.request_seconds),
+        (options.max_usd, report.usd_per_million_output_tokens),
     ]
-    enough = report.output_tokens_per_second >= wish.min_tokens_per_second
+    enough = report.output_tokens_per_second >= options.min_tokens_per_second
     return report.fits and enough and all(not limit or value <= limit for limit, value in pairs)
 
 
@@ -88,7 +88,7 @@ def _value(objective: str, report: InferReport) -> float:
     }[objective]
 
 
-LIMITED = ServingWish(max_ttft_seconds=0.5, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
+LIMITED = SearchOptions(max_ttft_seconds=0.5, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
 
 
 @pytest.mark.parametrize("batch", [Wholes(((1, 100_000_000),)), Wholes(((1, 20_000),))])
@@ -110,19 +110,19 @@ def test_the_search_is_brute_force(kind: str) -> None:
     model = MODELS[kind]
     every = list(_reports(model, SPACE))
     legal = [report for _, _, report in every if report is not None]
-    for wish in (ServingWish(top=4), LIMITED):
-        kept = [report for report in legal if _keeps(report, wish)]
-        found = plan_serving(model, ON, JOB, SPACE, wish)
-        assert (found.num_plans, found.evaluated, found.num_fitting) == (len(every), len(legal), len(kept))
+    for options in (SearchOptions(top=4), LIMITED):
+        kept = [report for report in legal if _keeps(report, options)]
+        found = plan_serving(model, ON, JOB, SPACE, options)
+        assert (found.num_plans, found.counts.evaluated, found.counts.fitting) == (len(every), len(legal), len(kept))
         assert 0 < len(kept) < len(legal)
         for objective in ("throughput", "cost", "ttft", "tpot", "latency", "devices"):
-            asked = plan_serving(model, ON, JOB, SPACE, replace(wish, objective=objective))
+            asked = plan_serving(model, ON, JOB, SPACE, replace(options, objective=objective))
             best: dict[Any, float] = {}
             for report in kept:
                 key = report.plan, report.job.weights, report.job.kv_cache
                 best[key] = min(best.get(key, float("inf")), _value(objective, report))
             got = [_value(objective, report) for report in asked.best]
-            assert got == pytest.approx(sorted(best.values())[: wish.top], rel=1e-9)
+            assert got == pytest.approx(sorted(best.values())[: options.top], rel=1e-9)
         for report in found.front:
             each = _value("throughput", report) * (1 - 1e-9)
             assert not any(
@@ -132,8 +132,8 @@ def test_the_search_is_brute_force(kind: str) -> None:
 
 def test_the_largest_batch_is_the_largest() -> None:
     """Of a range, the largest batch tried fits and keeps the limits, and one request more does not."""
-    wish = ServingWish(max_tpot_seconds=0.012, top=100)
-    found = plan_serving(MODELS["dense"], ON, JOB, ServingSpace(batch=upto(300)), wish)
+    options = SearchOptions(max_tpot_seconds=0.012, top=100)
+    found = plan_serving(MODELS["dense"], ON, JOB, ServingSpace(batch=upto(300)), options)
     largest: dict[int, int] = {}
     for row in found.ranking.order.tolist():
         if (
@@ -145,11 +145,11 @@ def test_the_largest_batch_is_the_largest() -> None:
     for report in map(found.report, largest.values()):
         more = replace(report.job, batch=report.job.batch + 1)
         one = infer(report.case.model, report.case.cluster, report.plan, more)
-        assert report.job.batch == 300 or not _keeps(one, wish)
+        assert report.job.batch == 300 or not _keeps(one, options)
 
 
-def _add_up(found: ServingFound) -> bool:
-    return found.num_fitting + sum(row.count for row in found.rejected) == found.num_plans
+def _add_up(found: ServingResult) -> bool:
+    return found.counts.fitting + sum(row.count for row in found.rejected) == found.num_plans
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -178,34 +178,34 @@ def test_a_remedy_does_what_it_says() -> None:
 
 def test_nothing_that_will_do_shows_the_nearest() -> None:
     """Where no plan keeps a limit, the answer is empty and the nearest plan is named."""
-    found = plan_serving(MODELS["dense"], ON, JOB, SPACE, ServingWish(max_tpot_seconds=1e-6))
+    found = plan_serving(MODELS["dense"], ON, JOB, SPACE, SearchOptions(max_tpot_seconds=1e-6))
     assert found.best == found.front == ()
     assert found.nearest is not None
     assert _add_up(found)
 
 
 @pytest.mark.parametrize(
-    ("space", "wish", "fields"),
+    ("space", "options", "fields"),
     [
-        (ServingSpace(weights=("fp7",), engine=("nope",)), ServingWish(), {"weights", "engine"}),
-        (ServingSpace(weights=("fp8", "fp8")), ServingWish(objective="speed"), {"weights", "objective"}),
+        (ServingSpace(weights=("fp7",), engine=("nope",)), SearchOptions(), {"weights", "engine"}),
+        (ServingSpace(weights=("fp8", "fp8")), SearchOptions(objective="speed"), {"weights", "objective"}),
         (
             ServingSpace(batch=Wholes(), batch_step=-1),
-            ServingWish(max_ttft_seconds=-1.0),
+            SearchOptions(max_ttft_seconds=-1.0),
             {"batch", "batch_step", "max_ttft_seconds"},
         ),
     ],
 )
-def test_wrong_questions_are_refused(space: ServingSpace, wish: ServingWish, fields: set[str]) -> None:
-    """Every problem of a space and a wish is named at once."""
+def test_wrong_questions_are_refused(space: ServingSpace, options: SearchOptions, fields: set[str]) -> None:
+    """Every problem of a space and a options is named at once."""
     with pytest.raises(InputError) as error:
-        plan_serving(MODELS["dense"], ON, JOB, space, wish)
+        plan_serving(MODELS["dense"], ON, JOB, space, options)
     assert {p.field for p in error.value.problems} == fields
 
 
-def _best(cluster: Cluster, wish: ServingWish, **space: Any) -> float:
-    found = plan_serving(MODELS["dense"], cluster, JOB, ServingSpace(**space), wish)
-    return _value(wish.objective, found.best[0]) if found.best else float("inf")
+def _best(cluster: Cluster, options: SearchOptions, **space: Any) -> float:
+    found = plan_serving(MODELS["dense"], cluster, JOB, ServingSpace(**space), options)
+    return _value(options.objective, found.best[0]) if found.best else float("inf")
 
 
 OBJECTIVE = st.sampled_from(["throughput", "ttft", "tpot", "latency", "devices"])
@@ -215,8 +215,8 @@ OBJECTIVE = st.sampled_from(["throughput", "ttft", "tpot", "latency", "devices"]
 @given(objective=OBJECTIVE, fewer=st.integers(1, 8), more=st.integers(0, 8), limit=st.floats(0.003, 0.05))
 def test_more_devices_never_hurt(objective: str, fewer: int, more: int, limit: float) -> None:
     """With at most n devices the best never worsens as n grows."""
-    wish = ServingWish(objective=objective, max_tpot_seconds=limit, top=1)
-    few, many = (_best(ON, wish, devices=upto(n)) for n in (fewer, min(8, fewer + more)))
+    options = SearchOptions(objective=objective, max_tpot_seconds=limit, top=1)
+    few, many = (_best(ON, options, devices=upto(n)) for n in (fewer, min(8, fewer + more)))
     assert many <= few * (1 + 1e-12)
 
 
@@ -224,12 +224,12 @@ def test_more_devices_never_hurt(objective: str, fewer: int, more: int, limit: f
 @given(objective=OBJECTIVE, limit=st.floats(0.003, 0.05), looser=st.floats(1, 10), widen=st.integers(0, 7))
 def test_relaxing_never_hurts(objective: str, limit: float, looser: float, widen: int) -> None:
     """Neither a looser limit nor a wider range worsens the best."""
-    wish = ServingWish(objective=objective, max_tpot_seconds=limit, max_ttft_seconds=1.0, top=1)
+    options = SearchOptions(objective=objective, max_tpot_seconds=limit, max_ttft_seconds=1.0, top=1)
     narrow = {"tp": upto(1 + widen), "batch": upto(64)}
-    tight = _best(ON, wish, **narrow)
-    assert _best(ON, replace(wish, max_tpot_seconds=limit * looser), **narrow) <= tight * (1 + 1e-12)
-    assert _best(ON, wish, batch=upto(64)) <= tight * (1 + 1e-12)
-    assert _best(ON, wish, **narrow, weights=("", "fp8")) <= tight * (1 + 1e-12)
+    tight = _best(ON, options, **narrow)
+    assert _best(ON, replace(options, max_tpot_seconds=limit * looser), **narrow) <= tight * (1 + 1e-12)
+    assert _best(ON, options, batch=upto(64)) <= tight * (1 + 1e-12)
+    assert _best(ON, options, **narrow, weights=("", "fp8")) <= tight * (1 + 1e-12)
 
 
 @settings(max_examples=20, deadline=None)
@@ -241,6 +241,6 @@ def test_relaxing_never_hurts(objective: str, limit: float, looser: float, widen
 def test_worse_hardware_never_helps(objective: str, name: str, worse: float) -> None:
     """Less memory, slower memory or a slower link never makes the best better."""
     good = {"memory": 24e9, "fast_bandwidth": 300e9, "memory_bandwidth": 2e12, "slow_bandwidth": 25e9}
-    wish = ServingWish(objective=objective, top=1)
+    options = SearchOptions(objective=objective, top=1)
     clusters = [Cluster.parse("16xa100-sxm-80gb", {**good, name: int(good[name] * factor)}) for factor in (1.0, worse)]
-    assert _best(clusters[0], wish) <= _best(clusters[1], wish) * (1 + 1e-12)
+    assert _best(clusters[0], options) <= _best(clusters[1], options) * (1 + 1e-12)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from shardwise.plans import Stack
     from shardwise.report._page import Page
-    from shardwise.search import Found, Space, Wish, Work
+    from shardwise.search import SearchOptions, SearchSpace, SearchTask, TrainingResult
     from shardwise.training import TrainReport
 
 INTERRUPTED = 130
 
 
-def space_of(inputs: Inputs, num_devices: int) -> Space:
+def space_of(inputs: Inputs, num_devices: int) -> SearchSpace:
     """Return the space that the flags restrict."""
-    from shardwise.search import Space, Wholes, upto
+    from shardwise.search import SearchSpace, Wholes, upto
 
     ranges = [key for key in (*WHOLES, *FAST) if key in inputs.values]
     given: dict[str, Any] = {key: Wholes.parse(inputs.values[key]) for key in ranges}
@@ -38,7 +38,7 @@ def space_of(inputs: Inputs, num_devices: int) -> Space:
         given["orders"] = (order_of(inputs.values["order"]),)
     if inputs.get("at_most", False):
         given["devices"] = upto(num_devices)
-    return Space(**given)
+    return SearchSpace(**given)
 
 
 def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
@@ -66,12 +66,12 @@ def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
     return f"{num_devices // each}x{each}x{name}"
 
 
-def wish_of(inputs: Inputs, stack: Stack) -> Wish:
+def options_of(inputs: Inputs, stack: Stack) -> SearchOptions:
     """Return what is wanted: the objective, the limits, and how plans are timed."""
-    from shardwise.search import Wish
+    from shardwise.search import SearchOptions
 
     limits = {name: inputs.values[key] for name, key in LIMITS.items() if key in inputs.values}
-    return Wish(
+    return SearchOptions(
         objective=inputs.get("objective", "step"),
         top=inputs.get("top", 10),
         prune=inputs.get("prune", True),
@@ -83,7 +83,7 @@ def wish_of(inputs: Inputs, stack: Stack) -> Wish:
     )
 
 
-def question(inputs: Inputs) -> Work:
+def question(inputs: Inputs) -> SearchTask:
     """Return the work of the search that was asked for; raises `InputError` with every problem."""
     from shardwise.search import work_of
 
@@ -94,27 +94,27 @@ def question(inputs: Inputs) -> Work:
     if model is None or cluster is None or stack is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
     try:
-        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), wish_of(inputs, stack))
+        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), options_of(inputs, stack))
     except InputError as error:
         inputs.merge(error)
     inputs.problems.raise_if_any()
     return work
 
 
-def ask(inputs: Inputs, work: Work) -> Found:
+def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     """Return the answer of a search."""
     from shardwise.search import searched
 
-    plans = work.rows.num_plans
+    plans = work.grid.num_plans
     return searched(work, _engine(inputs, plans), _progress(plans))
 
 
 def _engine(inputs: Inputs, num_plans: int) -> Any:
-    from shardwise.search import Here, Processes
+    from shardwise.search import ProcessExecutor, SerialExecutor
 
     workers = min(inputs.get("workers", 64), os.cpu_count() or 1)
     small = num_plans < 20_000_000
-    return Here() if workers == 1 or (small and "workers" not in inputs.values) else Processes(workers)
+    return SerialExecutor() if workers == 1 or (small and "workers" not in inputs.values) else ProcessExecutor(workers)
 
 
 def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
@@ -125,11 +125,11 @@ def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
 
     start = time.perf_counter()
 
-    def say(tally: Any, share: float) -> None:
+    def say(partial: Any, share: float) -> None:
         from shardwise.units import show_seconds
 
         rate = share * num_plans / max(time.perf_counter() - start, 1e-9)
-        best = tally.top.entries[0].step_seconds if tally.top.entries else None
+        best = partial.top.entries[0].step_seconds if partial.top.entries else None
         found = f", best so far {show_seconds(best)}" if best is not None else ""
         end = "\n" if share == 1 else ""
         tell(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
@@ -195,22 +195,20 @@ def answer(inputs: Inputs, width: int) -> Answer:
         from shardwise.cli import _plan_scaling
 
         return _plan_scaling.answer(inputs, width)
-    from shardwise.search import Remedies
 
     found = ask(inputs, question(inputs))
-    remedies = Remedies(found)
     save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
 
     def tree() -> dict[str, Any]:
         from shardwise.report._plan import plan_tree
 
-        return plan_tree(remedies, [words(inputs, report) for report in found.best])
+        return plan_tree(found, [words(inputs, report) for report in found.best])
 
     def page() -> Page:
         from shardwise.report._plan_view import plan_page
 
-        report = found.best[0] if found.best else remedies.nearest
-        return plan_page(remedies, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
+        report = found.best[0] if found.best else found.nearest
+        return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
 
     def draw() -> Figure:
         from shardwise.report._plots_search import plan_figure

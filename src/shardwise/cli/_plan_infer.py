@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.report._page import Page
-    from shardwise.search import ServingFound, ServingSpace, ServingWish
+    from shardwise.search import SearchOptions, ServingResult, ServingSpace
     from shardwise.serving import InferReport
 
 
@@ -33,12 +33,12 @@ def space_of(inputs: Inputs, num_devices: int) -> ServingSpace:
     return ServingSpace(**given)
 
 
-def wish_of(inputs: Inputs) -> ServingWish:
+def options_of(inputs: Inputs) -> SearchOptions:
     """Return what is wanted: the objective and the limits."""
-    from shardwise.search import ServingWish
+    from shardwise.search import SearchOptions
 
     limits = {name: inputs.values[key] for name, key in LIMITS.items() if key in inputs.values}
-    return ServingWish(
+    return SearchOptions(
         objective=inputs.get("objective", "throughput"),
         top=inputs.get("top", 10),
         efficiencies=_case.make_efficiencies(inputs),
@@ -46,7 +46,7 @@ def wish_of(inputs: Inputs) -> ServingWish:
     )
 
 
-def ask(inputs: Inputs) -> ServingFound:
+def ask(inputs: Inputs) -> ServingResult:
     """Return the answer of a search; raises `InputError` with every problem."""
     from shardwise.plans import Serving
     from shardwise.search import plan_serving
@@ -59,7 +59,7 @@ def ask(inputs: Inputs) -> ServingFound:
     job: Serving = _case.make_serving(searched, model)
     inputs.notes += searched.notes
     try:
-        found = plan_serving(model, cluster, job, space_of(inputs, cluster.num_devices), wish_of(inputs))
+        found = plan_serving(model, cluster, job, space_of(inputs, cluster.num_devices), options_of(inputs))
     except InputError as error:
         inputs.merge(error, dtype="weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None

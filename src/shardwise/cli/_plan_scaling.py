@@ -18,11 +18,11 @@ def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of a search on more and more devices."""
     from shardwise.cli import _plan
     from shardwise.errors import InputError
-    from shardwise.search import doubling, scaled_rows, scaled_work
+    from shardwise.search import doubling, scaled_rows, scaled_task
 
     whole = _plan.question(inputs)
     try:
-        works = [(count, scaled_work(whole, count)) for count in doubling(*inputs.values["scaling"])]
+        works = [(count, scaled_task(whole, count)) for count in doubling(*inputs.values["scaling"])]
     except InputError as error:
         inputs.merge(error)
     inputs.problems.raise_if_any()
@@ -44,8 +44,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
     def draw() -> Figure:
         from shardwise.report._plots_search import plan_figure
-        from shardwise.search import scaled_found
+        from shardwise.search import scaled_result
 
-        return plan_figure(scaled_found(rows))
+        return plan_figure(scaled_result(rows))
 
     return _figures.plotted(inputs, Answer(_plan.status_of(covered, bool(best)), tree, page), draw)

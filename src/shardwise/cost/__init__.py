@@ -21,7 +21,7 @@ from shardwise.cost._attention import (
     seen_pairs,
     tiled_parts,
 )
-from shardwise.cost._bands import Band, band_names, band_of
+from shardwise.cost._bands import Band, band_names, band_of, memory_band
 from shardwise.cost._kernels import (
     TILE_ROWS,
     UNKNOWN_CORES,
@@ -114,6 +114,7 @@ __all__ = [
     "last_cache_bytes",
     "leaving_share",
     "matmul_row",
+    "memory_band",
     "nearest_costs",
     "network_of",
     "one_query_seconds",

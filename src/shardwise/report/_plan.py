@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from shardwise.plans import spans
-from shardwise.report._rejected import change_tree, rival_tree
+from shardwise.report._rejected import change_tree, runner_up_tree
 from shardwise.report._train import train_tree
-from shardwise.search import TRAIN_LIMITS, Found, Remedies, rivals
+from shardwise.search import TRAIN_LIMITS, TrainingResult, runners_up
 from shardwise.serving import InferReport
 from shardwise.training import Case, TrainReport
 from shardwise.training._stated import stated
 
 
-def plan_tree(remedies: Remedies, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
-    found, counts, nearest = remedies.found, remedies.found.counts, remedies.nearest
+    counts, nearest = found.counts, found.nearest
     best = [
         {**train_tree(_with_assumptions(report)), "placement": placement(report), "command": " ".join(words)}
         for report, words in zip(found.best, commands, strict=True)
@@ -30,24 +30,24 @@ def plan_tree(remedies: Remedies, commands: Sequence[Sequence[str]]) -> dict[str
             "evaluated": counts.evaluated,
             "seconds": found.seconds,
             "covered": found.covered,
-            "objective": found.wish.objective,
+            "objective": found.options.objective,
             "limits": limits_of(found),
         },
         "best": best,
         "front": [short_tree(report) for report in found.front],
-        "rivals": [
-            {**short_tree(report), **rival_tree(rival)}
-            for rival in rivals(found)
-            if isinstance(report := rival.report, TrainReport)
+        "runners_up": [
+            {**short_tree(report), **runner_up_tree(runner_up)}
+            for runner_up in runners_up(found)
+            if isinstance(report := runner_up.report, TrainReport)
         ],
-        "rejected": [{**asdict(row), "change": change_tree(remedies.of(row.name))} for row in remedies.rejected],
+        "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
         "nearest": short_tree(nearest) if nearest is not None else None,
     }
 
 
-def limits_of(found: Found) -> dict[str, float]:
+def limits_of(found: TrainingResult) -> dict[str, float]:
     """Return the limits that were asked for."""
-    return {name: value for name in TRAIN_LIMITS if (value := getattr(found.wish, name, 0.0))}
+    return {name: value for name in TRAIN_LIMITS if (value := getattr(found.options, name, 0.0))}
 
 
 def short_tree(report: TrainReport) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any
 
 from shardwise.plans import spans
 from shardwise.report._infer_view import infer_tree
-from shardwise.report._rejected import change_tree, rival_tree
-from shardwise.search import ServingFound, rivals, tokens_per_second_per_gpu
+from shardwise.report._rejected import change_tree, runner_up_tree
+from shardwise.search import ServingResult, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 
 LIMITS = ("max_ttft_seconds", "max_tpot_seconds", "max_latency_seconds", "max_usd", "min_tokens_per_second")
 
 
-def serve_tree(found: ServingFound, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     best = [
         {
@@ -29,20 +29,20 @@ def serve_tree(found: ServingFound, commands: Sequence[Sequence[str]]) -> dict[s
     return {
         "search": {
             "plans": found.num_plans,
-            "legal": found.evaluated,
-            "fitting": found.num_fitting,
-            "evaluated": found.evaluated,
+            "legal": found.counts.legal,
+            "fitting": found.counts.fitting,
+            "evaluated": found.counts.evaluated,
             "seconds": found.seconds,
             "covered": 1.0,
-            "objective": found.wish.objective,
-            "limits": {name: getattr(found.wish, name) for name in LIMITS if getattr(found.wish, name)},
+            "objective": found.options.objective,
+            "limits": {name: getattr(found.options, name) for name in LIMITS if getattr(found.options, name)},
         },
         "best": best,
         "front": [short_serve_tree(report) for report in found.front],
-        "rivals": [
-            {**short_serve_tree(report), **rival_tree(rival)}
-            for rival in rivals(found)
-            if isinstance(report := rival.report, InferReport)
+        "runners_up": [
+            {**short_serve_tree(report), **runner_up_tree(runner_up)}
+            for runner_up in runners_up(found)
+            if isinstance(report := runner_up.report, InferReport)
         ],
         "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
         "nearest": short_serve_tree(found.nearest) if found.nearest is not None else None,

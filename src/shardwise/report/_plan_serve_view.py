@@ -9,7 +9,7 @@ from shardwise.report._page import Page, command_lines
 from shardwise.report._plan import tiers_words
 from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train_view import assumptions, describe
-from shardwise.search import ServingFound, rivals, tokens_per_second_per_gpu
+from shardwise.search import ServingResult, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -23,7 +23,7 @@ _SAID = {
 }
 
 
-def serve_page(found: ServingFound, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+def serve_page(found: ServingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
     """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none will do."""
     notes, width = notes_and_width
     page = Page(width)
@@ -34,8 +34,8 @@ def serve_page(found: ServingFound, command: Sequence[str], notes_and_width: tup
         page.blank()
         _front(page, found.front)
         page.blank()
-        near = [(rival, report) for rival in rivals(found) if isinstance(report := rival.report, InferReport)]
-        next_best(page, [(rival, describe_deployment(report)) for rival, report in near])
+        near = [(one, report) for one in runners_up(found) if isinstance(report := one.report, InferReport)]
+        next_best(page, [(runner_up, describe_deployment(report)) for runner_up, report in near])
         page.blank()
     rejected(page, found.rejected)
     page.blank()
@@ -47,8 +47,8 @@ def serve_page(found: ServingFound, command: Sequence[str], notes_and_width: tup
     return page
 
 
-def _verdict(page: Page, found: ServingFound) -> None:
-    rows, job = found.rows, found.rows.job
+def _verdict(page: Page, found: ServingResult) -> None:
+    rows, job = found.grid, found.grid.job
     title = f"{rows.model.name} on {rows.cluster.num_devices} x {rows.cluster.device.name}"
     if found.best:
         best = found.best[0]
@@ -62,7 +62,7 @@ def _verdict(page: Page, found: ServingFound) -> None:
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
     page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
     page.note(
-        f"{found.num_plans:,} plans, {found.evaluated:,} legal and evaluated, {found.num_fitting:,} will do, "
+        f"{found.num_plans:,} plans, {found.counts.evaluated:,} legal and evaluated, {found.counts.fitting:,} will do, "
         f"in {show_seconds(found.seconds)}"
     )
 
@@ -78,10 +78,10 @@ def _beyond(page: Page, nearest: InferReport | None) -> None:
             )
 
 
-def _limits(found: ServingFound) -> str:
+def _limits(found: ServingResult) -> str:
     said = []
     for name, text in _SAID.items():
-        value = getattr(found.wish, name)
+        value = getattr(found.options, name)
         if value:
             said.append(text.format(show_seconds(value) if name.endswith("_seconds") and "{}" in text else value))
     return "; " + ", ".join(said) if said else ""

@@ -11,7 +11,7 @@ from shardwise.report._plan import assumed, limits_of, placed_words, placement, 
 from shardwise.report._rejected import next_best, rejected
 from shardwise.report._train import step_tree
 from shardwise.report._train_view import assumptions, describe
-from shardwise.search import Found, Remedies, rivals
+from shardwise.search import TrainingResult, runners_up
 from shardwise.training import TrainReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -24,9 +24,9 @@ _LIMITS: dict[str, Callable[[float], str]] = {
 }
 
 
-def plan_page(remedies: Remedies, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
     """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none fits."""
-    found, (notes, width) = remedies.found, notes_and_width
+    notes, width = notes_and_width
     page = Page(width)
     _verdict(page, found)
     page.blank()
@@ -36,20 +36,20 @@ def plan_page(remedies: Remedies, command: Sequence[str], notes_and_width: tuple
         _front(page, found.front)
         page.blank()
         best = found.best[0].plan
-        next_best(page, [(rival, _difference(best, rival.report.plan)) for rival in rivals(found)])
+        next_best(page, [(runner_up, _difference(best, runner_up.report.plan)) for runner_up in runners_up(found)])
         page.blank()
-    rejected(page, remedies.rejected)
+    rejected(page, found.rejected)
     page.blank()
-    shown = found.best[0] if found.best else remedies.nearest
-    assumptions(page, tuple(dict.fromkeys((*notes, *assumed(found.rows.case, shown)))))
+    shown = found.best[0] if found.best else found.nearest
+    assumptions(page, tuple(dict.fromkeys((*notes, *assumed(found.grid.case, shown)))))
     page.blank()
     if command:
         command_lines(page, "AGAIN" if found.best else "NEAREST", command)
     return page
 
 
-def _verdict(page: Page, found: Found) -> None:
-    case, counts, limits = found.rows.case, found.counts, limits_of(found)
+def _verdict(page: Page, found: TrainingResult) -> None:
+    case, counts, limits = found.grid.case, found.counts, limits_of(found)
     title = f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name}"
     if found.best:
         best = found.best[0]
@@ -103,8 +103,8 @@ def describe_placed(report: TrainReport) -> str:
     return ", ".join([describe_more(report.plan), *tiers_words(report)])
 
 
-def _best(page: Page, found: Found) -> None:
-    priced = found.rows.case.job.run_tokens > 0
+def _best(page: Page, found: TrainingResult) -> None:
+    priced = found.grid.case.job.run_tokens > 0
     money = ("days", "$") if priced else ()
     rows = [("#", "step", "tokens/s/dev", *money, "memory", "compute", "exposed", "bubble", "other", "in a domain")]
     for i, report in enumerate(found.best, 1):

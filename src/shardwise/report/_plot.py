@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.report._roofline import Roofline
-    from shardwise.search import Found, ServingFound
+    from shardwise.search import ServingResult, TrainingResult
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
     from shardwise.training._timeline import StepTimeline
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIGURES = (".svg", ".png", ".pdf", ".html")
 
 
-def figure_of(answer: TrainReport | InferReport | Roofline | Found | ServingFound) -> Figure:
+def figure_of(answer: TrainReport | InferReport | Roofline | TrainingResult | ServingResult) -> Figure:
     """Return the figure of an answer, to be changed further or shown in a notebook; draw it within `styled`."""
     from shardwise.report._roofline import Roofline
     from shardwise.serving import InferReport
@@ -38,9 +38,9 @@ def figure_of(answer: TrainReport | InferReport | Roofline | Found | ServingFoun
         from shardwise.report._plots_roofline import roofline_figure
 
         return roofline_figure(answer)
-    from shardwise.search import ServingFound
+    from shardwise.search import ServingResult
 
-    if isinstance(answer, ServingFound):
+    if isinstance(answer, ServingResult):
         from shardwise.report._plots_serving import serving_figure
 
         return serving_figure(answer)
@@ -49,7 +49,7 @@ def figure_of(answer: TrainReport | InferReport | Roofline | Found | ServingFoun
     return plan_figure(answer)
 
 
-def plot(answer: TrainReport | InferReport | Roofline | Found | ServingFound, path: str) -> None:
+def plot(answer: TrainReport | InferReport | Roofline | TrainingResult | ServingResult, path: str) -> None:
     """Write the plot of an answer to an .svg, .png, .pdf or .html file; raises `InputError` where it cannot.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train

@@ -24,7 +24,7 @@ from shardwise.report._plots import (
     totals,
 )
 from shardwise.report._plots_bars import MEMORY, TIME, memory_bars, time_bar
-from shardwise.search import Found
+from shardwise.search import TrainingResult
 from shardwise.training import TrainReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -45,12 +45,12 @@ SERIES = (
 _MOST_PLANS, _MOST_SERIES = 10, 6
 
 
-def plan_figure(found: Found) -> Figure:
+def plan_figure(found: TrainingResult) -> Figure:
     """Return the front in seconds and GiB, the time and memory of the best plans, and strong scaling where searched."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    case, best = found.rows.case, found.best[:_MOST_PLANS]
+    case, best = found.grid.case, found.best[:_MOST_PLANS]
     text = _words(found)
     fastest = _fastest(found.front)
     heights = [0.3 + 0.16 * len(text), 2.5 + 0.3 * (len(fastest) > 1), *([1.15 + 0.36 * len(best)] if best else [])]
@@ -74,14 +74,14 @@ def plan_figure(found: Found) -> Figure:
     return figure
 
 
-def _words(found: Found) -> list[str]:
-    job, counts = found.rows.case.job, found.counts
-    asked = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, {found.rows.case.stack.name}; "
+def _words(found: TrainingResult) -> list[str]:
+    job, counts = found.grid.case.job, found.counts
+    asked = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, {found.grid.case.stack.name}; "
     lines = [asked + f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit"]
     if found.best:
         first = found.best[0]
         speed = f"{show_seconds(first.step_seconds)} a step, MFU {first.mfu:.1%}"
-        lines.append(f"best by {found.wish.objective}: {speed}: {plan_words(first.plan)}")
+        lines.append(f"best by {found.options.objective}: {speed}: {plan_words(first.plan)}")
     else:
         lines.append("no plan of the space fits")
     return [piece for line in lines for piece in textwrap.wrap(line, 106)]

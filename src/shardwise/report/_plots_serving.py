@@ -23,7 +23,7 @@ from shardwise.report._plots import (
 from shardwise.report._plots_bars import PHASE, SERVED, served_bars
 from shardwise.report._plots_search import SERIES, key_below
 from shardwise.report._train_view import describe
-from shardwise.search import ServingFound
+from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _MOST_PLANS = 10
 
 
-def serving_figure(found: ServingFound) -> Figure:
+def serving_figure(found: ServingResult) -> Figure:
     """Return the front of seconds a token and tokens a second and device, and the best deployments side by side."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    cluster, best = found.rows.cluster, found.best[:_MOST_PLANS]
-    title = title_of(found.rows.model.name, cluster.num_devices, cluster.device.name)
+    cluster, best = found.grid.cluster, found.best[:_MOST_PLANS]
+    title = title_of(found.grid.model.name, cluster.num_devices, cluster.device.name)
     text = _words(found)
     heights = [0.3 + 0.16 * len(text), 2.7, *([1.75 + 0.36 * len(best)] if best else [])]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
@@ -55,15 +55,15 @@ def serving_figure(found: ServingFound) -> Figure:
     return figure
 
 
-def _words(found: ServingFound) -> list[str]:
-    job = found.rows.job
+def _words(found: ServingResult) -> list[str]:
+    job = found.grid.job
     asked = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out; {found.num_plans:,} plans, "
-    lines = [asked + f"{found.evaluated:,} legal, {found.num_fitting:,} fit and keep the limits"]
+    lines = [asked + f"{found.counts.evaluated:,} legal, {found.counts.fitting:,} fit and keep the limits"]
     if found.best:
         first = found.best[0]
         rate = first.output_tokens_per_second / first.plan.num_devices
         speed = f"{rate:,.0f} output tokens/s per device, a token every {show_seconds(first.tpot_seconds)}"
-        lines.append(f"best by {found.wish.objective}: {speed}: {_name(first)}")
+        lines.append(f"best by {found.options.objective}: {speed}: {_name(first)}")
     else:
         lines.append("no plan of the space fits and keeps the limits")
     return [piece for line in lines for piece in textwrap.wrap(line, 106)]
@@ -85,12 +85,12 @@ def _rate(report: InferReport) -> float:
     return report.prefill_tokens_per_second / report.plan.num_devices
 
 
-def _front(axes: Axes, found: ServingFound) -> None:
+def _front(axes: Axes, found: ServingResult) -> None:
     """Draw throughput against latency, one series a layout; what none beats goes up to the right."""
     front = found.front
     axes.set_title("Deployments that none beats", pad=14)
     unit = time_unit(max((_latency(r) for r in front), default=1.0))
-    generates = bool(found.rows.job.output_tokens)
+    generates = bool(found.grid.job.output_tokens)
     axes.set_xlabel(f"{'time between tokens' if generates else 'time of the pass'}, {unit.name}")
     axes.set_ylabel(f"{'output' if generates else 'input'} tokens/s per device")
     axes.grid(True)
@@ -109,11 +109,11 @@ def _front(axes: Axes, found: ServingFound) -> None:
         axes.plot([xs[k] for k in own], [ys[k] for k in own], label=label, **face)
     axes.set_xlim(0)
     axes.set_ylim(0)
-    if generates and found.wish.max_tpot_seconds:
-        at = found.wish.max_tpot_seconds / unit.size
+    if generates and found.options.max_tpot_seconds:
+        at = found.options.max_tpot_seconds / unit.size
         far = max(axes.get_xlim()[1], 1.05 * at)
         axes.set_xlim(0, far)
-        limit(axes, at, f"limit {show_seconds(found.wish.max_tpot_seconds)}", far)
+        limit(axes, at, f"limit {show_seconds(found.options.max_tpot_seconds)}", far)
     if found.best:
         place = (_latency(found.best[0]) / unit.size, _rate(found.best[0]))
         axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)

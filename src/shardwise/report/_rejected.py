@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.report._page import Page
-from shardwise.search import Rejection, Remedy, Rival
+from shardwise.search import Rejection, Remedy, RunnerUp
 
 _INDENT = 17
 
@@ -21,24 +21,24 @@ def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
     return {"field": remedy.field, "value": value, "loss": remedy.loss, "best": remedy.best}
 
 
-def rival_tree(rival: Rival) -> dict[str, Any]:
+def runner_up_tree(runner_up: RunnerUp) -> dict[str, Any]:
     """Return by how much a plan is behind the best, and the constants that could put it ahead."""
-    return {"behind": rival.behind, "swaps": [asdict(swap) for swap in rival.swaps]}
+    return {"behind": runner_up.behind, "sensitivity": [asdict(swap) for swap in runner_up.sensitivity]}
 
 
-def next_best(page: Page, near: Sequence[tuple[Rival, str]]) -> None:
+def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
     """Append the next plans, each with what is other than in the best, and which constants could put it ahead."""
     if near:
         page.add(("NEXT", "bold"), ("      what is behind the best, and what could put it ahead", ""))
-    for rival, text in near:
-        page.note(f"{rival.behind:.2%} behind: {text}")
-        page.items([_swaps(rival)], "dim")
+    for runner_up, text in near:
+        page.note(f"{runner_up.behind:.2%} behind: {text}")
+        page.items([_swaps(runner_up)], "dim")
 
 
-def _swaps(rival: Rival) -> str:
-    """Return in words what puts a rival ahead."""
+def _swaps(runner_up: RunnerUp) -> str:
+    """Return in words what puts a runner_up ahead."""
     at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f})"
-    said = [at.format(s.constant, s.factor, s.low, s.high) for s in rival.swaps]
+    said = [at.format(s.constant, s.factor, s.low, s.high) for s in runner_up.sensitivity]
     return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
 
 

@@ -30,7 +30,7 @@ def scaling_tree(rows: Sequence[ScalingRow], commands: Sequence[Sequence[str]]) 
             "evaluated": sum(row.found.counts.evaluated for row in rows),
             "seconds": sum(row.found.seconds for row in rows),
             "covered": min(row.found.covered for row in rows),
-            "objective": rows[0].found.wish.objective,
+            "objective": rows[0].found.options.objective,
         },
         "scaling": [_row_tree(row) for row in rows],
         "best": best,
@@ -49,7 +49,7 @@ def scaling_page(
     """Return the rows as a page; `command` evaluates the best plan on the most devices."""
     notes, width = notes_and_width
     page = Page(width)
-    case = rows[0].found.rows.case
+    case = rows[0].found.grid.case
     title = f"{case.model.name} on {rows[0].num_devices:,} to {rows[-1].num_devices:,} x {case.cluster.device.name}"
     page.label("SCALING", f"{title}, {case.job.global_batch:,} sequences a step", "bold", "bold")
     plans, seconds = sum(r.found.num_plans for r in rows), sum(r.found.seconds for r in rows)

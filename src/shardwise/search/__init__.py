@@ -1,46 +1,44 @@
 """Search: every legal plan of a space evaluated, the best ranked, and the reasons for the others."""
 
-from shardwise.search._engine import Engine, Here, Processes
-from shardwise.search._limits import TRAIN_LIMITS, Wish, plan_training, work_of
-from shardwise.search._rank import OBJECTIVES
-from shardwise.search._remedies import Remedies
+from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
+from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
 from shardwise.search._remedy import Remedy
-from shardwise.search._rivals import Rival, Swap, rivals
-from shardwise.search._scaling import ScalingRow, doubling, scaled_found, scaled_rows, scaled_work, strong_scaling
-from shardwise.search._search import Found, Rejection, Work, part_of, searched
-from shardwise.search._serve_found import ServingFound, plan_serving, tokens_per_second_per_gpu
-from shardwise.search._serve_space import SERVING_OBJECTIVES, ServingSpace, ServingWish
-from shardwise.search._space import Space, Wholes, upto
+from shardwise.search._result import Rejection, SearchResult
+from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
+from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
+from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
+from shardwise.search._serving_space import ServingSpace
+from shardwise.search._space import SearchSpace, Wholes, part_of, upto
+from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
 
 __all__ = [
     "OBJECTIVES",
     "SERVING_OBJECTIVES",
     "TRAIN_LIMITS",
-    "Engine",
-    "Found",
-    "Here",
-    "Processes",
+    "Executor",
+    "ProcessExecutor",
     "Rejection",
-    "Remedies",
     "Remedy",
-    "Rival",
+    "RunnerUp",
     "ScalingRow",
-    "ServingFound",
+    "SearchOptions",
+    "SearchResult",
+    "SearchSpace",
+    "SearchTask",
+    "Sensitivity",
+    "SerialExecutor",
+    "ServingResult",
     "ServingSpace",
-    "ServingWish",
-    "Space",
-    "Swap",
+    "TrainingResult",
     "Wholes",
-    "Wish",
-    "Work",
     "doubling",
     "part_of",
     "plan_serving",
     "plan_training",
-    "rivals",
-    "scaled_found",
+    "runners_up",
+    "scaled_result",
     "scaled_rows",
-    "scaled_work",
+    "scaled_task",
     "searched",
     "strong_scaling",
     "tokens_per_second_per_gpu",

@@ -7,9 +7,9 @@ from itertools import product
 
 from shardwise.errors import Problem
 from shardwise.plans import divisors
-from shardwise.search._rows import Rows
-from shardwise.search._search import Rejection
-from shardwise.search._serve import ServingRows
+from shardwise.search._grid import PlanGrid
+from shardwise.search._result import Rejection
+from shardwise.search._serving_table import ServingGrid
 from shardwise.search._space import Wholes
 
 EMPTY = "space"
@@ -70,27 +70,27 @@ def _product_problem(space: object, axes: tuple[str, ...], counts: list[int]) ->
     return [Problem(first, written(getattr(space, first)), rule, f"widen one of {', '.join(given)}")]
 
 
-def why_empty(rows: Rows) -> list[Problem]:
+def why_empty(grid: PlanGrid) -> list[Problem]:
     """Return which ranges leave a space of training plans without any, what they must hold and what they hold."""
-    space, model, counts = rows.space, rows.case.model, rows.device_counts
+    space, model, counts = grid.space, grid.case.model, grid.device_counts
     if not counts:
-        most = rows.case.cluster.num_devices
+        most = grid.case.cluster.num_devices
         return [Problem("devices", written(space.devices), f"must be among the {most} devices", f"use up to {most}")]
     axes = ("tp", "tp2", "cp", "pp", "dp")
     found = _axis_problems(space, axes, counts, model.num_layers)
-    if rows.has_experts:
+    if grid.has_experts:
         found += _axis_problems(space, ("ep", "etp"), counts, model.num_layers)
-    batch = rows.case.job.global_batch
+    batch = grid.case.job.global_batch
     found += _problem("micro_batch", space.micro_batch, divisors(batch), f"must divide the global batch of {batch}")
     found = found or _product_problem(space, axes, counts)
-    return found or _pipeline_problems(rows) or _place_problems(rows)
+    return found or _pipeline_problems(grid) or _place_problems(grid)
 
 
-def _pipeline_problems(rows: Rows) -> list[Problem]:
+def _pipeline_problems(grid: PlanGrid) -> list[Problem]:
     """Return the problem of chunks and schedules that no pipeline of the space can have."""
-    space, layers = rows.space, rows.case.model.num_layers
-    pipelines = space.pp.of(sorted({w for n in rows.device_counts for w in divisors(n) if w <= layers}))
-    if any(rows.compositions(pp) for pp in pipelines):
+    space, layers = grid.space, grid.case.model.num_layers
+    pipelines = space.pp.of(sorted({w for n in grid.device_counts for w in divisors(n) if w <= layers}))
+    if any(grid.compositions(pp) for pp in pipelines):
         return []
     deep = next((pp for pp in pipelines if pp > 1), 0)
     if not deep:
@@ -103,9 +103,9 @@ def _pipeline_problems(rows: Rows) -> list[Problem]:
     return [Problem("vpp", written(space.vpp), rule, _one_of(chunks))]
 
 
-def _place_problems(rows: Rows) -> list[Problem]:
+def _place_problems(grid: PlanGrid) -> list[Problem]:
     """Return the problem of ranks in the fastest domain that no placement has."""
-    domain, space = rows.case.domains[0], rows.space
+    domain, space = grid.case.domains[0], grid.space
     given = [axis for axis in ("tp", "tp2", "cp", "dp", "pp") if space.fast_of(axis).ranges]
     rule = f"no placement has so many ranks in a domain of {domain} devices, which ranks fill as far as they can"
     return [
@@ -114,17 +114,17 @@ def _place_problems(rows: Rows) -> list[Problem]:
     ]  # fmt: skip
 
 
-def why_empty_serving(rows: ServingRows) -> list[Problem]:
+def why_empty_serving(grid: ServingGrid) -> list[Problem]:
     """Return which ranges leave a space of deployments without any, what they must hold and what they hold."""
-    space, most, layers = rows.space, rows.cluster.num_devices, rows.model.num_layers
+    space, most, layers = grid.space, grid.cluster.num_devices, grid.model.num_layers
     counts = space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]
     if not counts:
         return [Problem("devices", written(space.devices), f"must be among the {most} devices", f"use up to {most}")]
     found = _axis_problems(space, ("tp", "pp", "dp"), counts, layers)
-    if rows.has_experts:
+    if grid.has_experts:
         found += _axis_problems(space, ("ep", "etp"), counts, layers)
     found = found or _product_problem(space, ("tp", "pp", "dp"), counts)
-    if not found and rows.has_experts:
+    if not found and grid.has_experts:
         rule = "must fill the tensor-parallel ranks with experts, and etp must divide them"
         found = [
             Problem(axis, written(getattr(space, axis)), rule, "widen ep, etp or tp")

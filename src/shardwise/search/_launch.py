@@ -12,8 +12,8 @@ from shardwise.errors import Problem, Problems
 from shardwise.plans import CONTEXT_KINDS, Capabilities, Plan, Stack, alike
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
-from shardwise.search._laws import Law
-from shardwise.search._space import Order, Space, Wholes, upto
+from shardwise.search._constraints import Law
+from shardwise.search._space import Order, SearchSpace, Wholes, upto
 
 T = TypeVar("T")
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
@@ -28,11 +28,11 @@ TRIED: dict[str, tuple[Any, ...]] = {
 _AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
 
 
-def within(space: Space, stack: Stack, explore: bool) -> Space:
+def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
     """Return the space with every choice filled in; raises `InputError` for choices that the framework does not run.
 
     >>> from shardwise.plans import find_stack
-    >>> within(Space(), find_stack("megatron"), explore=False).schedule
+    >>> within(SearchSpace(), find_stack("megatron"), explore=False).schedule
     ('1f1b', 'interleaved')
     """
     runs, found, filled = stack.runs, Problems(), dict[str, Any]()
@@ -63,7 +63,7 @@ def _refuse(found: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
             found.items.append(replace(problem, remedy=f"{problem.remedy}, or --explore"))
 
 
-def _degrees(space: Space, stack: Stack, found: Problems) -> dict[str, Wholes]:
+def _degrees(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, Wholes]:
     """Return the degrees that stay 1, recording those that are to be above it."""
     kept = {}
     for axis in _AXES:
@@ -76,7 +76,7 @@ def _degrees(space: Space, stack: Stack, found: Problems) -> dict[str, Wholes]:
     return kept
 
 
-def _orders(space: Space, stack: Stack, found: Problems) -> dict[str, tuple[Order, ...]]:
+def _orders(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, tuple[Order, ...]]:
     """Return the orders of the framework where nobody names one and ranks cannot be placed otherwise."""
     if stack.runs.any_place:
         return {}

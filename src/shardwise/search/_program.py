@@ -1,6 +1,6 @@
 """Recorded formulas as lists of array operations, run on meshes of plans.
 
-A mesh has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
+A evaluator has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
 fastest domain: several to a row). Arrays have the modes first where they vary with them, and rows or places last. Each
 operation runs on the least of them that its arguments vary with, into memory that is used again.
 """
@@ -35,7 +35,7 @@ _SPREAD = "spread"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Rows, modes and places of a mesh; `row` is the row of each place."""
+    """PlanGrid, modes and places of a evaluator; `row` is the row of each place."""
 
     rows: int
     modes: int

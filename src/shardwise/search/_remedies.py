@@ -1,41 +1,41 @@
 """For every law and limit of a search of training plans, the single change that helps with the least loss.
 
-Of all plans that fell, those one change away from the best plans are looked at: changed back, such a plan is one of the
-best, so no other single change of a fallen plan loses less.
+Of all plans that were rejected, those one change away from the best plans are looked at: changed back, such a plan is
+one of the best, so no other single change of a rejected plan loses less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from shardwise.errors import Problem
+from shardwise.plans import Plan, divisors
+from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
-from shardwise.search._engine import Here
-from shardwise.search._limits import TRAIN_LIMITS, Wish, bounds_of
-from shardwise.search._near import broken_law, neighbours, report_on
-from shardwise.search._rank import OBJECTIVES
+from shardwise.search._grid import PlanGrid
+from shardwise.search._limits import Limits
+from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._remedy import Remedy, loss_of, missed
-from shardwise.search._search import TOO_LARGE, Found, Rejection, Work, searched
+from shardwise.search._result import Counts, Rejection
+from shardwise.search._space import part_of
 from shardwise.training import TrainReport
+from shardwise.training._report import report_of
+from shardwise.units import show_bytes
 
 _BASES = 4
 _FAR = "none of them is one change away from the best"
-# The objective whose best plan comes nearest to a limit.
-_NEAREST = {"max_step_seconds": "step", "max_run_seconds": "days", "max_usd": "cost", "min_free_bytes": "headroom"}
-
-
-def value_of(found: Found, report: TrainReport) -> float:
-    """Return the objective of a plan as a search ranks it, less being better."""
-    seconds = report.step_seconds / report.goodput
-    return float(OBJECTIVES[found.wish.objective](seconds, report.device_bytes, report.plan.num_devices))
+TOO_LARGE = "memory"
+# Fewer bytes for the same plan, where no plan of the space fits: what the job may say otherwise.
+_LEANER = {"optimizer": "adam8bit", "precision": "bf16-pure"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fallen:
-    """A plan that fell to a law or a limit, one field away from one of the best plans: by what and by how much."""
+class Rejected:
+    """A plan that a law or a limit rejected, one field away from one of the best plans: by what and by how much."""
 
     name: str
     field: str
@@ -46,104 +46,222 @@ class Fallen:
     miss: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """What would help the plans that fell in a search; each answer is worked out when it is asked for."""
+    """What would help the plans that a search rejected; each answer is worked out when it is asked for."""
 
-    found: Found
+    grid: PlanGrid
+    limits: Limits
+    limit_bytes: float
+    counts: Counts
+    rejections: Counter[str]
+    examples: Mapping[str, Problem]
+    best: Sequence[TrainReport]
+    nearest: TrainReport | None
+
+    @property
+    def _objective(self) -> str:
+        return self.limits.options.objective
+
+    def _value(self, report: TrainReport) -> float:
+        seconds = report.step_seconds / report.goodput
+        return float(OBJECTIVES[self._objective](seconds, report.device_bytes, report.plan.num_devices))
 
     @cached_property
-    def nearest(self) -> TrainReport | None:
-        """The plan that is nearest to doing: under limits the best by the first that plans fell to, else by memory."""
-        broken = next((name for name in TRAIN_LIMITS if self.found.tally.fallen[name]), "")
-        if not broken or self.found.best or self.found.covered < 1:
-            return self.found.nearest
-        without: dict[str, Any] = dict.fromkeys(TRAIN_LIMITS, 0.0)
-        wish = replace(self.found.wish, objective=_NEAREST[broken], top=1, **without)
-        freed = searched(Work(self.found.rows, wish), Here())
-        return freed.best[0] if freed.best else None
-
-    @cached_property
-    def _fallen(self) -> list[Fallen]:
-        """Plans beside the best that fell; laws beside the few best, memory and limits beside the best one."""
-        rows = self.found.rows
-        laws, seen = rows.laws, list[Fallen]()
-        for place, base in enumerate(self.found.best[:_BASES]):
-            for field, plan in neighbours(rows, base.plan):
+    def _beside(self) -> list[Rejected]:
+        """Plans beside the best that were rejected; laws beside the few best, memory and limits beside the best one."""
+        laws, seen = self.grid.laws, list[Rejected]()
+        for place, base in enumerate(self.best[:_BASES]):
+            for field, plan in neighbours(self.grid, base.plan):
                 value = getattr(plan, field)
                 broken = broken_law(laws, plan)
                 if broken is not None:
-                    seen.append(Fallen(name=broken[0], field=field, base=base, value=value, problem=broken[1]))
+                    seen.append(Rejected(name=broken[0], field=field, base=base, value=value, problem=broken[1]))
                 elif place == 0:
-                    seen += self._judged(field, base, report_on(rows, plan))
+                    seen += self._checked(field, base, report_on(self.grid, plan))
         return seen
 
-    def _judged(self, field: str, base: TrainReport, report: TrainReport) -> Iterator[Fallen]:
-        value, limit = getattr(report.plan, field), report.verdict.limit_bytes
-        if not report.fits:
-            miss = report.verdict.short_by_bytes / limit
-            yield Fallen(name=TOO_LARGE, field=field, base=base, value=value, report=report, miss=miss)
+    def _checked(self, field: str, base: TrainReport, report: TrainReport) -> Iterator[Rejected]:
+        value = getattr(report.plan, field)
+        if report.device_bytes > self.limit_bytes:
+            miss = report.device_bytes / self.limit_bytes - 1
+            yield Rejected(name=TOO_LARGE, field=field, base=base, value=value, report=report, miss=miss)
             return
         for name, ratio in self._ratios(report).items():
             if ratio > 1:
-                yield Fallen(name=name, field=field, base=base, value=value, report=report, miss=ratio - 1)
+                yield Rejected(name=name, field=field, base=base, value=value, report=report, miss=ratio - 1)
                 return
 
     def _ratios(self, report: TrainReport) -> dict[str, float]:
-        wish = self.found.wish
-        if not isinstance(wish, Wish):
-            return {}
-        bounds = bounds_of(self.found.rows, wish)
-        return bounds.ratios(report.step_seconds, report.device_bytes, report.plan.num_devices)
+        return self.limits.ratios(report.step_seconds, report.device_bytes, report.plan.num_devices)
 
     def of(self, name: str) -> Remedy | None:
-        """Return what would help plans that fell to a law or a limit, None where none is beside the best plans."""
-        near = [fallen for fallen in self._fallen if fallen.name == name]
+        """Return what would help plans that a law or a limit rejected, None where none is beside the best plans."""
+        near = [rejected for rejected in self._beside if rejected.name == name]
         if not near:
             return self._alone(name)
-        best = self.found.best[0]
+        best = self.best[0]
         if name == TOO_LARGE:
-            top = value_of(self.found, best)
-            quicker = [f for f in near if f.report is not None and value_of(self.found, f.report) < top]
-            one = min(quicker, key=lambda f: f.miss) if quicker else min(near, key=lambda f: f.miss)
+            top = self._value(best)
+            quicker = [f for f in near if f.report is not None and self._value(f.report) < top]
+            one = min(quicker or near, key=lambda f: f.miss)
         else:
-            one = min(near, key=lambda f: (value_of(self.found, f.base), f.miss))
+            one = min(near, key=lambda f: (self._value(f.base), f.miss))
         return Remedy(
             why=self._why(one),
             field=one.field,
             value=getattr(one.base.plan, one.field),
-            loss=loss_of(self.found.wish.objective, value_of(self.found, one.base), value_of(self.found, best)),
+            loss=loss_of(self._objective, self._value(one.base), self._value(best)),
             best=one.base is best,
-            objective=self.found.wish.objective,
+            objective=self._objective,
         )
 
     def _alone(self, name: str) -> Remedy | None:
         """Return by how much the nearest plan misses a limit that none keeps."""
         miss = self._ratios(self.nearest).get(name, 0.0) - 1 if self.nearest is not None else 0.0
-        return Remedy(why=f"the nearest {missed(miss)}") if miss > 0 and not self.found.best else None
+        return Remedy(why=f"the nearest {missed(miss)}") if miss > 0 and not self.best else None
 
-    def _why(self, one: Fallen) -> str:
+    def _why(self, one: Rejected) -> str:
         if one.problem is not None:
             return str(one.problem)
         said = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"
         if one.name != TOO_LARGE or one.report is None:
             return f"{said} {missed(one.miss)}"
-        gain = one.base.step_seconds / one.report.step_seconds - 1
-        pace = (
-            f"{gain:.1%} quicker" if gain >= 0 else f"{one.report.step_seconds / one.base.step_seconds - 1:.1%} slower"
-        )
-        return f"{said} is {one.miss:.1%} short of memory, and would be {pace}"
+        return f"{said} is {one.miss:.1%} short of memory, and would be {_pace(one.base, one.report)}"
+
+    def _memory(self) -> str:
+        """Return what makes the nearest plan fit: fewer bytes of the same plan, or of the same job."""
+        nearest = self.nearest
+        if nearest is None or self.best:
+            return ""
+        short = f"the nearest is {nearest.device_bytes / self.limit_bytes - 1:.1%} short"
+        found = [
+            c for c in nearest.changes if c.needed_bytes <= self.limit_bytes and c.field in ("recompute", "sharding")
+        ]
+        if found:
+            slower = found[0].step_seconds / nearest.step_seconds - 1
+            return f"{short}: {found[0].field} {found[0].value} fits, {_percent(slower)}"
+        for field, value in _LEANER.items():
+            changes: dict[str, Any] = {field: value}
+            leaner = report_of(replace(nearest.case, job=replace(nearest.job, **changes)), ())
+            if leaner.device_bytes <= self.limit_bytes:
+                return f"{short}: --{field} {value} fits ({show_bytes(leaner.device_bytes)}), {_pace(nearest, leaner)}"
+        tried = " nor ".join(f"--{field} {value}" for field, value in _LEANER.items())
+        return f"{short}, and neither less kept nor {tried} makes it fit: use more devices"
 
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
-        """The laws and limits in the order in which they are asked, with how many plans fell to each and a remedy."""
-        found = list(self.found.rejected)
-        for name, title in TRAIN_LIMITS.items():
-            count = self.found.tally.fallen[name]
-            found += [Rejection(name=name, title=title, count=count, remedy=_FAR)] if count else []
-        if not self.found.num_plans:
-            return empty_rejections(why_empty(self.found.rows))
-        if not self.found.best and any(self.found.tally.fallen[name] for name in TRAIN_LIMITS):
-            # What fits does not keep the limits: more memory alone would not help.
-            found = [replace(row, remedy="") if row.name == TOO_LARGE else row for row in found]
-        return tuple(replace(row, remedy=str(self.of(row.name) or row.remedy)) for row in found)
+        """The laws and limits in the order in which they are asked, with how many plans each rejected and a remedy."""
+        laws, plans = self.grid.laws, self.grid.num_plans
+        if not plans:
+            return empty_rejections(why_empty(self.grid))
+        found = [self._row(name, law.title, str(self.examples.get(name, ""))) for name, law in laws.items()]
+        limited = not self.best and any(self.rejections[name] for name in TRAIN_LIMITS)
+        # Where what fits does not keep the limits more memory alone would not help.
+        memory = "" if limited else self._memory()
+        title = "more memory than a device has, with the wanted chance to fit"
+        found.append(self._row(TOO_LARGE, title, memory, self.counts.too_large))
+        found += [self._row(name, title, _FAR) for name, title in TRAIN_LIMITS.items()]
+        return tuple(row for row in found if row.count)
+
+    def _row(self, name: str, title: str, otherwise: str, count: int | None = None) -> Rejection:
+        count = self.rejections[name] if count is None else count
+        remedy = str(self.of(name) or otherwise) if count else ""
+        return Rejection(name=name, title=title, count=count, remedy=remedy)
+
+
+def _percent(slower: float) -> str:
+    return f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} quicker"
+
+
+def _pace(base: TrainReport, other: TrainReport) -> str:
+    """Return in words how much quicker or slower a plan is than another."""
+    gain = base.step_seconds / other.step_seconds - 1
+    return f"{gain:.1%} quicker" if gain >= 0 else _percent(other.step_seconds / base.step_seconds - 1)
+
+
+Near = tuple[str, Plan]
+
+
+def neighbours(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
+    """Yield (field, plan) for every other value of a field in the space; replicas and what has no effect follow."""
+    for field, changed in (*_degrees(grid, plan), *_words(grid, plan)):
+        neat = _neat(grid, changed)
+        if neat is not None and neat != plan:
+            yield field, neat
+
+
+def _degrees(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
+    s, n = grid.space, plan.num_devices
+    for axis in ("tp", "tp2", "cp", "pp"):
+        if axis == "tp2" and plan.layout == "1d":
+            continue
+        used = n // plan.dp // getattr(plan, axis)
+        for value in getattr(s, axis).of(divisors(n)):
+            replicas = n // (used * value)
+            too_deep = axis == "pp" and value > grid.case.model.num_layers
+            if value == getattr(plan, axis) or too_deep or n % (used * value) or not s.dp.of([replicas]):
+                continue
+            # Other degrees fill the fastest domain in the order of the axes.
+            changes: dict[str, Any] = {axis: value, "dp": replicas, "fast": ()}
+            yield axis, replace(plan, **changes)
+    for ep, etp in grid.expert_ways(n):
+        if (ep == plan.ep) != (etp == plan.etp):
+            yield "etp" if ep == plan.ep else "ep", replace(plan, ep=ep, etp=etp)
+
+
+def _words(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
+    s = grid.space
+    choices: dict[str, Any] = {
+        "micro_batch": grid.micro_batches,
+        "recompute": s.recompute,
+        "sharding": s.sharding,
+        "sequence_parallel": s.sequence_parallel,
+        "cp_kind": s.cp_kind,
+        "panels": grid.panels if plan.layout == "summa" else [],
+    }
+    for field, values in choices.items():
+        for value in values:
+            if value != getattr(plan, field):
+                changes: dict[str, Any] = {field: value}
+                yield field, replace(plan, **changes)
+    for schedule, vpp in grid.compositions(plan.pp):
+        changes = {"schedule": schedule, "vpp": vpp}
+        if schedule != plan.schedule:
+            yield "schedule", replace(plan, **changes)
+        elif vpp != plan.vpp:
+            yield "vpp", replace(plan, **changes)
+
+
+def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
+    """Return a plan with choices that have no effect as the space has them; None where the space has no such plan."""
+    s, changes = grid.space, dict[str, Any]()
+    if plan.tp == 1 or plan.layout == "summa":
+        changes["sequence_parallel"] = False
+    if plan.cp == 1:
+        changes["cp_kind"] = s.cp_kind[0]
+    if plan.dp * plan.cp == 1:
+        changes["sharding"] = s.sharding[0]
+    pipes = grid.compositions(plan.pp)
+    if not pipes:
+        return None
+    if (plan.schedule, plan.vpp) not in pipes:
+        same = [pipe for pipe in pipes if pipe[0] == plan.schedule]
+        changes["schedule"], changes["vpp"] = (same or pipes)[0]
+    return staged(grid.case, replace(plan, stage_layers=(), **changes))
+
+
+def broken_law(laws: dict[str, Law], plan: Plan) -> tuple[str, Problem] | None:
+    """Return the first law that a plan breaks, in the order in which a search asks them, and its first problem."""
+    beside = {"pipeline": ("schedule", "vpp"), "schedule": ("schedule", "vpp", "pp")}
+    for name, law in laws.items():
+        values = {field: getattr(plan, field) for field in (*law.reads, *beside.get(name, ()))}
+        problems = law.problems(Plan(**{"sequence_parallel": False, **values}))
+        if problems:
+            return name, problems[0]
+    return None
+
+
+def report_on(grid: PlanGrid, plan: Plan) -> TrainReport:
+    """Return the report of a legal plan of a space."""
+    return report_of(replace(grid.case, plan=plan, cluster=part_of(grid.case.cluster, plan.num_devices)), ())

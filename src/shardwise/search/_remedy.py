@@ -1,4 +1,4 @@
-"""What would make a plan that fell out legal: one change, and what it costs against the best."""
+"""What would make a plan that was rejected do: one change, and what it costs against the best."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Training
-from shardwise.search._engine import Here
-from shardwise.search._limits import Wish, work_of
-from shardwise.search._mesh import Counts
-from shardwise.search._search import Found, Work, part_of, searched
-from shardwise.search._space import Space, upto
+from shardwise.search._executor import SerialExecutor
+from shardwise.search._options import SearchOptions
+from shardwise.search._result import Counts
+from shardwise.search._space import SearchSpace, part_of, upto
+from shardwise.search._training import SearchTask, TrainingResult, searched, work_of
 from shardwise.training import TrainReport
 
 
@@ -23,7 +23,7 @@ class ScalingRow:
     """The best plan on so many devices; `efficiency` is its tokens a second and device over the first row's."""
 
     num_devices: int
-    found: Found
+    found: TrainingResult
     efficiency: float | None
 
     @property
@@ -33,7 +33,7 @@ class ScalingRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledFound(Found):
+class ScalingResult(TrainingResult):
     """The answers on several counts of devices as one: the best on each count, the fastest first."""
 
     reports: tuple[TrainReport, ...]
@@ -55,16 +55,15 @@ class ScaledFound(Found):
         return self.reports
 
 
-def scaled_found(rows: Sequence[ScalingRow]) -> ScaledFound:
+def scaled_result(rows: Sequence[ScalingRow]) -> ScalingResult:
     """Return rows of strong scaling as one answer, whose front is the best plan on each count of devices."""
     last, counts = rows[-1].found, Counts()
     for row in rows:
         for one in fields(Counts):
             setattr(counts, one.name, getattr(counts, one.name) + getattr(row.found.counts, one.name))
-    return ScaledFound(
-        rows=last.rows,
-        wish=last.wish,
-        tally=replace(last.tally, counts=counts),
+    return ScalingResult(
+        task=last.task,
+        partial=replace(last.partial, counts=counts),
         seconds=sum(row.found.seconds for row in rows),
         covered=last.covered,
         reports=tuple(row.best for row in rows if row.best is not None),
@@ -89,8 +88,8 @@ def strong_scaling(
     cluster: Cluster,
     job: Training,
     counts: Sequence[int],
-    space: Space | None = None,
-    wish: Wish | None = None,
+    space: SearchSpace | None = None,
+    options: SearchOptions | None = None,
 ) -> tuple[ScalingRow, ...]:
     """Return the best plan of the same job on each count of devices, the first devices of a cluster.
 
@@ -103,22 +102,24 @@ def strong_scaling(
     >>> [row.num_devices for row in rows], rows[0].efficiency
     ([2, 4, 8], 1.0)
     """
-    space, wish = space or Space(), wish or Wish(top=1)
-    works = [(count, scaled_work(work_of(model, cluster, job, space, wish), count)) for count in counts]
-    return tuple(scaled_rows(works, lambda work: searched(work, Here())))
+    space, options = space or SearchSpace(), options or SearchOptions(top=1)
+    works = [(count, scaled_task(work_of(model, cluster, job, space, options), count)) for count in counts]
+    return tuple(scaled_rows(works, lambda work: searched(work, SerialExecutor())))
 
 
-def scaled_work(work: Work, count: int) -> Work:
+def scaled_task(work: SearchTask, count: int) -> SearchTask:
     """Return the work of a search on the first so many devices of its cluster."""
-    rows, case = work.rows, work.rows.case
+    grid, case = work.grid, work.grid.case
     if count > case.cluster.num_devices:
         rule = f"needs {count} devices, and there are {case.cluster.num_devices}"
         raise InputError([Problem("scaling", count, rule, f"ask on {count} devices, or for fewer")])
-    space = replace(rows.space, devices=upto(count)) if rows.space.devices.ranges else rows.space
-    return work_of(case.model, part_of(case.cluster, count), case.job, space, work.wish)
+    space = replace(grid.space, devices=upto(count)) if grid.space.devices.ranges else grid.space
+    return work_of(case.model, part_of(case.cluster, count), case.job, space, work.options)
 
 
-def scaled_rows(works: Iterable[tuple[int, Work]], search: Callable[[Work], Found]) -> Iterator[ScalingRow]:
+def scaled_rows(
+    works: Iterable[tuple[int, SearchTask]], search: Callable[[SearchTask], TrainingResult]
+) -> Iterator[ScalingRow]:
     """Yield the row of each count of devices; a search that was interrupted is the last."""
     first: float | None = None
     for count, work in works:

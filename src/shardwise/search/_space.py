@@ -7,10 +7,11 @@ plan is counted twice: sequence parallelism needs tp, a schedule needs pp, shard
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
 
 from shardwise.errors import Problems
+from shardwise.hardware import Cluster, Tier
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
 
 Order = tuple[str, ...]
@@ -61,7 +62,7 @@ def upto(most: int) -> Wholes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
+class SearchSpace:
     """What each field of a plan may be; `devices` are counts of devices, by default all of the cluster.
 
     Words that are left out are those of the framework (`_launch.within`).
@@ -70,7 +71,7 @@ class Space:
     to fill the fastest domain with ranks of the axes is tried, within `fast_tp` to `fast_pp`; with `orders`, only those
     in which the first axes of an order fill it.
 
-    >>> Space(tp=upto(8)).tp.of([4, 16])
+    >>> SearchSpace(tp=upto(8)).tp.of([4, 16])
     [4]
     """
 
@@ -120,6 +121,20 @@ class Space:
         found.raise_if_any()
 
 
+def part_of(cluster: Cluster, num_devices: int) -> Cluster:
+    """Return the first so many devices of a cluster, joined as they are there.
+
+    >>> part_of(Cluster.parse("64xh100-sxm-80gb"), 16).num_devices
+    16
+    """
+    if num_devices == cluster.num_devices:
+        return cluster
+    inner = [t for t in cluster.tiers[:-1] if t.size < num_devices]
+    last = next(t for t in cluster.tiers if t.size >= num_devices)
+    tiers: tuple[Tier, ...] = (*inner, replace(last, size=num_devices))
+    return replace(cluster, num_devices=num_devices, tiers=tiers)
+
+
 def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
     remedy = "use one or more of " + ", ".join(map(_text, known[:8]))
     if len(set(values)) < len(values):
@@ -144,16 +159,20 @@ def names() -> tuple[str, ...]:
     >>> "tp" in names()
     True
     """
-    return tuple(f.name for f in fields(Space) if f.name not in ("devices", "orders") and not f.name.startswith("fast"))
+    return tuple(
+        f.name for f in fields(SearchSpace) if f.name not in ("devices", "orders") and not f.name.startswith("fast")
+    )
 
 
-def chunk_choices(space: Space, pp: int, num_layers: int) -> list[tuple[str, int]]:
+def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[str, int]]:
     """Return the (schedule, vpp) of a pipeline: without one, 1F1B and ZB-H1 are the same and one stands for both.
 
     Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
 
-    >>> chunk_choices(Space(schedule=("1f1b", "zb-h1")), 1, 8), chunk_choices(Space(schedule=("interleaved",)), 2, 8)
-    ([('1f1b', 1)], [('interleaved', 2), ('interleaved', 4)])
+    >>> chunk_choices(SearchSpace(schedule=("1f1b", "zb-h1")), 1, 8)
+    [('1f1b', 1)]
+    >>> chunk_choices(SearchSpace(schedule=("interleaved",)), 2, 8)
+    [('interleaved', 2), ('interleaved', 4)]
     """
     if pp == 1:
         alike = [s for s in ("1f1b", "zb-h1") if s in space.schedule][:1]

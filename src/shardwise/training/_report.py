@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import Efficiencies, band_names, band_of
+from shardwise.cost import Efficiencies, memory_band
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
@@ -15,6 +15,7 @@ from shardwise.ops import train_flops
 from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
+from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._recompute import least_recompute, settled
 from shardwise.training._resolve import Question, complete
@@ -222,22 +223,22 @@ class TrainReport:
         return self.interval_for(assumed=False)
 
     def interval_for(self, assumed: bool) -> dict[str, tuple[float, float]]:
-        """Return 10 to 90 % intervals; wider ones where fields of the plan that matter were assumed.
+        """Return 10 to 90 % intervals; wider ones where fields of the plan that matter were assumed."""
+        return {name: (low, high) for name, (low, _, high) in self._intervals(assumed).items()}
 
-        No run is quicker than the same plan with every efficiency at one: that bounds the fast end.
-        """
-        family, stack = self.evaluation.rates.family, self.case.stack.name
-        experts = self.case.model.has_experts
-        time = band_of("step_seconds", *band_names(family, experts, assumed))
-        low, high = time.around(self.step_seconds)
-        floor = report_of(replace(self.case, efficiencies=Efficiencies(ideal=True)), ()).step_seconds
-        low = max(low, min(floor, self.step_seconds))
-        slow, fast = self.step_seconds / high, self.step_seconds / low
-        rates = {"tokens_per_second_per_gpu": self.tokens_per_second_per_gpu, "mfu": self.mfu, "hfu": self.hfu}
-        rates["model_flops_per_second_per_gpu"] = self.model_flops_per_second_per_gpu
-        found = {name: (value * slow, value * fast) for name, value in rates.items()}
-        memory = band_of("memory.peak_bytes", stack.removesuffix("-scores"))
-        return {"step_seconds": (low, high), "memory.peak_bytes": memory.around(self.allocated_bytes), **found}
+    @cached_property
+    def typical(self) -> dict[str, float]:
+        """The headlines in the middle of published runs: predictions times the median of measured over predicted."""
+        return {name: typical for name, (_, typical, _) in self._intervals(assumed=False).items()}
+
+    def _intervals(self, assumed: bool) -> dict[str, tuple[float, float, float]]:
+        # No run is quicker than the same plan with every efficiency at one.
+        return intervals(self, assumed, report_of(replace(self.case, efficiencies=IDEAL), ()).step_seconds)
+
+    @property
+    def chance_to_fit(self) -> float:
+        """Chance that the device holds the plan: that measured over predicted bytes stays below what there is."""
+        return memory_band(self.case.stack.name).chance(self.verdict.limit_bytes / self.device_bytes)
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.

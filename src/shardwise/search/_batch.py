@@ -1,17 +1,21 @@
-"""A plan of a space as a key of whole numbers, which breaks ties, and back."""
+"""Evaluated plans: a batch of them, one in a ranking, and a plan as a key of whole numbers, which breaks ties."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
 from shardwise.search._columns import Columns
-from shardwise.search._laws import staged
-from shardwise.search._rows import Rows
+from shardwise.search._constraints import staged
+from shardwise.search._grid import PlanGrid
 
 # Fields in the order in which they break ties; words count by their place in the space.
 Key: TypeAlias = tuple[int, ...]
+# Devices and degrees: plans that share them differ in how they run, and are one row of an answer.
+Degrees: TypeAlias = tuple[int, ...]
+DEGREES = ("devices", "tp", "tp2", "cp", "pp", "dp", "ep", "etp")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -24,23 +28,46 @@ class Entry:
     key: Key
 
 
-def key_of(values: Columns, rows: Rows, composed: tuple[str, int, str], mode: int, place: int) -> Key:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanBatch:
+    """Evaluated plans of one schedule, number of chunks and sharding: seconds and bytes, which fit, and their keys.
+
+    Arrays have one shape, or broadcast to it; `group` is the index of a plan's degrees in `degrees`, `key` takes
+    its flat index.
+    """
+
+    step_seconds: Any
+    device_bytes: Any
+    fits: Any
+    devices: Any
+    group: Any
+    degrees: Sequence[Degrees]
+    key: Callable[[int], Key]
+
+
+def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> Key:
     """Return the fields of a plan as numbers, in the order that breaks ties; `composed` is schedule, vpp, sharding."""
-    s = rows.space
+    s = grid.space
     schedule, vpp, sharding = composed
     first = ("devices", "layout", "tp", "tp2", "cp", "pp")
     rest = ("dp", "ep", "etp", "micro_batch", "panels", "sequence_parallel", "cp_kind")
     words = (s.schedule.index(schedule), s.sharding.index(sharding), mode)
-    where = (*rows.places.fast[place].tolist(), int(rows.places.order[place]))
+    where = (*grid.places.fast[place].tolist(), int(grid.places.order[place]))
     return (*(int(values[n]) for n in first), vpp, *(int(values[n]) for n in rest), *words, *where)
 
 
-def plan_of(key: Key, rows: Rows) -> Plan:
+def degrees_of(key: Key) -> Degrees:
+    """Return the devices and degrees of a plan by its key."""
+    devices, _, tp, tp2, cp, pp, _, dp, ep, etp = key[:10]
+    return devices, tp, tp2, cp, pp, dp, ep, etp
+
+
+def plan_of(key: Key, grid: PlanGrid) -> Plan:
     """Return the plan of a key."""
     names = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
     _, layout, *sizes, sequence, kind, schedule, sharding, mode = key[:17]
     *fast, order = key[17:]
-    s = rows.space
+    s = grid.space
     words: dict[str, Any] = {
         **dict(zip(names, sizes, strict=True)),
         "layout": LAYOUTS[layout],
@@ -52,4 +79,4 @@ def plan_of(key: Key, rows: Rows) -> Plan:
         "fast": tuple(fast) if fast[0] else (),
     }
     plan = Plan(sequence_parallel=bool(sequence), **words)
-    return staged(rows.case, plan)
+    return staged(grid.case, plan)

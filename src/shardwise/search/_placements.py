@@ -13,16 +13,16 @@ import numpy as np
 
 from shardwise.plans import AXES, Whole, dense_spans, divisors
 from shardwise.search._columns import Columns, distinct_rows, spread
-from shardwise.search._space import ORDERS, Order, Space
+from shardwise.search._space import ORDERS, Order, SearchSpace
 
 COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
-Span = dict[str, tuple[Any, ...]]
+GroupShape = dict[str, tuple[Any, ...]]
 _DEFAULT: Order = ORDERS[ORDERS.index(("tp", "tp2", "cp", "dp", "pp"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Places of the rows of a base, one after the other: `count` of each row, from `start`.
+class Placements:
+    """Placements of the rows of a base, one after the other: `count` of each row, from `start`.
 
     `fast` holds the ranks of each axis in the fastest domain, none where the order of the axes fills it; `order` is the
     index of that order, `spans` the ranks of each axis in one domain of each tier, as float64.
@@ -32,12 +32,12 @@ class Places:
     count: Any
     fast: Any
     order: Any
-    spans: Span
+    spans: GroupShape
 
-    def among(self, rows: Any) -> Places:
+    def among(self, rows: Any) -> Placements:
         """Return the places of some rows of the base."""
         index, count = spread(self.start[rows], self.count[rows])
-        return Places(
+        return Placements(
             start=np.cumsum(count) - count,
             count=count,
             fast=self.fast[index],
@@ -73,7 +73,7 @@ def _is_full(fast: tuple[int, ...], degrees: Any, domain: int) -> Any:
     return fits
 
 
-def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
+def places_of(columns: Columns, space: SearchSpace, domains: Sequence[int]) -> Placements:
     """Return the places of rows of degrees that put other ranks into the domains than the places before them."""
     degrees = np.stack([columns[axis] for axis in AXES])
     inner = len(AXES) * (len(domains) - 1)
@@ -96,7 +96,7 @@ def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
     kept = first[np.lexsort([first, row[first]])]
     row, ways, orders = row[kept], np.concatenate(fast)[kept], np.concatenate(order)[kept]
     count = np.bincount(row, minlength=degrees.shape[1])
-    return Places(
+    return Placements(
         start=np.cumsum(count) - count,
         count=count,
         fast=ways,
@@ -105,7 +105,7 @@ def places_of(columns: Columns, space: Space, domains: Sequence[int]) -> Places:
     )
 
 
-def _ways(space: Space, domains: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
+def _ways(space: SearchSpace, domains: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
     """Return (ranks of each axis in the fastest domain, index of an order) to try, that of the order alone first."""
     alone: list[tuple[tuple[int, ...], int]] = [((), i) for i in range(len(space.placed_orders))]
     if space.orders or len(domains) == 1:
@@ -115,15 +115,17 @@ def _ways(space: Space, domains: Sequence[int]) -> list[tuple[tuple[int, ...], i
     return [*alone[: len(outer)], *product(fillings(domains[0]), outer)]
 
 
-def _spans(columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]) -> Span:
+def _spans(columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]) -> GroupShape:
     part = dict(zip(AXES, fast, strict=True)) if fast else None
     return dense_spans({axis: columns[axis][rows] for axis in AXES}, order, domains, COLUMNS, part)
 
 
-def _all_spans(columns: Columns, row: Any, chosen: tuple[Any, Any], space: Space, domains: Sequence[int]) -> Span:
+def _all_spans(
+    columns: Columns, row: Any, chosen: tuple[Any, Any], space: SearchSpace, domains: Sequence[int]
+) -> GroupShape:
     """Return the spans of places, those of one way together."""
     ways, orders = chosen
-    found: Span = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
+    found: GroupShape = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
     both = np.column_stack([ways, orders])
     distinct, which = np.unique(both, axis=0, return_inverse=True)
     for i, one in enumerate(distinct.tolist()):

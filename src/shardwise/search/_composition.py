@@ -9,10 +9,10 @@ from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Book
-from shardwise.search._laws import staged
+from shardwise.search._blocks import Blocks, Leaf, sizes_given
+from shardwise.search._constraints import staged
+from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
-from shardwise.search._rows import Rows, case_for
-from shardwise.search._tables import Blocks, Leaf, sizes_given
 from shardwise.training import Case, Sizes, stages_of
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
@@ -49,19 +49,19 @@ class Composition:
     """
 
     case: Case
-    rows: Rows
+    grid: PlanGrid
     blocks: Blocks
 
     @property
     def shardings(self) -> Sequence[str]:
         """Shardings of the space."""
-        return self.rows.space.sharding
+        return self.grid.space.sharding
 
     def _start(self, flat: bool) -> tuple[Book, Sizes[Any], Parts[Any]]:
         book, plan = Book(), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = book.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
-        z = sizes_given(book, self.rows, {"pp": plan.pp, "vpp": vpp})
+        z = sizes_given(book, self.grid, {"pp": plan.pp, "vpp": vpp})
         parts = self.blocks.paired if plan.schedule == "dualpipe" else self.blocks.plain
         return book, z, _filled(parts, book, flat)
 
@@ -130,10 +130,10 @@ class Composition:
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Shardings whose micro-batches take the same time."""
-        found: dict[tuple[bool, ...], list[str]] = {}
+        found: dict[tuple[bool, bool], list[str]] = {}
         for sharding in self.shardings:
             r = case_for(self.case, sharding=sharding).recipe
-            found.setdefault((r.shards_gradients, r.shards_weights, r.keeps_gathered), []).append(sharding)
+            found.setdefault((r.shards_gradients, r.shards_weights), []).append(sharding)
         return tuple(map(tuple, found.values()))
 
     @cached_property
@@ -146,7 +146,7 @@ class Composition:
 class Compositions:
     """The compositions of a space, recorded when they are first asked for."""
 
-    rows: Rows
+    grid: PlanGrid
     blocks: Blocks
 
     def __post_init__(self) -> None:
@@ -157,13 +157,10 @@ class Compositions:
         """Return the composition of a schedule; chunks that leave the stages as they are share one."""
         if (schedule, pp, vpp) in self._asked:
             return self._asked[schedule, pp, vpp]
-        plan: Any = replace(self.rows.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
-        case = replace(
-            self.rows.case,
-            plan=staged(self.rows.case, plan),
-        )
+        plan: Any = replace(self.grid.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
+        case = replace(self.grid.case, plan=staged(self.grid.case, plan))
         key = (schedule, pp, stages_of(case))
         if key not in self._known:
-            self._known[key] = Composition(case, self.rows, self.blocks)
+            self._known[key] = Composition(case, self.grid, self.blocks)
         self._asked[schedule, pp, vpp] = self._known[key]
         return self._known[key]

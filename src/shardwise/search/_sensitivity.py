@@ -2,7 +2,7 @@
 
 Each constant in turn takes the blame for the whole spread of published times over predictions (bands.toml of `cost`
 and of `serving`): rates move between 1/high and 1/low of what is assumed, overheads between low and high. A constant
-whose own spread is narrower swaps no more than what is listed.
+whose own spread is narrower sensitivity no more than what is listed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
-from shardwise.search._remedies import value_of
 from shardwise.search._remedy import loss_of
-from shardwise.search._search import Found
-from shardwise.search._serve_found import ServingFound
+from shardwise.search._serving import ServingResult
+from shardwise.search._training import TrainingResult
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._bands import band_of as serving_band
 from shardwise.training import TrainReport
@@ -30,8 +29,8 @@ _CLOSE = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Swap:
-    """A constant that puts a rival ahead within its band: `factor` of what is assumed at which they are equal."""
+class Sensitivity:
+    """A constant that puts a runner_up ahead within its band: `factor` of what is assumed at which they are equal."""
 
     constant: str
     factor: float
@@ -40,15 +39,15 @@ class Swap:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rival:
+class RunnerUp:
     """A plan behind the best by a share of its objective, and the constants that would put it ahead."""
 
     report: TrainReport | InferReport
     behind: float
-    swaps: tuple[Swap, ...]
+    sensitivity: tuple[Sensitivity, ...]
 
 
-Machine = tuple[Cluster, Efficiencies]
+Hardware = tuple[Cluster, Efficiencies]
 
 
 def _faster_device(cluster: Cluster, fields: tuple[str, ...], factor: float) -> Cluster:
@@ -71,23 +70,23 @@ def _imposed(efficiencies: Efficiencies, name: str, factor: float) -> Efficienci
     return replace(efficiencies, **changes)
 
 
-def _compute(m: Machine, factor: float) -> Machine:
+def _compute(m: Hardware, factor: float) -> Hardware:
     return _faster_device(m[0], ("matrix_flops.",), factor), _imposed(m[1], "matmul_flops_per_second", factor)
 
 
-def _memory(m: Machine, factor: float) -> Machine:
+def _memory(m: Hardware, factor: float) -> Hardware:
     return _faster_device(m[0], ("memory_bytes_per_second",), factor), _imposed(m[1], "memory_bytes_per_second", factor)
 
 
-def _fast(m: Machine, factor: float) -> Machine:
+def _fast(m: Hardware, factor: float) -> Hardware:
     return _faster_links(m[0], True, factor), _imposed(m[1], "fast_bytes_per_second", factor)
 
 
-def _network(m: Machine, factor: float) -> Machine:
+def _network(m: Hardware, factor: float) -> Hardware:
     return _faster_links(m[0], False, factor), _imposed(m[1], "slow_bytes_per_second", factor)
 
 
-RATES: dict[str, Callable[[Machine, float], Machine]] = {
+RATES: dict[str, Callable[[Hardware, float], Hardware]] = {
     "matrix FLOP/s": _compute,
     "memory bandwidth": _memory,
     "fast link": _fast,
@@ -119,7 +118,7 @@ def _served(name: str, report: InferReport, factor: float) -> InferReport:
     return infer(case.model, cluster, report.plan, report.job, ServingOptions(engine=engine, efficiencies=efficiencies))
 
 
-def rivals(found: Found | ServingFound, most: int = 3) -> tuple[Rival, ...]:
+def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
     """Return the next plans behind the best: the very next, then those with other degrees, at most so many.
 
     Constants are moved where the objective is made of time; for the others none is listed.
@@ -128,7 +127,7 @@ def rivals(found: Found | ServingFound, most: int = 3) -> tuple[Rival, ...]:
     >>> from shardwise.search import plan_serving
     >>> from shardwise.plans import Serving
     >>> job, on = Serving(input_tokens=512, output_tokens=64), Cluster.parse("2xh100-sxm-80gb")
-    >>> near = rivals(plan_serving(load_model("llama-3.1-8b"), on, job))
+    >>> near = runners_up(plan_serving(load_model("llama-3.1-8b"), on, job))
     >>> near[0].behind > 0
     True
     """
@@ -139,9 +138,11 @@ def rivals(found: Found | ServingFound, most: int = 3) -> tuple[Rival, ...]:
     for report in others[1:]:
         if _degrees(report) != _degrees(best):
             chosen.setdefault(_degrees(report), report)
-    top, objective = _value(found, best), found.wish.objective
+    top, objective = _value(found, best), found.options.objective
     return tuple(
-        Rival(report=report, behind=loss_of(objective, _value(found, report), top), swaps=_swaps(found, report))
+        RunnerUp(
+            report=report, behind=loss_of(objective, _value(found, report), top), sensitivity=_swaps(found, report)
+        )
         for report in list(chosen.values())[:most]
     )
 
@@ -151,36 +152,36 @@ def _degrees(report: TrainReport | InferReport) -> tuple[int, ...]:
     return plan.tp, plan.tp2, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp
 
 
-def _value(found: Found | ServingFound, report: Any) -> float:
-    return value_of(found, report) if isinstance(found, Found) else found.value(report)
+def _value(found: TrainingResult | ServingResult, report: Any) -> float:
+    return found.value(report)
 
 
-def _band(found: Found | ServingFound) -> Band:
+def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
-    if isinstance(found, Found):
+    if isinstance(found, TrainingResult):
         family = best.evaluation.rates.family
         return band_of("step_seconds", f"{family}.{best.case.stack.name}", family)
-    quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.wish.objective, "request_seconds")
+    quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
     return serving_band(quantity, best.evaluation.family, best.case.engine.name, best.case.engine.kernels)
 
 
-def _swaps(found: Found | ServingFound, rival: Any) -> tuple[Swap, ...]:
-    if found.wish.objective not in TIMED:
+def _swaps(found: TrainingResult | ServingResult, runner_up: Any) -> tuple[Sensitivity, ...]:
+    if found.options.objective not in TIMED:
         return ()
     band, best = _band(found), found.best[0]
-    swaps = []
+    sensitivity = []
     for name in (*RATES, OVERHEAD):
         low, high = (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
 
         def gap(factor: float, name: str = name) -> float:
-            """Return how far the rival is behind with the constant moved."""
-            moved: Any = _trained if isinstance(found, Found) else _served
-            return _value(found, moved(name, rival, factor)) - _value(found, moved(name, best, factor))
+            """Return how far the runner_up is behind with the constant moved."""
+            moved: Any = _trained if isinstance(found, TrainingResult) else _served
+            return _value(found, moved(name, runner_up, factor)) - _value(found, moved(name, best, factor))
 
         for end in (low, high):
             if end != 1 and gap(end) < 0:
-                swaps.append(Swap(constant=name, factor=crossing(gap, end), low=low, high=high))
-    return tuple(swaps)
+                sensitivity.append(Sensitivity(constant=name, factor=crossing(gap, end), low=low, high=high))
+    return tuple(sensitivity)
 
 
 def crossing(gap: Callable[[float], float], end: float) -> float:

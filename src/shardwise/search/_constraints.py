@@ -92,7 +92,7 @@ def laws_of(case: Case) -> dict[str, Law]:
 
 
 @dataclass(slots=True)
-class Court:
+class Constraints:
     """The laws with what they have said so far, and how many plans fell to each.
 
     An example of a law is the first by its words of all that it said, so that it does not depend on who asked when.
@@ -100,10 +100,10 @@ class Court:
 
     laws: Mapping[str, Law]
     said: dict[tuple[Any, ...], tuple[Problem, ...]] = field(default_factory=dict)
-    fallen: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
     examples: dict[str, Problem] = field(default_factory=dict)
 
-    def judge(self, name: str, columns: Columns, **fixed: Any) -> Any:
+    def check(self, name: str, columns: Columns, **fixed: Any) -> Any:
         """Return which rows of the columns a law allows; `fixed` are fields of the plan that all rows share."""
         law = self.laws[name]
         if not len(columns[law.reads[0]]):
@@ -128,5 +128,5 @@ class Court:
         """Return the legal rows, and count the plans of the others under the law."""
         fell = exact_sum(weights[~legal])
         if fell:
-            self.fallen[name] = self.fallen.get(name, 0) + fell
+            self.rejected[name] = self.rejected.get(name, 0) + fell
         return columns if legal.all() else {c: v[legal] for c, v in columns.items()}

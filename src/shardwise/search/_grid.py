@@ -17,10 +17,10 @@ from shardwise.models import MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, divisors, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.search._columns import Columns, exact_sum, products
+from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import launched, stack_law
-from shardwise.search._laws import Court, Law, laws_of
-from shardwise.search._places import COLUMNS, Places, Span, places_of
-from shardwise.search._space import Space, chunk_choices
+from shardwise.search._placements import COLUMNS, GroupShape, Placements, places_of
+from shardwise.search._space import SearchSpace, chunk_choices
 from shardwise.training import Case
 
 DEGREES = ("tp", "tp2", "cp", "dp", "pp")
@@ -29,11 +29,11 @@ STACK = "stack"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class PlanGrid:
     """The rows of a space: one for each set of degrees and each place of the axes that differs."""
 
     case: Case
-    space: Space
+    space: SearchSpace
     explore: bool = False
 
     @cached_property
@@ -77,10 +77,10 @@ class Rows:
         return {**{c: v[chosen] for c, v in columns.items()}, "places": places.count[chosen]}
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> Placements:
         """Every way to fill the fastest domain, for each row of the base."""
         _ = self.base
-        return cast(Places, self.__dict__["places"])
+        return cast(Placements, self.__dict__["places"])
 
     def _degrees(self, num_devices: int) -> Columns:
         """Every way to write the devices as a product of degrees."""
@@ -104,7 +104,7 @@ class Rows:
             sides.append({**side, "layout": np.full(int(here.sum()), LAYOUTS.index(name))})
         return {c: np.concatenate([side[c] for side in sides]) for c in sides[0]}
 
-    def groups(self, place: Any, experts: Columns) -> Span:
+    def groups(self, place: Any, experts: Columns) -> GroupShape:
         """Return the ranks of every group in one domain of each tier, as float64, for places and (ep, etp) of plans."""
         if not self.has_experts:
             return {axis: tuple(t[place] for t in tiers) for axis, tiers in self._dense_groups.items()}
@@ -114,7 +114,7 @@ class Rows:
         return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
 
     @cached_property
-    def _dense_groups(self) -> Span:
+    def _dense_groups(self) -> GroupShape:
         dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
         dp = dense["dp"][-1]
         found = with_groups(dense, {"dp": dp, "shard": dp, "ep": np.ones_like(dp), "etp": np.ones_like(dp)}, COLUMNS)
@@ -168,32 +168,32 @@ class Rows:
         """Plans of the space, legal or not."""
         return exact_sum(_weights(self.counts(self.base), ()))
 
-    def court(self) -> Court:
-        """Return a court of the laws of the case."""
-        return Court(self.laws)
+    def constraints(self) -> Constraints:
+        """Return the laws of the case, with nothing counted."""
+        return Constraints(self.laws)
 
-    def expand(self, columns: Columns, court: Court) -> Columns:
+    def expand(self, columns: Columns, constraints: Constraints) -> Columns:
         """Return the rows of some degrees and places with their choices, all laws but that of the schedule obeyed."""
         counts = self.counts(columns)
         columns = {**columns, **{f"of {name}": count for name, count in counts.items()}}
         done: list[str] = []
-        columns = self._hear(court, "tensor", columns, done)
+        columns = self._apply(constraints, "tensor", columns, done)
         columns = _crossed(columns, columns["layout"] == SUMMA, {"panels": self.panels}, {"panels": 1})
-        columns = self._hear(court, "summa", columns, [*done, "panels"])
+        columns = self._apply(constraints, "summa", columns, [*done, "panels"])
         done = ["panels"]
         columns = self._with_experts(columns)
         columns = self._with_sequence(columns)
         done += ["experts", "sequence"]
-        columns = self._hear(court, "experts", columns, done)
+        columns = self._apply(constraints, "experts", columns, done)
         kinds = [CONTEXT_KINDS.index(k) for k in self.space.cp_kind]
         columns = _crossed(columns, columns["cp"] > 1, {"cp_kind": kinds}, {"cp_kind": kinds[0]})
-        columns = self._hear(court, "context", columns, [*done, "context"])
+        columns = self._apply(constraints, "context", columns, [*done, "context"])
         columns = _crossed(columns, columns["tp"] > 0, {"micro_batch": self.micro_batches}, {"micro_batch": 1})
-        return self._hear(court, "batch", columns, [*done, "context", "batch"])
+        return self._apply(constraints, "batch", columns, [*done, "context", "batch"])
 
-    def _hear(self, court: Court, name: str, columns: Columns, done: Sequence[str]) -> Columns:
+    def _apply(self, constraints: Constraints, name: str, columns: Columns, done: Sequence[str]) -> Columns:
         left = {c[3:]: v for c, v in columns.items() if c.startswith("of ")}
-        return court.keep(name, columns, _weights(left, done), court.judge(name, columns))
+        return constraints.keep(name, columns, _weights(left, done), constraints.check(name, columns))
 
     def _with_experts(self, columns: Columns) -> Columns:
         found = []
@@ -215,8 +215,8 @@ class Rows:
         columns, s = self.base, self.space
         flat, size = columns["layout"] == SUMMA, len(columns["tp"])
         grids = _crossed({**columns, "row": np.arange(size)}, flat, {"panels": self.panels}, {"panels": 1})
-        court = self.court()
-        legal = court.judge("tensor", grids) & court.judge("summa", grids)
+        constraints = self.constraints()
+        legal = constraints.check("tensor", grids) & constraints.check("summa", grids)
         found = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(s.cp_kind))
         if not self.has_experts:
             return found * np.where(flat | (columns["tp"] == 1), 1, len(s.sequence_parallel))

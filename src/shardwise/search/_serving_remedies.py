@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from shardwise.plans import Plan
+from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES
 from shardwise.search._remedy import Remedy, changed_field, loss_of, missed
-from shardwise.search._serve import FORMATS, MEMORY, ServingRows, Table
-from shardwise.search._serve_layouts import Layouts
-from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, WORDS
+from shardwise.search._serving_layouts import Layouts
+from shardwise.search._serving_space import WORDS
+from shardwise.search._serving_table import FORMATS, MEMORY, ServingGrid, Table
 from shardwise.serving import Engine
 
 _TRIED = 64
@@ -22,36 +23,36 @@ _TRIED = 64
 class Ranking:
     """A table with the rows that will do, the best first, and which rows fell to each limit."""
 
-    rows: ServingRows
+    grid: ServingGrid
     table: Table
     order: Any
-    fallen: dict[str, Any]
+    rejected: dict[str, Any]
 
     def loss(self, row: int) -> float:
         """Return by how much a row is worse than the best by the objective."""
-        objective = self.rows.wish.objective
+        objective = self.grid.options.objective
         value = SERVING_OBJECTIVES[objective](self.table.take(np.array([row, self.order[0]])))
         return loss_of(objective, float(value[0]), float(value[1]))
 
     def miss(self, name: str) -> Any:
         """Return by how much every row breaks a limit, memory as a share of the device's."""
         if name == MEMORY:
-            return self.table.short_by_bytes / self.rows.cluster.device.usable_memory_bytes
-        return next(limit for limit in LIMITS if limit.field == name).ratio(self.table, self.rows.wish) - 1
+            return self.table.short_by_bytes / self.grid.cluster.device.usable_memory_bytes
+        return next(limit for limit in SERVING_LIMITS if limit.field == name).ratio(self.table, self.grid.options) - 1
 
     def word(self, row: int, name: str) -> object:
         """Return a choice of a row: a field of its layout, its batch, or a word of its setup."""
         if name == "batch":
             return int(self.table.batch[row])
         if name in WORDS:
-            word = self.rows.setups[int(self.table.setup[row])][0][WORDS.index(name)]
+            word = self.grid.setups[int(self.table.setup[row])][0][WORDS.index(name)]
             return word.name if isinstance(word, Engine) else word
-        return getattr(self.rows.plan(int(self.table.layout[row])), name)
+        return getattr(self.grid.plan(int(self.table.layout[row])), name)
 
 
 def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
     """Return what helps a plan that breaks a limit: of plans one change from the best, the one that misses by least."""
-    fell, miss = ranking.fallen[name], ranking.miss(name)
+    fell, miss = ranking.rejected[name], ranking.miss(name)
     if not fell.any():
         return None
     for row in ranking.order[:_TRIED].tolist():
@@ -62,7 +63,7 @@ def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
                 was = f"{change[0].replace('_', ' ')} {_text(ranking.word(other, change[0]))}"
                 why = f"{was} {_missed(name, float(miss[other]))}"
                 return _remedy(ranking, row, why, change)
-    if name == MEMORY and any(fallen.any() for limit, fallen in ranking.fallen.items() if limit != MEMORY):
+    if name == MEMORY and any(rejected.any() for limit, rejected in ranking.rejected.items() if limit != MEMORY):
         # What fits does not keep the limits: more memory alone would not help.
         return None
     closest = int(np.argmin(np.where(fell, miss, np.inf)))
@@ -76,7 +77,7 @@ def _remedy(ranking: Ranking, row: int, why: str, change: tuple[str, object]) ->
         value=change[1],
         loss=ranking.loss(row),
         best=bool(row == ranking.order[0]),
-        objective=ranking.rows.wish.objective,
+        objective=ranking.grid.options.objective,
     )
 
 
@@ -95,27 +96,27 @@ def _near(ranking: Ranking, row: int) -> Any:
     return (layout & (setup | batch)) | (setup & batch)
 
 
-def _differences(ranking: Ranking, fallen: int, good: int) -> Iterator[tuple[str, object]]:
+def _differences(ranking: Ranking, rejected: int, good: int) -> Iterator[tuple[str, object]]:
     """Yield the choices in which two rows differ, with those of the second."""
     for name in ("tp", "pp", "dp", "ep", "etp", "order", "batch", *WORDS):
-        if ranking.word(fallen, name) != ranking.word(good, name):
+        if ranking.word(rejected, name) != ranking.word(good, name):
             yield name, ranking.word(good, name)
 
 
 def law_remedy(ranking: Ranking, name: str) -> Remedy | None:
     """Return what helps a layout or a format that fell to a law: one of the best plans that differs in one choice."""
-    rows = ranking.rows
+    grid = ranking.grid
     if name == FORMATS:
-        return Remedy(why=str(rows.unusable[0][1])) if rows.unusable else None
-    fell = rows.layouts.fallen[name]
+        return Remedy(why=str(grid.unusable[0][1])) if grid.unusable else None
+    fell = grid.layouts.rejected[name]
     order = ranking.order[np.unique(ranking.table.layout[ranking.order], return_index=True)[1]]
     for row in np.sort(_places(ranking.order, order))[:_TRIED].tolist():
-        good = rows.plan(int(ranking.table.layout[ranking.order[row]]))
-        for one in _beside(rows.layouts, fell, good):
-            change = changed_field(list(_between(rows.layouts.bare(one), good)))
+        good = grid.plan(int(ranking.table.layout[ranking.order[row]]))
+        for one in _beside(grid.layouts, fell, good):
+            change = changed_field(list(_between(grid.layouts.bare(one), good)))
             if change is not None:
-                return _remedy(ranking, int(ranking.order[row]), str(rows.layouts.problem(one)), change)
-    return Remedy(why=str(rows.layouts.problem(int(fell[0]))))
+                return _remedy(ranking, int(ranking.order[row]), str(grid.layouts.problem(one)), change)
+    return Remedy(why=str(grid.layouts.problem(int(fell[0]))))
 
 
 def _places(order: Any, some: Any) -> Any:
@@ -131,7 +132,7 @@ def _beside(layouts: Layouts, fell: Any, good: Plan) -> list[int]:
     return [int(row) for row in fell[np.sum(same, axis=0) == 2][:_TRIED]]
 
 
-def _between(fallen: Plan, good: Plan) -> Iterator[tuple[str, object]]:
+def _between(rejected: Plan, good: Plan) -> Iterator[tuple[str, object]]:
     for name in ("tp", "pp", "dp", "ep", "etp", "order"):
-        if getattr(fallen, name) != getattr(good, name):
+        if getattr(rejected, name) != getattr(good, name):
             yield name, getattr(good, name)

@@ -1,14 +1,13 @@
-"""The space of a search for a way to serve a model, and what is wanted of it."""
+"""The space of a search for a way to serve a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from shardwise.cost import Efficiencies
-from shardwise.errors import Problem, Problems
+from shardwise.errors import Problems
 from shardwise.plans import Serving
 from shardwise.search._space import Order, Wholes, upto
 from shardwise.serving import Engine, find_engine, find_format
@@ -26,15 +25,6 @@ SERVING_ORDERS: tuple[Order, ...] = (
 EVERY, BATCHES = Wholes(), upto(4096)
 MOST_BATCHES = 10_000
 WORDS = ("engine", "weights", "kv_cache", "compute")
-# Smaller is better; arguments are the columns of a table of plans.
-SERVING_OBJECTIVES: dict[str, Callable[[Any], Any]] = {
-    "throughput": lambda t: 1 / t.tokens_per_second_per_gpu,
-    "cost": lambda t: 1 / t.tokens_per_second_per_gpu,
-    "ttft": lambda t: t.ttft_seconds,
-    "tpot": lambda t: t.tpot_seconds,
-    "latency": lambda t: t.request_seconds,
-    "devices": lambda t: 1.0 * t.devices,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,58 +109,3 @@ class ServingSpace:
             for word in filter(None, words):
                 with found.collect():
                     find(word)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingWish:
-    """What is wanted of a deployment: the objective, how many plans, and limits; a limit of 0 is none.
-
-    `max_usd` is of a million output tokens, `min_tokens_per_second` of output tokens of the whole deployment.
-    """
-
-    objective: str = "throughput"
-    top: int = 10
-    max_ttft_seconds: float = 0.0
-    max_tpot_seconds: float = 0.0
-    max_latency_seconds: float = 0.0
-    max_usd: float = 0.0
-    min_tokens_per_second: float = 0.0
-    efficiencies: Efficiencies = field(default_factory=Efficiencies)
-
-    def problems(self, price: float | None) -> tuple[Problem, ...]:
-        """Return what is wrong with a wish where a device costs so much an hour, None where it is not known."""
-        found = Problems()
-        if self.objective not in SERVING_OBJECTIVES:
-            remedy = "use one of " + ", ".join(SERVING_OBJECTIVES)
-            found.add("objective", self.objective, "is not an objective", remedy)
-        for name in (*(limit.field for limit in LIMITS), "top"):
-            if not getattr(self, name) >= (name == "top"):
-                found.add(name, getattr(self, name), "must be a number above 0", "leave it out for no limit")
-        if self.max_usd and price is None:
-            found.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
-        return tuple(found.items)
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A limit of a wish: its field, the column it bounds, and whether a larger batch only makes it harder to keep."""
-
-    field: str
-    column: str
-    title: str
-    grows: bool
-    least: bool = False
-
-    def ratio(self, table: Any, wish: ServingWish) -> Any:
-        """Return by how much plans exceed the limit, as a ratio; up to 1 they keep it."""
-        value, bound = getattr(table, self.column), getattr(wish, self.field)
-        return bound / value if self.least else value / bound
-
-
-LIMITS = (
-    Limit("max_ttft_seconds", "ttft_seconds", "first tokens later than asked", True),
-    Limit("max_tpot_seconds", "tpot_seconds", "tokens farther apart than asked", True),
-    Limit("max_latency_seconds", "request_seconds", "requests longer than asked", True),
-    Limit("max_usd", "usd", "tokens dearer than asked", False),
-    Limit("min_tokens_per_second", "tokens_per_second", "fewer tokens a second than asked", False, True),
-)

@@ -14,55 +14,62 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.search._empty import empty_rejections, why_empty_serving
+from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
 from shardwise.search._remedy import Remedy
-from shardwise.search._search import Rejection, part_of
-from shardwise.search._serve import FORMATS, MEMORY, TITLES, ServingRows, Table, counted_tokens, stacked, table_of
-from shardwise.search._serve_remedies import Ranking, law_remedy, limit_remedy
-from shardwise.search._serve_space import LIMITS, SERVING_OBJECTIVES, ServingSpace, ServingWish
+from shardwise.search._result import Counts, Rejection, SearchResult
+from shardwise.search._serving_remedies import Ranking, law_remedy, limit_remedy
+from shardwise.search._serving_space import ServingSpace
+from shardwise.search._serving_table import (
+    FORMATS,
+    MEMORY,
+    TITLES,
+    ServingGrid,
+    Table,
+    counted_tokens,
+    stacked,
+    table_of,
+)
+from shardwise.search._space import part_of
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._case import job_problems
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ServingFound:
+class ServingResult(SearchResult[InferReport]):
     """The answer of a search for a deployment: all plans that obey the laws as a table, and the rest by reason."""
 
-    rows: ServingRows
+    grid: ServingGrid
     table: Table | None
     seconds: float
 
-    def __repr__(self) -> str:
-        """Return what was found in one line, as a notebook shows it."""
-        return f"<ServingFound of {self.num_plans:,} plans: {self.best[0] if self.best else 'none will do'}>"
+    covered = 1.0
 
     @property
-    def wish(self) -> ServingWish:
+    def options(self) -> SearchOptions:  # type: ignore[override]
         """What was wanted."""
-        return self.rows.wish
+        return self.grid.options
 
     @cached_property
     def num_plans(self) -> int:
         """Plans of the space, legal or not."""
-        return self.evaluated + sum(count for _, _, count in self._lawless)
-
-    @property
-    def evaluated(self) -> int:
-        """Plans that obey the laws; all of them are evaluated."""
-        return 0 if self.table is None else len(self.table.batch)
+        return self.counts.evaluated + sum(count for _, _, count in self._lawless)
 
     @cached_property
-    def num_fitting(self) -> int:
-        """Plans that fit and keep every limit."""
-        return int(np.count_nonzero(self._verdicts[1]))
+    def counts(self) -> Counts:
+        """Plans that are legal, will do, and were evaluated, which all that are legal are."""
+        legal = 0 if self.table is None else len(self.table.batch)
+        too_large = int(np.count_nonzero(self._verdicts[0].get(MEMORY, ())))
+        fitting = int(np.count_nonzero(self._verdicts[1]))
+        return Counts(legal=legal, fitting=fitting, evaluated=legal, too_large=too_large)
 
     @cached_property
     def _lawless(self) -> list[tuple[str, str, int]]:
         """Laws that layouts and formats fell to: name, title and plans."""
-        rows, batches = self.rows, len(self.rows.space.batches)
-        each = batches * len(rows.setups)
-        found = [(law, TITLES.get(law, law), len(fell) * each) for law, fell in rows.layouts.fallen.items()]
-        if rows.unusable:
-            found.append((FORMATS, TITLES[FORMATS], len(rows.unusable) * rows.layouts.count * batches))
+        grid, batches = self.grid, len(self.grid.space.batches)
+        each = batches * len(grid.setups)
+        found = [(law, TITLES.get(law, law), len(fell) * each) for law, fell in grid.layouts.rejected.items()]
+        if grid.unusable:
+            found.append((FORMATS, TITLES[FORMATS], len(grid.unusable) * grid.layouts.count * batches))
         return found
 
     @cached_property
@@ -72,22 +79,22 @@ class ServingFound:
             return {}, np.zeros(0, bool)
         left = self.table.fits
         found = {MEMORY: ~left}
-        for limit in LIMITS:
-            if getattr(self.wish, limit.field):
-                broken = left & ~(limit.ratio(self.table, self.wish) <= 1)
+        for limit in SERVING_LIMITS:
+            if getattr(self.options, limit.field):
+                broken = left & ~(limit.ratio(self.table, self.options) <= 1)
                 found[limit.field] = broken
                 left = left & ~broken
         return found, left
 
     @cached_property
     def _ranked(self) -> Any:
-        """Rows of the table that fit and keep the limits, the best first."""
+        """PlanGrid of the table that fit and keep the limits, the best first."""
         table = self.table
         if table is None:
             return np.zeros(0, np.int64)
         kept = np.flatnonzero(self._verdicts[1])
         one = table.take(kept)
-        value = SERVING_OBJECTIVES[self.wish.objective](one)
+        value = SERVING_OBJECTIVES[self.options.objective](one)
         last = (one.batch, one.layout, one.setup, one.devices, one.ttft_seconds, -one.tokens_per_second_per_gpu, value)
         return kept[np.lexsort(last)]
 
@@ -97,7 +104,7 @@ class ServingFound:
         table = self.table
         found: dict[tuple[int, int], int] = {}
         for row in self._ranked.tolist():
-            if table is None or len(found) == self.wish.top:
+            if table is None or len(found) == self.options.top:
                 break
             found.setdefault((int(table.setup[row]), int(table.layout[row])), row)
         return list(found.values())
@@ -132,9 +139,9 @@ class ServingFound:
 
     @cached_property
     def _nearest_row(self) -> int:
-        if self.table is None or len(self._ranked) or not self.evaluated:
+        if self.table is None or len(self._ranked) or not self.counts.evaluated:
             return -1
-        asked = [limit.field for limit in LIMITS if getattr(self.wish, limit.field)]
+        asked = [limit.field for limit in SERVING_LIMITS if getattr(self.options, limit.field)]
         if asked and self.table.fits.any():
             worst = np.max([self.ranking.miss(name) for name in asked], axis=0)
             return int(np.argmin(np.where(self.table.fits, worst, np.inf)))
@@ -143,16 +150,16 @@ class ServingFound:
     def report(self, row: int) -> InferReport:
         """Return the report of a row of the table, by `infer`."""
         plan, job, engine = self._named(row)
-        options = ServingOptions(engine=engine, efficiencies=self.wish.efficiencies)
-        return infer(self.rows.model, part_of(self.rows.cluster, plan.num_devices), plan, job, options)
+        options = ServingOptions(engine=engine, efficiencies=self.options.efficiencies)
+        return infer(self.grid.model, part_of(self.grid.cluster, plan.num_devices), plan, job, options)
 
     def _named(self, row: int) -> tuple[Plan, Serving, Any]:
         if self.table is None:
             raise LookupError(row)
-        engine, weights, kv_cache, compute = self.rows.setups[int(self.table.setup[row])][0]
-        plan = self.rows.plan(int(self.table.layout[row]))
+        engine, weights, kv_cache, compute = self.grid.setups[int(self.table.setup[row])][0]
+        plan = self.grid.plan(int(self.table.layout[row]))
         words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
-        return plan, replace(self.rows.job, batch=int(self.table.batch[row]), **words), engine
+        return plan, replace(self.grid.job, batch=int(self.table.batch[row]), **words), engine
 
     def value(self, report: InferReport) -> float:
         """Return the objective of a plan, less being better."""
@@ -163,31 +170,33 @@ class ServingFound:
             "latency": report.request_seconds,
             "devices": float(report.plan.num_devices),
         }
-        return one["throughput" if self.wish.objective == "cost" else self.wish.objective]
+        return one["throughput" if self.options.objective == "cost" else self.options.objective]
 
     @cached_property
     def ranking(self) -> Ranking:
         """The table with its order, for those who look for changes."""
         table = stacked([]) if self.table is None else self.table
-        return Ranking(rows=self.rows, table=table, order=self._ranked, fallen=self._verdicts[0])
+        return Ranking(grid=self.grid, table=table, order=self._ranked, rejected=self._verdicts[0])
 
     def remedy(self, name: str) -> Remedy | None:
         """Return the single-field change that helps the plans that fell to a law or a limit with the least loss."""
         if self.table is None:
             said = [
-                self.rows.layouts.problem(int(fell[0])) for law, fell in self.rows.layouts.fallen.items() if law == name
+                self.grid.layouts.problem(int(fell[0]))
+                for law, fell in self.grid.layouts.rejected.items()
+                if law == name
             ]
-            said += [problem for _, problem in self.rows.unusable]
+            said += [problem for _, problem in self.grid.unusable]
             return Remedy(why=str(said[0])) if said else None
         return (limit_remedy if name in self._verdicts[0] else law_remedy)(self.ranking, name)
 
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
         """The laws and limits in the order in which they are asked, with how many plans fell to each."""
-        titles = TITLES | {limit.field: limit.title for limit in LIMITS}
+        titles = TITLES | {limit.field: limit.title for limit in SERVING_LIMITS}
         fell = {name: int(np.count_nonzero(rows)) for name, rows in self._verdicts[0].items()}
-        if not self.num_plans and not self.rows.layouts.count:
-            return empty_rejections(why_empty_serving(self.rows))
+        if not self.num_plans and not self.grid.layouts.count:
+            return empty_rejections(why_empty_serving(self.grid))
         counted = [*self._lawless, *((name, titles[name], count) for name, count in fell.items() if count)]
         return tuple(Rejection(name=n, title=t, count=c, remedy=str(self.remedy(n) or "")) for n, t, c in counted)
 
@@ -202,8 +211,8 @@ def plan_serving(
     cluster: Cluster,
     job: Serving,
     space: ServingSpace | None = None,
-    wish: ServingWish | None = None,
-) -> ServingFound:
+    options: SearchOptions | None = None,
+) -> ServingResult:
     """Return the best ways to serve batches of a job; raises `InputError` where the job or the space is wrong.
 
     The answer is the optimum of the model over the space: every plan that obeys the laws is evaluated as `infer` does.
@@ -212,21 +221,24 @@ def plan_serving(
     >>> from shardwise.models import load_model
     >>> job = Serving(input_tokens=1024, output_tokens=128)
     >>> cluster = Cluster.parse("8xh100-sxm-80gb")
-    >>> found = plan_serving(load_model("llama-3.1-8b"), cluster, job, wish=ServingWish(max_tpot_seconds=0.02))
+    >>> found = plan_serving(load_model("llama-3.1-8b"), cluster, job, options=SearchOptions(max_tpot_seconds=0.02))
     >>> found.best[0].fits, found.best[0].tpot_seconds <= 0.02
     (True, True)
     """
     start = time.perf_counter()
-    space, wish = space or ServingSpace(), wish or ServingWish()
+    space, options = space or ServingSpace(), (options or SearchOptions()).sought("throughput")
     one = job if model.generates else replace(job, output_tokens=0)
     found = Problems()
     with found.collect():
         space.check()
     with found.collect():
-        wish.efficiencies.check()
-    found.items += [*wish.problems(cluster.usd_per_device_hour), *job_problems(replace(one, batch=1), model).items]
+        options.efficiencies.check()
+    found.items += [
+        *options.serving_problems(cluster.usd_per_device_hour),
+        *job_problems(replace(one, batch=1), model).items,
+    ]
     found.raise_if_any()
-    rows = ServingRows(model=model, cluster=cluster, job=one, space=space, wish=wish)
-    tables = [part for setup in range(len(rows.setups)) for part in table_of(rows, setup)]
+    grid = ServingGrid(model=model, cluster=cluster, job=one, space=space, options=options)
+    tables = [part for setup in range(len(grid.setups)) for part in table_of(grid, setup)]
     table = stacked(tables) if tables else None
-    return ServingFound(rows=rows, table=table, seconds=time.perf_counter() - start)
+    return ServingResult(grid=grid, table=table, seconds=time.perf_counter() - start)

@@ -32,12 +32,12 @@ class Layouts:
 
     @cached_property
     def legal(self) -> Any:
-        """Rows of the layouts that obey the laws."""
+        """PlanGrid of the layouts that obey the laws."""
         return np.flatnonzero(self.law < 0)
 
     @cached_property
-    def fallen(self) -> dict[str, Any]:
-        """Rows of the layouts that fell, by law."""
+    def rejected(self) -> dict[str, Any]:
+        """PlanGrid of the layouts that fell, by law."""
         every = {name: np.flatnonzero(self.law == i) for i, name in enumerate(self.laws)}
         return {name: rows for name, rows in every.items() if len(rows)}
 

@@ -18,7 +18,7 @@ Part = tuple[int, int]
 _MOMENT = 0.1
 
 
-class Task(Protocol):
+class PartTask(Protocol):
     """A function over parts of a space that can take in what others of its kind found, to leave out more by it."""
 
     @property
@@ -35,19 +35,19 @@ class Task(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Executor(Protocol):
     """Runs a task over the parts of a space and yields what it returns, in any order."""
 
-    def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the result of each portion of the parts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class SerialExecutor:
     """Evaluates in this process, a few parts at a time so that progress can be shown."""
 
-    def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the result of each part."""
         for part in parts:
             yield work([part])
@@ -61,7 +61,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _serve(work: Task, inbox: Connection) -> None:
+def _serve(work: PartTask, inbox: Connection) -> None:
     """Evaluate the parts that come until the other end closes."""
     # A terminal interrupts all of its processes; the one that asked answers with what was found by then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -121,7 +121,7 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class ProcessExecutor:
     """Evaluates in several processes; each part is told what was found before it.
 
     A part whose process died is given to another, and evaluated here where none is left. No process outlives the search
@@ -130,7 +130,7 @@ class Processes:
 
     count: int
 
-    def run(self, work: Task, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
         left = list(reversed(parts))
         with _held_interrupts() as raise_interrupt:
@@ -149,7 +149,7 @@ class Processes:
                     worker.end()
 
 
-def _started(work: Task) -> _Worker:
+def _started(work: PartTask) -> _Worker:
     # Forked processes share what is loaded and recorded. Elsewhere than on Linux, libraries do not survive a fork.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     here, there = context.Pipe()

@@ -19,11 +19,11 @@ from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.search._columns import distinct_rows
-from shardwise.search._places import COLUMNS
-from shardwise.search._search import part_of
-from shardwise.search._serve_layouts import DEGREES, Layouts, law_key, law_keys
-from shardwise.search._serve_space import LIMITS, ServingSpace, ServingWish
-from shardwise.search._space import Order
+from shardwise.search._options import SERVING_LIMITS, SearchOptions
+from shardwise.search._placements import COLUMNS
+from shardwise.search._serving_layouts import DEGREES, Layouts, law_key, law_keys
+from shardwise.search._serving_space import ServingSpace
+from shardwise.search._space import Order, part_of
 from shardwise.serving._batch import evaluate
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns
@@ -80,14 +80,14 @@ TITLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingRows:
+class ServingGrid:
     """The question of a search, and its layouts and setups."""
 
     model: Model
     cluster: Cluster
     job: Serving
     space: ServingSpace
-    wish: ServingWish
+    options: SearchOptions
 
     @cached_property
     def domains(self) -> tuple[int, ...]:
@@ -219,7 +219,7 @@ class ServingRows:
             try:
                 question = ServingQuestion(
                     model=self.model, cluster=self.cluster, plan=one, job=job, engine=engine,
-                    efficiencies=self.wish.efficiencies,
+                    efficiencies=self.options.efficiencies,
                 )  # fmt: skip
                 case, _ = complete(question)
             except InputError as error:
@@ -288,13 +288,13 @@ class Each:
     short_by_bytes: Any
 
 
-def _evaluated(rows: ServingRows, setup: int, kind: Any, batch: Any) -> Each:
+def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> Each:
     """Return what one replica of some kinds of layouts does, each with its batch, under one setup."""
-    case = rows.setups[setup][1]
+    case = grid.setups[setup][1]
     parts = [slice(at, at + CELLS) for at in range(0, len(kind), CELLS)]
     found = []
     for part in parts:
-        z = replace(_taken(rows.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
+        z = replace(_taken(grid.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
         e = evaluate(case, z)
         short: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, z.batch.shape) for m in e.memory]
         seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds)
@@ -303,14 +303,14 @@ def _evaluated(rows: ServingRows, setup: int, kind: Any, batch: Any) -> Each:
     return Each(**dict(zip((f.name for f in fields(Each)), columns, strict=True)))
 
 
-def _table(rows: ServingRows, setup: int, cells: tuple[Any, Any, Any], each: Each) -> Table:
+def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Each) -> Table:
     """Return the table of layouts with their batches, each from what one replica of its kind does."""
     layout, batch, at = cells
-    c, legal = rows.layouts.columns, rows.layouts.legal[layout]
+    c, legal = grid.layouts.columns, grid.layouts.legal[layout]
     devices = c["tp"][legal] * c["pp"][legal] * c["dp"][legal]
     values = {f.name: getattr(each, f.name)[at] for f in fields(Each)}
-    rate = batch * c["dp"][legal] * counted_tokens(rows.setups[setup][1].job) / values["request_seconds"]
-    price = rows.cluster.usd_per_device_hour
+    rate = batch * c["dp"][legal] * counted_tokens(grid.setups[setup][1].job) / values["request_seconds"]
+    price = grid.cluster.usd_per_device_hour
     hourly = np.nan if price is None else price
     return Table(
         setup=np.full(np.shape(batch), setup),
@@ -323,17 +323,17 @@ def _table(rows: ServingRows, setup: int, cells: tuple[Any, Any, Any], each: Eac
     )
 
 
-def table_of(rows: ServingRows, setup: int) -> Iterator[Table]:
+def table_of(grid: ServingGrid, setup: int) -> Iterator[Table]:
     """Yield the plans of one setup: every legal layout with every batch, then each with its largest ones."""
-    one, kind = rows.kinds
-    batches = np.array(rows.space.batches, np.int64)
+    one, kind = grid.kinds
+    batches = np.array(grid.space.batches, np.int64)
     if not len(one):
         return
-    each = _evaluated(rows, setup, np.repeat(np.arange(len(one)), len(batches)), np.tile(batches, len(one)))
+    each = _evaluated(grid, setup, np.repeat(np.arange(len(one)), len(batches)), np.tile(batches, len(one)))
     layout, place = np.repeat(np.arange(len(kind)), len(batches)), np.tile(np.arange(len(batches)), len(kind))
-    yield _table(rows, setup, (layout, batches[place], kind[layout] * len(batches) + place), each)
-    for between in rows.space.open_batches:
-        some, batch = _largest(rows, setup, between)
+    yield _table(grid, setup, (layout, batches[place], kind[layout] * len(batches) + place), each)
+    for between in grid.space.open_batches:
+        some, batch = _largest(grid, setup, between)
         new = ~np.isin(batch, batches)
         if not new.any():
             continue
@@ -342,13 +342,13 @@ def table_of(rows: ServingRows, setup: int) -> Iterator[Table]:
         at[some] = np.arange(len(some))
         layout = np.flatnonzero(at[kind] >= 0)
         where = at[kind[layout]]
-        yield _table(rows, setup, (layout, batch[where], where), _evaluated(rows, setup, some, batch))
+        yield _table(grid, setup, (layout, batch[where], where), _evaluated(grid, setup, some, batch))
 
 
-def _largest(rows: ServingRows, setup: int, between: tuple[int, int]) -> tuple[Any, Any]:
+def _largest(grid: ServingGrid, setup: int, between: tuple[int, int]) -> tuple[Any, Any]:
     """Return kinds of layouts and for each the largest batch of a range that will do, where the least does."""
-    every = np.arange(len(rows.kinds[0]))
-    return bisected(every, between, lambda kind, batch: harmless(_evaluated(rows, setup, kind, batch), rows.wish))
+    every = np.arange(len(grid.kinds[0]))
+    return bisected(every, between, lambda kind, batch: harmless(_evaluated(grid, setup, kind, batch), grid.options))
 
 
 def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
@@ -371,10 +371,10 @@ def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], 
     return rows, low
 
 
-def harmless(each: Each, wish: ServingWish) -> Any:
+def harmless(each: Each, options: SearchOptions) -> Any:
     """Return which plans fit and keep the limits that a larger batch makes harder."""
     found = each.short_by_bytes <= 0
-    for limit in LIMITS:
-        if limit.grows and getattr(wish, limit.field):
-            found = found & (limit.ratio(each, wish) <= 1)
+    for limit in SERVING_LIMITS:
+        if limit.grows and getattr(options, limit.field):
+            found = found & (limit.ratio(each, options) <= 1)
     return found

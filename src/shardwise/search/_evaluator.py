@@ -12,84 +12,65 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.search._columns import Columns, exact_sum, spread
-from shardwise.search._compose import Composition, Compositions
-from shardwise.search._key import Entry, Key, key_of
+from shardwise.search._batch import DEGREES, Degrees, Entry, Key, PlanBatch, key_of
+from shardwise.search._blocks import Keys, Table, blocks_of, tabulate
+from shardwise.search._columns import Columns, distinct_rows, exact_sum, spread
+from shardwise.search._composition import Composition, Compositions
+from shardwise.search._constraints import Constraints
+from shardwise.search._grid import STACK, PlanGrid
 from shardwise.search._launch import example
-from shardwise.search._laws import Court
-from shardwise.search._places import Span
+from shardwise.search._placements import GroupShape
 from shardwise.search._program import PLACE, Program, Shape
-from shardwise.search._rows import STACK, Rows
-from shardwise.search._tables import Keys, Table, blocks_of, tabulate
+from shardwise.search._result import Counts
 
 CELLS = 32_768
 
 
 @dataclass(slots=True)
-class Counts:
-    """Plans by what became of them; what the laws dropped is with the court."""
-
-    legal: int = 0
-    fitting: int = 0
-    evaluated: int = 0
-    too_large: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sheet:
-    """Evaluated plans of one schedule, number of chunks and sharding: seconds and bytes, which fit, and their keys.
-
-    Arrays have one shape, or broadcast to it; `key` takes the flat index of a plan.
-    """
-
-    step_seconds: Any
-    device_bytes: Any
-    fits: Any
-    devices: Any
-    key: Callable[[int], Key]
-
-
-@dataclass(slots=True)
-class Mesh:
+class Evaluator:
     """Evaluates slices of the rows of a space. With `prune`, time is computed of plans that may be wanted alone.
 
-    `may` says which those are, given seconds that their steps are never shorter than, bytes and devices.
+    `may` says which those are, given seconds that their steps are never shorter than in the place of their seconds.
     """
 
-    rows: Rows
+    grid: PlanGrid
+    limit_bytes: float
     prune: bool = True
-    may: Callable[[Any, Any, Any], Any] | None = None
+    may: Callable[[PlanBatch], Any] | None = None
     counts: Counts = field(default_factory=Counts)
     nearest: Entry | None = None
-    court: Court = field(init=False)
+    constraints: Constraints = field(init=False)
     compositions: Compositions = field(init=False)
 
     def __post_init__(self) -> None:
-        self.court = self.rows.court()
-        self.compositions = Compositions(self.rows, blocks_of(self.rows))
+        self.constraints = self.grid.constraints()
+        self.compositions = Compositions(self.grid, blocks_of(self.grid))
 
-    def fresh(self) -> Mesh:
-        """Return the mesh with nothing counted, what is recorded kept."""
+    def fresh(self) -> Evaluator:
+        """Return the evaluator with nothing counted, what is recorded kept."""
         self.counts, self.nearest = Counts(), None
-        self.court.fallen = {}
+        self.constraints.rejected = {}
         return self
 
     @property
     def num_modes(self) -> int:
         """Recompute modes."""
-        return len(self.rows.space.recompute)
+        return len(self.grid.space.recompute)
 
-    def sheets(self, start: int, end: int) -> Iterator[Sheet]:
+    def batches(self, start: int, end: int) -> Iterator[PlanBatch]:
         """Yield the plans of a slice of the base rows."""
-        rows = self.rows
-        base = {**{c: v[start:end] for c, v in rows.base.items()}, "base": np.arange(start, end)}
-        columns = rows.expand(base, self.court)
+        grid = self.grid
+        base = {**{c: v[start:end] for c, v in grid.base.items()}, "base": np.arange(start, end)}
+        columns = grid.expand(base, self.constraints)
         columns = {c: v for c, v in columns.items() if not c.startswith("of ")}
         if not len(columns["tp"]):
             return
-        keys = tabulate(self.compositions.blocks, rows, columns, (start, end))
-        columns["num_micro"] = rows.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
-        jobs = [(_Job(self, composed, columns, keys, start), allowed) for composed, allowed in self._composed(columns)]
+        keys = tabulate(self.compositions.blocks, grid, columns, (start, end))
+        first, columns["group"] = distinct_rows([columns[name] for name in DEGREES])
+        degrees = [tuple(one) for one in np.column_stack([columns[name][first] for name in DEGREES]).tolist()]
+        columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
+        known = _Part(columns, degrees, keys, start)
+        jobs = [(_Job(self, composed, known), allowed) for composed, allowed in self._composed(columns)]
         most = CELLS // self.num_modes
         if not self.prune:
             table = keys.timed(np.arange(len(columns["tp"])))
@@ -113,7 +94,7 @@ class Mesh:
         """Yield the schedule, stages and chunks of the rows, and the rows that can run so."""
         for pp in np.unique(columns["pp"]).tolist():
             mine = np.flatnonzero(columns["pp"] == pp)
-            for schedule, vpp in self.rows.compositions(pp):
+            for schedule, vpp in self.grid.compositions(pp):
                 lawful = self._lawful({c: v[mine] for c, v in columns.items()}, schedule, vpp)
                 yield (schedule, pp, vpp), mine[lawful]
 
@@ -121,34 +102,34 @@ class Mesh:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
         fixed: dict[str, Any] = {"schedule": schedule, "vpp": vpp}
         each = self._shardings(columns, fixed) * self.num_modes * columns["places"]
-        legal = self.court.judge("pipeline", {"pp": columns["pp"][:1]}, **fixed)
+        legal = self.constraints.check("pipeline", {"pp": columns["pp"][:1]}, **fixed)
         legal = np.broadcast_to(legal, each.shape)
-        self.court.keep("pipeline", {}, each, legal)
+        self.constraints.keep("pipeline", {}, each, legal)
         if not legal.all():
             return np.flatnonzero(legal)
-        legal = self.court.judge("schedule", columns, **fixed, pp=int(columns["pp"][0]))
-        self.court.keep("schedule", {}, each, legal)
+        legal = self.constraints.check("schedule", columns, **fixed, pp=int(columns["pp"][0]))
+        self.constraints.keep("schedule", {}, each, legal)
         self.counts.legal += exact_sum(each[legal])
         return np.flatnonzero(legal & (each > 0))
 
     def chosen(self, columns: Columns, sharding: str) -> Any:
         """Return the rows that have a sharding as a choice: the first one alone where nothing is copied."""
-        return (columns["dp"] * columns["cp"] > 1) | (sharding == self.rows.space.sharding[0])
+        return (columns["dp"] * columns["cp"] > 1) | (sharding == self.grid.space.sharding[0])
 
     def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> Any:
         """Return how many shardings of each row the framework launches, and count the plans of the others."""
         found = np.zeros(len(columns["tp"]), np.int64)
-        for sharding in self.rows.space.sharding:
+        for sharding in self.grid.space.sharding:
             chosen = self.chosen(columns, sharding)
-            runs = self.rows.launched(columns, sharding=sharding, **fixed)
+            runs = self.grid.launched(columns, sharding=sharding, **fixed)
             found += chosen & runs
-            fell = chosen & ~runs
-            if fell.any() and STACK not in self.court.examples:
-                first = {c: v[fell] for c, v in columns.items()}
-                problem = example(self.rows.laws[STACK], first, {"sharding": sharding, **fixed})
+            refused = chosen & ~runs
+            if refused.any() and STACK not in self.constraints.examples:
+                first = {c: v[refused] for c, v in columns.items()}
+                problem = example(self.grid.laws[STACK], first, {"sharding": sharding, **fixed})
                 if problem is not None:
-                    self.court.examples[STACK] = problem
-            self.court.keep(STACK, {}, columns["places"] * self.num_modes, ~fell)
+                    self.constraints.examples[STACK] = problem
+            self.constraints.keep(STACK, {}, columns["places"] * self.num_modes, ~refused)
         return found
 
 
@@ -171,32 +152,45 @@ class _Cells:
     place: Any
     row: Any
     modes: Any = None
-    groups: dict[bool, Span] = field(default_factory=dict)
+    groups: dict[bool, GroupShape] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """Rows of which some plan fits: bytes of their plans and which of them fit, by sharding."""
+    """PlanGrid of which some plan fits: bytes of their plans and which of them fit, by sharding."""
 
     rows: Any
     held: dict[str, Any]
     fits: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of a part of the base from `start`, the sets of degrees that they have, and the keys of their blocks."""
+
+    columns: Columns
+    degrees: list[Degrees]
+    keys: Keys
+    start: int
+
+
 @dataclass(slots=True)
 class _Job:
     """One composition of some rows of a part of the base."""
 
-    mesh: Mesh
+    evaluator: Evaluator
     composed: tuple[str, int, int]
-    columns: Columns
-    keys: Keys
-    start: int
+    part: _Part
+
+    @property
+    def columns(self) -> Columns:
+        """The rows of the part."""
+        return self.part.columns
 
     @property
     def composition(self) -> Composition:
         """The composition of the job."""
-        return self.mesh.compositions.of(*self.composed)
+        return self.evaluator.compositions.of(*self.composed)
 
     def _given(self, program: Program, cells: _Cells, table: Keys | Table, least: bool = False) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
@@ -228,52 +222,51 @@ class _Job:
 
     @property
     def _first(self) -> int:
-        return int(self.mesh.rows.places.start[self.start])
+        return int(self.evaluator.grid.places.start[self.part.start])
 
-    def _groups(self, cells: _Cells, placed: bool) -> Span:
+    def _groups(self, cells: _Cells, placed: bool) -> GroupShape:
         """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each row."""
         known = cells.groups.get(placed)
         if known is None:
             rows = cells.rows[cells.row] if placed else cells.rows
-            place = cells.place if placed else self.mesh.rows.places.start[self.columns["base"][rows]]
-            known = cells.groups[placed] = self.mesh.rows.groups(
+            place = cells.place if placed else self.evaluator.grid.places.start[self.columns["base"][rows]]
+            known = cells.groups[placed] = self.evaluator.grid.groups(
                 place, {n: self.columns[n][rows] for n in ("ep", "etp")}
             )
         return known
 
     def _cells(self, chosen: Any) -> _Cells:
         """Return all places of some rows, for all modes."""
-        places, base = self.mesh.rows.places, self.columns["base"][chosen]
+        places, base = self.evaluator.grid.places, self.columns["base"][chosen]
         place, count = spread(places.start[base], places.count[base])
         return _Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
 
-    def all(self, chosen: Any, table: Table) -> Iterator[Sheet]:
+    def all(self, chosen: Any, table: Table) -> Iterator[PlanBatch]:
         """Yield memory and time of all plans of some rows."""
-        composition, modes = self.composition, self.mesh.num_modes
+        composition, modes = self.composition, self.evaluator.num_modes
         cells = self._cells(chosen)
         program = composition.whole
         found = program.run(self._given(program, cells, table), Shape(rows=len(chosen), modes=modes, row=cells.row))
-        devices = self.columns["devices"][chosen][cells.row]
         for sharding in composition.shardings:
             held = np.broadcast_to(found[f"held {sharding}"], (modes, len(chosen)))
             legal, fits = self._judged(sharding, chosen, held)
             shape = (modes, len(cells.row))
-            self.mesh.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
+            self.evaluator.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
             if fits.any():
-                yield Sheet(
+                yield PlanBatch(
                     step_seconds=np.broadcast_to(found[f"step {sharding}"], shape),
                     device_bytes=held.take(cells.row, axis=-1),
                     fits=fits.take(cells.row, axis=-1),
-                    devices=devices,
                     key=self._keys(cells, sharding),
+                    **self._kind(chosen[cells.row]),
                 )
 
     def fitting(self, chosen: Any) -> Iterator[_Fitting]:
         """Yield those of some rows of which a plan fits, if any."""
-        composition, modes, limit = self.composition, self.mesh.num_modes, len(chosen)
+        composition, modes, limit = self.composition, self.evaluator.num_modes, len(chosen)
         cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = Shape(rows=limit, modes=modes, row=cells.row)
-        found = composition.held.run(self._given(composition.held, cells, self.keys), shape)
+        found = composition.held.run(self._given(composition.held, cells, self.part.keys), shape)
         held, fits = {}, {}
         for s in composition.shardings:
             held[s] = np.broadcast_to(found[f"held {s}"], (modes, limit))
@@ -283,27 +276,30 @@ class _Job:
             rows = chosen[mine]
             yield _Fitting(rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()})
 
-    def pruned(self, fitting: _Fitting, table: Table) -> Iterator[Sheet]:
+    def pruned(self, fitting: _Fitting, table: Table) -> Iterator[PlanBatch]:
         """Yield the plans that fit and may be wanted: those whose bound is not behind."""
-        composition, modes, chosen = self.composition, self.mesh.num_modes, fitting.rows
+        composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
         held, fits = fitting.held, dict(fitting.fits)
         cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = Shape(rows=len(chosen), modes=modes, row=cells.row)
         least = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
-        devices = self.columns["devices"][chosen]
-        if self.mesh.may is not None:
+        if self.evaluator.may is not None:
+            kind = self._kind(chosen)
             for s in composition.shardings:
                 if fits[s].any():
                     bound = np.broadcast_to(least[f"least {s}"], fits[s].shape)
-                    fits[s] = fits[s] & self.mesh.may(bound, held[s], devices)
+                    batch = PlanBatch(
+                        step_seconds=bound, device_bytes=held[s], fits=fits[s], **kind, key=self._keys(cells, s)
+                    )
+                    fits[s] = fits[s] & self.evaluator.may(batch)
         for group in composition.groups:
             wanted = np.flatnonzero(np.any([fits[s] for s in group], axis=0))
             yield from self._timed(group, wanted, _Fitting(chosen, held, fits), table)
 
-    def _timed(self, group: tuple[str, ...], wanted: Any, known: _Fitting, table: Table) -> Iterator[Sheet]:
+    def _timed(self, group: tuple[str, ...], wanted: Any, known: _Fitting, table: Table) -> Iterator[PlanBatch]:
         """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
         chosen, held, fits = known.rows, known.held, known.fits
-        places, size = self.mesh.rows.places, len(chosen)
+        places, size = self.evaluator.grid.places, len(chosen)
         for some in _pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
             rows = chosen[some % size]
             base = self.columns["base"][rows]
@@ -314,14 +310,19 @@ class _Job:
             found = program.run(self._given(program, cells, table), Shape(rows=len(rows), modes=1, row=row))
             for s in group:
                 fit = fits[s].ravel()[some][row]
-                self.mesh.counts.evaluated += int(np.count_nonzero(fit))
-                yield Sheet(
+                self.evaluator.counts.evaluated += int(np.count_nonzero(fit))
+                yield PlanBatch(
                     step_seconds=np.broadcast_to(found[f"step {s}"], row.shape),
                     device_bytes=held[s].ravel()[some][row],
                     fits=fit,
-                    devices=self.columns["devices"][rows][row],
                     key=self._keys(cells, s),
+                    **self._kind(rows[row]),
                 )
+
+    def _kind(self, rows: Any) -> dict[str, Any]:
+        """Return the devices and the degrees of rows, as a batch has them."""
+        columns = self.columns
+        return {"devices": columns["devices"][rows], "group": columns["group"][rows], "degrees": self.part.degrees}
 
     def _keys(self, cells: _Cells, sharding: str) -> Callable[[int], Key]:
         """Return the key of a plan by its flat index."""
@@ -332,34 +333,35 @@ class _Job:
             row = int(cells.row[at])
             mode = mode if cells.modes is None else int(cells.modes[row])
             values = {name: v[cells.rows[row]] for name, v in self.columns.items()}
-            return key_of(values, self.mesh.rows, (schedule, vpp, sharding), mode, int(cells.place[at]))
+            return key_of(values, self.evaluator.grid, (schedule, vpp, sharding), mode, int(cells.place[at]))
 
         return key
 
     def _judged(self, sharding: str, chosen: Any, held: Any) -> tuple[Any, Any]:
         """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
-        mesh, columns = self.mesh, self.columns
+        evaluator, columns = self.evaluator, self.columns
         some = {c: v[chosen] for c, v in columns.items()}
         schedule, _, vpp = self.composed
-        legal = mesh.chosen(some, sharding) & mesh.rows.launched(some, sharding=sharding, schedule=schedule, vpp=vpp)
-        fits = (held <= mesh.rows.case.cluster.device.usable_memory_bytes) & legal
+        runs = evaluator.grid.launched(some, sharding=sharding, schedule=schedule, vpp=vpp)
+        legal = evaluator.chosen(some, sharding) & runs
+        fits = (held <= evaluator.limit_bytes) & legal
         places = columns["places"][chosen]
         fitting = exact_sum(fits.sum(axis=0) * places)
-        mesh.counts.fitting += fitting
-        mesh.counts.too_large += exact_sum(places[legal]) * mesh.num_modes - fitting
+        evaluator.counts.fitting += fitting
+        evaluator.counts.too_large += exact_sum(places[legal]) * evaluator.num_modes - fitting
         self._miss(sharding, chosen, held, legal & ~fits)
         return legal, fits
 
     def _miss(self, sharding: str, chosen: Any, held: Any, missed: Any) -> None:
         """Note the plan that is short of the least memory."""
         least = float(np.min(held, where=missed, initial=np.inf))
-        mesh = self.mesh
-        if not np.isfinite(least) or (mesh.nearest is not None and least > mesh.nearest.value):
+        evaluator = self.evaluator
+        if not np.isfinite(least) or (evaluator.nearest is not None and least > evaluator.nearest.value):
             return
         schedule, _, vpp = self.composed
         for mode, row in zip(*np.nonzero(missed & (held == least)), strict=True):
             values = {name: v[chosen[row]] for name, v in self.columns.items()}
-            place = int(mesh.rows.places.start[values["base"]])
-            key = key_of(values, mesh.rows, (schedule, vpp, sharding), int(mode), place)
+            place = int(evaluator.grid.places.start[values["base"]])
+            key = key_of(values, evaluator.grid, (schedule, vpp, sharding), int(mode), place)
             entry = Entry(least, 0.0, least, key)
-            mesh.nearest = min(mesh.nearest or entry, entry)
+            evaluator.nearest = min(evaluator.nearest or entry, entry)

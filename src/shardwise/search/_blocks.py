@@ -16,9 +16,9 @@ import numpy as np
 from shardwise.ledger.symbol import Book, Symbol
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
-from shardwise.search._places import COLUMNS, Span
+from shardwise.search._grid import DEGREES, PlanGrid, case_for
+from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
-from shardwise.search._rows import DEGREES, Rows, case_for
 from shardwise.training import Sizes
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import Tables, machine_of, tables_of
@@ -91,25 +91,25 @@ class Blocks:
     num_modes: int
 
 
-def blocks_of(rows: Rows) -> Blocks:
+def blocks_of(grid: PlanGrid) -> Blocks:
     """Return the blocks of the rows of a space, recorded."""
-    base, space = rows.base, rows.space
+    base, space = grid.base, grid.space
     ways = [
         (layout, sequence, kind)
         for layout in np.unique(base["layout"]).tolist()
         for sequence in (sorted(space.sequence_parallel) if LAYOUTS[layout] == "1d" else [False])
-        for kind in ([CONTEXT_KINDS.index(k) for k in space.cp_kind] if (base["cp"] > 1).any() else [_first_kind(rows)])
+        for kind in ([CONTEXT_KINDS.index(k) for k in space.cp_kind] if (base["cp"] > 1).any() else [_first_kind(grid)])
     ]
     # Where tensor parallelism is one the sequence is not split either.
     if not space.sequence_parallel or False not in space.sequence_parallel:
         ways += [(layout, False, kind) for layout, sequence, kind in ways if sequence]
-    recorded = {(a, int(b), c): _recorded(rows, a, bool(b), c) for a, b, c in ways}
+    recorded = {(a, int(b), c): _recorded(grid, a, bool(b), c) for a, b, c in ways}
     leaves: dict[tuple[Any, ...], Leaf] = {}
     named: dict[tuple[int, int, int], dict[str, Any]] = {way: {} for way in recorded}
 
     def join(values: Sequence[Any]) -> Any:
         """One number of all ways and modes: known, or a leaf."""
-        modes = len(rows.space.recompute)
+        modes = len(grid.space.recompute)
         per_way = [values[i : i + modes] for i in range(0, len(values), modes)]
         first = values[0]
         if not isinstance(first, Symbol) and all(not isinstance(v, Symbol) and v == first for v in values):
@@ -141,7 +141,7 @@ def blocks_of(rows: Rows) -> Blocks:
         boundary=boundary,
         sizes=of_sizes,
         times=of_times,
-        num_modes=len(rows.space.recompute),
+        num_modes=len(grid.space.recompute),
     )
 
 
@@ -154,27 +154,27 @@ def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[Leaf]) ->
     }
 
 
-def _first_kind(rows: Rows) -> int:
-    return CONTEXT_KINDS.index(rows.space.cp_kind[0])
+def _first_kind(grid: PlanGrid) -> int:
+    return CONTEXT_KINDS.index(grid.space.cp_kind[0])
 
 
-def sizes_given(book: Book, rows: Rows, fixed: Mapping[str, Any]) -> Sizes[Any]:
+def sizes_given(book: Book, grid: PlanGrid, fixed: Mapping[str, Any]) -> Sizes[Any]:
     """Return the sizes of a plan as symbols; what all rows of the space share, and what is fixed, is known."""
     known = dict(fixed)
     for name in ("tp", "tp2", "cp", "dp"):
-        distinct = np.unique(rows.base[name])
+        distinct = np.unique(grid.base[name])
         if len(distinct) == 1:
             known[name] = float(distinct[0])
-    if not rows.has_experts:
+    if not grid.has_experts:
         known["ep"] = known["etp"] = 1.0
     names = (*SIZES, "dp", "num_micro")
     values: dict[str, Any] = {name: known[name] if name in known else book.given(name, ROW) for name in names}
-    tiers = len(rows.case.domains)
+    tiers = len(grid.case.domains)
 
     def tier(axis: str, i: int) -> Any:
         if i == tiers - 1:
             return values[axis] if axis in values else known.get(axis, book.given(f"{axis}/{i}", ROW))
-        flat = axis in ("ep", "etp") and not rows.has_experts
+        flat = axis in ("ep", "etp") and not grid.has_experts
         return 1.0 if flat else book.given(f"{axis}/{i}", ROW | PLACE)
 
     axes = (*DEGREES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
@@ -182,17 +182,17 @@ def sizes_given(book: Book, rows: Rows, fixed: Mapping[str, Any]) -> Sizes[Any]:
     return Sizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
 
 
-def _recorded(rows: Rows, layout: int, sequence: bool, kind: int) -> list[tuple[Parts[Any], Parts[Any], Any]]:
+def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tuple[Parts[Any], Parts[Any], Any]]:
     """Return for each recompute mode the blocks of one way to split them, plain and paired, and the bytes sent.
 
     What pairs hide is taken off each block, so that a bound of DualPipe can count the messages that they do not hide.
     """
-    case = case_for(rows.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
-    z = sizes_given(Book(), rows, {})
+    case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
+    z = sizes_given(Book(), grid, {})
     machine = machine_of(case, z.spans)
-    schedule: ScheduleName = "dualpipe" if "dualpipe" in rows.space.schedule else "1f1b"
+    schedule: ScheduleName = "dualpipe" if "dualpipe" in grid.space.schedule else "1f1b"
     found = []
-    for mode in rows.space.recompute:
+    for mode in grid.space.recompute:
         tables: Tables[Any] = tables_of(case_for(case, recompute=mode), machine, z)
         paired = timed_parts(machine, tables.parts, schedule)
         found.append((_trimmed(tables.parts), _trimmed(paired), tables.boundary_bytes))
@@ -230,7 +230,7 @@ class Keys:
     """
 
     blocks: Blocks
-    rows: Rows
+    grid: PlanGrid
     part: tuple[int, int]
     columns: Mapping[str, Any]
     key: Any
@@ -243,11 +243,11 @@ class Keys:
         number = np.full(len(values["tp"]), -1)
         number[mine] = np.arange(len(mine))
         keys = {name: v[mine] for name, v in values.items()}
-        group, start, count, domain_of, shown = _domains(self.rows, self.part)
+        group, start, count, domain_of, shown = _domains(self.grid, self.part)
         own = group[keys["base"] - self.part[0]]
         which, sizes = spread(start[own], count[own])
         row = np.repeat(np.arange(len(mine)), sizes)
-        spans = _spans_of(keys, row, shown[which], self.rows)
+        spans = _spans_of(keys, row, shown[which], self.grid)
         found = _filled_columns(self.blocks, self.blocks.times, (keys, spans, row))
         found |= {name: column[..., mine] for name, column in self.columns.items()}
         return Table(
@@ -255,15 +255,15 @@ class Keys:
         )
 
 
-def tabulate(blocks: Blocks, rows: Rows, columns: Columns, part: tuple[int, int]) -> Keys:
+def tabulate(blocks: Blocks, grid: PlanGrid, columns: Columns, part: tuple[int, int]) -> Keys:
     """Return the keys of rows that come from one part of the base, with the sizes of their blocks."""
     first, key = distinct_rows([columns[name] for name in (*_SPLIT, *SIZES)])
     keys = {name: v[first] for name, v in columns.items()}
     found = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
-    return Keys(blocks=blocks, rows=rows, part=part, columns=found, key=key, values=keys)
+    return Keys(blocks=blocks, grid=grid, part=part, columns=found, key=key, values=keys)
 
 
-def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, Span, Any]) -> dict[str, Any]:
+def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, GroupShape, Any]) -> dict[str, Any]:
     """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
     keys, spans, row = known
     found: dict[str, Any] = {}
@@ -281,22 +281,22 @@ def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, Span, 
     return found
 
 
-def _domains(rows: Rows, part: tuple[int, int]) -> tuple[Any, ...]:
+def _domains(grid: PlanGrid, part: tuple[int, int]) -> tuple[Any, ...]:
     """Return how the domains of the rows of a part of the base are filled, as far as blocks can tell.
 
     For each row of the base its group (the same split), for each group where its domains start and how many there are,
     for each place the domain within the group, and for each domain a place that has it.
     """
     low, high = part
-    base, places = rows.base, rows.places
+    base, places = grid.base, grid.places
     split = [base[name][low:high] for name in ("layout", "tp", "tp2", "cp")]
     _, group = distinct_rows(split)
     index, _ = spread(places.start[low:high], places.count[low:high])
     owner = np.repeat(group, places.count[low:high])
     columns = [owner]
-    for tier in range(len(rows.case.domains) - 1):
+    for tier in range(len(grid.case.domains) - 1):
         axes = [places.spans[axis][tier][index] for axis in ("tp", "tp2", "cp")]
-        if rows.has_experts:
+        if grid.has_experts:
             axes.append(axes[0] * axes[1] * axes[2] * places.spans["dp"][tier][index])
         columns += axes
     first, at = distinct_rows(columns)
@@ -305,16 +305,16 @@ def _domains(rows: Rows, part: tuple[int, int]) -> tuple[Any, ...]:
     return group, start, count, at - start[owner], index[first]
 
 
-def _spans_of(keys: Columns, row: Any, shown: Any, rows: Rows) -> Span:
+def _spans_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShape:
     """Return the ranks of each axis in one domain of each tier, for row keys with a place that has their domain."""
-    dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in rows.places.spans.items()}
-    if not rows.has_experts:
+    dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in grid.places.spans.items()}
+    if not grid.has_experts:
         return dense
     sizes = {"dp": dense["dp"][-1], "shard": dense["dp"][-1], "ep": keys["ep"][row], "etp": keys["etp"][row]}
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _given(program: Program, keys: Columns, spans: Span, chosen: tuple[slice, slice]) -> dict[str, Any]:
+def _given(program: Program, keys: Columns, spans: GroupShape, chosen: tuple[slice, slice]) -> dict[str, Any]:
     """Return the inputs of a program for some keys and their places."""
     mine, at = chosen
     given: dict[str, Any] = {}

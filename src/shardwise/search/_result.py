@@ -1,0 +1,77 @@
+"""The answer of a search, of training plans or of deployments: the best, the front, and why others were rejected."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shardwise.search._options import SearchOptions
+
+Report = TypeVar("Report")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plans by what became of them; what the laws dropped is with the constraints."""
+
+    legal: int = 0
+    fitting: int = 0
+    evaluated: int = 0
+    too_large: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejection:
+    """Plans that a law or a limit rejected: how many, and what would do."""
+
+    name: str
+    title: str
+    count: int
+    remedy: str
+
+
+class SearchResult(ABC, Generic[Report]):
+    """What every search answers; the best first."""
+
+    options: SearchOptions
+    seconds: float
+    covered: float
+
+    def __repr__(self) -> str:
+        """Return what was found in one line, as a notebook shows it."""
+        return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none will do'}>"
+
+    @property
+    @abstractmethod
+    def num_plans(self) -> int:
+        """Plans of the space, legal or not."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> Counts:
+        """Plans that are legal, will do, and were evaluated."""
+
+    @property
+    @abstractmethod
+    def best(self) -> tuple[Report, ...]:
+        """The best plans, each as `train` or `infer` answers it."""
+
+    @property
+    @abstractmethod
+    def front(self) -> tuple[Report, ...]:
+        """Plans that none beats in every way that counts at once."""
+
+    @property
+    @abstractmethod
+    def nearest(self) -> Report | None:
+        """The plan that is nearest to doing where none will do, else one that is short of the least memory."""
+
+    @property
+    @abstractmethod
+    def rejected(self) -> tuple[Rejection, ...]:
+        """The laws and limits in the order in which they are asked, with how many plans each rejected and a remedy."""
+
+    @abstractmethod
+    def value(self, report: Report) -> float:
+        """Return the objective of a plan, less being better."""
