@@ -39,7 +39,7 @@ qwen3_vl_moe_text qwen3_omni_moe_text glm4v_text glm4v_moe_text paddleocr_vl_tex
 TYPES = _TYPES.split()
 sys.path.insert(0, str(ROOT / "src"))
 
-from shardwise.models._no_effect import NO_EFFECT  # noqa: E402  (the package need not be installed here)
+from shardwise.models._fields import NO_EFFECT  # noqa: E402  (the package need not be installed here)
 
 
 def scalars(config: object) -> dict[str, object]:

@@ -28,7 +28,7 @@ import transformers  # noqa: E402
 from random_configs import fields  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
 
-from shardwise.models._no_effect import NO_EFFECT  # noqa: E402
+from shardwise.models._fields import NO_EFFECT  # noqa: E402
 
 PINNED = {"torch": "2.13.0", "transformers": "5.23.0"}
 OUT = ROOT / "tests/data/models/param_counts.json"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.errors import Problem, Problems
-from shardwise.models._fields import FIELDS, keys_of
-from shardwise.models._no_effect import NO_EFFECT
+from shardwise.models._fields import FIELDS, NO_EFFECT, keys_of
 
 if TYPE_CHECKING:
     from shardwise.models._model import Model
