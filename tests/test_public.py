@@ -10,6 +10,7 @@ import pytest
 import shardwise as sw
 
 EXPORTED = [
+    "Arrivals",
     "Cluster",
     "CommReport",
     "CountReport",
@@ -19,6 +20,9 @@ EXPORTED = [
     "Imported",
     "InferReport",
     "InputError",
+    "Length",
+    "Limit",
+    "LoadOptions",
     "Model",
     "Options",
     "Plan",
@@ -26,6 +30,7 @@ EXPORTED = [
     "Roofline",
     "SearchOptions",
     "SearchSpace",
+    "ServeReport",
     "Serving",
     "ServingOptions",
     "ServingResult",
@@ -37,6 +42,7 @@ EXPORTED = [
     "Training",
     "TrainingResult",
     "Wholes",
+    "Workload",
     "__version__",
     "comm",
     "count",
@@ -55,6 +61,7 @@ EXPORTED = [
     "plot_timeline",
     "roofline",
     "runners_up",
+    "serve",
     "stack_names",
     "strong_scaling",
     "train",

@@ -6,9 +6,10 @@ import pytest
 
 from accuracy.published import Published
 from shardwise.hardware import find_device
-from shardwise.measured._engines import engine_of, limits_of
+from shardwise.measured._engines import engine_of
 from shardwise.measured._record import Record
 from shardwise.serving import engine_names
+from shardwise.serving.load import limits_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from measured_rows import INFERENCE
 from measured_rows import published as only
 from shardwise.hardware import find_device
 from shardwise.measured import Comparison
-from shardwise.measured._engines import limits_of
 from shardwise.models import Model
+from shardwise.serving.load import limits_of
 
 BATCH = {**INFERENCE, "metric": "batch_latency", "engine_version": ""}
 

@@ -15,6 +15,7 @@ _MODEL = {
 SUMMARIES = {
     "train": "one training plan: does it fit, how long is a step, what does it cost",
     "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
+    "serve": "a deployment under load: percentiles of latency, what it carries, what it costs, and why",
     "count": "parameters, FLOPs by every published convention, operators with their shapes",
     "comm": "who talks to whom under a plan: groups, messages, bytes, links, seconds; layers whole and on a rank",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
@@ -40,6 +41,15 @@ def _train() -> Command:
 def _infer() -> Command:
     flags = {**_MODEL, **_flags.infer_flags(), **_flags.PLOT, **OUTPUT}
     return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
+
+
+def _serve() -> Command:
+    from shardwise.cli._serve import serve_flags
+
+    exits = "exit status: 0 keeps every limit, 1 does not, does not fit or is not stable, 2 bad input"
+    return Command(
+        "serve", SUMMARIES["serve"], ("model",), {**_MODEL, **serve_flags(), **OUTPUT}, exits, ("model", "on")
+    )
 
 
 def _count() -> Command:
@@ -134,6 +144,7 @@ def _listing(name: str) -> Command:
 _MAKERS: dict[str, Callable[[], Command]] = {
     "train": _train,
     "infer": _infer,
+    "serve": _serve,
     "count": _count,
     "comm": _comm,
     "explain": _explain,

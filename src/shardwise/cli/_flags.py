@@ -57,8 +57,6 @@ NOT_BUILT = {
     "peft": "fine-tuning of adapters",
     "qlora": "fine-tuning of adapters",
     "adapter": "fine-tuning of adapters",
-    "qps": "a queue of requests",
-    "request_rate": "a queue of requests",
     "adapters": "fine-tuning of adapters",
     "freeze": "fine-tuning of a part",
 }

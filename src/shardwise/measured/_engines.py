@@ -1,4 +1,4 @@
-"""Which engine runs a row, by its word and its release, and what engines do at once by default (engines.toml).
+"""Which engine runs a row, by its word and its release (engines.toml).
 
 What reads words takes its table, so that a table with more entries is read alike.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shardwise.hardware import Device
@@ -18,28 +17,6 @@ from shardwise.serving import find_engine
 Table: TypeAlias = Mapping[str, Any]
 FIXED = ("static", "single_stream")
 """Modes of files in which a batch starts and ends together."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What an engine runs at once unless it is told otherwise: sequences, and tokens of a step (0: whole prompts).
-
-    Prompts of up to `whole_prompts` tokens run in a step of their own, longer ones are cut. Memory is set aside for the
-    sampling of `set_aside` sequences.
-    """
-
-    sequences: int
-    set_aside: int
-    step_tokens: int = 0
-    whole_prompts: int = 0
-
-    def tokens(self, length: int) -> int:
-        """Return the tokens of the largest step over contexts of a length, 0 where prompts are never cut.
-
-        >>> Limits(sequences=256, set_aside=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
-        4096
-        """
-        return max(length, self.step_tokens) if length <= self.whole_prompts else self.step_tokens
 
 
 def engine_of(table: Table, record: Record, device: Device) -> str:
@@ -91,23 +68,6 @@ def release(version: str) -> tuple[int, ...]:
     """
     found = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
     return tuple(map(int, found[1].split("."))) if found else ()
-
-
-def limits_of(engine: str, device: Device) -> Limits:
-    """Return what an engine runs at once on a device unless it is told otherwise.
-
-    >>> from shardwise.hardware import find_device
-    >>> devices = (find_device(name).device for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
-    >>> [limits_of("vllm", device).sequences for device in devices]
-    [1024, 256]
-    """
-    row = next(one for one in read("engines.toml")["limits"] if re.fullmatch(one["engines"], engine))
-    large = row.get("large")
-    if large and device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
-        row = row | large
-    stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row}
-    profiled = row["sequences"] if "step_tokens" in row else read("engines.toml")["set_aside"]["sequences"]
-    return Limits(set_aside=profiled, **stated)
 
 
 def narrows_cache(engine: str, weights: str) -> bool:

@@ -13,7 +13,6 @@ from shardwise.measured._context import Context
 from shardwise.measured._engines import (
     FIXED,
     engine_of,
-    limits_of,
     narrows_cache,
     served_step_tokens,
 )
@@ -23,6 +22,7 @@ from shardwise.measured._rules import words
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving.load import limits_of
 
 SETTINGS = (
     *("model", "device", "num_gpus", "tp", "pp", "ep", "dp", "attention_dp", "engine", "engine_version"),

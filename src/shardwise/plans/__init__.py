@@ -41,6 +41,7 @@ from shardwise.plans._precision import (
 from shardwise.plans._settings import Settings
 from shardwise.plans._stack import LossKernel, Stack, default_stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
+from shardwise.plans._workload import METRICS, MOST_REQUESTS, QUANTILES, Arrivals, Length, Limit, Workload
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
 
 __all__ = [
@@ -48,15 +49,21 @@ __all__ = [
     "CONTEXT_KINDS",
     "DTYPES",
     "LAYOUTS",
+    "METRICS",
+    "MOST_REQUESTS",
     "OPTIMIZERS",
     "PARTITIONS",
+    "QUANTILES",
     "RECOMPUTES",
     "SCHEDULES",
     "SHARDINGS",
+    "Arrivals",
     "Axis",
     "Capabilities",
     "ContextKind",
     "LayoutKind",
+    "Length",
+    "Limit",
     "LossKernel",
     "Optimizer",
     "Partition",
@@ -71,6 +78,7 @@ __all__ = [
     "Training",
     "Whole",
     "Widths",
+    "Workload",
     "alike",
     "default_stack",
     "degrees",

@@ -1,0 +1,219 @@
+"""A workload of a server: how long requests are, when they arrive, what they share, and the limits they should meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, TypeAlias, get_args
+
+from shardwise.errors import Problems
+
+LengthKind: TypeAlias = Literal["fixed", "uniform", "lognormal", "exponential", "empirical"]
+ArrivalKind: TypeAlias = Literal["poisson", "constant", "gamma", "burst", "closed", "trace"]
+Metric: TypeAlias = Literal["ttft", "tpot", "itl", "e2e"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+QUANTILES: dict[str, float] = {"mean": math.nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+MOST_REQUESTS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """A distribution of token counts.
+
+    >>> Length(mean=2000).draw(Random(0)), Length(kind="uniform", mean=1500, low=1000, high=2000).mean
+    (2000, 1500)
+    """
+
+    kind: LengthKind = "fixed"
+    mean: float = 0.0
+    cv: float = 0.0
+    """Standard deviation over the mean, of "lognormal"."""
+    low: int = 1
+    high: int = 0
+    """Least and most tokens that are drawn (0: no bound above)."""
+    values: tuple[int, ...] = ()
+    """What is drawn from, of "empirical"."""
+
+    def draw(self, random: Random) -> int:
+        """Return the tokens of one request."""
+        if self.kind == "fixed":
+            return round(self.mean)
+        if self.kind == "empirical":
+            return random.choice(self.values)
+        if self.kind == "uniform":
+            return random.randint(self.low, self.high)
+        if self.kind == "exponential":
+            drawn = random.expovariate(1 / self.mean)
+        else:
+            width = math.log(1 + self.cv**2)
+            drawn = random.lognormvariate(math.log(self.mean) - width / 2, math.sqrt(width))
+        most = self.high or math.inf
+        return round(min(max(drawn, self.low), most))
+
+    @property
+    def largest(self) -> int:
+        """The most tokens that can be drawn, or for distributions without a bound those of the 99.9th percentile."""
+        if self.kind == "empirical":
+            return max(self.values)
+        if self.high:
+            return self.high
+        if self.kind == "exponential":
+            return round(self.mean * math.log(1000))
+        width = math.sqrt(math.log(1 + self.cv**2))
+        return round(self.mean * math.exp(3.09 * width - width**2 / 2))
+
+    def problems(self, name: str, least: int) -> Problems:
+        """Return what is wrong with the distribution of the field `name`."""
+        found = Problems()
+        if not math.isfinite(self.mean) or self.mean < least:
+            found.add(name, self.mean, f"must be at least {least} on average", f"use {least} or more")
+        if not 0 <= self.cv <= 10:
+            found.add(f"{name}_cv", self.cv, "must lie between 0 and 10", "use for example 0.8")
+        if self.high and self.low > self.high:
+            found.add(name, f"{self.low}..{self.high}", "must rise", f"write {self.high}..{self.low}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrivals:
+    """When requests arrive: in an open loop at a rate, or in a closed loop of users who wait for their answers."""
+
+    kind: ArrivalKind = "poisson"
+    rate: float = 0.0
+    """Requests a second, of open loops."""
+    cv: float = 1.0
+    """Standard deviation of the gaps over their mean, of "gamma"."""
+    users: int = 0
+    """Users of a closed loop, who all start at once."""
+    think_seconds: float = 0.0
+    times: tuple[float, ...] = ()
+    """Seconds of each arrival of a trace, rising from 0."""
+
+    def seconds(self, count: int, random: Random) -> Iterator[float]:
+        """Yield the seconds at which `count` requests of an open loop arrive; all at 0 of a burst."""
+        if self.kind == "trace":
+            yield from self.times[:count]
+            return
+        at = 0.0
+        for index in range(count):
+            if self.kind == "constant":
+                at = index / self.rate
+            elif self.kind == "poisson":
+                at += random.expovariate(self.rate)
+            elif self.kind == "gamma":
+                shape = 1 / self.cv**2
+                at += random.gammavariate(shape, 1 / (shape * self.rate))
+            yield at
+
+    def problems(self) -> Problems:
+        """Return what is wrong with the arrivals."""
+        found = Problems()
+        if self.kind == "closed":
+            if self.users < 1:
+                found.add("users", self.users, "must be at least 1", "use for example 64")
+            if not (math.isfinite(self.think_seconds) and self.think_seconds >= 0):
+                found.add("think_seconds", self.think_seconds, "must be 0 or more", "use for example 2s")
+        elif self.kind == "trace":
+            if not self.times:
+                found.add("trace", 0, "has no request", "give a file with at least one")
+            elif any(b < a for a, b in zip(self.times, self.times[1:], strict=False)):
+                found.add("trace", len(self.times), "must be sorted by time", "sort its rows by arrival")
+        elif self.kind != "burst" and not (math.isfinite(self.rate) and 0 < self.rate <= 1e6):
+            found.add(
+                "rate", self.rate, "must be more than 0 and at most 1e6 requests a second", "use for example 50/s"
+            )
+        if self.kind == "gamma" and not 0.05 <= self.cv <= 20:
+            found.add("cv", self.cv, "must lie between 0.05 and 20", "use 1 for Poisson arrivals")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What a server is asked: lengths, arrivals, a shared prefix, and how many requests are looked at.
+
+    >>> Workload(input_tokens=Length(mean=2000), output_tokens=Length(mean=300), arrivals=Arrivals(rate=50)).count
+    2000
+    """
+
+    input_tokens: Length
+    output_tokens: Length
+    arrivals: Arrivals
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Input and output tokens of each request of a trace; empty: drawn apart from the two distributions."""
+    prefix_tokens: int = 0
+    """Tokens at the start of every prompt that all share, such as a system prompt."""
+    cached_share: float = 0.0
+    """Share of requests whose whole prompt is in the prefix cache, as where a benchmark repeats its prompts."""
+    count: int = 2000
+    """Requests that are simulated."""
+    seed: int = 0
+
+    def draws(self) -> Iterator[tuple[int, int, int]]:
+        """Yield input, output and cached tokens of one request after another, without end."""
+        random = Random(f"lengths {self.seed}")
+        index = 0
+        while True:
+            if self.pairs:
+                tokens, made = self.pairs[index % len(self.pairs)]
+            else:
+                tokens, made = self.input_tokens.draw(random), self.output_tokens.draw(random)
+            whole = random.random() < self.cached_share
+            yield tokens, made, tokens if whole else min(self.prefix_tokens, tokens)
+            index += 1
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The most input and output tokens of a request that the workload holds."""
+        if self.pairs:
+            return max(a for a, _ in self.pairs), max(b for _, b in self.pairs)
+        return self.input_tokens.largest, self.output_tokens.largest
+
+    def problems(self) -> Problems:
+        """Return everything that is wrong with the workload."""
+        found = Problems()
+        for part in (
+            self.arrivals.problems(),
+            self.input_tokens.problems("input_tokens", 1),
+            self.output_tokens.problems("output_tokens", 1),
+        ):
+            found.items.extend(part.items)
+        if not self.pairs and self.prefix_tokens >= max(self.input_tokens.mean, 1):
+            rule = f"must be shorter than the {self.input_tokens.mean:g} tokens of a prompt"
+            found.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
+        if self.prefix_tokens < 0:
+            found.add("prefix_tokens", self.prefix_tokens, "must be 0 or more", "use 0 for none")
+        if not 0 <= self.cached_share <= 1:
+            found.add("cached_share", self.cached_share, "must lie between 0 and 1", "use 0 for none")
+        if not 1 <= self.count <= MOST_REQUESTS:
+            found.add("requests", self.count, f"must lie between 1 and {MOST_REQUESTS:,}", "use for example 2000")
+        if self.arrivals.kind == "closed" and self.count < self.arrivals.users:
+            rule = f"must be at least the {self.arrivals.users} users"
+            found.add("requests", self.count, rule, f"use {10 * self.arrivals.users}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """One latency limit: a metric, the quantile that must keep it ("mean" too), and seconds."""
+
+    metric: Metric
+    quantile: str
+    seconds: float
+
+    @property
+    def needed_requests(self) -> int:
+        """Requests that must be simulated for the quantile to mean something: ten beyond it."""
+        share = QUANTILES[self.quantile]
+        return 1 if math.isnan(share) else math.ceil(10 / (1 - share))
+
+    def problems(self) -> Problems:
+        """Return what is wrong with the limit."""
+        found = Problems()
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            found.add(
+                f"{self.quantile}_{self.metric}", self.seconds, "must be more than 0 seconds", "use for example 1s"
+            )
+        return found

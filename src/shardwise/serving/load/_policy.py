@@ -1,0 +1,90 @@
+"""How an engine schedules, by its name and release: policies.toml as records."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwise.files import read_toml
+from shardwise.hardware import Device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an engine runs at once unless it is told otherwise: sequences, and tokens of a step (0: whole prompts).
+
+    Prompts of up to `whole_prompts` tokens run in a step of their own, longer ones are cut. Memory is set aside for the
+    sampling of `set_aside` sequences.
+    """
+
+    sequences: int
+    set_aside: int
+    step_tokens: int = 0
+    whole_prompts: int = 0
+
+    def tokens(self, length: int) -> int:
+        """Return the tokens of the largest step over contexts of a length, 0 where prompts are never cut.
+
+        >>> Limits(sequences=256, set_aside=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
+        4096
+        """
+        return max(length, self.step_tokens) if length <= self.whole_prompts else self.step_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """The scheduler of an engine. Each field but the sizes is a key of policies.toml."""
+
+    mixed: bool
+    """Pieces of prompts and decode tokens share a step; else prompts run in steps of their own, first."""
+    chunked: bool
+    """A prompt may be cut to fill a step."""
+    prefix_cache: bool
+    whole_prompts: bool
+    """A request is admitted only where its whole prompt has room in the cache."""
+    reserved_share: float
+    """Share of its output that must have room in the cache when a request is admitted."""
+    step_tokens: int
+    max_sequences: int
+    block_tokens: int
+    source: str
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return dict(read_toml(Path(__file__).parent / "policies.toml"))
+
+
+def limits_of(engine: str, device: Device) -> Limits:
+    """Return what an engine runs at once on a device unless it is told otherwise.
+
+    >>> from shardwise.hardware import find_device
+    >>> devices = (find_device(name).device for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
+    >>> [limits_of("vllm", device).sequences for device in devices]
+    [1024, 256]
+    """
+    row = next(one for one in _table()["limits"] if re.fullmatch(one["engines"], engine))
+    large = row.get("large")
+    if large and device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
+        row = row | large
+    stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row}
+    profiled = row["sequences"] if "step_tokens" in row else _table()["set_aside"]["sequences"]
+    return Limits(set_aside=profiled, **stated)
+
+
+def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> Policy:
+    """Return how an engine schedules on a device by default, for contexts of up to so many tokens.
+
+    >>> from shardwise.hardware import find_device
+    >>> found = policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 8192)
+    >>> found.mixed, found.step_tokens, found.max_sequences
+    (True, 8192, 1024)
+    """
+    row = next(one for one in _table()["policy"] if re.fullmatch(one["engines"], engine))
+    limits = limits_of(engine, device)
+    words = {f.name: row[f.name] for f in fields(Policy) if f.name in row}
+    tokens = row.get("step_tokens") or limits.tokens(context) or context
+    return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})

@@ -1,0 +1,311 @@
+"""What a deployment does under a workload, as a report: percentiles, capacity, cost, and where the seconds go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from shardwise.plans import Limit, Workload
+from shardwise.serving._report import InferReport, ServingOptions
+from shardwise.serving.load._policy import Policy
+from shardwise.serving.load._simulate import CAUSES, Request, Trace
+from shardwise.serving.load._steady import Steady
+
+Router = Literal["round-robin", "random"]
+ROUTERS: tuple[Router, ...] = ("round-robin", "random")
+# The closed form is within 15 % of what a simulation carries.
+_HOPELESS = 1.25
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """How a deployment takes its load, and the limits that it should keep."""
+
+    limits: tuple[Limit, ...] = ()
+    router: Router = "round-robin"
+    serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values, between two of them by their distance.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.75)
+    3.0
+    """
+    at = share * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Return mean and percentiles of seconds; empty for no value."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    return {"mean": sum(ordered) / len(ordered)} | {name: quantile(ordered, q) for name, q in PERCENTILES.items()}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServeReport:
+    """What a deployment does under a workload. Build one with `serve`."""
+
+    base: InferReport
+    """The deployment with its longest request alone: memory, weights, room of the cache."""
+    workload: Workload
+    policy: Policy
+    steady: Steady
+    """Closed form of one replica at its share of the load (of a closed loop: at its capacity)."""
+    traces: tuple[Trace, ...]
+    """What each replica did; empty where the load is more than they carry."""
+    options: LoadOptions
+    assumptions: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line."""
+        name = f"{self.base.case.model.name} on {self.base.plan.num_devices} x {self.base.case.cluster.device.name}"
+        return f"<ServeReport {name}: {'meets' if self.meets else 'does not meet'} its limits>"
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model that share the load."""
+        return self.base.plan.dp
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests arrive whatever the deployment does, so that its queue can grow without end."""
+        return self.workload.arrivals.kind not in ("closed", "burst", "trace")
+
+    @property
+    def stable(self) -> bool:
+        """Whether the deployment carries the load: a closed loop, a burst and a trace always end."""
+        return not self.growth_per_second
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the load is so far above the closed form's capacity that no simulation is needed to say so."""
+        return self.open_loop and self.steady.utilisation > _HOPELESS
+
+    @cached_property
+    def growth_per_second(self) -> float:
+        """Requests a second by which the queue grows; 0 where the load is carried.
+
+        Far above the capacity of the closed form by what is beyond it. Else the simulation decides: if those who arrive
+        in the last quarter wait half as long again as those of the second, and a tenth of a request more, the queue
+        grows by what is not done of the second half of the arrivals.
+        """
+        if not self.open_loop:
+            return 0.0
+        if self.hopeless:
+            return (self.steady.rate - self.steady.capacity) * self.replicas
+        every = sorted((r for t in self.traces for r in t.finished), key=lambda r: r.arrival)
+        quarter = len(every) // 4
+        if quarter < 25:
+            return 0.0
+        early, late = every[quarter : 2 * quarter], every[3 * quarter :]
+        before, after = (sum(r.queue_seconds for r in part) / len(part) for part in (early, late))
+        usual = sum(r.e2e_seconds - r.queue_seconds for r in late) / len(late)
+        if after - before <= 0.5 * before + 0.1 * usual:
+            return 0.0
+        start, end = every[2 * quarter].arrival, every[-1].arrival
+        done = sum(start < r.end <= end for r in every) / max(end - start, 1e-9)
+        return max(self.workload.arrivals.rate - done, 1e-9)
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Every simulated request, in the order of their ends on each replica; none where the queue grows."""
+        return [request for trace in self.traces for request in trace.finished] if self.stable else []
+
+    @cached_property
+    def span_seconds(self) -> float:
+        """Seconds from the first arrival to the last token."""
+        return max((t.seconds for t in self.traces), default=0.0) - min((r.arrival for r in self.requests), default=0.0)
+
+    @cached_property
+    def latencies(self) -> dict[str, dict[str, float]]:
+        """Mean and percentiles of ttft, tpot, itl, e2e and queue in seconds; empty where the load is not carried."""
+        if not self.requests:
+            return {}
+        tpot = [seconds for r in self.requests if (seconds := r.tpot_seconds) is not None]
+        return {
+            "ttft": spread_of([r.ttft_seconds for r in self.requests]),
+            "tpot": spread_of(tpot),
+            "itl": self._itl(),
+            "e2e": spread_of([r.e2e_seconds for r in self.requests]),
+            "queue": spread_of([r.queue_seconds for r in self.requests]),
+        }
+
+    def _itl(self) -> dict[str, float]:
+        """Return mean and percentiles of the seconds between two tokens, each token counted once."""
+        gaps = sorted((gap, count) for trace in self.traces for gap, count in trace.gaps if count)
+        tokens = sum(count for _, count in gaps)
+        if not tokens:
+            return {}
+        found = {"mean": sum(gap * count for gap, count in gaps) / tokens}
+        for name, share in PERCENTILES.items():
+            left = share * tokens
+            for gap, count in gaps:
+                left -= count
+                if left <= 0:
+                    found[name] = gap
+                    break
+        return found
+
+    def value(self, limit: Limit) -> float:
+        """Return the seconds that a limit is about, infinite where the load is not carried."""
+        return self.latencies.get(limit.metric, {}).get(limit.quantile, math.inf)
+
+    @property
+    def broken(self) -> tuple[Limit, ...]:
+        """The limits that are not kept."""
+        return tuple(limit for limit in self.options.limits if self.value(limit) > limit.seconds)
+
+    @property
+    def meets(self) -> bool:
+        """Whether the model fits, the load is carried and every limit kept."""
+        return self.base.fits and self.stable and not self.broken
+
+    @property
+    def goodput_share(self) -> float:
+        """Share of requests that keep every limit, each taken as a limit of its own request."""
+        if not self.requests:
+            return 0.0
+        return sum(all(self._kept(r, limit) for limit in self.options.limits) for r in self.requests) / len(
+            self.requests
+        )
+
+    @staticmethod
+    def _kept(request: Request, limit: Limit) -> bool:
+        seconds = {"ttft": request.ttft_seconds, "tpot": request.tpot_seconds, "e2e": request.e2e_seconds}
+        found = seconds.get(limit.metric)
+        return found is None or found <= limit.seconds
+
+    @property
+    def requests_per_second(self) -> float:
+        """Requests a second that the deployment ends."""
+        return len(self.requests) / self.span_seconds if self.requests else 0.0
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Output tokens a second of the whole deployment."""
+        made = sum(r.output_tokens for r in self.requests)
+        return made / self.span_seconds if self.requests else 0.0
+
+    @property
+    def capacity_per_second(self) -> float:
+        """Requests a second that all replicas carry at most: by the closed form, or what the simulation showed."""
+        form = self.steady.capacity * self.replicas
+        if self.open_loop and not self.hopeless:
+            shown = self.workload.arrivals.rate - self.growth_per_second
+            return min(form, shown) if self.growth_per_second else max(form, shown)
+        return form
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars an hour of all devices, None without a price."""
+        price = self.base.case.cluster.usd_per_device_hour
+        return None if price is None else price * self.base.plan.num_devices
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """Dollars for a million output tokens at this load, None without a price or a token."""
+        rate, hourly = self.output_tokens_per_second, self.usd_per_hour
+        return None if hourly is None or not rate else hourly / 3600 / rate * 1e6
+
+    def why(self, name: str = "p99") -> list[tuple[str, float]]:
+        """Return the parts of the TTFT around a percentile, in seconds, largest first.
+
+        Means over the requests nearest to it, so that the parts add up to about the percentile.
+        """
+        ordered = sorted(self.requests, key=lambda r: r.ttft_seconds)
+        if not ordered:
+            return []
+        share = PERCENTILES.get(name, 0.5)
+        width = max(len(ordered) // 100, 5)
+        middle = round(share * (len(ordered) - 1))
+        near = ordered[max(middle - width, 0) : middle + width + 1]
+        waits = [sum(r.waits[i] for r in near) / len(near) for i in range(len(CAUSES))]
+        prompt = sum(r.first - r.scheduled for r in near) / len(near)
+        words = (
+            "waiting for a sequence slot",
+            "waiting for cache",
+            "waiting for step tokens",
+            "rest of a running step",
+        )
+        parts = [*zip(words, waits, strict=True), ("own prompt", prompt)]
+        return sorted(((word, seconds) for word, seconds in parts if seconds > 1e-9), key=lambda part: -part[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
+
+        `running`, `waiting` and `kv` are of one replica.
+        """
+        traces, span = self.traces, self.span_seconds
+        offered = self.workload.arrivals.rate or (self.requests_per_second if self.requests else None)
+        total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
+        used = sum(t.cache_token_seconds for t in traces) / span / self.replicas if span else None
+        seconds = {
+            metric: {f"{name}_seconds": value for name, value in found.items()}
+            for metric, found in self.latencies.items()
+        }
+        return {
+            "meets": self.meets,
+            "fits": self.base.fits,
+            "stable": self.stable,
+            "model": self.base.case.model.name,
+            "plan": {
+                "tp": self.base.plan.tp,
+                "pp": self.base.plan.pp,
+                "dp": self.base.plan.dp,
+                "ep": self.base.plan.ep,
+            },
+            "engine": self.base.case.engine.name,
+            "load": {"requests_per_second": offered, "growth_per_second": self.growth_per_second},
+            "served": {
+                "requests_per_second": self.requests_per_second if self.requests else None,
+                "output_tokens_per_second": self.output_tokens_per_second if self.requests else None,
+            },
+            "goodput": {
+                "share": self.goodput_share if self.requests else None,
+                "requests_per_second": self.goodput_share * self.requests_per_second if self.requests else None,
+            },
+            "capacity": {"requests_per_second": self.capacity_per_second},
+            "utilization": self.steady.utilisation if self.workload.arrivals.kind != "closed" else None,
+            **seconds,
+            "running": {
+                "mean": sum(t.running_seconds for t in traces) / span / self.replicas if span else None,
+                "max": max((t.most_running for t in traces), default=None),
+            },
+            "waiting": {
+                "mean": sum(r.queue_seconds for r in self.requests) / span / self.replicas if span else None,
+                "max": max((t.most_waiting for t in traces), default=None),
+            },
+            "kv": {
+                "capacity_tokens": self.base.kv_cache_tokens,
+                "used_mean": used,
+                "used_max": max((t.most_cache_tokens for t in traces), default=None),
+            },
+            "preemptions": sum(t.preemptions for t in traces),
+            "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
+            "prefix_hit_share": sum(t.hit_tokens for t in traces) / total if total else None,
+            "replicas": self.replicas,
+            "devices": self.base.plan.num_devices,
+            "usd_per_hour": self.usd_per_hour,
+            "usd_per_million_output_tokens": self.usd_per_million_output_tokens,
+            "limits": [
+                {"metric": one.metric, "quantile": one.quantile, "seconds": one.seconds, "kept": one not in self.broken}
+                for one in self.options.limits
+            ],
+            "why": [{"part": part, "seconds": value} for part, value in self.why()],
+            "method": {
+                "name": "simulated" if traces else "steady",
+                "requests": len(self.requests),
+                "iterations": sum(t.iterations for t in traces),
+                "seed": self.workload.seed,
+            },
+            "assumptions": list(self.assumptions),
+        }

@@ -1,0 +1,154 @@
+"""A deployment under load: from a model, a cluster, a plan and a workload to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from random import Random
+from typing import Any
+
+from shardwise.errors import InputError, Problems
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Plan, Serving, Workload
+from shardwise.serving._report import InferReport, infer
+from shardwise.serving.load._policy import Policy, policy_of
+from shardwise.serving.load._report import LoadOptions, Router, ServeReport
+from shardwise.serving.load._simulate import Replica, Request
+from shardwise.serving.load._steady import MeanRequest, Replicas
+from shardwise.serving.load._steps import StepTable
+
+
+def _mean_request(workload: Workload) -> MeanRequest:
+    """Return the mean lengths of the requests that will be simulated."""
+    drawn = list(islice(workload.draws(), min(workload.count, 2000)))
+    return MeanRequest(
+        input_tokens=sum(a for a, _, _ in drawn) / len(drawn),
+        output_tokens=sum(b for _, b, _ in drawn) / len(drawn),
+        cached_tokens=sum(min(c, a - 1) for a, _, c in drawn) / len(drawn),
+    )
+
+
+def _requests(workload: Workload, count: int) -> Iterator[Request]:
+    """Yield the requests of an open loop or a burst, by arrival."""
+    times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
+    for at, (tokens, made, cached) in zip(times, workload.draws(), strict=False):
+        yield Request(at, tokens, made, cached)
+
+
+def _shares(requests: Iterator[Request], replicas: int, router: Router, seed: int) -> list[list[Request]]:
+    """Return the requests of each replica."""
+    random = Random(f"router {seed}")
+    found: list[list[Request]] = [[] for _ in range(replicas)]
+    for index, request in enumerate(requests):
+        found[random.randrange(replicas) if router == "random" else index % replicas].append(request)
+    return found
+
+
+def _closed(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Any]:
+    """Return the first requests of a replica's users, and what gives a user's next one."""
+    draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), workload.arrivals.think_seconds
+    issued = min(users, count)
+
+    def made(at: float, user: int) -> Request:
+        tokens, out, cached = next(draws)
+        return Request(at, tokens, out, cached, user)
+
+    def follow(ended: Request) -> Request | None:
+        nonlocal issued
+        if issued >= count:
+            return None
+        issued += 1
+        return made(ended.end + think, ended.user)
+
+    return [made(0.0, user) for user in range(issued)], follow
+
+
+def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Problems:
+    """Return what the deployment cannot take of the workload."""
+    found = workload.problems()
+    prompt, made = workload.longest
+    model = base.case.model
+    if model.max_context and prompt + made > model.max_context:
+        rule = f"and {made} tokens of output are more than the context of {model.name}, {model.max_context}"
+        found.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
+    if base.fits and prompt + made > base.kv_cache_tokens:
+        rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
+        found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
+    for limit in options.limits:
+        found.items.extend(limit.problems().items)
+        if workload.count < limit.needed_requests:
+            rule = f"are too few for a {limit.quantile}: {limit.needed_requests} are needed"
+            found.add("requests", workload.count, rule, f"use {limit.needed_requests} or more")
+    return found
+
+
+def serve(
+    model: Model,
+    cluster: Cluster,
+    plan: Plan,
+    workload: Workload,
+    job: Serving | None = None,
+    options: LoadOptions | None = None,
+) -> ServeReport:
+    """Return what a deployment does under a workload; raises `InputError` with every problem.
+
+    Each replica is simulated iteration by iteration with prices of the ledger; a load above the capacity of the closed
+    form is not simulated, since its queue grows without end. `job` says formats and memory as for `infer`.
+    """
+    options, job = options or LoadOptions(), job or Serving()
+    problems = workload.problems()
+    if problems.items:
+        raise InputError(dict.fromkeys(problems.items))
+    prompt, made = workload.longest
+    asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
+    base = infer(model, cluster, plan, asked, options.serving)
+    engine = base.case.engine
+    policy = policy_of(engine.name, cluster.device, int(engine.block_tokens), prompt + made)
+    policy = replace(
+        policy,
+        step_tokens=job.max_batched_tokens or policy.step_tokens,
+        max_sequences=job.max_sequences or policy.max_sequences,
+    )
+    if not policy.chunked:
+        policy = replace(policy, step_tokens=max(policy.step_tokens, prompt))
+    limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
+    base = infer(model, cluster, plan, limits, options.serving)
+    problems = _problems(base, workload, options)
+    if problems.items:
+        raise InputError(dict.fromkeys(problems.items))
+    return _answer(base, workload, policy, options)
+
+
+def _answer(base: InferReport, workload: Workload, policy: Policy, options: LoadOptions) -> ServeReport:
+    """Return the report of a deployment that can take the workload's requests one by one."""
+    arrivals, replicas, cache = workload.arrivals, base.plan.dp, float(base.kv_cache_tokens)
+    prompt, made = workload.longest
+    most = max(min(policy.max_sequences, int(cache // policy.block_tokens)), 1)
+    table = StepTable(base.case, most, policy.step_tokens, prompt + made)
+    notes = (
+        f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
+        "latencies are the server's: no network, no tokenizer of the client",
+    )
+    policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
+    form = Replicas(table, policy, cache, _mean_request(workload))
+    rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
+    steady = form.at(rate / replicas)
+    report = ServeReport(
+        base=base, workload=workload, policy=policy, steady=steady, traces=(), options=options,
+        assumptions=tuple(dict.fromkeys((*base.assumptions, *notes))),
+    )  # fmt: skip
+    if not base.fits or report.hopeless:
+        return report
+    traces = []
+    if arrivals.kind == "closed":
+        for index in range(replicas):
+            users = arrivals.users // replicas + (index < arrivals.users % replicas)
+            if users:
+                first, follow = _closed(workload, users, workload.count * users // arrivals.users, index)
+                traces.append(Replica(table, policy, cache, follow).run(first))
+    else:
+        for share in _shares(_requests(workload, workload.count), replicas, options.router, workload.seed):
+            traces.append(Replica(table, policy, cache).run(share))
+    return replace(report, traces=tuple(traces))

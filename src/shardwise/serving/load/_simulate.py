@@ -1,0 +1,362 @@
+"""Continuous batching of one replica, iteration by iteration, with macro steps.
+
+Between two changes of the batch (an arrival that may be admitted, a piece of a prompt, the end of a request, a full
+cache) every decode step has the same sequences and each context grows by one token: such a run of steps is priced at
+its middle, since attention over a cache is linear in the context. So the work is a few events a request, not one an
+iteration. Schedulers: vLLM vllm/v1/core/sched/scheduler.py, SGLang python/sglang/srt/managers/scheduler.py,
+TensorRT-LLM _torch/pyexecutor/scheduler.py; what they differ in is a `Policy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from shardwise.serving.load._policy import Policy
+from shardwise.serving.load._steps import StepTable
+
+CAUSES = ("slots", "cache", "step_tokens", "running_step")
+"""Why a request waits before its first piece: sequences, cache or step tokens are full, or a step is under way."""
+_SLOTS, _CACHE, _TOKENS, _STEP = range(4)
+
+
+class Request:
+    """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
+
+    __slots__ = (
+        "arrival", "cached_tokens", "end", "first", "input_tokens", "kept", "last_step", "made", "output_tokens",
+        "past", "preemptions", "running", "scheduled", "seen", "stamp", "target", "user", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, user: int = -1
+    ) -> None:
+        self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
+        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), user
+        self.scheduled = self.first = self.end = -1.0
+        self.target, self.past, self.made, self.last_step = input_tokens, 0, 0, 0
+        self.running, self.preemptions, self.kept, self.stamp = False, 0, 0, 0
+        self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
+        self.seen: tuple[float, ...] = ()
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Seconds from arrival to the first token."""
+        return self.first - self.arrival
+
+    @property
+    def e2e_seconds(self) -> float:
+        """Seconds from arrival to the last token."""
+        return self.end - self.arrival
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds before the first piece of the prompt runs."""
+        return self.scheduled - self.arrival
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Mean seconds of each token after the first; None where there is one token alone."""
+        return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a replica did over a simulation."""
+
+    finished: list[Request] = field(default_factory=list)
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    iterations: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    running_seconds: float = 0.0
+    """Sequences times seconds, of all that run."""
+    most_running: int = 0
+    most_waiting: int = 0
+    cache_token_seconds: float = 0.0
+    most_cache_tokens: float = 0.0
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds between two tokens of a sequence, and of how many tokens."""
+
+
+class Replica:
+    """One engine under load: `run` takes it to the end of its requests.
+
+    `follow` gives the next request of a user of a closed loop when one has ended, None when there is no more.
+    """
+
+    def __init__(
+        self,
+        table: StepTable,
+        policy: Policy,
+        cache_tokens: float,
+        follow: Callable[[Request], Request | None] | None = None,
+    ) -> None:
+        self.table, self.policy, self.capacity, self.follow = table, policy, cache_tokens, follow
+        self.now, self.step = 0.0, 0
+        self.pending: deque[Request] = deque()
+        self.waiting: deque[Request] = deque()
+        self.prompts: list[Request] = []
+        self.ends: list[tuple[int, int, Request]] = []
+        self.order: list[Request] = []
+        self.decoding, self.contexts = 0, 0
+        self.used, self.reserved = 0.0, 0.0
+        self.allocated = self.admitted = 0
+        self.clocks = [0.0] * len(CAUSES)
+        self.cause = _STEP
+        self.barred = False
+        self.half = policy.block_tokens // 2
+        self.trace = Trace()
+
+    def run(self, requests: Iterable[Request]) -> Trace:
+        """Return what happens until every request has ended; requests arrive in order."""
+        self.pending.extend(requests)
+        while self._arrive():
+            if self._overflows():
+                self._preempt()
+                continue
+            pieces = self._schedule()
+            self.barred = False
+            if pieces:
+                self._run_prompts(pieces)
+            else:
+                self._run_decodes()
+        self.trace.seconds = self.now
+        return self.trace
+
+    def _arrive(self) -> bool:
+        """Take in who has arrived, moving the clock where nothing runs; False when all is done."""
+        pending, waiting = self.pending, self.waiting
+        while True:
+            while pending and pending[0].arrival <= self.now + 1e-12:
+                request = pending.popleft()
+                request.seen = tuple(self.clocks)
+                # A step under way counts from the arrival to its end.
+                waiting.append(request)
+            if self.decoding or self.prompts or waiting:
+                self.trace.most_waiting = max(self.trace.most_waiting, len(waiting))
+                return True
+            if not pending:
+                return False
+            self.now = max(self.now, pending[0].arrival)
+
+    def _room(self) -> int:
+        """Return the prompt tokens that a step has room for beside its decoding sequences."""
+        return self.policy.step_tokens - (self.decoding if self.policy.mixed else 0)
+
+    def _overflows(self) -> bool:
+        """Return whether the next step of all that runs finds no place in the cache."""
+        if (not self.decoding and len(self.prompts) < 2) or self.decoding + len(self.prompts) < 2:
+            return False
+        ahead, room = 0, self._room()
+        for request in self.prompts:
+            ahead += min(request.target - request.past, max(room - ahead, 0))
+        return self.used + ahead + self.decoding > self.capacity
+
+    def _preempt(self) -> None:
+        """Send the youngest away; its blocks stay in the prefix cache until others take them."""
+        if self.prompts:
+            request = self.prompts.pop()
+            self.used -= request.past + self.half
+            request.kept = request.past
+        else:
+            while not self.order[-1].running:
+                self.order.pop()
+            request = self.order.pop()
+            request.running = False
+            request.made = request.output_tokens - (request.last_step - self.step)
+            held = request.input_tokens + request.made
+            self.decoding -= 1
+            self.contexts -= held
+            self.used -= held + self.half
+            request.target = request.kept = held
+        self.reserved -= self.policy.reserved_share * (request.output_tokens - request.made)
+        request.preemptions += 1
+        request.past, request.stamp = 0, self.allocated
+        self.trace.preemptions += 1
+        self.waiting.appendleft(request)
+        self.barred = True
+
+    def _hit_tokens(self, request: Request) -> int:
+        """Return the tokens of a prompt that the prefix cache has."""
+        if not self.policy.prefix_cache:
+            return 0
+        block = self.policy.block_tokens
+        if not request.preemptions:
+            return request.cached_tokens // block * block
+        left = request.kept - (self.allocated - request.stamp)
+        return max(0, min(request.target - 1, left)) // block * block
+
+    def _schedule(self) -> list[tuple[Request, int]]:
+        """Return the pieces of prompts of the next step: those that run go on, then others are admitted in order."""
+        if not self.prompts and not self.waiting:
+            return []
+        pieces, room = [], self._room()
+        for request in self.prompts:
+            if room <= 0:
+                break
+            tokens = min(request.target - request.past, room)
+            pieces.append((request, tokens))
+            room -= tokens
+        self.cause = _STEP
+        while self.waiting:
+            tokens = self._admit(self.waiting[0], room, sum(tokens for _, tokens in pieces))
+            if not tokens:
+                break
+            pieces.append((self.prompts[-1], tokens))
+            room -= tokens
+        return pieces
+
+    def _admit(self, request: Request, room: int, planned: int) -> int:
+        """Admit a waiting request and return the tokens of its first piece; 0 with the cause where it has to wait.
+
+        `planned` are the prompt tokens that the step has already, which will need a place in the cache.
+        """
+        policy = self.policy
+        if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
+            self.cause = _CACHE if self.barred else _SLOTS
+            return 0
+        hit = self._hit_tokens(request)
+        need = request.target - hit
+        if room <= 0 or (not policy.chunked and need > room and (planned or need <= policy.step_tokens)):
+            self.cause = _TOKENS
+            return 0
+        tokens = min(need, room) if policy.chunked else need
+        future = policy.reserved_share * (request.output_tokens - request.made)
+        whole = policy.reserved_share or policy.whole_prompts
+        held = (request.target if whole else tokens + hit) + self.half
+        taken = self.used + planned + self.decoding + self.reserved
+        if (self.decoding or self.prompts) and taken + held + future > self.capacity:
+            self.cause = _CACHE
+            return 0
+        self.waiting.popleft()
+        self.prompts.append(request)
+        if request.scheduled < 0:
+            request.scheduled = self.now
+            waits = [now - then for now, then in zip(self.clocks, request.seen, strict=True)]
+            # Clocks advance by whole steps; what a request did not see of the step that ran when it came goes off.
+            waits[_STEP] += request.queue_seconds - sum(waits)
+            request.waits = tuple(waits)
+            self.trace.hit_tokens += hit
+        else:
+            self.trace.recomputed_tokens += need
+        request.past = hit
+        self.used += hit + self.half
+        self.allocated += hit
+        self.reserved += future
+        return tokens
+
+    def _pass_time(self, seconds: float) -> None:
+        """Move the clock over steps in which the same sequences run."""
+        trace, running = self.trace, self.decoding + len(self.prompts)
+        self.now += seconds
+        trace.busy_seconds += seconds
+        trace.running_seconds += seconds * running
+        trace.cache_token_seconds += seconds * self.used
+        trace.most_running = max(trace.most_running, running)
+        if self.waiting:
+            self.clocks[self.cause] += seconds
+
+    def _run_prompts(self, pieces: Sequence[tuple[Request, int]]) -> None:
+        """Run one step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
+        beside = self.decoding if self.policy.mixed else 0
+        context = self.contexts / beside if beside else 0.0
+        seconds = self.table.mixed(beside, context, [(tokens, request.past) for request, tokens in pieces])
+        if self.decoding:
+            self.trace.gaps.append((seconds, beside))
+        self._pass_time(seconds)
+        self.trace.iterations += 1
+        if beside:
+            self._decoded(1)
+        for request, tokens in pieces:
+            request.past += tokens
+            self.used += tokens
+            self.allocated += tokens
+            self.trace.prompt_tokens += tokens
+            if request.past >= request.target:
+                self.prompts.remove(request)
+                self._first_token(request)
+        self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
+
+    def _first_token(self, request: Request) -> None:
+        """Hand out the token that the end of a prompt gives, and let the request decode from there."""
+        request.made += 1
+        if request.first < 0:
+            request.first = self.now
+        self.reserved -= self.policy.reserved_share
+        if request.made >= request.output_tokens:
+            self.used -= request.past + self.half
+            self._end(request)
+            return
+        self.decoding += 1
+        self.contexts += request.input_tokens + request.made
+        self.used += 1
+        request.running = True
+        request.last_step = self.step + request.output_tokens - request.made
+        self.admitted += 1
+        heappush(self.ends, (request.last_step, self.admitted, request))
+        self.order.append(request)
+
+    def _run_decodes(self) -> None:
+        """Run decode steps until a sequence ends, the cache is full, or somebody who may be admitted arrives."""
+        ends, table, count = self.ends, self.table, self.decoding
+        while not ends[0][2].running or ends[0][2].last_step != ends[0][0]:
+            heappop(ends)
+        steps = ends[0][0] - self.step
+        free = self.capacity - self.used
+        if steps * count > free:
+            steps = max(int(free // count), 1)
+        context = self.contexts / count
+        seconds = table.decode(count, context)
+        if self.pending and count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
+            until = self.pending[0].arrival - self.now
+            steps = min(steps, max(1, math.ceil(until / seconds)))
+        if steps > 1:
+            seconds = table.decode(count, context + (steps - 1) / 2)
+        self.trace.gaps.append((seconds, count * steps))
+        self._pass_time(seconds * steps)
+        self.trace.iterations += steps
+        self._decoded(steps)
+        self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
+
+    def _decoded(self, steps: int) -> None:
+        """Book so many tokens of every decoding sequence, and let go those that have all of theirs."""
+        tokens = self.decoding * steps
+        self.step += steps
+        self.contexts += tokens
+        self.used += tokens
+        self.allocated += tokens
+        self.reserved -= self.policy.reserved_share * tokens
+        ends = self.ends
+        while ends and ends[0][0] <= self.step:
+            last, _, request = heappop(ends)
+            if not request.running or request.last_step != last:
+                continue
+            request.running = False
+            held = request.input_tokens + request.output_tokens
+            self.decoding -= 1
+            self.contexts -= held
+            self.used -= held + self.half
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.end = self.now
+        self.trace.finished.append(request)
+        if self.follow is not None:
+            after = self.follow(request)
+            if after is not None:
+                self._expect(after)
+
+    def _expect(self, request: Request) -> None:
+        """Add a request that will arrive, in the order of arrivals."""
+        if not self.pending or self.pending[-1].arrival <= request.arrival:
+            self.pending.append(request)
+            return
+        at = next(i for i, other in enumerate(self.pending) if other.arrival > request.arrival)
+        self.pending.insert(at, request)

@@ -1,0 +1,151 @@
+"""The price of any iteration of an engine, looked up: tables made once from columns of `step_cost`.
+
+A step holds n decoding sequences of a mean context, and pieces of prompts of c new tokens after p cached ones:
+
+    seconds = linear(n + sum c) + decode attention(n, context) + sum prefill attention(c, p) + sampling + host
+
+Attention and the writes to the cache come from two meshes, the rest from two columns of whole steps, so no second model
+of time appears. Interpolated steps are within 1 % of `step_cost` (tests/serving/test_load.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from shardwise.serving._case import ServingCase
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._ledger import EngineStep
+from shardwise.serving._sizes import sizes_of
+from shardwise.serving._step import step_cost
+
+Phase = Literal["prefill", "decode"]
+# Operators whose seconds depend on what is cached, not on the tokens of the step alone.
+_CACHED = ("attention", "cache_write")
+_SAMPLING = "sampling"
+
+
+def grid(most: float, each: int, first: int) -> list[int]:
+    """Return whole numbers from 1 to `most`: all up to `first`, then so many to a doubling.
+
+    >>> grid(100, 2, 4)
+    [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 100]
+    """
+    found, at = list(range(1, min(first, int(most)) + 1)), float(first)
+    while at < most:
+        at *= 2 ** (1 / each)
+        found.append(min(round(at), int(most)))
+    return sorted(set(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Columns of steps: seconds of all, of what reads or writes the cache, of sampling."""
+
+    seconds: Any
+    cached: Any
+    sampling: Any
+
+
+def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, context: Any) -> _Prices:
+    import numpy
+
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context)
+    costs = replace(engine_cost_model(case, sizes), decoding=phase == "decode")
+    cost = step_cost(case, sizes, step, costs)
+    count = len(context)
+    cached = sum((cost.operators[name] for name in _CACHED if name in cost.operators), 0.0)
+    parts = (cost.seconds, cached, cost.operators.get(_SAMPLING, 0.0))
+    return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
+
+
+class StepTable:
+    """Seconds of an engine's iterations for up to so many sequences, step tokens and context."""
+
+    def __init__(self, case: ServingCase, max_sequences: int, step_tokens: int, context: int) -> None:
+        import numpy
+
+        self.max_sequences, self.step_tokens = max_sequences, step_tokens
+        host = case.engine.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
+        self._host = host
+        counts = numpy.array(grid(max_sequences, 12, 64), float)
+        contexts = [n for n in grid(max(context, 128), 2, 1) if n >= 64]
+        mesh = numpy.meshgrid(counts, numpy.array(contexts, float), indexing="ij")
+        one = numpy.ones(mesh[0].size)
+        found = _prices(case, "decode", mesh[0].ravel(), one, mesh[1].ravel())
+        shape = mesh[0].shape
+        whole, cached = found.seconds.reshape(shape), found.cached.reshape(shape)
+        every = numpy.arange(max_sequences + 1)
+        asked = numpy.clip(every, 1, None)
+        self._rest: list[float] = numpy.interp(asked, counts, (whole - cached).mean(axis=1)).tolist()
+        self._sampling: list[float] = numpy.interp(asked, counts, found.sampling.reshape(shape)[:, 0]).tolist()
+        columns = [numpy.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
+        self._attention: list[list[float]] = numpy.array(columns).T.tolist()
+        self._contexts = contexts
+        self._prompts(case, step_tokens, context)
+        self._memo: dict[tuple[int, int], float] = {}
+
+    def _prompts(self, case: ServingCase, step_tokens: int, context: int) -> None:
+        """Tabulate prompts: all but attention by the tokens of a step, attention by new and past tokens of a piece."""
+        import numpy
+
+        tokens = numpy.array(grid(step_tokens, 12, 16), float)
+        one = numpy.ones(len(tokens))
+        found = _prices(case, "prefill", one, tokens, 0 * one)
+        every = numpy.arange(step_tokens + self.max_sequences + 1)
+        linear = found.seconds - found.cached - found.sampling
+        seconds = numpy.interp(numpy.clip(every, 1, step_tokens), tokens, linear)
+        half = max(step_tokens // 2, 1)
+        slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
+        beyond = numpy.maximum(every - step_tokens, 0)
+        self._linear: list[float] = (seconds + slope * beyond).tolist()
+        new = grid(step_tokens, 4, 1)
+        past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
+        mesh = numpy.meshgrid(numpy.array(new, float), numpy.array(past, float), indexing="ij")
+        flat = _prices(case, "prefill", numpy.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel())
+        self._new, self._past = new, past
+        self._prefill: list[list[float]] = flat.cached.reshape(mesh[0].shape).tolist()
+        self._start = float(flat.cached.min())
+
+    def _decode_attention(self, count: int, context: float) -> float:
+        at, row = self._contexts, self._attention[count]
+        i = min(max(bisect_right(at, context) - 1, 0), len(at) - 2)
+        share = (context - at[i]) / (at[i + 1] - at[i])
+        return row[i] + share * (row[i + 1] - row[i])
+
+    def decode(self, count: int, context: float) -> float:
+        """Return seconds of a step of `count` decoding sequences at a mean context."""
+        return self._rest[count] + self._decode_attention(count, context)
+
+    def _prefill_attention(self, new: int, past: int) -> float:
+        key = (new, past >> 6)
+        known = self._memo.get(key)
+        if known is not None:
+            return known
+        a, b, rows = self._new, self._past, self._prefill
+        i = min(max(bisect_right(a, new) - 1, 0), max(len(a) - 2, 0))
+        j = min(max(bisect_right(b, past) - 1, 0), len(b) - 2)
+        share = (new - a[i]) / (a[i + 1] - a[i]) if len(a) > 1 else 0.0
+        over = (past - b[j]) / (b[j + 1] - b[j])
+        low = rows[i][j] + over * (rows[i][j + 1] - rows[i][j])
+        after = rows[min(i + 1, len(rows) - 1)]
+        high = after[j] + over * (after[j + 1] - after[j])
+        self._memo[key] = found = low + share * (high - low)
+        return found
+
+    def mixed(self, count: int, context: float, pieces: Sequence[tuple[int, int]]) -> float:
+        """Return seconds of a step of `count` decoding sequences beside pieces of prompts, each of (new, past) tokens.
+
+        Launches that pieces share count once.
+        """
+        tokens, attention = count, self._start
+        for new, past in pieces:
+            tokens += new
+            attention += self._prefill_attention(new, past) - self._start
+        sequences = count + len(pieces)
+        sampled = self._sampling[min(sequences, self.max_sequences)]
+        seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
+        return seconds + self._decode_attention(count, context) if count else seconds

@@ -1,0 +1,276 @@
+"""Serving under load: prices of steps, laws of queues, one request against `infer`, the closed form, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.command_line import run
+from shardwise.errors import InputError
+from shardwise.formats.traces import read_trace
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.serving import ServingOptions, infer
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._ledger import EngineStep
+from shardwise.serving._sizes import sizes_of
+from shardwise.serving._step import step_cost
+from shardwise.serving.load import LoadOptions, ServeReport, StepTable, serve
+
+CASES = {
+    "dense": ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), "vllm"),
+    "moe": ("mixtral-8x7b", "4xa100-sxm-80gb", Plan(tp=4), "sglang"),
+    "mla": ("deepseek-v2-lite", "1xh200-sxm-141gb", Plan(), "tensorrt-llm"),
+}
+
+
+def workload(rate: float = 0.0, count: int = 400, **more: Any) -> Workload:
+    """Return requests of 1,000 tokens in and 100 out, Poisson at a rate unless said otherwise."""
+    fields = {"input_tokens": Length(mean=1000), "output_tokens": Length(mean=100), "arrivals": Arrivals(rate=rate)}
+    return Workload(**{**fields, "count": count, **more})
+
+
+@cache
+def answer(name: str, asked: Workload, replicas: int = 1, job: Serving = Serving()) -> ServeReport:  # noqa: B008
+    """Return the report of a case under a workload."""
+    model, cluster, plan, engine = CASES[name]
+    count, _, device = cluster.partition("x")
+    machine = Cluster.parse(f"{int(count) * replicas}x{device}")
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    return serve(load_model(model), machine, replace(plan, dp=replicas), asked, job, options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_table_of_steps_is_the_price_of_steps(name: str) -> None:
+    """Any decode step and any whole prompt that is looked up costs what the ledger says, within 1.5 %."""
+    case = answer(name, workload(1.0, 20)).base.case
+    table, random = StepTable(case, 256, 8192, 16384), Random(1)
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    costs = engine_cost_model(case, sizes)
+    for _ in range(12):
+        count, context = random.randint(1, 256), random.randint(64, 16000)
+        step = EngineStep(phase="decode", sequences=count, tokens=1, context=context)
+        wanted = float(step_cost(case, sizes, step, replace(costs, decoding=True)).seconds)
+        assert table.decode(count, context) == pytest.approx(wanted, rel=0.015)
+        tokens = random.randint(16, 8192)
+        prompt = EngineStep(phase="prefill", sequences=1, tokens=tokens, context=0)
+        wanted = float(step_cost(case, sizes, prompt, costs).seconds)
+        assert table.mixed(0, 0.0, [(tokens, 0)]) == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_request_is_a_static_batch_of_one(name: str) -> None:
+    """A single request on an empty server takes what `infer` says of a batch of one."""
+    model, cluster, plan, engine = CASES[name]
+    job = Serving(batch=1, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1)
+    alone = infer(load_model(model), Cluster.parse(cluster), plan, job, ServingOptions(engine=engine))
+    one = answer(name, workload(count=1, arrivals=Arrivals(kind="burst"))).requests[0]
+    assert one.ttft_seconds == pytest.approx(alone.ttft_seconds, rel=0.02)
+    assert one.e2e_seconds == pytest.approx(alone.request_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_work_and_time_are_conserved(name: str, share: float) -> None:
+    """Every request ends with all its tokens; time in the system is the integral of who runs (Little's law)."""
+    most = answer(name, workload(1e-3, 20)).steady.capacity
+    found = answer(name, workload(share * most))
+    trace = found.traces[0]
+    assert len(found.requests) == 400
+    assert trace.prompt_tokens + trace.hit_tokens - trace.recomputed_tokens == 400 * 1000
+    resident = sum(r.end - r.scheduled for r in found.requests)
+    assert trace.preemptions or trace.running_seconds == pytest.approx(resident, rel=1e-9)
+    assert trace.busy_seconds <= trace.seconds * (1 + 1e-12)
+    for request in found.requests:
+        assert 0 <= request.queue_seconds <= request.ttft_seconds <= request.e2e_seconds
+        assert sum(request.waits) == pytest.approx(request.queue_seconds, abs=1e-9)
+
+
+def test_seeds_reproduce() -> None:
+    """The same seed gives the same seconds to the last bit, another seed others."""
+    first, again, other = (answer("dense", workload(10.0, seed=seed)) for seed in (1, 1, 2))
+    model, cluster, plan, _ = CASES["dense"]
+    anew = serve(load_model(model), Cluster.parse(cluster), plan, workload(10.0, seed=1))
+    assert first.latencies == again.latencies == anew.latencies
+    assert first.latencies != other.latencies
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(share=st.floats(0.2, 0.9), seed=st.integers(0, 99), cv=st.sampled_from((0.0, 0.8)))
+def test_more_replicas_never_raise_a_percentile(share: float, seed: int, cv: float) -> None:
+    """The same load on twice the replicas has no higher mean or percentile of TTFT, TPOT or end to end."""
+    most = answer("dense", workload(1e-3, 20)).steady.capacity
+    length = Length(kind="lognormal" if cv else "fixed", mean=100, cv=cv)
+    one, two = (answer("dense", workload(share * most, seed=seed, output_tokens=length), n) for n in (1, 2))
+    if not one.stable:
+        return
+    for metric in ("ttft", "tpot", "e2e"):
+        for name, seconds in two.latencies[metric].items():
+            assert seconds <= one.latencies[metric][name] * 1.02, (metric, name)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("share", "off"), [(0.2, 0.06), (0.5, 0.08), (0.7, 0.15)])
+def test_the_closed_form_is_near_the_simulation(name: str, share: float, off: float) -> None:
+    """Means of tokens and requests in closed form, from a fifth to seven tenths of the capacity."""
+    most = answer(name, workload(1e-3, 20)).steady.capacity
+    found = answer(name, workload(share * most, 2000))
+    assert found.steady.tpot_seconds == pytest.approx(found.latencies["tpot"]["mean"], rel=off)
+    assert found.steady.e2e_seconds == pytest.approx(found.latencies["e2e"]["mean"], rel=off)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_load_that_is_not_carried_has_no_percentiles(name: str) -> None:
+    """Above the capacity the answer says by how much the queue grows, and gives no latency."""
+    most = answer(name, workload(1e-3, 20)).steady.capacity
+    found = answer(name, workload(1.5 * most))
+    assert not found.stable
+    assert not found.meets
+    assert found.latencies == {}
+    assert found.growth_per_second == pytest.approx(0.5 * most, rel=1e-6)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_full_cache_preempts_and_every_request_still_ends() -> None:
+    """A burst of long answers fills the cache: requests are preempted, and all end with what they asked."""
+    asked = workload(count=300, arrivals=Arrivals(kind="burst"), output_tokens=Length(mean=4000))
+    found = answer("dense", asked)
+    assert found.traces[0].preemptions > 0
+    assert found.traces[0].most_cache_tokens <= found.base.kv_cache_tokens * 1.001
+    assert len(found.requests) == 300
+
+
+def test_a_closed_loop_never_has_more_than_its_users() -> None:
+    """Users wait for their answers: as many run as there are users at most, and all requests are asked."""
+    found = answer("dense", workload(count=500, arrivals=Arrivals(kind="closed", users=16)))
+    assert found.traces[0].most_running <= 16
+    assert len(found.requests) == 500
+    slower = answer("dense", workload(count=500, arrivals=Arrivals(kind="closed", users=16, think_seconds=2.0)))
+    assert slower.requests_per_second < found.requests_per_second
+
+
+def test_a_shared_prefix_shortens_first_tokens() -> None:
+    """A system prompt that all share is computed once: the share of it is the hit rate."""
+    plain, shared = (answer("dense", workload(5.0, prefix_tokens=n)) for n in (0, 512))
+    assert shared.to_dict()["prefix_hit_share"] == pytest.approx(0.512)
+    assert shared.latencies["ttft"]["mean"] < plain.latencies["ttft"]["mean"]
+
+
+BAD = {
+    "rate": workload(0.0),
+    "users": workload(arrivals=Arrivals(kind="closed", users=0)),
+    "prefix_tokens": workload(1.0, prefix_tokens=1000),
+    "input_tokens": workload(1.0, input_tokens=Length(mean=200_000)),
+    "requests": workload(1.0, count=0),
+    "cached_share": workload(1.0, cached_share=1.5),
+    "trace": workload(arrivals=Arrivals(kind="trace", times=(1.0, 0.5))),
+    "cv": workload(arrivals=Arrivals(kind="gamma", rate=1.0, cv=0.0)),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_bad_workloads_are_refused(field: str) -> None:
+    """Each wrong workload names its field."""
+    with pytest.raises(InputError) as error:
+        answer("dense", BAD[field])
+    assert field in [problem.field for problem in error.value.problems]
+
+
+def test_too_few_requests_for_a_percentile_are_refused() -> None:
+    """A p99 of a hundred requests would be one of them."""
+    limit = Limit(metric="ttft", quantile="p99", seconds=1.0)
+    model, cluster, plan, _ = CASES["dense"]
+    with pytest.raises(InputError, match="1000 are needed"):
+        serve(load_model(model), Cluster.parse(cluster), plan, workload(1.0, 100), None, LoadOptions(limits=(limit,)))
+
+
+TRACES = {
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    "2023-11-16 18:15:50.9951690,396,109\n",
+    "burstgpt.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,374,44,418,x\n"
+    "9.314579,ChatGPT,396,109,505,x\n9.5,ChatGPT,10,0,10,x\n",
+    "own.csv": "arrival_seconds,input_tokens,output_tokens\n0,374,44\n4.314579,396,109\n",
+    "mooncake.jsonl": '{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0]}\n'
+    '{"timestamp": 4314.579, "input_length": 396, "output_length": 109, "hash_ids": [0, 1]}\n',
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_traces_are_read(name: str, tmp_path: Path) -> None:
+    """Files of every system give the same two requests, from time 0."""
+    (tmp_path / name).write_text(TRACES[name], encoding="utf-8")
+    found = read_trace(str(tmp_path / name))
+    assert found.pairs == ((374, 44), (396, 109))
+    assert found.arrivals.times == pytest.approx((0.0, 4.314579))
+    assert read_trace(str(tmp_path / name), speed=2.0).arrivals.times[1] == pytest.approx(4.314579 / 2)
+
+
+def wrong() -> Iterator[tuple[str, str]]:
+    """Yield texts that are no trace, and what is said of them."""
+    yield "a,b\n1,2\n", "no known trace"
+    yield "arrival_seconds,input_tokens,output_tokens\n", "holds no request"
+    yield "arrival_seconds,input_tokens,output_tokens\n1,2,3\n0,2,3\n", "row 2"
+    yield "arrival_seconds,input_tokens,output_tokens\nnan,2,3\n", "no request has"
+    yield "arrival_seconds,input_tokens,output_tokens\nx,2,3\n", "no number"
+    yield '{"timestamp": 1}\n', "no number"
+
+
+@pytest.mark.parametrize(("text", "said"), list(wrong()))
+def test_wrong_traces_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    """What is wrong with a trace is said with the row."""
+    path = tmp_path / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        read_trace(str(path))
+
+
+COMMAND = ("serve", "llama-3.1-8b", "--on", "1xh100-sxm-80gb", "--input-tokens", "1000", "--output-tokens", "100")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--rate", "10/s", "--p99-ttft", "1s"), 0, "MEETS"),
+        (("--rate", "600/min", "--mean-tpot", "1ms"), 1, "MISSES"),
+        (("--rate", "500/s"), 1, "UNSTABLE"),
+        (("--users", "32", "--requests", "500"), 0, "SERVES"),
+        (("--arrivals", "burst", "--requests", "200"), 0, "SERVES"),
+    ],
+)
+def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> None:
+    """Limits that are kept, broken, a load that is not carried: each has its verdict and exit status."""
+    done = run(*COMMAND, *words)
+    assert done.status == status, done.err
+    assert done.out.startswith(said)
+    tree = run(*COMMAND, *words, "--json").tree
+    assert tree["meets"] == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ((), "rate"),
+        (("--rate", "0"), "rate"),
+        (("--rate", "nan"), "rate"),
+        (("--rate", "5/day"), "rate"),
+        (("--rate", "5", "--users", "3"), "rate"),
+        (("--rate", "5", "--arrivals", "gamma:x"), "arrivals"),
+        (("--rate", "5", "--p99-ttft", "1s", "--requests", "50"), "requests"),
+        (("--trace", "nowhere.csv"), "trace"),
+    ],
+)
+def test_bad_commands_are_refused(words: tuple[str, ...], field: str) -> None:
+    """Exit status 2, and the field that is wrong."""
+    done = run(*COMMAND, *words, "--json")
+    assert done.status == 2
+    assert field in done.fields
