@@ -74,6 +74,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+_PLAIN_TYPES = frozenset((int, float))
 _COLUMN: dict[str, Callable[..., Any]] = {}
 
 
@@ -108,6 +109,11 @@ def evaluate(name: str, *args: Any) -> Any:
     >>> evaluate("max", 2, 3)
     3
     """
+    for value in args:
+        if type(value) not in _PLAIN_TYPES:
+            break
+    else:
+        return _PLAIN[name](*args)
     for value in args:
         record = getattr(value, "record", None)
         if record is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
@@ -112,7 +113,7 @@ class Block:
         return all(mixer.looks_back for mixer in self.mixers) and all(block.looks_back for block in self.also)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A language model. Build one with `Model.load`; every width is stored, none is derived later.
 
@@ -173,7 +174,7 @@ class Model:
 
         return model_from_sizes(fields)
 
-    @property
+    @cached_property
     def kinds(self) -> Counter[Block]:
         """How many layers there are of each distinct block, in order of first appearance."""
         return Counter(self.layers)

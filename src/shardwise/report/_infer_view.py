@@ -52,8 +52,11 @@ def infer_tree(report: InferReport) -> dict[str, Any]:
 def infer_changes(report: InferReport) -> tuple[Change, ...]:
     """Return changes of one flag that may need less memory, those that fit first, the fastest first.
 
-    A replica over more devices leaves fewer replicas, so `tp` and `pp` grow by what divides them.
+    None are sought for a plan that fits. A replica over more devices leaves fewer replicas, so `tp` and `pp` grow by
+    what divides them.
     """
+    if report.fits:
+        return ()
     plan, job = report.plan, report.job
     options: list[tuple[str, object, dict[str, Any], dict[str, Any]]] = [
         (axis, wider, {axis: wider, "dp": plan.dp // times, "etp": 1}, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.plans import Stack, find_stack
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """One inference engine: what it adds to the kernels of the ledger, in the fields of engines.toml.
 
@@ -127,12 +127,12 @@ class Engine:
         """Return the family whose kernels over a cache the engine runs on devices of a family."""
         return dict(self.older_kernels).get(family, family)
 
-    @property
+    @cached_property
     def stack(self) -> Stack:
         """The ledger's view of the engine: fused norms, attention and activations, no dropout."""
         return replace(find_stack(self.runs), name=self.name, title=self.title)
 
-    @property
+    @cached_property
     def prompt_stack(self) -> Stack:
         """The same while prompts run."""
         return replace(self.stack, attention=self.prompt_attention)

@@ -44,12 +44,16 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
     hidden: dict[str, X] = {}
     for op in ops:
         compute = op_seconds(costs, op)
-        said = messages(costs, op.forward, compute)
-        waits = total((named(waiting, f"{axis} messages of {op.name}") for axis, waiting in said.exposed.items()), zero)
-        seconds = seconds + compute + waits if said.exposed else seconds + compute
         add(operators, {op.name: compute})
-        add(exposed, said.exposed)
-        add(hidden, said.hidden)
+        seconds = seconds + compute
+        if not op.forward:
+            continue
+        sent = messages(costs, op.forward, compute)
+        seconds = seconds + total(
+            (named(waiting, f"{axis} messages of {op.name}") for axis, waiting in sent.exposed.items()), zero
+        )
+        add(exposed, sent.exposed)
+        add(hidden, sent.hidden)
     return LayerCost(
         seconds=named(seconds, label),
         operators=operators,
