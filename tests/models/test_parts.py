@@ -165,3 +165,18 @@ def test_the_head_of_an_encoder_is_that_of_its_class(model_type: str, architectu
     layer = 4 * 768 * 769 + 3072 * 769 + 768 * 3073 + 4 * 768
     table = (100 + 16 + (0 if model_type == "distilbert" else 2) + 2) * 768
     assert count_parameters(model_from_config(config)) == layer + table + head
+
+
+def test_an_unknown_type_with_other_parts_is_not_read_as_llama() -> None:
+    """Its layers may attend to those parts: it is refused, with the keys of Llama and its language model alone too."""
+    config = {**QWEN, "model_type": "new", "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    assert model_from_config(config).family == "llama"
+    with pytest.raises(InputError, match="has parts beside it"):
+        model_from_config({"model_type": "new_vl", "text_config": config, "vision_config": VISION}, part="text")
+
+
+def test_a_folder_of_a_diffusion_pipeline_is_refused(tmp_path: Path) -> None:
+    """Its index names a text encoder, a denoiser and a decoder, none of which is the model."""
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(InputError, match="diffusion pipeline"):
+        load_model(tmp_path)

@@ -61,7 +61,7 @@ def model_from_config(
 def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -> Model:
     """Return the language model of a file."""
     more = file.notes
-    stated, model_type = _model_type(file.keys, more)
+    stated, model_type = _model_type(file, more)
     keys, canonical, replaced = _place(dict(file.keys), overrides)
     described = model_type in DESCRIBED and "gated_mlp" in keys and "norm_type" in keys
     defaults = {} if described else _defaults(stated, model_type, bool(file.section))
@@ -75,8 +75,9 @@ def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -
     return replace(model, quantization=quantization, assumptions=c.finish())
 
 
-def _model_type(keys: Mapping[str, Any], notes: list[str]) -> tuple[str, str]:
+def _model_type(file: Unwrapped, notes: list[str]) -> tuple[str, str]:
     """The type of the language model as its file has it, and the family that it is read as."""
+    keys = file.keys
     word = keys.get("model_type")
     if "_class_name" in keys:
         rule = "is a part of a diffusion model, which is not understood"
@@ -87,14 +88,17 @@ def _model_type(keys: Mapping[str, Any], notes: list[str]) -> tuple[str, str]:
     text = TEXT_OF.get(word, word)
     known = SAME_AS.get(text, text)
     if known not in FAMILIES:
-        return text, _nearest(word, keys, notes)
+        return text, _nearest(word, keys, notes, alone=not file.others)
     if known != word:
         notes.append(f"model_type {word} is read as {known}")
     return text, known
 
 
-def _nearest(word: str, keys: Mapping[str, Any], notes: list[str]) -> str:
-    """The family of an unknown type: the one its `architectures` name, or Llama if it says all that Llama says."""
+def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) -> str:
+    """The family of an unknown type: the one its `architectures` name, or Llama if it says all that Llama says.
+
+    A language model that has other parts beside it is not taken for Llama: its layers may attend to them.
+    """
     by_class = {name.replace("_", "").replace("-", ""): name for name in FAMILIES}
     named = keys.get("architectures")
     for architecture in named if isinstance(named, list) else ():
@@ -104,16 +108,18 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str]) -> str:
             return family
     missing = [key for key in _LLAMA if keys.get(key) is None]
     strange = [key for key in keys if any(part in key for part in _NOT_LLAMA) and keys[key] not in (None, 0, False)]
-    if not missing and not strange:
+    if alone and not missing and not strange:
         notes.append(f"model_type {word} is unknown, read as llama because it has its keys: no biases or norms beyond")
         return "llama"
-    raise InputError([Problem("model_type", word, _why_not(missing, strange), _near(word))])
+    raise InputError([Problem("model_type", word, _why_not(missing, strange, alone), _near(word))])
 
 
-def _why_not(missing: list[str], strange: list[str]) -> str:
+def _why_not(missing: list[str], strange: list[str], alone: bool) -> str:
     lacks = f"lacks {', '.join(missing)}" if missing else ""
     has = f"has {', '.join(strange)}" if strange else ""
-    return f"is not a supported family, and cannot be read as llama: it {' and '.join(filter(None, (lacks, has)))}"
+    beside = "" if alone else "has parts beside it"
+    reasons = " and ".join(filter(None, (lacks, has, beside)))
+    return f"is not a supported family, and cannot be read as llama: it {reasons}"
 
 
 def _near(word: str) -> str:

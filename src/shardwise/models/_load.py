@@ -136,6 +136,8 @@ def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Model:
 def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Model:
     folder = os.path.isdir(path)
     file = os.path.join(path, "config.json") if folder else path
+    if folder and os.path.isfile(os.path.join(path, "model_index.json")):
+        raise _fail(path, "holds a diffusion pipeline (model_index.json), which is not understood")
     if not os.path.isfile(file):
         raise _fail(path, "holds no config.json" if folder else "is not a file")
     name = os.path.basename(file)
