@@ -205,3 +205,24 @@ def test_each_file_that_names_another_keeps_below_itself(tmp_path: Path) -> None
     ):
         assert "--follow" in run(*words).err
         assert "--follow" not in run(*words, "--follow").err
+
+
+MANY = {
+    "flags": ["train", "gpt2", "--on", "8xh100", *(f"--x{n}" for n in range(50_000))],
+    "words": ["train", "gpt2", "--on", "8xh100", *["w"] * 50_000],
+    "items": ["train", "gpt2", "--on", "8xh100", "--document-lengths", ",".join(["8"] * 300_000)],
+    "arguments": ["train", "--on", "8xh100", "--", "--num-layers", "2", *(f"--xy{n}q" for n in range(50_000))],
+    "columns": ["validate", "FILE"],
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_of_anything_are_refused_within_seconds(tmp_path: Path, name: str) -> None:
+    """Fifty thousand flags, words, arguments or columns cost no comparison each, and few are named."""
+    path = tmp_path / "m.csv"
+    path.write_text(",".join(f"c{n}" for n in range(200_000)) + "\n1\n", encoding="utf-8")
+    begin = time.process_time()
+    done = run(*(word.replace("FILE", str(path)) for word in MANY[name]))
+    assert done.status == 2
+    assert len(done.err) < 20_000
+    assert time.process_time() - begin < 3

@@ -13,6 +13,7 @@ from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flo
 
 # Beyond these no model, cluster or job is meant, and products of them stay finite.
 MOST_WHOLE = 10**9
+MOST_ITEMS = 10_000
 MOST = 1e24
 LEAST = 1e-12
 _DIGITS = re.compile(r"[+-]?\d[\d_]*", re.ASCII)
@@ -155,11 +156,14 @@ def _read_text(value: object, field: str) -> str:
 
 
 def _items(value: object, field: str) -> list[Any]:
+    found: list[Any] | None = list(value) if isinstance(value, (list, tuple)) else None
     if isinstance(value, str):
-        return [piece.strip() for piece in value.split(",")]
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    raise fail(field, value, "must be a list", "write values with commas between them")
+        found = [piece.strip() for piece in value.split(",", MOST_ITEMS)]
+    if found is None:
+        raise fail(field, value, "must be a list", "write values with commas between them")
+    if len(found) > MOST_ITEMS:
+        raise fail(field, value, f"has more than {MOST_ITEMS:,} values", "write fewer")
+    return found
 
 
 def _read_words(value: object, field: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -36,7 +37,7 @@ class Kind:
     measured: Callable[[Record], float]
 
 
-MOST_ROWS = 100_000
+MOST_ROWS, MOST_COLUMNS = 100_000, 1000
 # Where a row keeps the cells beyond the last column of the header.
 BEYOND = "beyond the header"
 
@@ -86,7 +87,10 @@ def _check_header(names: list[str], path: str) -> None:
     separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), "")
     if separator:
         raise InputError([Problem("file", path, f"separates its cells by {separator!r}", "separate them by commas")])
-    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if len(names) > MOST_COLUMNS:
+        rule = f"has {len(names):,} columns, at most {MOST_COLUMNS:,} are read"
+        raise InputError([Problem("file", path, rule, "leave out what is not read")])
+    twice = sorted(name for name, times in Counter(names).items() if name and times > 1)
     if twice:
         rule = f"has the column {twice[0]} twice"
         raise InputError([Problem("file", path, rule, "keep the one that is meant")])

@@ -19,6 +19,7 @@ from shardwise.errors import Problems, plain
 from shardwise.formats._imported import Reading
 
 _SIZES = re.compile(r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|experts|bias|norm")
+MOST_STRANGE = 500
 UNSET = "$"
 """Marks a word that a variable outside the script would have given: "${NAME}"."""
 
@@ -115,6 +116,7 @@ def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> G
     given = Given(skipped=skipped)
     rest = deque(words)
     stray: list[str] = []
+    strange: dict[str, None] = {}
     while rest:
         word = rest.popleft()
         option, equals, value = word.partition("=")
@@ -122,6 +124,11 @@ def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> G
         if not word.startswith("--"):
             stray.append(word)
         elif argument is None:
+            strange.setdefault(option)
+            if len(strange) > MOST_STRANGE:
+                rule = f"is one of more than {MOST_STRANGE} arguments that Megatron-LM does not have"
+                given.problems.add(option, None, rule, "give a script that starts Megatron-LM")
+                break
             _unknown(given, option, [value] if equals else _values_of(rest, len(rest)))
         elif argument.values in ("on", "off"):
             given.put(argument, argument.values == "on")
