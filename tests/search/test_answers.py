@@ -202,3 +202,44 @@ def test_scaling_beyond_the_cluster_is_refused() -> None:
     with pytest.raises(InputError) as error:
         strong_scaling(MODELS["dense"], ON, JOB, (16, 32), SPACE)
     assert [p.field for p in error.value.problems] == ["scaling"]
+
+
+def test_plans_fit_with_the_wanted_chance() -> None:
+    """Every plan that is proposed has the chance to fit that was asked; a higher one never allows more plans."""
+    counts = []
+    for risk in (0.1, 0.5, 0.9, 0.99):
+        found = _found(options=SearchOptions(risk=risk))
+        assert all(report.chance_to_fit >= risk * (1 - 1e-9) for report in (*found.best, *found.front))
+        counts.append(found.counts.fitting)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_rows_are_choices_and_say_how_far_they_range() -> None:
+    """Each row has degrees of its own; what else has them lies between it and the last row, the shortest first."""
+    found = _found()
+    degrees = [(p.tp, p.tp2, p.cp, p.pp, p.dp, p.ep, p.etp) for p in (report.plan for report in found.best)]
+    assert len(set(degrees)) == len(degrees) >= 4
+    for report in found.best:
+        alike = found.alternatives(report)
+        assert alike[0] == pytest.approx(report.step_seconds)
+        assert list(alike) == sorted(alike)
+
+
+def test_a_hopeless_search_names_fewer_bytes() -> None:
+    """Where nothing fits, the remedy of memory keeps less or counts fewer bytes, and is as short as it says."""
+    small = Cluster.parse("2xa100-sxm-80gb", {"memory": "4GB"})
+    found = plan_training(MODELS["dense"], small, JOB, SPACE)
+    assert not found.best
+    (row,) = [row for row in found.rejected if row.name == "memory"]
+    assert "short" in row.remedy
+    assert any(word in row.remedy for word in ("recompute", "sharding", "adam8bit", "bf16-pure"))
+
+
+def test_replicas_alike_are_one_row() -> None:
+    """Deployments that differ in their number of replicas alone are one row, that of the fewest devices."""
+    on, job = Cluster.parse("8xa100-sxm-80gb"), Serving(input_tokens=512, output_tokens=64)
+    found = plan_serving(MODELS["dense"], on, job, ServingSpace(devices=upto(8)))
+    degrees = [(r.plan.tp, r.plan.pp) for r in found.best]
+    assert len(set(degrees)) == len(degrees)
+    assert found.best[0].plan.dp == 1

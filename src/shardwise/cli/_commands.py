@@ -34,7 +34,7 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 
 def _train() -> Command:
-    flags = {**_MODEL, **_flags.train_flags(), **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
     return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 
 

@@ -280,6 +280,12 @@ def train_flags() -> dict[str, Flag]:
 
 
 @cache
+def risk_flags() -> dict[str, Flag]:
+    """Return the flag that asks for a chance to fit."""
+    return _flags("search", ("risk", k.CHANCE, "chance to fit that a plan must have by published peaks, such as 90%"))
+
+
+@cache
 def infer_flags() -> dict[str, Flag]:
     """Return every flag that describes a serving case."""
     plan = plan_flags()

@@ -251,6 +251,25 @@ ARGUMENTS = Kind(_read_arguments, "WORDS")
 WHOLES = Kind(_read_wholes, "N,N,...")
 RAW = Kind(_read_raw, "VALUE")
 PLACES = Kind(_read_places, "AXIS=N,...")
+
+
+def read_chance(value: object, field: str) -> float:
+    """Return a chance between 0 and 1, written as a share or in percent.
+
+    >>> read_chance("90%", "risk"), read_chance(0.5, "risk")
+    (0.9, 0.5)
+    """
+    text = str(value).strip()
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if isinstance(value, bool) or not 0 < found < 1:
+        raise fail(field, value, "must be a chance between 0 and 1", "write for example 90%")
+    return found
+
+
+CHANCE = Kind(read_chance, "CHANCE")
 WHOLE = whole()
 COUNT = number(parse_count, "N", Range(above=True, example='"15T"'))
 RATIO = number(parse_count, "X", Range(least=1, most=1e6, example="1.2"))

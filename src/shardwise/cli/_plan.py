@@ -74,6 +74,7 @@ def options_of(inputs: Inputs, stack: Stack) -> SearchOptions:
     return SearchOptions(
         objective=inputs.get("objective", "step"),
         top=inputs.get("top", 10),
+        risk=inputs.get("risk", 0.9),
         prune=inputs.get("prune", True),
         stack=stack,
         efficiencies=_case.make_efficiencies(inputs),

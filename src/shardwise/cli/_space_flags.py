@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 from shardwise.cli import _kinds as k
-from shardwise.cli._flags import Flag, _flags, plan_flags, train_flags
+from shardwise.cli._flags import Flag, _flags, plan_flags, risk_flags, train_flags
 from shardwise.cli._kinds import Kind
 from shardwise.units import parse_count, parse_seconds
 
@@ -88,4 +88,4 @@ def plan_search_flags() -> dict[str, Flag]:
         ("max_cost", k.number(parse_count, "USD", above), "dearest run of the tokens"),
         ("min_free", k.BYTES, "memory that stays free on the fullest device, such as 5GiB"),
     )
-    return {**kept, **ranges, **fast, **words, **limits, **wanted}
+    return {**kept, **ranges, **fast, **words, **limits, **wanted, **risk_flags()}

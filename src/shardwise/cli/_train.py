@@ -81,6 +81,11 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
 
 
+def fits_at(report: TrainReport, risk: float) -> bool:
+    """Return whether a plan fits as predicted, with a chance of at least what was asked."""
+    return report.fits and report.chance_to_fit >= risk
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise train`."""
     _figures.check(inputs)
@@ -90,17 +95,17 @@ def answer(inputs: Inputs, width: int) -> Answer:
     def tree() -> dict[str, Any]:
         from shardwise.report._train import train_tree
 
-        return train_tree(report)
+        return train_tree(report, inputs.get("risk", 0.0))
 
     def page() -> Page:
         from shardwise.report._train_view import train_page
 
-        return train_page(report, words(inputs, report), width)
+        return train_page(report, words(inputs, report), width, inputs.get("risk", 0.0))
 
     def draw() -> Figure:
         from shardwise.report._plots_bars import train_figure
 
         return train_figure(report)
 
-    done = _figures.timed(inputs, Answer(0 if report.fits else 1, tree, page), report)
+    done = _figures.timed(inputs, Answer(0 if fits_at(report, inputs.get("risk", 0.0)) else 1, tree, page), report)
     return _figures.plotted(inputs, done, draw)

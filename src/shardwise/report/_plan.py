@@ -19,7 +19,12 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     counts, nearest = found.counts, found.nearest
     best = [
-        {**train_tree(_with_assumptions(report)), "placement": placement(report), "command": " ".join(words)}
+        {
+            **train_tree(_with_assumptions(report), found.options.risk),
+            "alternatives": list(found.alternatives(report)[1:]),
+            "placement": placement(report),
+            "command": " ".join(words),
+        }
         for report, words in zip(found.best, commands, strict=True)
     ]
     return {
@@ -32,6 +37,7 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
             "covered": found.covered,
             "objective": found.options.objective,
             "limits": limits_of(found),
+            "risk": found.options.risk,
         },
         "best": best,
         "front": [short_tree(report) for report in found.front],
@@ -56,6 +62,7 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
         "step_seconds": report.step_seconds,
         "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
         "device_bytes": report.device_bytes,
+        "chance_to_fit": report.chance_to_fit,
         "devices": report.plan.num_devices,
         "launchable": not report.unlaunched,
         "plan": asdict(report.plan),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from shardwise.report._infer_view import infer_changes
 from shardwise.report._page import Page, command_lines
 from shardwise.report._plan import tiers_words
-from shardwise.report._rejected import next_best, rejected
-from shardwise.report._train_view import assumptions, describe
+from shardwise.report._rejected import next_best, rejected, wrapped
+from shardwise.report._train_view import assumptions, describe, show_band
 from shardwise.search import ServingResult, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
@@ -56,6 +56,9 @@ def _verdict(page: Page, found: ServingResult) -> None:
         rate = f"{each:,.0f} {what} per device, {each * best.plan.num_devices:,.0f} in all"
         page.label("BEST", f"{title}: {rate}", "bold green", "bold")
         page.note(describe_deployment(best), "bold")
+        for name, word in (("ttft_seconds", "TTFT"), ("tpot_seconds", "TPOT"), ("request_seconds", "request")):
+            if getattr(best, name):
+                page.note(f"{word} {show_seconds(getattr(best, name))}: {show_band(best, name, show_seconds)}", "dim")
     else:
         page.label("NONE", f"{title}: no plan of the space will do", "bold red", "bold")
         _beyond(page, found.nearest)
@@ -132,10 +135,9 @@ def _front(page: Page, front: Sequence[InferReport]) -> None:
     text = f"     {len(front)} plans that none beats in {what} and in tokens/s per device"
     page.add(("FRONT", "bold"), (text, ""))
     every = max(1, -(-len(front) // _FRONT))
-    rows = [("TPOT" if front[0].tpot_seconds else "request", "tokens/s/dev", "TTFT", "plan")]
+    rows: list[tuple[str, ...]] = [("TPOT" if front[0].tpot_seconds else "request", "tokens/s/dev", "TTFT", "plan")]
     for report in [*front[:-1:every], front[-1]]:
-        text, room = describe_deployment(report), page.width - 38
         gap, rate = report.tpot_seconds or report.request_seconds, tokens_per_second_per_gpu(report)
         latency = show_seconds(gap), f"{rate:,.1f}", show_seconds(report.ttft_seconds)
-        rows.append((*latency, text if len(text) <= room else text[: room - 3] + "..."))
+        rows += wrapped(latency, describe_deployment(report), page.width - 38)
     page.table(rows, right=range(3), header=True, indent=2)

@@ -8,9 +8,9 @@ from shardwise.errors import Problem
 from shardwise.plans import Plan
 from shardwise.report._page import Page, command_lines
 from shardwise.report._plan import assumed, limits_of, placed_words, placement, tiers_words
-from shardwise.report._rejected import next_best, rejected
+from shardwise.report._rejected import next_best, rejected, wrapped
 from shardwise.report._train import step_tree
-from shardwise.report._train_view import assumptions, describe
+from shardwise.report._train_view import assumptions, describe, show_band, show_chance
 from shardwise.search import TrainingResult, runners_up
 from shardwise.training import TrainReport
 from shardwise.units import show_bytes, show_seconds
@@ -55,13 +55,15 @@ def _verdict(page: Page, found: TrainingResult) -> None:
         best = found.best[0]
         page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")
         page.note(describe_placed(best), "bold")
+        page.note(show_band(best, "step_seconds", show_seconds), "dim")
+        page.note(_fit(best, found.options.risk), "dim")
     else:
         word, none = (
             ("NONE", "no plan of the space will do") if found.covered == 1 else ("INTERRUPTED", "nothing found yet")
         )
         page.label(word, f"{title}: {none}", "bold red", "bold")
     share = "" if found.covered == 1 else f"; interrupted, {found.covered:.1%} of the space was covered"
-    does = "will do" if limits else "fit"
+    does = "will do" if limits else f"fit with a chance of {found.options.risk:.0%}"
     page.note(
         f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} {does}, {counts.evaluated:,} timed, "
         f"in {show_seconds(found.seconds)}{share}"
@@ -69,6 +71,12 @@ def _verdict(page: Page, found: TrainingResult) -> None:
     if limits:
         said = (_LIMITS[name](value) for name, value in limits.items())
         page.note("asked for: " + ", ".join(said))
+
+
+def _fit(report: TrainReport, risk: float) -> str:
+    held = f"{show_bytes(report.device_bytes)} of {show_bytes(report.verdict.limit_bytes)}"
+    chance = show_chance(report.chance_to_fit)
+    return f"{held}, chance to fit {chance} (--risk {risk:.0%}): {show_band(report, 'device_bytes', show_bytes)}"
 
 
 def _difference(best: Plan, other: Plan) -> str:
@@ -106,7 +114,20 @@ def describe_placed(report: TrainReport) -> str:
 def _best(page: Page, found: TrainingResult) -> None:
     priced = found.grid.case.job.run_tokens > 0
     money = ("days", "$") if priced else ()
-    rows = [("#", "step", "tokens/s/dev", *money, "memory", "compute", "exposed", "bubble", "other", "in a domain")]
+    rows = [
+        (
+            "#",
+            "step",
+            "tokens/s/dev",
+            *money,
+            "memory",
+            "compute",
+            "exposed",
+            "bubble",
+            "other",
+            "in a domain",
+        )
+    ]
     for i, report in enumerate(found.best, 1):
         step, whole = step_tree(report), report.step_seconds
         rows.append(
@@ -127,12 +148,22 @@ def _best(page: Page, found: TrainingResult) -> None:
     page.blank()
     for i, report in enumerate(found.best, 1):
         page.label(f"{i:>3}", describe_placed(report), "bold")
+        page.note(_around(found, report), "dim")
         if report.unlaunched:
             page.note("no launch: " + "; ".join(dict.fromkeys(map(_unlaunched, report.unlaunched))), "yellow")
 
 
 def _unlaunched(problem: Problem) -> str:
     return f"{problem.field.replace('_', ' ')} {problem.value}"
+
+
+def _around(found: TrainingResult, report: TrainReport) -> str:
+    """Return the chance to fit, the band of the step, and how far other plans of the same degrees go."""
+    low, high = map(show_seconds, report.interval["step_seconds"])
+    said = f"chance to fit {show_chance(report.chance_to_fit)}; typical {show_seconds(report.typical['step_seconds'])}"
+    said += f", 8 of 10 {low} to {high}"
+    alike = found.alternatives(report)[1:]
+    return said + (f"; {len(alike)} more of these degrees up to {show_seconds(alike[-1])}" if alike else "")
 
 
 def _run_cells(report: TrainReport) -> tuple[str, str]:
@@ -144,10 +175,8 @@ def _run_cells(report: TrainReport) -> tuple[str, str]:
 def _front(page: Page, front: Sequence[TrainReport]) -> None:
     page.add(("FRONT", "bold"), (f"     {len(front)} plans that none beats in step time, memory and devices", ""))
     every = max(1, -(-len(front) // _FRONT))
-    rows = [("step", "memory", "devices", "plan")]
+    rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
     for report in front[::every]:
-        text = describe_placed(report)
-        room = page.width - 36
         row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
-        rows.append((*row, text if len(text) <= room else text[: room - 3] + "..."))
+        rows += wrapped(row, describe_placed(report), page.width - 36)
     page.table(rows, right=range(3), header=True, indent=2)

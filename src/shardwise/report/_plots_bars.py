@@ -82,8 +82,7 @@ _ROOM = 1.13
 def memory_bars(report: TrainReport, name: str = "") -> list[Bar]:
     """Return one bar for each run of equal stages, in bytes at its own peak; `name` is said of the fullest alone."""
     runs = report.evaluation.stages
-    shift = report.device_bytes - report.allocated_bytes
-    low, high = (edge + shift for edge in report.interval["memory.peak_bytes"])
+    low, high = report.interval["device_bytes"]
     found = []
     for i in [report.peak_stage] if name else range(len(runs)):
         fullest = i == report.peak_stage

@@ -26,6 +26,16 @@ def runner_up_tree(runner_up: RunnerUp) -> dict[str, Any]:
     return {"behind": runner_up.behind, "sensitivity": [asdict(swap) for swap in runner_up.sensitivity]}
 
 
+def wrapped(row: tuple[str, ...], text: str, room: int) -> list[tuple[str, ...]]:
+    """Return a row of a table with its text in as many lines as it takes.
+
+    >>> wrapped(("1", "2"), "tp 4, dp 2", 6)
+    [('1', '2', 'tp 4,'), ('', '', 'dp 2')]
+    """
+    first, *more = textwrap.wrap(text, max(room, 24) if room > 6 else 6, break_long_words=False) or [""]
+    return [(*row, first), *(((*("",) * len(row), line)) for line in more)]
+
+
 def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
     """Append the next plans, each with what is other than in the best, and which constants could put it ahead."""
     if near:
@@ -37,8 +47,8 @@ def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
 
 def _swaps(runner_up: RunnerUp) -> str:
     """Return in words what puts a runner_up ahead."""
-    at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f})"
-    said = [at.format(s.constant, s.factor, s.low, s.high) for s in runner_up.sensitivity]
+    at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f}; the best would then cost {:.1%})"
+    said = [at.format(s.constant, s.factor, s.low, s.high, s.regret) for s in runner_up.sensitivity]
     return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
 
 

@@ -21,7 +21,7 @@ CONVENTION = (
 )
 
 
-def train_tree(report: TrainReport) -> dict[str, Any]:
+def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
     """Return a training report as plain values: bytes, seconds, FLOP/s, dollars.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train
@@ -32,6 +32,9 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
     asked = report.job.run_tokens > 0
     found = {
         "fits": report.fits,
+        "chance_to_fit": report.chance_to_fit,
+        "risk": risk or None,
+        "device_bytes": report.device_bytes,
         "memory": _memory(report),
         "step_seconds": report.step_seconds,
         "step": step_tree(report),
@@ -65,9 +68,11 @@ def train_tree(report: TrainReport) -> dict[str, Any]:
 
 
 def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
-    """Return low and high of every headline that has an interval, None where there is none."""
-    found = getattr(report, "interval", None)
-    return {name: {"low": low, "high": high} for name, (low, high) in found.items()} if found else None
+    """Return low, typical and high of every headline that has an interval, None where there is none."""
+    found, typical = getattr(report, "interval", None), getattr(report, "typical", {})
+    if not found:
+        return None
+    return {name: {"low": low, "typical": typical[name], "high": high} for name, (low, high) in found.items()}
 
 
 def cluster_tree(report: TrainReport) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import cast
 from shardwise.plans import Plan, Sharding, default_stack
 from shardwise.report._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train import peak_parts, step_tree
+from shardwise.serving import InferReport
 from shardwise.training import Change, TrainReport
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 
@@ -35,10 +36,10 @@ _AXES = {
 }
 
 
-def train_page(report: TrainReport, command: Sequence[str], width: int = 80) -> Page:
-    """Return a report as a page; `command` are the words that reproduce it."""
+def train_page(report: TrainReport, command: Sequence[str], width: int = 80, risk: float = 0.0) -> Page:
+    """Return a report as a page; `command` are the words that reproduce it, `risk` the chance to fit that was asked."""
     page = Page(width)
-    _verdict(page, report)
+    _verdict(page, report, risk)
     page.blank()
     _speed(page, report)
     page.blank()
@@ -66,7 +67,7 @@ def describe(plan: Plan) -> str:
     return ", ".join(said) or "one device, nothing split"
 
 
-def _verdict(page: Page, report: TrainReport) -> None:
+def _verdict(page: Page, report: TrainReport, risk: float) -> None:
     verdict, cluster = report.verdict, report.case.cluster
     style = "bold green" if verdict.fits else "bold red"
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
@@ -76,7 +77,7 @@ def _verdict(page: Page, report: TrainReport) -> None:
     page.note(
         f"{show_bytes(verdict.needed_bytes)} of {show_bytes(verdict.limit_bytes)} on the fullest device, {more}", style
     )
-    _reach(page, report)
+    _reach(page, report, risk)
     for problem in report.unlaunched[:3]:
         page.note(f"no launch: {problem}", "bold yellow")
     parts = peak_parts(report)
@@ -89,13 +90,28 @@ def _verdict(page: Page, report: TrainReport) -> None:
         page.note(_nearest(report), "bold")
 
 
-def _reach(page: Page, report: TrainReport) -> None:
-    """Append a warning where the measured spread of peaks crosses the limit."""
-    low, high = (b - report.allocated_bytes + report.device_bytes for b in report.interval["memory.peak_bytes"])
-    limit = report.verdict.limit_bytes
-    if low < limit < high:
-        spread = f"{show_bytes(low)} to {show_bytes(high)}"
-        page.note(f"close: judged by published runs, 8 of 10 peaks lie in {spread}", "bold yellow")
+def _reach(page: Page, report: TrainReport, risk: float) -> None:
+    """Append the chance to fit, and the band of the bytes of the device where it crosses the limit."""
+    chance, limit = report.chance_to_fit, report.verdict.limit_bytes
+    wanted = f", and {risk:.0%} was asked: too risky" if chance < risk else ""
+    low, high = report.interval["device_bytes"]
+    style = "bold yellow" if wanted or low < limit < high else "dim"
+    page.note(f"chance to fit {show_chance(chance)}{wanted}: {show_band(report, 'device_bytes', show_bytes)}", style)
+
+
+def show_chance(chance: float) -> str:
+    """Return a chance in percent, its ends as bounds.
+
+    >>> show_chance(0.876), show_chance(0.99999), show_chance(0.0)
+    ('88%', 'over 99%', 'under 1%')
+    """
+    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"
+
+
+def show_band(report: TrainReport | InferReport, name: str, show: Callable[[float], str]) -> str:
+    """Return low, typical and high of a headline in words."""
+    low, high = report.interval[name]
+    return f"typical {show(report.typical[name])}, 8 of 10 published runs {show(low)} to {show(high)}"
 
 
 def _moment(report: TrainReport) -> str:
@@ -154,9 +170,8 @@ def _speed(page: Page, report: TrainReport) -> None:
 
 def _measured(page: Page, report: TrainReport) -> None:
     """Append the band of the step, from published runs."""
-    (low, high), (least, most) = (report.interval[name] for name in ("step_seconds", "mfu"))
-    spread = f"{show_seconds(low)} to {show_seconds(high)}, MFU {least:.1%} to {most:.1%}"
-    page.note(f"judged by published runs, 8 of 10 take {spread}", "dim")
+    least, most = report.interval["mfu"]
+    page.note(f"{show_band(report, 'step_seconds', show_seconds)}, MFU {least:.1%} to {most:.1%}", "dim")
 
 
 def _cost(page: Page, report: TrainReport) -> None:
@@ -173,6 +188,12 @@ def _cost(page: Page, report: TrainReport) -> None:
     if report.goodput < 1:
         text += f"; {report.goodput:.1%} of the time trains, the rest saves, fails or restarts"
     page.label("COST", text)
+    (low, high), typical = report.interval["training_seconds"], report.typical["training_seconds"]
+    band = f"typical {days(typical)}, {days(low)} to {days(high)}"
+    if report.usd is not None:
+        dear = (report.typical["usd"], *report.interval["usd"])
+        band += "; typical ${:,.0f}, ${:,.0f} to ${:,.0f}".format(*dear)
+    page.note(band, "dim")
 
 
 def days(seconds: float) -> str:

@@ -8,11 +8,11 @@ whose own spread is narrower sensitivity no more than what is listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwise.cost import Band, Efficiencies, band_of
+from shardwise.cost import Band, Efficiencies
 from shardwise.hardware import Cluster, Tier
 from shardwise.search._remedy import loss_of
 from shardwise.search._serving import ServingResult
@@ -20,22 +20,29 @@ from shardwise.search._training import TrainingResult
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._bands import band_of as serving_band
 from shardwise.training import TrainReport
+from shardwise.training._intervals import step_band
 from shardwise.training._report import report_of
 
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 _STEPS = 40
+# Share of the objective below which two plans are the same.
+_ROUNDING = 1e-9
 # Of the logarithm of a factor.
 _CLOSE = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensitivity:
-    """A constant that puts a runner_up ahead within its band: `factor` of what is assumed at which they are equal."""
+    """A constant that puts a runner-up ahead within its band: `factor` of what is assumed at which they are equal.
+
+    `regret` is the share by which the best is then worse, where the constant lies at that end of its band.
+    """
 
     constant: str
     factor: float
     low: float
     high: float
+    regret: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +126,7 @@ def _served(name: str, report: InferReport, factor: float) -> InferReport:
 
 
 def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
-    """Return the next plans behind the best: the very next, then those with other degrees, at most so many.
+    """Return the next plans behind the best, at most so many: each has degrees of its own.
 
     Constants are moved where the objective is made of time; for the others none is listed.
 
@@ -131,25 +138,19 @@ def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[Ru
     >>> near[0].behind > 0
     True
     """
-    if len(found.best) < 2:
+    best, *others = found.best or (None,)
+    if best is None or not others:
         return ()
-    best, others = found.best[0], found.best[1:]
-    chosen = {_degrees(others[0]): others[0]}
-    for report in others[1:]:
-        if _degrees(report) != _degrees(best):
-            chosen.setdefault(_degrees(report), report)
-    top, objective = _value(found, best), found.options.objective
+    moved, objective = _Moved(found), found.options.objective
+    top = _value(found, best)
     return tuple(
         RunnerUp(
-            report=report, behind=loss_of(objective, _value(found, report), top), sensitivity=_swaps(found, report)
+            report=report,
+            behind=loss_of(objective, _value(found, report), top),
+            sensitivity=tuple(moved.overtaking(best, report)),
         )
-        for report in list(chosen.values())[:most]
+        for report in others[:most]
     )
-
-
-def _degrees(report: TrainReport | InferReport) -> tuple[int, ...]:
-    plan = report.plan
-    return plan.tp, plan.tp2, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp
 
 
 def _value(found: TrainingResult | ServingResult, report: Any) -> float:
@@ -159,29 +160,46 @@ def _value(found: TrainingResult | ServingResult, report: Any) -> float:
 def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
     if isinstance(found, TrainingResult):
-        family = best.evaluation.rates.family
-        return band_of("step_seconds", f"{family}.{best.case.stack.name}", family)
+        return step_band(best, assumed=False)
     quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
     return serving_band(quantity, best.evaluation.family, best.case.engine.name, best.case.engine.kernels)
 
 
-def _swaps(found: TrainingResult | ServingResult, runner_up: Any) -> tuple[Sensitivity, ...]:
-    if found.options.objective not in TIMED:
-        return ()
-    band, best = _band(found), found.best[0]
-    sensitivity = []
-    for name in (*RATES, OVERHEAD):
-        low, high = (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
+@dataclass
+class _Moved:
+    """The objective of plans with one constant moved, each worked out once."""
 
-        def gap(factor: float, name: str = name) -> float:
-            """Return how far the runner_up is behind with the constant moved."""
-            moved: Any = _trained if isinstance(found, TrainingResult) else _served
-            return _value(found, moved(name, runner_up, factor)) - _value(found, moved(name, best, factor))
+    found: TrainingResult | ServingResult
 
-        for end in (low, high):
-            if end != 1 and gap(end) < 0:
-                sensitivity.append(Sensitivity(constant=name, factor=crossing(gap, end), low=low, high=high))
-    return tuple(sensitivity)
+    def __post_init__(self) -> None:
+        self._known: dict[tuple[int, str, float], float] = {}
+
+    def value(self, report: Any, constant: str, factor: float) -> float:
+        """Return the objective of a plan with a constant moved."""
+        key = (id(report), constant, factor)
+        if key not in self._known:
+            moved: Any = _trained if isinstance(self.found, TrainingResult) else _served
+            self._known[key] = _value(self.found, moved(constant, report, factor))
+        return self._known[key]
+
+    def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
+        """Yield the constants that put another plan ahead of the best within their bands."""
+        if self.found.options.objective not in TIMED:
+            return
+        band = _band(self.found)
+        for name in (*RATES, OVERHEAD):
+            low, high = (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
+
+            def gap(factor: float, name: str = name) -> float:
+                """Return how far the other plan is behind with the constant moved."""
+                return self.value(other, name, factor) - self.value(best, name, factor)
+
+            for end in (low, high):
+                # Plans that are the same but for rounding do not overtake each other.
+                if end != 1 and gap(end) < -_ROUNDING * self.value(best, name, end):
+                    regret = self.value(best, name, end) / self.value(other, name, end) - 1
+                    factor = crossing(gap, end)
+                    yield Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret)
 
 
 def crossing(gap: Callable[[float], float], end: float) -> float:

@@ -100,13 +100,15 @@ class ServingResult(SearchResult[InferReport]):
 
     @cached_property
     def _top(self) -> list[int]:
-        """The best rows of different deployments: each layout, formats and engine with its best batch."""
-        table = self.table
-        found: dict[tuple[int, int], int] = {}
+        """The best row of each set of degrees, formats and engine; replicas and places alike are one."""
+        table, layouts = self.table, self.grid.layouts
+        found: dict[tuple[int, ...], int] = {}
+        alike = [layouts.columns[name][layouts.legal] for name in self.grid.own_degrees]
         for row in self._ranked.tolist():
             if table is None or len(found) == self.options.top:
                 break
-            found.setdefault((int(table.setup[row]), int(table.layout[row])), row)
+            layout = int(table.layout[row])
+            found.setdefault((int(table.setup[row]), *(int(column[layout]) for column in alike)), row)
         return list(found.values())
 
     @cached_property

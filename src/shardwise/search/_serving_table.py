@@ -172,6 +172,11 @@ class ServingGrid:
         return self.layouts.plan(int(self.layouts.legal[layout]))
 
     @property
+    def own_degrees(self) -> tuple[str, ...]:
+        """The degrees that change what a replica does: their number does where they share weights."""
+        return tuple(name for name in DEGREES if name != "dp" or name in self._talking)
+
+    @property
     def _talking(self) -> tuple[str, ...]:
         """The axes that send messages; replicas do where they share weights."""
         experts = ("ep", "etp") if self.has_experts else ()
@@ -236,8 +241,7 @@ class ServingGrid:
     def kinds(self) -> tuple[Any, Any]:
         """Return one legal layout of each kind, and the kind of every legal layout: replicas alike are one kind."""
         c, legal = self.layouts.columns, self.layouts.legal
-        own = [*(name for name in DEGREES if name != "dp"), "place"]
-        alike = [c[name][legal] for name in [*own, *(["dp"] if "dp" in self._talking else [])]]
+        alike = [c[name][legal] for name in (*self.own_degrees, "place")]
         first, back = distinct_rows(alike)
         return legal[first], back
 

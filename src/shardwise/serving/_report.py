@@ -189,19 +189,26 @@ class InferReport:
         }
         return cast(Traced, found[what])
 
-    @cached_property
+    @property
     def interval(self) -> dict[str, tuple[float, float]]:
         """10 to 90 % intervals of the headlines, from published batches on comparable devices and engines."""
-        like = (self.evaluation.family, self.case.engine.name, self.case.engine.kernels)
-        found = {}
-        for name in ("ttft_seconds", "tpot_seconds", "request_seconds"):
-            found[name] = band_of(name, *like).around(getattr(self, name))
-        slow, fast = band_of("request_seconds", *like).around(1.0)
-        rate = self.output_tokens_per_second
-        if self.kv_cache_tokens:
-            low, high = band_of("kv_cache_tokens", *like).around(self.kv_cache_tokens)
-            found["kv_cache_tokens"] = (low, high)
-        return {**found, "output_tokens_per_second": (rate / fast, rate / slow)}
+        return {name: (low, high) for name, (low, _, high) in self._intervals.items()}
+
+    @property
+    def typical(self) -> dict[str, float]:
+        """The headlines in the middle of published batches: predictions times the median of measured over predicted."""
+        return {name: typical for name, (_, typical, _) in self._intervals.items()}
+
+    @cached_property
+    def _intervals(self) -> dict[str, tuple[float, float, float]]:
+        like, found = (self.evaluation.family, self.case.engine.name, self.case.engine.kernels), {}
+        for name in ("ttft_seconds", "tpot_seconds", "request_seconds", "kv_cache_tokens"):
+            value, band = getattr(self, name), band_of(name, *like)
+            if value or name != "kv_cache_tokens":
+                found[name] = value * band.low, value * band.typical, value * band.high
+        rate, band = self.output_tokens_per_second, band_of("request_seconds", *like)
+        found["output_tokens_per_second"] = rate / band.high, rate / band.typical, rate / band.low
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""
