@@ -65,14 +65,14 @@ def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -
     keys, canonical, replaced = _place(dict(file.keys), overrides)
     described = model_type in DESCRIBED and "gated_mlp" in keys and "norm_type" in keys
     defaults = {} if described else _defaults(stated, model_type, bool(file.section))
-    c = Config(keys, model_type, defaults=defaults, overrides=canonical, replaced=replaced)
-    c.notes += [*notes, *more]
+    config = Config(keys, model_type, defaults=defaults, overrides=canonical, replaced=replaced)
+    config.notes += [*notes, *more]
     for key in _CROSSES:
         rule = "gives layers attention to another part, which is not understood"
-        c.expect(keys.get(key) is not True, key, rule, "describe a model without it")
-    model = builder(model_type, described)(c)
-    quantization = _quantization(c)
-    return replace(model, quantization=quantization, assumptions=c.finish())
+        config.expect(keys.get(key) is not True, key, rule, "describe a model without it")
+    model = builder(model_type, described)(config)
+    quantization = _quantization(config)
+    return replace(model, quantization=quantization, assumptions=config.finish())
 
 
 def _model_type(file: Unwrapped, notes: list[str]) -> tuple[str, str]:
@@ -155,11 +155,11 @@ def _defaults(stated: str, model_type: str, nested: bool) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if key not in always}
 
 
-def _quantization(c: Config) -> str:
+def _quantization(config: Config) -> str:
     """The method of a quantised checkpoint, such as fp8, mxfp4, awq or gptq with its bits; empty when there is none."""
-    if c.raw.get("quantization_config") is None:
-        c.accept("quantization_config")
+    if config.raw.get("quantization_config") is None:
+        config.accept("quantization_config")
         return ""
-    section = c.section("quantization_config")
+    section = config.section("quantization_config")
     method, bits = section.text("quant_method"), section.count("bits")
     return f"{method}-int{bits}" if bits else method or section.text("quant_algo")

@@ -73,20 +73,20 @@ def model_from_sizes(fields: Mapping[str, Any]) -> Model:
     >>> model.assumptions[0]
     'gated false: two products and biases, as GPT has; gated models have three'
     """
-    s = _Sizes(fields)
-    _refuse_others(s)
-    hidden, layers = s.whole("hidden_size"), s.whole("num_layers")
+    sizes = _Sizes(fields)
+    _refuse_others(sizes)
+    hidden, layers = sizes.whole("hidden_size"), sizes.whole("num_layers")
     for name, example in (("hidden_size", 4096), ("num_layers", 32)):
         if name not in fields:
             rule = "is missing: a model without a name needs it"
-            s.problems.add(name, None, rule, f"give for example {name} {example}, or name a model")
+            sizes.problems.add(name, None, rule, f"give for example {name} {example}, or name a model")
     config = {"hidden_size": hidden or 1, "num_layers": layers or 1} | {k: fields[k] for k in _USED if k in fields}
-    config |= _style(s) | _attention(s, hidden) | _feed_forward(s, hidden, layers)
-    config["vocab_size"] = s.get("vocab_size", VOCAB, "GPT-2's vocabulary, padded for eight ranks")
-    config["tie_word_embeddings"] = s.get("tied", False, "the head has a table of its own")
+    config |= _style(sizes) | _attention(sizes, hidden) | _feed_forward(sizes, hidden, layers)
+    config["vocab_size"] = sizes.get("vocab_size", VOCAB, "GPT-2's vocabulary, padded for eight ranks")
+    config["tie_word_embeddings"] = sizes.get("tied", False, "the head has a table of its own")
     for name in (*SIZE_FIELDS, "tied"):
         config.pop(name, None)
-    return _checked(s, config, _name(fields))
+    return _checked(sizes, config, _name(fields))
 
 
 def _name(fields: Mapping[str, Any]) -> str:
@@ -94,39 +94,47 @@ def _name(fields: Mapping[str, Any]) -> str:
     return f"{fields.get('num_layers')}-layers-{fields.get('hidden_size')}-wide{experts}"
 
 
-def _checked(s: _Sizes, config: dict[str, Any], name: str) -> Model:
+def _checked(sizes: _Sizes, config: dict[str, Any], name: str) -> Model:
     """Return the model, or raise what is wrong with single fields, what contradicts, and what the importer finds."""
     try:
-        found = model_from_config(config, name=name, notes=s.notes)
+        found = model_from_config(config, name=name, notes=sizes.notes)
     except InputError as error:
         # What follows from a field that is missing or wrong here already says nothing new.
-        seen = {p.field for p in s.problems.items}
-        raise InputError([*s.problems.items, *(p for p in error.problems if p.field not in seen)]) from None
-    s.problems.raise_if_any()
+        seen = {p.field for p in sizes.problems.items}
+        raise InputError([*sizes.problems.items, *(p for p in error.problems if p.field not in seen)]) from None
+    sizes.problems.raise_if_any()
     return found
 
 
-def _refuse_others(s: _Sizes) -> None:
-    for name in s.given:
+def _refuse_others(sizes: _Sizes) -> None:
+    for name in sizes.given:
         if name not in _USED:
             rule = "has no place in a model from its sizes" if name in FIELDS else "is not a field of a model"
-            s.problems.add(name, s.given[name], rule, "name a model that has it, or use " + ", ".join(_USED[:7]))
-    if not s.given.get("num_experts"):
+            sizes.problems.add(
+                name, sizes.given[name], rule, "name a model that has it, or use " + ", ".join(_USED[:7])
+            )
+    if not sizes.given.get("num_experts"):
         for name in _EXPERTS:
-            if name in s.given:
-                s.problems.add(name, s.given[name], "is of a mixture, and there are no experts", "give num_experts")
-        if s.given.get("moe"):
-            s.problems.add("num_experts", None, "is missing: moe asks for a mixture", "give num_experts, such as 8")
-    elif s.given.get("moe") is False:
-        s.problems.add("moe", False, "contradicts num_experts", "leave one of the two out")
+            if name in sizes.given:
+                sizes.problems.add(
+                    name, sizes.given[name], "is of a mixture, and there are no experts", "give num_experts"
+                )
+        if sizes.given.get("moe"):
+            sizes.problems.add("num_experts", None, "is missing: moe asks for a mixture", "give num_experts, such as 8")
+    elif sizes.given.get("moe") is False:
+        sizes.problems.add("moe", False, "contradicts num_experts", "leave one of the two out")
 
 
-def _style(s: _Sizes) -> dict[str, Any]:
+def _style(sizes: _Sizes) -> dict[str, Any]:
     """Return norms, biases and positions: a GPT's, or a Llama's where the feed-forward is gated."""
-    gated = s.get("gated", False, "two products and biases, as GPT has; gated models have three")
-    learned = s.get("learned_positions", False, "positions are rotary and have no parameters")
-    biases = {name: s.given.get(name, not gated) for name in ("attention_bias", "mlp_bias")}
-    context = s.get("max_context", CONTEXT, "rows of the learned positions") if learned else s.given.get("max_context")
+    gated = sizes.get("gated", False, "two products and biases, as GPT has; gated models have three")
+    learned = sizes.get("learned_positions", False, "positions are rotary and have no parameters")
+    biases = {name: sizes.given.get(name, not gated) for name in ("attention_bias", "mlp_bias")}
+    context = (
+        sizes.get("max_context", CONTEXT, "rows of the learned positions")
+        if learned
+        else sizes.given.get("max_context")
+    )
     return {
         "model_type": "llama-like" if gated else "gpt2-like",
         "gated_mlp": gated,
@@ -138,47 +146,49 @@ def _style(s: _Sizes) -> dict[str, Any]:
     }
 
 
-def _attention(s: _Sizes, hidden: int) -> dict[str, Any]:
+def _attention(sizes: _Sizes, hidden: int) -> dict[str, Any]:
     """Return heads: as given, or as many as make heads of 128, of 64 in narrow models (GPT-3, arXiv:2005.14165)."""
-    heads, width = s.whole("num_attention_heads"), s.whole("head_dim")
-    if "num_attention_heads" not in s.given and hidden:
+    heads, width = sizes.whole("num_attention_heads"), sizes.whole("head_dim")
+    if "num_attention_heads" not in sizes.given and hidden:
         usual = (64, 128) if hidden < 2048 else (128, 64)
         width = width or next((w for w in usual if hidden % w == 0), 0)
         if not width or hidden % width:
             rule = f"is missing, and no usual head divides the width {hidden}"
-            s.problems.add("num_attention_heads", None, rule, "give num_attention_heads, and head_dim if it differs")
+            sizes.problems.add(
+                "num_attention_heads", None, rule, "give num_attention_heads, and head_dim if it differs"
+            )
         else:
-            heads = s.get("num_attention_heads", hidden // width, f"heads of {width}")
+            heads = sizes.get("num_attention_heads", hidden // width, f"heads of {width}")
     elif heads and hidden and hidden % heads and not width:
         rule = f"must divide hidden_size = {hidden}, or head_dim must say the width of a head"
-        s.problems.add("num_attention_heads", heads, rule, "give head_dim, or another number of heads")
+        sizes.problems.add("num_attention_heads", heads, rule, "give head_dim, or another number of heads")
         heads = 1
-    keys = s.scaled("num_key_value_heads", "kv_ratio", heads, "the heads") or heads
-    if heads and keys and heads % keys and "num_key_value_heads" not in s.given:
-        s.problems.add(
-            "kv_ratio", s.given["kv_ratio"], f"gives {keys} heads, which must divide {heads}", "use 1 over one"
+    keys = sizes.scaled("num_key_value_heads", "kv_ratio", heads, "the heads") or heads
+    if heads and keys and heads % keys and "num_key_value_heads" not in sizes.given:
+        sizes.problems.add(
+            "kv_ratio", sizes.given["kv_ratio"], f"gives {keys} heads, which must divide {heads}", "use 1 over one"
         )
         keys = heads
     found = {"num_attention_heads": heads or 1}
-    if "num_key_value_heads" not in s.given:
+    if "num_key_value_heads" not in sizes.given:
         found["num_key_value_heads"] = keys or 1
     return found
 
 
-def _feed_forward(s: _Sizes, hidden: int, layers: int) -> dict[str, Any]:
+def _feed_forward(sizes: _Sizes, hidden: int, layers: int) -> dict[str, Any]:
     """Return the width of the feed-forward and of experts, and which layers have those."""
-    width = s.scaled("ffn", "ffn_ratio", hidden, "hidden_size")
-    if not {"ffn", "ffn_ratio"} & s.given.keys():
-        width = s.get("ffn", 4 * hidden, "four times the width")
-    found: dict[str, Any] = {} if "ffn" in s.given else {"ffn": width or 1}
-    if not s.whole("num_experts"):
+    width = sizes.scaled("ffn", "ffn_ratio", hidden, "hidden_size")
+    if not {"ffn", "ffn_ratio"} & sizes.given.keys():
+        width = sizes.get("ffn", 4 * hidden, "four times the width")
+    found: dict[str, Any] = {} if "ffn" in sizes.given else {"ffn": width or 1}
+    if not sizes.whole("num_experts"):
         return found
-    found["experts_per_token"] = s.get("experts_per_token", 1, "each token visits one expert")
-    found["expert_ffn"] = s.get("expert_ffn", width or 1, "as wide as a dense feed-forward")
-    every = s.get("expert_interval", 1, "every layer is a mixture")
+    found["experts_per_token"] = sizes.get("experts_per_token", 1, "each token visits one expert")
+    found["expert_ffn"] = sizes.get("expert_ffn", width or 1, "as wide as a dense feed-forward")
+    every = sizes.get("expert_interval", 1, "every layer is a mixture")
     if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every <= max(layers, 1):
         rule = f"must be a whole number from 1 to the {layers} layers"
-        s.problems.add("expert_interval", every, rule, "write 2 for every other layer")
+        sizes.problems.add("expert_interval", every, rule, "write 2 for every other layer")
         every = 1
     found["moe_layer_freq"] = [int(i % every == every - 1) for i in range(min(layers, 10_000) or 1)]
     return found

@@ -88,8 +88,8 @@ def builder(model_type: str, described: bool = False) -> Callable[[Config], Mode
     row: Row = import_module(f"shardwise.models.families.{FAMILIES[model_type]}").ROWS[model_type]
     build = import_module("shardwise.models.families.described").build if described else row.build
 
-    def built(c: Config) -> Model:
-        c.facts = row.facts
-        return cast(Model, build(c))
+    def built(config: Config) -> Model:
+        config.facts = row.facts
+        return cast(Model, build(config))
 
     return built

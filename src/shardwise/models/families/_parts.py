@@ -23,108 +23,113 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def activation(c: Config, default: str = "silu") -> Activation:
+def activation(config: Config, default: str = "silu") -> Activation:
     """Return the activation of the feed-forwards."""
     keys = ("hidden_activation", "activation_function", "activation", "mlp_hidden_act")
-    word = c.text("hidden_act", *keys, default=default)
+    word = config.text("hidden_act", *keys, default=default)
     if word not in _ACTIVATIONS:
-        c.problems.add("hidden_act", word, "is not a known activation", f"use one of {', '.join(_ACTIVATIONS)}")
+        config.problems.add("hidden_act", word, "is not a known activation", f"use one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS.get(word, "silu")
 
 
-def head_dim(c: Config, heads: int) -> int:
+def head_dim(config: Config, heads: int) -> int:
     """Return the width of one head: the file's word, or hidden size over heads."""
-    given = c.count("head_dim")
+    given = config.count("head_dim")
     if given:
         return given
-    hidden = c.size("hidden_size")
-    c.expect(hidden % heads == 0, "hidden_size", f"must be a multiple of the {heads} heads", "give head_dim explicitly")
+    hidden = config.size("hidden_size")
+    config.expect(
+        hidden % heads == 0, "hidden_size", f"must be a multiple of the {heads} heads", "give head_dim explicitly"
+    )
     return max(hidden // heads, 1)
 
 
-def kv_heads(c: Config, heads: int) -> int:
+def kv_heads(config: Config, heads: int) -> int:
     """Return the number of key-value heads: the file's word, or as many as query heads."""
-    number = c.size("num_key_value_heads", default=heads)
+    number = config.size("num_key_value_heads", default=heads)
     rule = f"must divide the {heads} query heads"
     choices = ", ".join(str(n) for n in range(1, min(heads, 1024) + 1) if heads % n == 0)
-    c.expect(heads % number == 0, "num_key_value_heads", rule, f"use one of {choices}")
+    config.expect(heads % number == 0, "num_key_value_heads", rule, f"use one of {choices}")
     return number
 
 
-def attention(c: Config, *, qkv_bias: bool = False, out_bias: bool = False) -> Attention:
+def attention(config: Config, *, qkv_bias: bool = False, out_bias: bool = False) -> Attention:
     """Return grouped-query attention with the heads that the file gives."""
-    heads = c.size("num_attention_heads")
+    heads = config.size("num_attention_heads")
     return Attention(
         heads=heads,
-        kv_heads=kv_heads(c, heads),
-        head_dim=head_dim(c, heads),
+        kv_heads=kv_heads(config, heads),
+        head_dim=head_dim(config, heads),
         qkv_bias=qkv_bias,
         out_bias=out_bias,
-        fused_projection=c.facts.fused_qkv,
-        joined_rotary=c.facts.joined_rotary,
+        fused_projection=config.facts.fused_qkv,
+        joined_rotary=config.facts.joined_rotary,
     )
 
 
-def latent_attention(c: Config) -> LatentAttention:
+def latent_attention(config: Config) -> LatentAttention:
     """Return multi-head latent attention; the key-value heads in such files say nothing."""
-    c.accept("num_key_value_heads", "head_dim", "qk_head_dim")
+    config.accept("num_key_value_heads", "head_dim", "qk_head_dim")
     return LatentAttention(
-        heads=c.size("num_attention_heads"),
-        q_lora_rank=c.count("q_lora_rank"),
-        kv_lora_rank=c.size("kv_lora_rank"),
-        qk_nope_head_dim=c.size("qk_nope_head_dim"),
-        qk_rope_head_dim=c.size("qk_rope_head_dim"),
-        v_head_dim=c.size("v_head_dim"),
-        bias=c.flag("attention_bias"),
+        heads=config.size("num_attention_heads"),
+        q_lora_rank=config.count("q_lora_rank"),
+        kv_lora_rank=config.size("kv_lora_rank"),
+        qk_nope_head_dim=config.size("qk_nope_head_dim"),
+        qk_rope_head_dim=config.size("qk_rope_head_dim"),
+        v_head_dim=config.size("v_head_dim"),
+        bias=config.flag("attention_bias"),
     )
 
 
-def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "silu") -> MLP:
+def mlp(config: Config, *, gated: bool = True, bias: bool = False, act: str = "silu") -> MLP:
     """Return the dense feed-forward."""
-    return MLP(ffn=c.size("ffn"), gated=gated, bias=bias, activation=activation(c, act))
+    return MLP(ffn=config.size("ffn"), gated=gated, bias=bias, activation=activation(config, act))
 
 
 def moe(
-    c: Config, *keys: str, shared_count: bool = False, gated: bool = True, act: str = "silu", only: str = ""
+    config: Config, *keys: str, shared_count: bool = False, gated: bool = True, act: str = "silu", only: str = ""
 ) -> MoE:
     """Return a mixture whose expert width stands under `keys`, with the file's count of shared experts if asked.
 
     `only` is the one key of the width in families that leave the others unread.
     """
-    experts, top_k = c.size("num_experts"), c.size("experts_per_token")
+    experts, top_k = config.size("num_experts"), config.size("experts_per_token")
     remedy = f"use at most {experts}"
-    c.expect(top_k <= experts, "experts_per_token", f"must not exceed the {experts} experts", remedy)
-    ffn, act_kind = c.size_of("expert_ffn", only) if only else c.size("expert_ffn", *keys), activation(c, act)
-    shared = c.count("num_shared_experts") if shared_count else 0
+    config.expect(top_k <= experts, "experts_per_token", f"must not exceed the {experts} experts", remedy)
+    ffn, act_kind = (
+        config.size_of("expert_ffn", only) if only else config.size("expert_ffn", *keys),
+        activation(config, act),
+    )
+    shared = config.count("num_shared_experts") if shared_count else 0
     return MoE(
         experts=experts,
         top_k=top_k,
         ffn=ffn,
         gated=gated,
         activation=act_kind,
-        normalised=_normalised(c),
-        float_weights=c.facts.float_weights,
-        float_router=c.facts.float_router,
+        normalised=_normalised(config),
+        float_weights=config.facts.float_weights,
+        float_router=config.facts.float_router,
         shared=MLP(ffn=shared * ffn, gated=gated, activation=act_kind) if shared else None,
     )
 
 
-def _normalised(c: Config) -> bool:
+def _normalised(config: Config) -> bool:
     """Whether the chosen experts' weights are made to sum to one: a fact of the class, or the file's word."""
-    if c.facts.normalised is not None:
-        c.accept("norm_topk_prob", "route_norm")
-        return c.facts.normalised
-    return c.flag("norm_topk_prob", "moe_renormalize")
+    if config.facts.normalised is not None:
+        config.accept("norm_topk_prob", "route_norm")
+        return config.facts.normalised
+    return config.flag("norm_topk_prob", "moe_renormalize")
 
 
-def capped(c: Config, *keys: str) -> bool:
+def capped(config: Config, *keys: str) -> bool:
     """Return whether one of the keys gives a value that scores or logits are capped at."""
-    return any(c.number(key, default=0) > 0 for key in keys)
+    return any(config.number(key, default=0) > 0 for key in keys)
 
 
-def windows(c: Config, number: int, pattern: Sequence[str] = ("full",)) -> list[str]:
+def windows(config: Config, number: int, pattern: Sequence[str] = ("full",)) -> list[str]:
     """Return each layer's attention kind (full, sliding, chunked, linear, ...) from `layer_types` or the pattern."""
-    words = c.sequence("layer_types", number) or [pattern[i % len(pattern)] for i in range(number)]
+    words = config.sequence("layer_types", number) or [pattern[i % len(pattern)] for i in range(number)]
     return [word.removesuffix("_attention") for word in words]
 
 
@@ -134,19 +139,19 @@ def build(kinds: Sequence[str], block_of: Callable[[str], Block]) -> tuple[Block
     return tuple(made[kind] for kind in kinds)
 
 
-def language_model(c: Config, layers: tuple[Block, ...], *, norm: NormKind = "rmsnorm") -> Model:
+def language_model(config: Config, layers: tuple[Block, ...], *, norm: NormKind = "rmsnorm") -> Model:
     """Return the model around the layers: embedding, final norm and head."""
     return Model(
-        name=c.model_type,
-        family=c.model_type,
-        hidden=c.size("hidden_size"),
-        vocab=c.size("vocab_size"),
+        name=config.model_type,
+        family=config.model_type,
+        hidden=config.size("hidden_size"),
+        vocab=config.size("vocab_size"),
         layers=layers,
-        tied=c.flag("tied"),
+        tied=config.flag("tied"),
         norm=norm,
-        max_context=c.count("max_context"),
-        dropout=drops(c),
-        logit_softcap=capped(c, "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+        max_context=config.count("max_context"),
+        dropout=drops(config),
+        logit_softcap=capped(config, "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
     )
 
 
@@ -156,19 +161,21 @@ def renormed(model: Model, norm: NormKind) -> Model:
     return replace(model, layers=tuple(made[block] for block in model.layers), norm=norm)
 
 
-def labels(c: Config, default: int = 2) -> int:
+def labels(config: Config, default: int = 2) -> int:
     """Return the classes of a classifier: those that `id2label` names, or `num_labels`, or transformers' default."""
-    named = c.raw.get("id2label")
-    c.accept("id2label", "label2id", "num_labels")
+    named = config.raw.get("id2label")
+    config.accept("id2label", "label2id", "num_labels")
     if isinstance(named, Mapping) and named:
         return len(named)
-    c.expect(named is None or isinstance(named, Mapping), "id2label", "must be an object", "write { } with its classes")
-    return c.size("num_labels", default=default)
+    config.expect(
+        named is None or isinstance(named, Mapping), "id2label", "must be an object", "write { } with its classes"
+    )
+    return config.size("num_labels", default=default)
 
 
-def drops(c: Config) -> bool:
+def drops(config: Config) -> bool:
     """Return whether any dropout of the file is above 0."""
-    return max(c.probability(key) for key in DROPOUTS) > 0
+    return max(config.probability(key) for key in DROPOUTS) > 0
 
 
 def every(period: int, offset: int, number: int) -> list[bool]:

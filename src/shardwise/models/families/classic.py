@@ -11,48 +11,48 @@ from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 
 
-def gpt2(c: Config) -> Model:
+def gpt2(config: Config) -> Model:
     """Return GPT-2 or GPT-BigCode: biases everywhere, learned positions."""
-    heads = c.size("num_attention_heads")
-    shared = c.model_type == "gpt_bigcode" and c.flag("multi_query")
+    heads = config.size("num_attention_heads")
+    shared = config.model_type == "gpt_bigcode" and config.flag("multi_query")
     core = Attention(
         heads=heads,
-        kv_heads=1 if shared else parts.kv_heads(c, heads),
-        head_dim=parts.head_dim(c, heads),
+        kv_heads=1 if shared else parts.kv_heads(config, heads),
+        head_dim=parts.head_dim(config, heads),
         qkv_bias=True,
         out_bias=True,
         rotary=False,
     )
-    c.accept("num_key_value_heads")
-    block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
-    model = parts.language_model(c, (block,) * c.layers(), norm="layernorm")
-    return replace(model, positions=c.size("max_context"))
+    config.accept("num_key_value_heads")
+    block = Block(mixers=(core,), feed_forward=_plain(config, "gelu_new"), norm="layernorm")
+    model = parts.language_model(config, (block,) * config.layers(), norm="layernorm")
+    return replace(model, positions=config.size("max_context"))
 
 
-def gpt_neo(c: Config) -> Model:
+def gpt_neo(config: Config) -> Model:
     """Return GPT-Neo: bias on the output projection only, every other layer local."""
-    heads, number = c.size("num_attention_heads", "num_heads"), c.layers()
-    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads), out_bias=True, rotary=False)
-    kinds = c.sequence("attention_layers", number) or _neo_pattern(c, number)
-    window = c.size("window")
+    heads, number = config.size("num_attention_heads", "num_heads"), config.layers()
+    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(config, heads), out_bias=True, rotary=False)
+    kinds = config.sequence("attention_layers", number) or _neo_pattern(config, number)
+    window = config.size("window")
 
     def block(kind: str) -> Block:
         mixer = replace(core, window=window) if kind == "local" else core
-        return Block(mixers=(mixer,), feed_forward=_plain(c, "gelu_new"), norm="layernorm")
+        return Block(mixers=(mixer,), feed_forward=_plain(config, "gelu_new"), norm="layernorm")
 
-    model = parts.language_model(c, parts.build(kinds, block), norm="layernorm")
-    return replace(model, positions=c.size("max_context"))
+    model = parts.language_model(config, parts.build(kinds, block), norm="layernorm")
+    return replace(model, positions=config.size("max_context"))
 
 
-def _neo_pattern(c: Config, number: int) -> list[str]:
+def _neo_pattern(config: Config, number: int) -> list[str]:
     """`attention_types` is a list of (pattern, times); the class default alternates global and local."""
-    given = c.raw.get("attention_types")
-    c.accept("attention_types")
+    given = config.raw.get("attention_types")
+    config.accept("attention_types")
     spelled = [word for run in given for word in _run(run, number)] if isinstance(given, list) else []
     if given is None or len(spelled) == number:
         return spelled or [("global", "local")[i % 2] for i in range(number)]
     rule = f"must be runs of [[kinds], times] that make {number} layers of global and local"
-    c.problems.add("attention_types", given, rule, 'write such as [[["global", "local"], 6]]')
+    config.problems.add("attention_types", given, rule, 'write such as [[["global", "local"], 6]]')
     return ["global"] * number
 
 
@@ -66,102 +66,106 @@ def _run(run: Any, most: int) -> list[str]:
     return []
 
 
-def opt(c: Config) -> Model:
+def opt(config: Config) -> Model:
     """Return OPT: learned positions with two spare rows, embedding optionally narrower than the model."""
-    bias, hidden = c.flag("enable_bias"), c.size("hidden_size")
-    norm: NormKind = "layernorm" if c.flag("layer_norm_elementwise_affine") else "layernorm-no-weight"
-    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), rotary=False)
-    ffn = MLP(ffn=c.size("ffn"), gated=False, bias=bias, activation=parts.activation(c, "relu"))
-    model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
-    width = c.size("word_embed_proj_dim", default=hidden)
+    bias, hidden = config.flag("enable_bias"), config.size("hidden_size")
+    norm: NormKind = "layernorm" if config.flag("layer_norm_elementwise_affine") else "layernorm-no-weight"
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), rotary=False)
+    ffn = MLP(ffn=config.size("ffn"), gated=False, bias=bias, activation=parts.activation(config, "relu"))
+    model = parts.language_model(
+        config, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * config.layers(), norm=norm
+    )
+    width = config.size("word_embed_proj_dim", default=hidden)
     adapters = (
         Projection(name="project_in", inputs=width, outputs=hidden),
         Projection(name="project_out", inputs=hidden, outputs=width),
     )
     return replace(
         model,
-        positions=c.size("max_context") + 2,
-        final_norm=c.flag("do_layer_norm_before") and not c.flag("_remove_final_layer_norm"),
+        positions=config.size("max_context") + 2,
+        final_norm=config.flag("do_layer_norm_before") and not config.flag("_remove_final_layer_norm"),
         embedding_width=0 if width == hidden else width,
         extras=() if width == hidden else adapters,
     )
 
 
-def bloom(c: Config) -> Model:
+def bloom(config: Config) -> Model:
     """Return BLOOM: ALiBi, biases everywhere, a norm behind the embedding."""
-    core = replace(parts.attention(c, qkv_bias=True, out_bias=True), rotary=False)
-    block = Block(mixers=(core,), feed_forward=_plain(c, "gelu_pytorch_tanh"), norm="layernorm")
-    return replace(parts.language_model(c, (block,) * c.layers(), norm="layernorm"), embedding_norm=True)
+    core = replace(parts.attention(config, qkv_bias=True, out_bias=True), rotary=False)
+    block = Block(mixers=(core,), feed_forward=_plain(config, "gelu_pytorch_tanh"), norm="layernorm")
+    return replace(parts.language_model(config, (block,) * config.layers(), norm="layernorm"), embedding_norm=True)
 
 
-def mpt(c: Config) -> Model:
+def mpt(config: Config) -> Model:
     """Return MPT: ALiBi or learned positions, usually without biases.
 
     MosaicML's class (llm-foundry models/mpt) heeds what the file says of biases, widths and positions. Transformers'
     own has none of them: no biases, four times the width, ALiBi, a key-value head each (5.23.0 models/mpt).
     """
-    heads, hidden = c.size("num_attention_heads"), c.size("hidden_size")
-    own = any(name.startswith("Mpt") for name in c.words("architectures"))
-    core, bias, width, learned = _transformers_mpt(c, heads, hidden) if own else _mosaic_mpt(c, heads, hidden)
-    ffn = MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(c, "gelu"))
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    own = any(name.startswith("Mpt") for name in config.words("architectures"))
+    core, bias, width, learned = _transformers_mpt(config, heads, hidden) if own else _mosaic_mpt(config, heads, hidden)
+    ffn = MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(config, "gelu"))
     norm: NormKind = "layernorm" if bias else "layernorm-no-bias"
-    model = parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * c.layers(), norm=norm)
-    return replace(model, positions=c.size("max_context") if learned else 0)
+    model = parts.language_model(
+        config, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * config.layers(), norm=norm
+    )
+    return replace(model, positions=config.size("max_context") if learned else 0)
 
 
-def _transformers_mpt(c: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
+def _transformers_mpt(config: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
     """The attention, whether there are biases, the width of the feed-forward, and whether positions are learned."""
-    c.accept("no_bias", "expansion_ratio", "learned_pos_emb", "attn_config", "ffn")
-    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads), rotary=False)
+    config.accept("no_bias", "expansion_ratio", "learned_pos_emb", "attn_config", "ffn")
+    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(config, heads), rotary=False)
     return core, False, 4 * hidden, False
 
 
-def _mosaic_mpt(c: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
+def _mosaic_mpt(config: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
     """The same, as the file says."""
-    inner = c.section("attn_config")
-    bias, alibi = not c.flag("no_bias", default=True), inner.flag("alibi", default=True)
-    learned = c.flag("learned_pos_emb", default=True) and not alibi
+    inner = config.section("attn_config")
+    bias, alibi = not config.flag("no_bias", default=True), inner.flag("alibi", default=True)
+    learned = config.flag("learned_pos_emb", default=True) and not alibi
     core = Attention(
         heads=heads,
         kv_heads=inner.size("kv_n_heads", default=heads),
-        head_dim=parts.head_dim(c, heads),
+        head_dim=parts.head_dim(config, heads),
         qkv_bias=bias,
         out_bias=bias,
         qk_norm="full" if inner.flag("qk_ln") else "none",
         qk_norm_kind="layernorm" if bias else "layernorm-no-bias",
         rotary=not alibi and not learned,
     )
-    c.expect(heads % core.kv_heads == 0, "kv_n_heads", f"must divide the {heads} heads", "use a divisor")
-    width = c.count("ffn") or round(c.scaled("expansion_ratio", hidden, default=4))
-    if bias and not c.words("architectures") and "auto_map" not in c.raw:
-        c.note("read as MosaicML's MPT, which has biases; MptForCausalLM of transformers never has any")
+    config.expect(heads % core.kv_heads == 0, "kv_n_heads", f"must divide the {heads} heads", "use a divisor")
+    width = config.count("ffn") or round(config.scaled("expansion_ratio", hidden, default=4))
+    if bias and not config.words("architectures") and "auto_map" not in config.raw:
+        config.note("read as MosaicML's MPT, which has biases; MptForCausalLM of transformers never has any")
     return core, bias, width, learned
 
 
-def falcon(c: Config) -> Model:
+def falcon(config: Config) -> Model:
     """Return Falcon: parallel blocks, multi-query (7B) or grouped (40B, 180B) attention."""
-    heads, bias, new = c.size("num_attention_heads"), c.flag("bias"), c.flag("new_decoder_architecture")
-    multi_query, parallel = c.flag("multi_query"), c.flag("parallel_attn")
-    given = parts.kv_heads(c, heads)
+    heads, bias, new = config.size("num_attention_heads"), config.flag("bias"), config.flag("new_decoder_architecture")
+    multi_query, parallel = config.flag("multi_query"), config.flag("parallel_attn")
+    given = parts.kv_heads(config, heads)
     core = Attention(
         heads=heads,
         kv_heads=given if new else 1 if multi_query else heads,
-        head_dim=parts.head_dim(c, heads),
+        head_dim=parts.head_dim(config, heads),
         qkv_bias=bias,
         out_bias=bias,
-        rotary=not c.flag("alibi"),
+        rotary=not config.flag("alibi"),
     )
-    two = c.count("num_ln_in_parallel_attn") or (2 if new else 1)
+    two = config.count("num_ln_in_parallel_attn") or (2 if new else 1)
     norms = two if parallel else 2
-    ffn = _plain(c, "gelu", bias=bias)
+    ffn = _plain(config, "gelu", bias=bias)
     block = Block(mixers=(core,), feed_forward=ffn, norm="layernorm", norms=norms, parallel=parallel)
-    return parts.language_model(c, (block,) * c.layers(), norm="layernorm")
+    return parts.language_model(config, (block,) * config.layers(), norm="layernorm")
 
 
-def _plain(c: Config, act: str, *, bias: bool = True) -> MLP:
+def _plain(config: Config, act: str, *, bias: bool = True) -> MLP:
     """The feed-forward of four times the hidden size unless the file says otherwise."""
-    width = c.count("ffn") or 4 * c.size("hidden_size")
-    return MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(c, act))
+    width = config.count("ffn") or 4 * config.size("hidden_size")
+    return MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(config, act))
 
 
 ROWS: dict[str, Row] = {

@@ -129,122 +129,124 @@ STYLES: dict[str, Style] = {
 }
 
 
-def build(c: Config) -> Model:
+def build(config: Config) -> Model:
     """Return the model of a dense family."""
-    style = STYLES[c.model_type]
-    block = _block(c, style)
-    layers = parts.build(_kinds(c, style), lambda kind: _with_window(c, block, kind))
-    model = parts.language_model(c, layers, norm=style.norm)
-    if c.model_type == "mllama_text_model":
-        return _with_cross_attention(c, model)
-    return replace(model, head_bias=_is(c, style.head_bias))
+    style = STYLES[config.model_type]
+    block = _block(config, style)
+    layers = parts.build(_kinds(config, style), lambda kind: _with_window(config, block, kind))
+    model = parts.language_model(config, layers, norm=style.norm)
+    if config.model_type == "mllama_text_model":
+        return _with_cross_attention(config, model)
+    return replace(model, head_bias=_is(config, style.head_bias))
 
 
-def _with_cross_attention(c: Config, model: Model) -> Model:
+def _with_cross_attention(config: Config, model: Model) -> Model:
     """Llama 3.2 Vision: layers that attend to image tokens, with norms of queries and keys and two gates, no rotary.
 
     They do not run where there is no image. Eight rows of the embedding are for image tokens.
     Source: transformers 5.23.0 models/mllama/modeling_mllama.py, MllamaCrossAttentionDecoderLayer.
     """
-    crossing = c.indices("cross_attention_layers")
-    c.expect(crossing is not None, "cross_attention_layers", "is missing", "list the layers that attend to images")
+    crossing = config.indices("cross_attention_layers")
+    config.expect(crossing is not None, "cross_attention_layers", "is missing", "list the layers that attend to images")
     self_layer = model.layers[0]
-    core = parts.attention(c)
+    core = parts.attention(config)
     mixer = replace(core, qk_norm="head", rotary=False)
     cross = replace(self_layer, mixers=(mixer,), extra_vectors=2)
     held = Block(mixers=(), feed_forward=None, norms=0, idle=(cross,))
     if crossing:
-        c.note(
+        config.note(
             "layers with cross-attention are held and do not run: the language model alone has no image to attend to"
         )
     layers = tuple(held if i in (crossing or ()) else block for i, block in enumerate(model.layers))
     return replace(model, layers=layers, extra_embedding=8 * model.hidden)
 
 
-def _block(c: Config, style: Style) -> Block:
-    parallel = _is(c, style.parallel)
+def _block(config: Config, style: Style) -> Block:
+    parallel = _is(config, style.parallel)
     return Block(
-        mixers=(_attention(c, style),),
-        feed_forward=_feed_forward(c, style),
+        mixers=(_attention(config, style),),
+        feed_forward=_feed_forward(config, style),
         norm=style.norm,
         norms=style.parallel_norms if parallel else style.norms,
         parallel=parallel,
-        extra_vectors=_further(c),
+        extra_vectors=_further(config),
     )
 
 
-def _attention(c: Config, style: Style) -> Attention:
-    core = parts.attention(c, qkv_bias=_is(c, style.qkv_bias), out_bias=_is(c, style.out_bias))
-    if parts.capped(c, "attn_logit_softcapping"):
+def _attention(config: Config, style: Style) -> Attention:
+    core = parts.attention(config, qkv_bias=_is(config, style.qkv_bias), out_bias=_is(config, style.out_bias))
+    if parts.capped(config, "attn_logit_softcapping"):
         core = replace(core, softcap=True)
-    if style.qk_norm == "none" or not _is(c, style.qk_norm_flag):
+    if style.qk_norm == "none" or not _is(config, style.qk_norm_flag):
         return core
     return replace(core, qk_norm=style.qk_norm, qk_norm_kind=style.qk_norm_kind)
 
 
-def _feed_forward(c: Config, style: Style) -> MLP:
-    if c.model_type in ("gptj", "codegen") and not c.has("ffn"):
-        c.accept("ffn")
-        width = 4 * c.size("hidden_size")
-        return MLP(ffn=width, gated=False, bias=_is(c, style.mlp_bias), activation=parts.activation(c, style.act))
-    return parts.mlp(c, gated=style.gated, bias=_is(c, style.mlp_bias), act=style.act)
+def _feed_forward(config: Config, style: Style) -> MLP:
+    if config.model_type in ("gptj", "codegen") and not config.has("ffn"):
+        config.accept("ffn")
+        width = 4 * config.size("hidden_size")
+        return MLP(
+            ffn=width, gated=False, bias=_is(config, style.mlp_bias), activation=parts.activation(config, style.act)
+        )
+    return parts.mlp(config, gated=style.gated, bias=_is(config, style.mlp_bias), act=style.act)
 
 
-def _further(c: Config) -> int:
+def _further(config: Config) -> int:
     """Learned values outside the standard operators: xIELU's two scalars, BitNet's inner norms."""
-    if c.model_type == "apertus":
+    if config.model_type == "apertus":
         return 2
-    return c.size("hidden_size") + c.size("ffn") if c.model_type == "bitnet" else 0
+    return config.size("hidden_size") + config.size("ffn") if config.model_type == "bitnet" else 0
 
 
-def _is(c: Config, flag: Flag) -> bool:
-    return c.flag(flag) if isinstance(flag, str) else flag
+def _is(config: Config, flag: Flag) -> bool:
+    return config.flag(flag) if isinstance(flag, str) else flag
 
 
-def _kinds(c: Config, style: Style) -> list[str]:
-    number = c.layers()
+def _kinds(config: Config, style: Style) -> list[str]:
+    number = config.layers()
     if style.windows == "":
         return ["full"] * number
     if style.windows == "all":
-        return ["sliding" if c.count("window") else "full"] * number
+        return ["sliding" if config.count("window") else "full"] * number
     if style.windows in ("switched", "upper"):
-        return _switched(c, number, style.windows == "upper")
-    return parts.windows(c, number, _pattern(c, style))
+        return _switched(config, number, style.windows == "upper")
+    return parts.windows(config, number, _pattern(config, style))
 
 
-def _switched(c: Config, number: int, upper: bool) -> list[str]:
+def _switched(config: Config, number: int, upper: bool) -> list[str]:
     """Windows that `use_sliding_window` switches on, in Qwen from layer `max_window_layers` up."""
-    on = c.flag("use_sliding_window") and c.count("window") > 0
-    kinds = parts.windows(c, number, ["full"])
+    on = config.flag("use_sliding_window") and config.count("window") > 0
+    kinds = parts.windows(config, number, ["full"])
     if not on:
-        c.accept("max_window_layers", "window")
+        config.accept("max_window_layers", "window")
         return ["full"] * number
-    first = c.count("max_window_layers") if upper else 0
-    return kinds if c.has("layer_types") else ["sliding" if i >= first else "full" for i in range(number)]
+    first = config.count("max_window_layers") if upper else 0
+    return kinds if config.has("layer_types") else ["sliding" if i >= first else "full" for i in range(number)]
 
 
-def _pattern(c: Config, style: Style) -> tuple[str, ...]:
+def _pattern(config: Config, style: Style) -> tuple[str, ...]:
     """The class pattern, or the one that `sliding_window_pattern` counts: one full layer at the end of each period."""
-    if isinstance(c.raw.get("sliding_window_pattern"), str):
-        letters = c.text("sliding_window_pattern")
+    if isinstance(config.raw.get("sliding_window_pattern"), str):
+        letters = config.text("sliding_window_pattern")
         known = letters != "" and set(letters) <= {"G", "L"}
-        c.expect(known, "sliding_window_pattern", "must be letters L and G", "write such as LLLG")
+        config.expect(known, "sliding_window_pattern", "must be letters L and G", "write such as LLLG")
         if not known:
             return style.pattern
         return tuple("full" if letter == "G" else "sliding" for letter in letters)
-    period = c.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
+    period = config.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
     return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)
 
 
-def _with_window(c: Config, block: Block, kind: str) -> Block:
+def _with_window(config: Config, block: Block, kind: str) -> Block:
     if kind == "full":
         return block
     core = block.mixers[0]
     if not isinstance(core, Attention) or kind not in ("sliding", "chunked"):
         remedy = "use full_attention or sliding_attention"
-        c.problems.add("layer_types", kind, f"is not a layer of {c.model_type}", remedy)
+        config.problems.add("layer_types", kind, f"is not a layer of {config.model_type}", remedy)
         return block
-    window = c.size("window")
+    window = config.size("window")
     return replace(block, mixers=(replace(core, window=window),))
 
 

@@ -21,94 +21,94 @@ _POSITIONS = ("learned", "rope", "alibi", "none")
 _FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 
 
-def build(c: Config) -> Model:
+def build(config: Config) -> Model:
     """Return the model that a description gives."""
-    norm = _norm(c)
-    number, core = c.layers(), _attention(c)
-    position = c.text("position_embedding", default="rope")
-    c.expect(position in _POSITIONS, "position_embedding", "is unknown", f"use {', '.join(_POSITIONS)}")
+    norm = _norm(config)
+    number, core = config.layers(), _attention(config)
+    position = config.text("position_embedding", default="rope")
+    config.expect(position in _POSITIONS, "position_embedding", "is unknown", f"use {', '.join(_POSITIONS)}")
     if isinstance(core, Attention):
         core = replace(core, rotary=position == "rope")
-    parallel = c.flag("parallel_residual")
-    layers, mtp = _layers(c, number, core, norm)
+    parallel = config.flag("parallel_residual")
+    layers, mtp = _layers(config, number, core, norm)
     if parallel:
-        norms = 1 if c.flag("shared_attention_norm", default=True) else 2
+        norms = 1 if config.flag("shared_attention_norm", default=True) else 2
         layers = tuple(replace(block, parallel=True, norms=norms) for block in layers)
-    model = parts.language_model(c, layers, norm=norm)
-    c.accept("unpadded_vocab_size", "pipeline_layout", "decoder_first_pipeline_num_layers", "norm_bias")
-    c.accept("decoder_last_pipeline_num_layers", "seq_length", "multi_latent_attention", "original_rope")
+    model = parts.language_model(config, layers, norm=norm)
+    config.accept("unpadded_vocab_size", "pipeline_layout", "decoder_first_pipeline_num_layers", "norm_bias")
+    config.accept("decoder_last_pipeline_num_layers", "seq_length", "multi_latent_attention", "original_rope")
     return replace(
         model,
-        positions=c.size("max_context") if position == "learned" else 0,
-        embedding_norm=c.flag("embedding_layernorm"),
-        head_bias=c.flag("lm_head_bias"),
+        positions=config.size("max_context") if position == "learned" else 0,
+        embedding_norm=config.flag("embedding_layernorm"),
+        head_bias=config.flag("lm_head_bias"),
         mtp=mtp,
     )
 
 
-def _norm(c: Config) -> NormKind:
-    word = c.text("norm_type", default="rmsnorm").lower()
-    c.expect(word in _NORMS, "norm_type", "is unknown", "use LayerNorm or RMSNorm")
+def _norm(config: Config) -> NormKind:
+    word = config.text("norm_type", default="rmsnorm").lower()
+    config.expect(word in _NORMS, "norm_type", "is unknown", "use LayerNorm or RMSNorm")
     return _NORMS.get(word, "rmsnorm")
 
 
-def _attention(c: Config) -> Attention | LatentAttention:
-    if c.flag("multi_latent_attention"):
-        normed = c.flag("qk_layernorm", default=True)
-        return replace(parts.latent_attention(c), latent_norm=_norm(c) if normed else "none")
-    qkv, out = _biases(c)
-    core = parts.attention(c, qkv_bias=qkv, out_bias=out)
-    if not c.flag("qk_layernorm", "qk_norm"):
+def _attention(config: Config) -> Attention | LatentAttention:
+    if config.flag("multi_latent_attention"):
+        normed = config.flag("qk_layernorm", default=True)
+        return replace(parts.latent_attention(config), latent_norm=_norm(config) if normed else "none")
+    qkv, out = _biases(config)
+    core = parts.attention(config, qkv_bias=qkv, out_bias=out)
+    if not config.flag("qk_layernorm", "qk_norm"):
         return core
-    return replace(core, qk_norm="head", qk_norm_kind=_norm(c))
+    return replace(core, qk_norm="head", qk_norm_kind=_norm(config))
 
 
-def _biases(c: Config) -> tuple[bool, bool]:
+def _biases(config: Config) -> tuple[bool, bool]:
     """Biases of the input projections and of the output; "qkv" means the former alone."""
-    if c.raw.get("attention_bias") == "qkv" and "attention_bias" not in c.overrides:
-        c.accept("attention_bias")
+    if config.raw.get("attention_bias") == "qkv" and "attention_bias" not in config.overrides:
+        config.accept("attention_bias")
         return True, False
-    both = c.flag("attention_bias")
+    both = config.flag("attention_bias")
     return both, both
 
 
 def _layers(
-    c: Config, number: int, core: Attention | LatentAttention, norm: NormKind
+    config: Config, number: int, core: Attention | LatentAttention, norm: NormKind
 ) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
     """The layers, and those that predict further tokens."""
-    if c.has("hybrid_layer_pattern"):
-        return _hybrid(c, number, core, norm)
-    if not c.count("num_experts"):
-        block = Block(mixers=(core,), feed_forward=_mlp(c), norm=norm)
-        return (block,) * number, (block,) * c.predictions()
-    experts = _experts(c)
-    sparse = _frequency(c, number)
-    dense = experts if all(sparse) else _mlp(c)
-    c.accept("ffn", "mlp_bias")
+    if config.has("hybrid_layer_pattern"):
+        return _hybrid(config, number, core, norm)
+    if not config.count("num_experts"):
+        block = Block(mixers=(core,), feed_forward=_mlp(config), norm=norm)
+        return (block,) * number, (block,) * config.predictions()
+    experts = _experts(config)
+    sparse = _frequency(config, number)
+    dense = experts if all(sparse) else _mlp(config)
+    config.accept("ffn", "mlp_bias")
     blocks = {s: Block(mixers=(core,), feed_forward=experts if s else dense, norm=norm) for s in (True, False)}
     layers = tuple(blocks[s] for s in sparse)
-    return layers, (layers[-1],) * c.predictions()
+    return layers, (layers[-1],) * config.predictions()
 
 
-def _mlp(c: Config) -> MLP:
-    act, gated = parts.activation(c, "gelu"), c.flag("gated_mlp", default=True)
-    width = c.count("ffn") or 4 * c.size("hidden_size")
-    return MLP(ffn=width, gated=gated, bias=c.flag("mlp_bias"), activation=act)
+def _mlp(config: Config) -> MLP:
+    act, gated = parts.activation(config, "gelu"), config.flag("gated_mlp", default=True)
+    width = config.count("ffn") or 4 * config.size("hidden_size")
+    return MLP(ffn=width, gated=gated, bias=config.flag("mlp_bias"), activation=act)
 
 
-def _experts(c: Config) -> MoE:
-    gated = c.flag("gated_mlp", default=True)
-    keys = () if c.has("expert_ffn") else ("intermediate_size",)
-    experts = parts.moe(c, *keys, gated=gated, act="gelu")
-    width = c.count("shared_expert_ffn")
+def _experts(config: Config) -> MoE:
+    gated = config.flag("gated_mlp", default=True)
+    keys = () if config.has("expert_ffn") else ("intermediate_size",)
+    experts = parts.moe(config, *keys, gated=gated, act="gelu")
+    width = config.count("shared_expert_ffn")
     shared = MLP(ffn=width, gated=gated, activation=experts.activation) if width else None
-    return replace(experts, shared=shared, latent=c.count("moe_latent"))
+    return replace(experts, shared=shared, latent=config.count("moe_latent"))
 
 
-def _frequency(c: Config, number: int) -> list[bool]:
+def _frequency(config: Config, number: int) -> list[bool]:
     """Which layers are mixtures: every n-th, or a list, or Megatron's "([0]*3+[1]*11)"."""
-    given = c.raw.get("moe_layer_freq", 1)
-    c.accept("moe_layer_freq")
+    given = config.raw.get("moe_layer_freq", 1)
+    config.accept("moe_layer_freq")
     if isinstance(given, str) and given.isdigit():
         given = int(given)
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -118,7 +118,7 @@ def _frequency(c: Config, number: int) -> list[bool]:
     if isinstance(given, list) and len(given) == number:
         return [bool(one) for one in given]
     rule = f"must be a whole number or a pattern of {number} layers"
-    c.problems.add("moe_layer_freq", c.raw.get("moe_layer_freq"), rule, 'write 1, or "([0]*3+[1]*11)"')
+    config.problems.add("moe_layer_freq", config.raw.get("moe_layer_freq"), rule, 'write 1, or "([0]*3+[1]*11)"')
     return [True] * number
 
 
@@ -137,7 +137,7 @@ def _expand(text: str) -> list[int]:
 
 
 def _hybrid(
-    c: Config, number: int, core: Attention | LatentAttention, norm: NormKind
+    config: Config, number: int, core: Attention | LatentAttention, norm: NormKind
 ) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
     """Layers by letters; behind "/" stand the runs that predict further tokens."""
     made: dict[str, Block] = {}
@@ -146,40 +146,42 @@ def _hybrid(
         if kind not in made:
             one = Block(mixers=(), feed_forward=None, norm=norm, norms=1)
             made[kind] = {
-                "mamba": lambda: replace(one, mixers=(_mamba(c),)),
+                "mamba": lambda: replace(one, mixers=(_mamba(config),)),
                 "attention": lambda: replace(one, mixers=(core,)),
-                "moe": lambda: replace(one, feed_forward=_experts(c)),
-                "mlp": lambda: replace(one, feed_forward=_mlp(c)),
+                "moe": lambda: replace(one, feed_forward=_experts(config)),
+                "mlp": lambda: replace(one, feed_forward=_mlp(config)),
             }[kind]()
         return made[kind]
 
-    main, *runs = c.text("hybrid_layer_pattern").split("/")
-    kinds = spelled(c.with_text("hybrid_layer_pattern", main), "hybrid_layer_pattern")
-    if "num_layers" in c.overrides:
-        kinds = c.cut(kinds, number)
+    main, *runs = config.text("hybrid_layer_pattern").split("/")
+    kinds = spelled(config.with_text("hybrid_layer_pattern", main), "hybrid_layer_pattern")
+    if "num_layers" in config.overrides:
+        kinds = config.cut(kinds, number)
     elif len(kinds) != number:
-        c.note(f"hybrid_layer_pattern has {len(kinds)} layers, and wins over num_hidden_layers = {number}")
-    c.accept("ffn", "mlp_bias", "num_mtp_layers", "moe_layer_freq", "num_experts", "experts_per_token", "expert_ffn")
-    c.accept("shared_expert_ffn", "moe_latent", "ssm_heads", "ssm_head_dim", "ssm_state", "ssm_groups")
+        config.note(f"hybrid_layer_pattern has {len(kinds)} layers, and wins over num_hidden_layers = {number}")
+    config.accept(
+        "ffn", "mlp_bias", "num_mtp_layers", "moe_layer_freq", "num_experts", "experts_per_token", "expert_ffn"
+    )
+    config.accept("shared_expert_ffn", "moe_latent", "ssm_heads", "ssm_head_dim", "ssm_state", "ssm_groups")
     rule = f"has {len(runs)} runs that predict further tokens, at most {MOST_PREDICTIONS}"
-    c.expect(len(runs) <= MOST_PREDICTIONS, "hybrid_layer_pattern", rule, "write fewer behind /")
+    config.expect(len(runs) <= MOST_PREDICTIONS, "hybrid_layer_pattern", rule, "write fewer behind /")
     mtp = []
     for run in runs[:MOST_PREDICTIONS]:
-        first, *rest = (block(kind) for kind in spelled(c.with_text("mtp", run), "mtp"))
+        first, *rest = (block(kind) for kind in spelled(config.with_text("mtp", run), "mtp"))
         mtp.append(replace(first, also=tuple(rest)))
     return tuple(block(kind) for kind in kinds), tuple(mtp)
 
 
-def _mamba(c: Config) -> Mamba2:
+def _mamba(config: Config) -> Mamba2:
     """Megatron-Core's mixer: twice the hidden size in heads of 64 unless said, state 128, 8 groups, convolution 4."""
-    width = c.size("ssm_head_dim", default=64)
+    width = config.size("ssm_head_dim", default=64)
     return Mamba2(
-        heads=c.size("ssm_heads", default=2 * c.size("hidden_size") // width),
+        heads=config.size("ssm_heads", default=2 * config.size("hidden_size") // width),
         head_dim=width,
-        groups=c.size("ssm_groups", default=8),
-        state=c.size("ssm_state", default=128),
-        conv=c.size("ssm_conv", default=4),
-        chunk=c.size("ssm_chunk", default=128),
+        groups=config.size("ssm_groups", default=8),
+        state=config.size("ssm_state", default=128),
+        conv=config.size("ssm_conv", default=4),
+        chunk=config.size("ssm_chunk", default=128),
     )
 
 

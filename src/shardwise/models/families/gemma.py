@@ -17,32 +17,32 @@ _PATTERN_3N = ("sliding",) * 4 + ("full",)
 _PATTERN_4 = ("sliding",) * 5 + ("full",)
 
 
-def _core(c: Config) -> Attention:
-    bias = c.flag("attention_bias")
-    return replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head", v_norm=True)
+def _core(config: Config) -> Attention:
+    bias = config.flag("attention_bias")
+    return replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", v_norm=True)
 
 
-def _reuses(c: Config, number: int) -> list[bool]:
+def _reuses(config: Config, number: int) -> list[bool]:
     """The last `num_kv_shared_layers` layers read the cache of the last layer of their kind before them."""
-    shared = c.count("num_kv_shared_layers")
-    c.expect(shared < number, "num_kv_shared_layers", f"must be less than the {number} layers", "use fewer")
+    shared = config.count("num_kv_shared_layers")
+    config.expect(shared < number, "num_kv_shared_layers", f"must be less than the {number} layers", "use fewer")
     return [i >= number - shared for i in range(number)]
 
 
-def _widths(c: Config, number: int) -> list[int]:
+def _widths(config: Config, number: int) -> list[int]:
     """The feed-forward width of each layer: one for all, or a list."""
-    if not isinstance(c.raw.get("intermediate_size"), Sequence) or "ffn" in c.overrides:
-        return [c.size("ffn")] * number
-    return c.sequence("intermediate_size", number, int) or [1] * number
+    if not isinstance(config.raw.get("intermediate_size"), Sequence) or "ffn" in config.overrides:
+        return [config.size("ffn")] * number
+    return config.sequence("intermediate_size", number, int) or [1] * number
 
 
-def _layer_inputs(c: Config, model: Model, number: int) -> Model:
+def _layer_inputs(config: Config, model: Model, number: int) -> Model:
     """Embeddings for each layer: one wide table, a projection of the stream to the same width, and their norm."""
-    width = c.count("hidden_size_per_layer_input")
+    width = config.count("hidden_size_per_layer_input")
     if not width:
-        c.accept("vocab_size_per_layer_input")
+        config.accept("vocab_size_per_layer_input")
         return model
-    rows = c.size("vocab_size_per_layer_input")
+    rows = config.size("vocab_size_per_layer_input")
     projection = Projection(name="per_layer_projection", inputs=model.hidden, outputs=number * width)
     return replace(
         model,
@@ -52,9 +52,9 @@ def _layer_inputs(c: Config, model: Model, number: int) -> Model:
     )
 
 
-def _gate(c: Config, hidden: int) -> tuple[Projection, ...]:
+def _gate(config: Config, hidden: int) -> tuple[Projection, ...]:
     """What lets a layer's own embedding into the stream."""
-    width = c.count("hidden_size_per_layer_input")
+    width = config.count("hidden_size_per_layer_input")
     if not width:
         return ()
     return (
@@ -72,87 +72,89 @@ def _altup(hidden: int, streams: int) -> tuple[Projection, ...]:
     )
 
 
-def gemma3n(c: Config) -> Model:
+def gemma3n(config: Config) -> Model:
     """Return Gemma 3n: AltUp streams, a low-rank LAuReL branch and layer embeddings around Gemma 3's layer."""
-    number, hidden, rank = c.layers(), c.size("hidden_size"), c.size("laurel_rank")
-    core, window, streams = _core(c), c.size("window"), c.repeats("altup_num_inputs", default=4)
+    number, hidden, rank = config.layers(), config.size("hidden_size"), config.size("laurel_rank")
+    core, window, streams = _core(config), config.size("window"), config.repeats("altup_num_inputs", default=4)
     laurel = (
         Projection(name="laurel_left", inputs=hidden, outputs=rank),
         Projection(name="laurel_right", inputs=rank, outputs=hidden),
     )
-    extras = (*_altup(hidden, streams), *laurel, *_gate(c, hidden))
-    act = parts.activation(c, "gelu_pytorch_tanh")
+    extras = (*_altup(hidden, streams), *laurel, *_gate(config, hidden))
+    act = parts.activation(config, "gelu_pytorch_tanh")
 
     def block(kind: str, reuses: bool, width: int) -> Block:
         mixer = replace(core, window=window if kind == "sliding" else 0, kv_from_earlier=reuses)
         ffn = MLP(ffn=width, activation=act)
         return Block(mixers=(mixer,), feed_forward=ffn, norms=4, extra_norms=3, extras=extras, extra_vectors=hidden)
 
-    kinds = parts.windows(c, number, _PATTERN_3N)
-    keys = list(zip(kinds, _reuses(c, number), _widths(c, number), strict=True))
+    kinds = parts.windows(config, number, _PATTERN_3N)
+    keys = list(zip(kinds, _reuses(config, number), _widths(config, number), strict=True))
     made = {key: block(*key) for key in dict.fromkeys(keys)}
-    model = parts.language_model(c, tuple(made[key] for key in keys))
+    model = parts.language_model(config, tuple(made[key] for key in keys))
     outer = tuple(
         Projection(name=f"altup_{way}_{i}", inputs=hidden, outputs=hidden)
         for way in ("in", "out")
         for i in range(1, streams)
     )
-    return _layer_inputs(c, replace(model, extras=outer), number)
+    return _layer_inputs(config, replace(model, extras=outer), number)
 
 
-def gemma4(c: Config) -> Model:
+def gemma4(config: Config) -> Model:
     """Return Gemma 4: wider heads in full layers, keys that serve as values, a mixture beside the dense part."""
-    number, hidden = c.layers(), c.size("hidden_size")
-    kinds = parts.windows(c, number, _PATTERN_4)
+    number, hidden = config.layers(), config.size("hidden_size")
+    kinds = parts.windows(config, number, _PATTERN_4)
     if kinds[-1] != "full":
-        c.note("the last layer is full attention, as the model class makes it")
+        config.note("the last layer is full attention, as the model class makes it")
         kinds[-1] = "full"
-    double = 2 if c.flag("use_double_wide_mlp") else 1
-    local, wide = _gemma4_cores(c)
-    width, gate = c.size("ffn"), _gate(c, hidden)
+    double = 2 if config.flag("use_double_wide_mlp") else 1
+    local, wide = _gemma4_cores(config)
+    width, gate = config.size("ffn"), _gate(config, hidden)
 
     def block(kind: str, reuses: bool) -> Block:
         mixer = replace(local if kind == "sliding" else wide, kv_from_earlier=reuses)
-        ffn, norms, vectors = _gemma4_ffn(c, width * (double if reuses else 1), hidden)
+        ffn, norms, vectors = _gemma4_ffn(config, width * (double if reuses else 1), hidden)
         extra = norms + (1 if gate else 0)
         return Block(mixers=(mixer,), feed_forward=ffn, norms=4, extra_norms=extra, extras=gate, extra_vectors=vectors)
 
-    keys = list(zip(kinds, _reuses(c, number), strict=True))
+    keys = list(zip(kinds, _reuses(config, number), strict=True))
     made = {key: block(*key) for key in dict.fromkeys(keys)}
-    return _layer_inputs(c, parts.language_model(c, tuple(made[key] for key in keys)), number)
+    return _layer_inputs(config, parts.language_model(config, tuple(made[key] for key in keys)), number)
 
 
-def _gemma4_cores(c: Config) -> tuple[Attention, Attention]:
+def _gemma4_cores(config: Config) -> tuple[Attention, Attention]:
     """Windowed and full attention: the full one has its own head width and number of key-value heads."""
-    local, tied = _core(c), c.flag("attention_k_eq_v")
-    kv = c.count("num_global_key_value_heads") if tied else 0
-    c.accept("num_global_key_value_heads")
-    width, kv = _full_layer(c, kv or local.kv_heads)
+    local, tied = _core(config), config.flag("attention_k_eq_v")
+    kv = config.count("num_global_key_value_heads") if tied else 0
+    config.accept("num_global_key_value_heads")
+    width, kv = _full_layer(config, kv or local.kv_heads)
     wide = replace(local, head_dim=width, kv_heads=kv, shared_key_value=tied)
-    return replace(local, window=c.size("window")), wide
+    return replace(local, window=config.size("window")), wide
 
 
-def _full_layer(c: Config, kv: int) -> tuple[int, int]:
+def _full_layer(config: Config, kv: int) -> tuple[int, int]:
     """Head width and key-value heads of full layers, from their own keys or from `per_layer_config`."""
-    by_layer = c.raw.get("per_layer_config")
-    c.accept("per_layer_config")
-    if isinstance(by_layer, dict) and not c.has("global_head_dim"):
+    by_layer = config.raw.get("per_layer_config")
+    config.accept("per_layer_config")
+    if isinstance(by_layer, dict) and not config.has("global_head_dim"):
         own: object = next(iter(by_layer.values()), {})
-        c.expect(isinstance(own, dict), "per_layer_config", "must hold an object for each layer", "write { } for each")
-        first = Config(own if isinstance(own, dict) else {}, c.model_type)
-        first.problems = c.problems
-        return first.size("head_dim", default=c.size("head_dim")), first.size("num_key_value_heads", default=kv)
-    return c.size("global_head_dim", default=512), kv
+        config.expect(
+            isinstance(own, dict), "per_layer_config", "must hold an object for each layer", "write { } for each"
+        )
+        first = Config(own if isinstance(own, dict) else {}, config.model_type)
+        first.problems = config.problems
+        return first.size("head_dim", default=config.size("head_dim")), first.size("num_key_value_heads", default=kv)
+    return config.size("global_head_dim", default=512), kv
 
 
-def _gemma4_ffn(c: Config, width: int, hidden: int) -> tuple[FeedForward, int, int]:
+def _gemma4_ffn(config: Config, width: int, hidden: int) -> tuple[FeedForward, int, int]:
     """The feed-forward, the norms it adds and the scales of its router."""
-    act = parts.activation(c, "gelu_pytorch_tanh")
+    act = parts.activation(config, "gelu_pytorch_tanh")
     dense = MLP(ffn=width, activation=act)
-    if not c.flag("enable_moe_block"):
-        c.accept("num_experts", "experts_per_token", "expert_ffn")
+    if not config.flag("enable_moe_block"):
+        config.accept("num_experts", "experts_per_token", "expert_ffn")
         return dense, 0, 0
-    experts = replace(parts.moe(c, act="gelu_pytorch_tanh"), shared=dense)
+    experts = replace(parts.moe(config, act="gelu_pytorch_tanh"), shared=dense)
     return experts, 3, hidden + experts.experts
 
 

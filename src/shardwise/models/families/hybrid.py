@@ -16,134 +16,136 @@ from shardwise.models.families import _parts as parts
 MAMBA = ("mamba", "linear", "linear_attention")
 
 
-def mamba(c: Config) -> Model:
+def mamba(config: Config) -> Model:
     """Return Mamba or Falcon-Mamba: one state-space mixer a layer, no feed-forward."""
-    hidden = c.size("hidden_size")
-    inner = round(c.scaled("expand", hidden, "ssm_expand", default=2))
-    c.accept("ffn", "d_inner", "hidden_act")
+    hidden = config.size("hidden_size")
+    inner = round(config.scaled("expand", hidden, "ssm_expand", default=2))
+    config.accept("ffn", "d_inner", "hidden_act")
     core = Mamba1(
         inner=inner,
-        state=c.size("ssm_state"),
-        conv=c.size("ssm_conv"),
-        dt_rank=_dt_rank(c, "time_step_rank"),
-        conv_bias=c.flag("use_conv_bias", default=True),
-        proj_bias=c.flag("use_bias"),
+        state=config.size("ssm_state"),
+        conv=config.size("ssm_conv"),
+        dt_rank=_dt_rank(config, "time_step_rank"),
+        conv_bias=config.flag("use_conv_bias", default=True),
+        proj_bias=config.flag("use_bias"),
     )
-    return parts.language_model(c, (Block(mixers=(core,), feed_forward=None, norms=1),) * c.layers())
+    return parts.language_model(config, (Block(mixers=(core,), feed_forward=None, norms=1),) * config.layers())
 
 
-def _dt_rank(c: Config, key: str) -> int:
+def _dt_rank(config: Config, key: str) -> int:
     """The rank of the time step; "auto" and absent mean hidden / 16, rounded up."""
-    if c.raw.get(key, "auto") == "auto" and key not in c.overrides:
-        c.accept(key)
-        return -(-c.size("hidden_size") // 16)
-    return c.size(key)
+    if config.raw.get(key, "auto") == "auto" and key not in config.overrides:
+        config.accept(key)
+        return -(-config.size("hidden_size") // 16)
+    return config.size(key)
 
 
-def mamba2(c: Config) -> Model:
+def mamba2(config: Config) -> Model:
     """Return Mamba-2: heads * head_dim wide, one mixer a layer."""
     core = Mamba2(
-        heads=c.size("ssm_heads", "num_heads"),
-        head_dim=c.size("ssm_head_dim", "head_dim"),
-        groups=c.size("ssm_groups"),
-        state=c.size("ssm_state"),
-        conv=c.size("ssm_conv"),
-        chunk=c.size("ssm_chunk", default=256),
-        conv_bias=c.flag("use_conv_bias", default=True),
-        proj_bias=c.flag("use_bias"),
-        out_bias=c.flag("use_bias"),
+        heads=config.size("ssm_heads", "num_heads"),
+        head_dim=config.size("ssm_head_dim", "head_dim"),
+        groups=config.size("ssm_groups"),
+        state=config.size("ssm_state"),
+        conv=config.size("ssm_conv"),
+        chunk=config.size("ssm_chunk", default=256),
+        conv_bias=config.flag("use_conv_bias", default=True),
+        proj_bias=config.flag("use_bias"),
+        out_bias=config.flag("use_bias"),
     )
-    c.accept("time_step_rank", "hidden_act")
-    inner = round(c.scaled("expand", c.size("hidden_size"), default=2))
+    config.accept("time_step_rank", "hidden_act")
+    inner = round(config.scaled("expand", config.size("hidden_size"), default=2))
     rule = f"times head_dim {core.head_dim} must be expand * hidden_size = {inner}"
-    c.expect(core.inner == inner, "ssm_heads", rule, f"use {inner // core.head_dim or 1} heads")
-    return parts.language_model(c, (Block(mixers=(core,), feed_forward=None, norms=1),) * c.layers())
+    config.expect(core.inner == inner, "ssm_heads", rule, f"use {inner // core.head_dim or 1} heads")
+    return parts.language_model(config, (Block(mixers=(core,), feed_forward=None, norms=1),) * config.layers())
 
 
-def jamba(c: Config) -> Model:
+def jamba(config: Config) -> Model:
     """Return Jamba: one attention layer a period, Mamba elsewhere; a mixture every second layer."""
-    number, hidden = c.layers(), c.size("hidden_size")
-    core = replace(parts.attention(c), rotary=False)
+    number, hidden = config.layers(), config.size("hidden_size")
+    core = replace(parts.attention(config), rotary=False)
     scan = Mamba1(
-        inner=round(c.scaled("mamba_expand", hidden, default=2)),
-        state=c.size("ssm_state"),
-        conv=c.size("ssm_conv"),
-        dt_rank=_dt_rank(c, "mamba_dt_rank"),
-        conv_bias=c.flag("mamba_conv_bias", default=True),
-        proj_bias=c.flag("mamba_proj_bias"),
+        inner=round(config.scaled("mamba_expand", hidden, default=2)),
+        state=config.size("ssm_state"),
+        conv=config.size("ssm_conv"),
+        dt_rank=_dt_rank(config, "mamba_dt_rank"),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+        proj_bias=config.flag("mamba_proj_bias"),
         norms=True,
     )
-    dense = parts.mlp(c)
-    experts = parts.moe(c, "intermediate_size")
-    attends = parts.every(c.size("attn_layer_period"), c.count("attn_layer_offset"), number)
-    sparse = parts.every(c.size("expert_layer_period"), c.count("expert_layer_offset"), number)
+    dense = parts.mlp(config)
+    experts = parts.moe(config, "intermediate_size")
+    attends = parts.every(config.size("attn_layer_period"), config.count("attn_layer_offset"), number)
+    sparse = parts.every(config.size("expert_layer_period"), config.count("expert_layer_offset"), number)
     pairs = list(zip(attends, [s and experts.experts > 1 for s in sparse], strict=True))
     made = {
         (a, s): Block(mixers=(core if a else scan,), feed_forward=experts if s else dense)
         for a, s in dict.fromkeys(pairs)
     }
-    return parts.language_model(c, tuple(made[pair] for pair in pairs))
+    return parts.language_model(config, tuple(made[pair] for pair in pairs))
 
 
-def _mamba2_of_hybrid(c: Config, *, gated_norm: bool = True) -> Mamba2:
+def _mamba2_of_hybrid(config: Config, *, gated_norm: bool = True) -> Mamba2:
     """Mamba-2 as Bamba, Granite 4 and Falcon-H1 spell it."""
-    heads = c.size("ssm_heads")
-    inner = c.count("mamba_d_ssm") or round(c.scaled("mamba_expand", c.size("hidden_size"), default=2))
-    word = c.raw.get("mamba_d_head")
-    derived = word in (None, "auto") and not c.has("ssm_head_dim")
-    width = inner // heads if derived else c.size("ssm_head_dim", "mamba_d_head")
-    c.accept("mamba_d_head")
+    heads = config.size("ssm_heads")
+    inner = config.count("mamba_d_ssm") or round(config.scaled("mamba_expand", config.size("hidden_size"), default=2))
+    word = config.raw.get("mamba_d_head")
+    derived = word in (None, "auto") and not config.has("ssm_head_dim")
+    width = inner // heads if derived else config.size("ssm_head_dim", "mamba_d_head")
+    config.accept("mamba_d_head")
     rule = f"times head width {width} must be {inner}"
-    c.expect(heads * width == inner, "ssm_heads", rule, f"use {inner // max(width, 1) or 1}")
+    config.expect(heads * width == inner, "ssm_heads", rule, f"use {inner // max(width, 1) or 1}")
     return Mamba2(
         heads=heads,
         head_dim=width,
-        groups=c.size("ssm_groups"),
-        state=c.size("ssm_state"),
-        conv=c.size("ssm_conv"),
-        chunk=c.size("ssm_chunk", default=256),
-        conv_bias=c.flag("mamba_conv_bias", default=True),
-        proj_bias=c.flag("mamba_proj_bias"),
-        out_bias=c.flag("mamba_proj_bias"),
+        groups=config.size("ssm_groups"),
+        state=config.size("ssm_state"),
+        conv=config.size("ssm_conv"),
+        chunk=config.size("ssm_chunk", default=256),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+        proj_bias=config.flag("mamba_proj_bias"),
+        out_bias=config.flag("mamba_proj_bias"),
         gated_norm=gated_norm,
     )
 
 
-def bamba(c: Config) -> Model:
+def bamba(config: Config) -> Model:
     """Return Bamba: Mamba-2 layers with attention at `attn_layer_indices`."""
-    number, bias = c.layers(), c.flag("attention_bias")
-    core, scan = parts.attention(c, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(c)
-    listed = c.indices("attn_layer_indices") or []
-    kinds = c.sequence("layers_block_type", number) or ["attention" if i in listed else "mamba" for i in range(number)]
-    ffn = parts.mlp(c, bias=c.flag("mlp_bias"))
+    number, bias = config.layers(), config.flag("attention_bias")
+    core, scan = parts.attention(config, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(config)
+    listed = config.indices("attn_layer_indices") or []
+    kinds = config.sequence("layers_block_type", number) or [
+        "attention" if i in listed else "mamba" for i in range(number)
+    ]
+    ffn = parts.mlp(config, bias=config.flag("mlp_bias"))
     made = parts.build(kinds, lambda k: Block(mixers=(scan if k in MAMBA else core,), feed_forward=ffn))
-    return parts.language_model(c, made)
+    return parts.language_model(config, made)
 
 
-def granitemoehybrid(c: Config) -> Model:
+def granitemoehybrid(config: Config) -> Model:
     """Return Granite 4: Mamba-2 or attention, then a shared expert beside the mixture, or the shared expert alone."""
-    number, bias = c.layers(), c.flag("attention_bias")
-    kinds = c.sequence("layer_types", number) or c.sequence("layers_block_type", number) or ["mamba"] * number
-    core, scan = parts.attention(c, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(c)
-    core = replace(core, rotary=c.text("position_embedding_type", default="nope") == "rope")
-    shared = MLP(ffn=c.size("shared_expert_ffn"), activation=parts.activation(c))
+    number, bias = config.layers(), config.flag("attention_bias")
+    kinds = config.sequence("layer_types", number) or config.sequence("layers_block_type", number) or ["mamba"] * number
+    core, scan = parts.attention(config, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(config)
+    core = replace(core, rotary=config.text("position_embedding_type", default="nope") == "rope")
+    shared = MLP(ffn=config.size("shared_expert_ffn"), activation=parts.activation(config))
     ffn: FeedForward = shared
-    if c.count("num_experts"):
-        ffn = replace(parts.moe(c, "intermediate_size"), shared=shared)
-    c.accept("ffn", "experts_per_token")
+    if config.count("num_experts"):
+        ffn = replace(parts.moe(config, "intermediate_size"), shared=shared)
+    config.accept("ffn", "experts_per_token")
     made = parts.build(kinds, lambda k: Block(mixers=(scan if k in MAMBA else core,), feed_forward=ffn))
-    return parts.language_model(c, made)
+    return parts.language_model(config, made)
 
 
-def falcon_h1(c: Config) -> Model:
+def falcon_h1(config: Config) -> Model:
     """Return Falcon-H1: attention and Mamba-2 side by side in every layer."""
-    bias = c.flag("attention_bias")
-    core = parts.attention(c, qkv_bias=bias, out_bias=bias)
-    scan = _mamba2_of_hybrid(c, gated_norm=c.flag("mamba_rms_norm"))
-    scan = replace(scan, out_bias=c.flag("projectors_bias"))
-    c.accept("mamba_expand")
-    block = Block(mixers=(core, scan), feed_forward=parts.mlp(c, bias=c.flag("mlp_bias")))
-    return parts.language_model(c, (block,) * c.layers())
+    bias = config.flag("attention_bias")
+    core = parts.attention(config, qkv_bias=bias, out_bias=bias)
+    scan = _mamba2_of_hybrid(config, gated_norm=config.flag("mamba_rms_norm"))
+    scan = replace(scan, out_bias=config.flag("projectors_bias"))
+    config.accept("mamba_expand")
+    block = Block(mixers=(core, scan), feed_forward=parts.mlp(config, bias=config.flag("mlp_bias")))
+    return parts.language_model(config, (block,) * config.layers())
 
 
 _ZAMBA_LAYERS = (
@@ -152,17 +154,17 @@ _ZAMBA_LAYERS = (
 )
 
 
-def zamba2(c: Config) -> Model:
+def zamba2(config: Config) -> Model:
     """Return Zamba 2."""
-    number, hidden = c.layers(), c.size("hidden_size")
-    words = c.sequence("layers_block_type", number) or _by_hybrid_ids(c, number) or list(_ZAMBA_LAYERS)
+    number, hidden = config.layers(), config.size("hidden_size")
+    words = config.sequence("layers_block_type", number) or _by_hybrid_ids(config, number) or list(_ZAMBA_LAYERS)
     if len(words) != number:
-        c.problems.add("layers_block_type", None, f"is missing for {number} layers", "list the kind of each layer")
-    scan = _zamba_mixer(c, hidden)
+        config.problems.add("layers_block_type", None, f"is missing for {number} layers", "list the kind of each layer")
+    scan = _zamba_mixer(config, hidden)
     plain = Block(mixers=(scan,), feed_forward=None, norms=1)
-    shared, memories = _transformer(c, hidden), c.size("num_mem_blocks", default=1)
-    owned = _owned(c, hidden, shared)
-    c.accept(
+    shared, memories = _transformer(config, hidden), config.size("num_mem_blocks", default=1)
+    owned = _owned(config, hidden, shared)
+    config.accept(
         "attention_hidden_size",
         "head_dim",
         "kv_channels",
@@ -179,50 +181,50 @@ def zamba2(c: Config) -> Model:
         memory = replace(shared, shared_weights=f"memory {uses % memories}")
         layers.append(replace(plain, extras=owned, also=(memory,)))
         uses += 1
-    return parts.language_model(c, tuple(layers))
+    return parts.language_model(config, tuple(layers))
 
 
-def _by_hybrid_ids(c: Config, number: int) -> list[str]:
+def _by_hybrid_ids(config: Config, number: int) -> list[str]:
     """The kinds of layers where the file lists only which are hybrid."""
-    hybrid = c.indices("hybrid_layer_ids")
+    hybrid = config.indices("hybrid_layer_ids")
     return [] if hybrid is None else ["hybrid" if i in hybrid else "mamba" for i in range(number)]
 
 
-def _zamba_mixer(c: Config, hidden: int) -> Mamba2:
-    heads = c.size("ssm_heads")
-    inner = round(c.scaled("mamba_expand", hidden, default=2))
-    c.expect(inner % heads == 0, "ssm_heads", f"must divide the inner width {inner}", "use a divisor")
-    c.accept("use_conv_bias")
+def _zamba_mixer(config: Config, hidden: int) -> Mamba2:
+    heads = config.size("ssm_heads")
+    inner = round(config.scaled("mamba_expand", hidden, default=2))
+    config.expect(inner % heads == 0, "ssm_heads", f"must divide the inner width {inner}", "use a divisor")
+    config.accept("use_conv_bias")
     return Mamba2(
         heads=heads,
         head_dim=max(inner // heads, 1),
-        groups=c.size("ssm_groups"),
-        state=c.size("ssm_state"),
-        conv=c.size("ssm_conv"),
-        chunk=c.size("ssm_chunk", default=256),
-        proj_bias=c.flag("add_bias_linear"),
-        out_bias=c.flag("add_bias_linear"),
+        groups=config.size("ssm_groups"),
+        state=config.size("ssm_state"),
+        conv=config.size("ssm_conv"),
+        chunk=config.size("ssm_chunk", default=256),
+        proj_bias=config.flag("add_bias_linear"),
+        out_bias=config.flag("add_bias_linear"),
     )
 
 
-def _transformer(c: Config, hidden: int) -> Block:
+def _transformer(config: Config, hidden: int) -> Block:
     """The shared transformer: it reads stream and embeddings side by side, so its first norm is twice as wide."""
-    heads = c.size("num_attention_heads")
+    heads = config.size("num_attention_heads")
     core = Attention(
         heads=heads,
-        kv_heads=parts.kv_heads(c, heads),
+        kv_heads=parts.kv_heads(config, heads),
         head_dim=max(2 * hidden // heads, 1),
         input_width=2 * hidden,
-        rotary=c.flag("use_mem_rope"),
+        rotary=config.flag("use_mem_rope"),
     )
-    width = c.count("ffn") or 4 * hidden
-    ffn = MLP(ffn=width, bias=c.flag("add_bias_linear"), activation=parts.activation(c, "gelu"))
+    width = config.count("ffn") or 4 * hidden
+    ffn = MLP(ffn=width, bias=config.flag("add_bias_linear"), activation=parts.activation(config, "gelu"))
     return Block(mixers=(core,), feed_forward=ffn, extra_vectors=hidden)
 
 
-def _owned(c: Config, hidden: int, shared: Block) -> tuple[Projection, ...]:
+def _owned(config: Config, hidden: int, shared: Block) -> tuple[Projection, ...]:
     """What each hybrid layer has for itself: a map back to the stream and low-rank adapters of the shared weights."""
-    rank = c.size("adapter_rank", default=128)
+    rank = config.size("adapter_rank", default=128)
     ffn = shared.feed_forward
     width = ffn.ffn if isinstance(ffn, MLP) else 1
     owned = [
@@ -230,7 +232,7 @@ def _owned(c: Config, hidden: int, shared: Block) -> tuple[Projection, ...]:
         Projection(name="mlp_adapter_down", inputs=hidden, outputs=rank),
         Projection(name="mlp_adapter_up", inputs=rank, outputs=2 * width),
     ]
-    for which in "qkv" if c.flag("use_shared_attention_adapter") else "":
+    for which in "qkv" if config.flag("use_shared_attention_adapter") else "":
         owned.append(Projection(name=f"{which}_adapter_down", inputs=2 * hidden, outputs=rank))
         owned.append(Projection(name=f"{which}_adapter_up", inputs=rank, outputs=2 * hidden))
     return tuple(owned)

@@ -17,46 +17,46 @@ _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _WORDS = {"linear_attention": "mamba", "full_attention": "attention"} | {word: word for word in _LETTERS.values()}
 
 
-def build(c: Config) -> Model:
+def build(config: Config) -> Model:
     """Return Nemotron-H."""
-    blocks = _blocks(c, "rmsnorm")
-    kinds = spelled(c, "hybrid_override_pattern") or listed(c, "layers_block_type")
+    blocks = _blocks(config, "rmsnorm")
+    kinds = spelled(config, "hybrid_override_pattern") or listed(config, "layers_block_type")
     if not kinds:
-        c.problems.add("layers_block_type", None, "is missing", "list the kind of each layer")
+        config.problems.add("layers_block_type", None, "is missing", "list the kind of each layer")
         kinds = ["mlp"]
-    c.accept("num_layers", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mamba_proj_bias", "expand")
-    c.accept(
+    config.accept("num_layers", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mamba_proj_bias", "expand")
+    config.accept(
         "ffn", "mlp_bias", "mlp_hidden_act", "head_dim", "num_attention_heads", "num_key_value_heads", "moe_latent"
     )
-    c.accept("num_experts", "experts_per_token", "expert_ffn", "shared_expert_ffn")
-    c.accept("attention_bias", "moe_shared_expert_overlap", "mamba_ssm_dtype", "num_shared_experts", "window")
-    if "num_layers" in c.overrides:
-        kinds = c.cut(kinds, c.layers())
-    model = parts.language_model(c, tuple(blocks(kind) for kind in kinds))
-    return replace(model, mtp=_mtp(c, blocks))
+    config.accept("num_experts", "experts_per_token", "expert_ffn", "shared_expert_ffn")
+    config.accept("attention_bias", "moe_shared_expert_overlap", "mamba_ssm_dtype", "num_shared_experts", "window")
+    if "num_layers" in config.overrides:
+        kinds = config.cut(kinds, config.layers())
+    model = parts.language_model(config, tuple(blocks(kind) for kind in kinds))
+    return replace(model, mtp=_mtp(config, blocks))
 
 
-def listed(c: Config, name: str) -> list[str]:
+def listed(config: Config, name: str) -> list[str]:
     """Return the kinds of layers that a list of words names."""
-    words = c.words(name)
+    words = config.words(name)
     unknown = [word for word in words if word not in _WORDS]
-    c.expect(not unknown, name, f"names the unknown layer kinds {unknown}", f"use {', '.join(sorted(_WORDS))}")
+    config.expect(not unknown, name, f"names the unknown layer kinds {unknown}", f"use {', '.join(sorted(_WORDS))}")
     return [_WORDS.get(word, "mlp") for word in words]
 
 
-def spelled(c: Config, name: str) -> list[str]:
+def spelled(config: Config, name: str) -> list[str]:
     """Return the kinds of layers that a pattern of letters spells; "|" marks pipeline stages and says nothing here."""
-    letters = c.text(name).replace("|", "")
+    letters = config.text(name).replace("|", "")
     unknown = sorted(set(letters) - set(_LETTERS))
-    c.expect(not unknown, name, f"has the unknown letters {unknown}", "use M, E, * and -")
+    config.expect(not unknown, name, f"has the unknown letters {unknown}", "use M, E, * and -")
     return [_LETTERS.get(letter, "mlp") for letter in letters]
 
 
 class _Blocks:
     """The block of each kind of layer, made when a layer asks for it, so that unused sizes are not asked for."""
 
-    def __init__(self, c: Config, norm: NormKind) -> None:
-        self.c, self.norm = c, norm
+    def __init__(self, config: Config, norm: NormKind) -> None:
+        self.c, self.norm = config, norm
         self.made: dict[str, Block] = {}
 
     def __call__(self, kind: str) -> Block:
@@ -75,46 +75,56 @@ class _Blocks:
         return replace(one, feed_forward=parts.mlp(c, gated=False, bias=c.flag("mlp_bias"), act="relu2"))
 
 
-def _blocks(c: Config, norm: NormKind) -> _Blocks:
-    return _Blocks(c, norm)
+def _blocks(config: Config, norm: NormKind) -> _Blocks:
+    return _Blocks(config, norm)
 
 
-def mamba2(c: Config) -> Mamba2:
+def mamba2(config: Config) -> Mamba2:
     """Return Mamba-2 as Nemotron-H spells it."""
     return Mamba2(
-        heads=c.size("ssm_heads"),
-        head_dim=c.size("ssm_head_dim"),
-        groups=c.size("ssm_groups"),
-        state=c.size("ssm_state"),
-        conv=c.size("ssm_conv"),
-        chunk=c.size("ssm_chunk", default=128),
-        conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
-        proj_bias=c.flag("use_bias"),
-        out_bias=c.flag("use_bias"),
+        heads=config.size("ssm_heads"),
+        head_dim=config.size("ssm_head_dim"),
+        groups=config.size("ssm_groups"),
+        state=config.size("ssm_state"),
+        conv=config.size("ssm_conv"),
+        chunk=config.size("ssm_chunk", default=128),
+        conv_bias=config.flag("use_conv_bias", "mamba_conv_bias", default=True),
+        proj_bias=config.flag("use_bias"),
+        out_bias=config.flag("use_bias"),
     )
 
 
-def _experts(c: Config) -> MoE:
-    experts = replace(parts.moe(c, gated=False, act="relu2"), latent=c.count("moe_latent"), correction_bias=True)
-    width = c.count("shared_expert_ffn")
-    bias = c.flag("mlp_bias")
+def _experts(config: Config) -> MoE:
+    experts = replace(
+        parts.moe(config, gated=False, act="relu2"), latent=config.count("moe_latent"), correction_bias=True
+    )
+    width = config.count("shared_expert_ffn")
+    bias = config.flag("mlp_bias")
     shared = MLP(ffn=width, gated=False, bias=bias, activation=experts.activation) if width else None
     return replace(experts, shared=shared)
 
 
-def _latent_bias(c: Config) -> int:
+def _latent_bias(config: Config) -> int:
     """The biases of the two latent projections."""
-    return c.count("moe_latent") + c.size("hidden_size") if c.flag("mlp_bias") and c.count("moe_latent") else 0
+    return (
+        config.count("moe_latent") + config.size("hidden_size")
+        if config.flag("mlp_bias") and config.count("moe_latent")
+        else 0
+    )
 
 
-def _mtp(c: Config, blocks: _Blocks) -> tuple[Block, ...]:
+def _mtp(config: Config, blocks: _Blocks) -> tuple[Block, ...]:
     """Each prediction layer is a run of blocks (attention, then a mixture) behind one projection."""
-    number = c.predictions()
+    number = config.predictions()
     if not number:
-        c.accept("mtp_layers_block_type", "mtp_hybrid_override_pattern")
+        config.accept("mtp_layers_block_type", "mtp_hybrid_override_pattern")
         return ()
-    kinds = spelled(c, "mtp_hybrid_override_pattern") or listed(c, "mtp_layers_block_type") or ["attention", "moe"]
-    c.accept("mtp_layers_block_type")
+    kinds = (
+        spelled(config, "mtp_hybrid_override_pattern")
+        or listed(config, "mtp_layers_block_type")
+        or ["attention", "moe"]
+    )
+    config.accept("mtp_layers_block_type")
     first, *rest = (blocks(kind) for kind in kinds)
     return (replace(first, also=tuple(rest)),) * number
 

@@ -15,156 +15,160 @@ from shardwise.models.families import _parts as parts
 from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
 
 
-def recurrent_gemma(c: Config) -> Model:
+def recurrent_gemma(config: Config) -> Model:
     """Return RecurrentGemma: two recurrent blocks to each windowed attention; the file's ffn counts both halves."""
-    number, hidden = c.layers(), c.size("hidden_size")
-    bias, window = c.flag("attention_bias"), c.size("window")
-    core = replace(parts.attention(c, qkv_bias=bias, out_bias=True), window=window)
-    gate = RecurrentGate(width=c.count("lru_width") or hidden, heads=core.heads, conv=c.size("conv1d_width"))
-    pattern = c.words("block_types") or ["recurrent", "recurrent", "attention"]
-    ffn = MLP(ffn=c.size("ffn") // 2, bias=True, activation=parts.activation(c, "gelu_pytorch_tanh"))
+    number, hidden = config.layers(), config.size("hidden_size")
+    bias, window = config.flag("attention_bias"), config.size("window")
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=True), window=window)
+    gate = RecurrentGate(width=config.count("lru_width") or hidden, heads=core.heads, conv=config.size("conv1d_width"))
+    pattern = config.words("block_types") or ["recurrent", "recurrent", "attention"]
+    ffn = MLP(ffn=config.size("ffn") // 2, bias=True, activation=parts.activation(config, "gelu_pytorch_tanh"))
     kinds = [pattern[i % len(pattern)] for i in range(number)]
-    c.accept("layers_block_type", "layer_types")
+    config.accept("layers_block_type", "layer_types")
     mixers: dict[str, Mixer] = {"attention": core, "recurrent": gate}
     layers = parts.build(kinds, lambda k: Block(mixers=(mixers.get(k, core),), feed_forward=ffn))
-    return parts.renormed(parts.language_model(c, layers), "rmsnorm-offset")
+    return parts.renormed(parts.language_model(config, layers), "rmsnorm-offset")
 
 
-def rwkv(c: Config) -> Model:
+def rwkv(config: Config) -> Model:
     """Return RWKV-4: time mixing and channel mixing, a norm behind the embedding."""
-    hidden = c.size("hidden_size")
-    width = c.count("attention_hidden_size") or hidden
-    ffn = MLP(ffn=c.count("ffn") or 4 * hidden, gated=False, activation="relu2", style="rwkv")
+    hidden = config.size("hidden_size")
+    width = config.count("attention_hidden_size") or hidden
+    ffn = MLP(ffn=config.count("ffn") or 4 * hidden, gated=False, activation="relu2", style="rwkv")
     block = Block(mixers=(Rwkv(width=width),), feed_forward=ffn, norm="layernorm")
-    model = parts.language_model(c, (block,) * c.layers(), norm="layernorm")
+    model = parts.language_model(config, (block,) * config.layers(), norm="layernorm")
     return replace(model, embedding_norm=True)
 
 
-def xlstm(c: Config) -> Model:
+def xlstm(config: Config) -> Model:
     """Return xLSTM: a matrix LSTM and a gated feed-forward a layer."""
-    hidden, heads, bias = c.size("hidden_size", "embedding_dim"), c.size("num_heads"), c.flag("use_bias")
-    widths = [int(c.scaled(key, hidden, default=d)) for key, d in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))]
+    hidden, heads, bias = config.size("hidden_size", "embedding_dim"), config.size("num_heads"), config.flag("use_bias")
+    widths = [int(config.scaled(key, hidden, default=d)) for key, d in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))]
     for key, width in zip(("qk_dim_factor", "v_dim_factor"), widths, strict=True):
-        c.expect(width % heads == 0, key, f"gives {width}, not a multiple of {heads} heads", "use another factor")
-    step = c.size("ffn_round_up_to_multiple_of", default=64)
-    wide = int((c.scaled("ffn_proj_factor", hidden, default=2.667) + step - 1) // step * step)
+        config.expect(width % heads == 0, key, f"gives {width}, not a multiple of {heads} heads", "use another factor")
+    step = config.size("ffn_round_up_to_multiple_of", default=64)
+    wide = int((config.scaled("ffn_proj_factor", hidden, default=2.667) + step - 1) // step * step)
     cell = Mlstm(heads=heads, qk_dim=max(widths[0] // heads, 1), v_dim=max(widths[1] // heads, 1), bias=bias)
     block = Block(mixers=(cell,), feed_forward=MLP(ffn=wide, bias=bias), norm="layernorm" if bias else "rmsnorm")
-    c.accept("add_out_norm", "ssm_chunk")
-    return parts.language_model(c, (block,) * c.layers())
+    config.accept("add_out_norm", "ssm_chunk")
+    return parts.language_model(config, (block,) * config.layers())
 
 
-def lfm2(c: Config) -> Model:
+def lfm2(config: Config) -> Model:
     """Return LFM2 or LFM2-MoE: gated short convolutions with attention in between."""
-    number = c.layers()
-    core = replace(parts.attention(c), qk_norm="head")
-    conv = ShortConv(width=c.size("hidden_size"), conv=c.size("conv_L_cache"), bias=c.flag("conv_bias"))
-    kinds, widths = _lfm2_kinds(c, number), _lfm2_feed_forwards(c, number)
+    number = config.layers()
+    core = replace(parts.attention(config), qk_norm="head")
+    conv = ShortConv(width=config.size("hidden_size"), conv=config.size("conv_L_cache"), bias=config.flag("conv_bias"))
+    kinds, widths = _lfm2_kinds(config, number), _lfm2_feed_forwards(config, number)
     pairs = list(zip(kinds, widths, strict=True))
     made = {
         (kind, ffn): Block(mixers=(conv if kind == "conv" else core,), feed_forward=ffn)
         for kind, ffn in dict.fromkeys(pairs)
     }
-    return replace(parts.language_model(c, tuple(made[pair] for pair in pairs)), tied=c.flag("tied", "tie_embedding"))
+    return replace(
+        parts.language_model(config, tuple(made[pair] for pair in pairs)), tied=config.flag("tied", "tie_embedding")
+    )
 
 
-def _lfm2_kinds(c: Config, number: int) -> list[str]:
-    listed = c.indices("full_attn_idxs")
-    if c.has("layer_types") or c.model_type == "lfm2_moe":
-        c.expect(c.has("layer_types"), "layer_types", "is missing", "list full_attention or conv for each layer")
-        return parts.windows(c, number, ("full",))
+def _lfm2_kinds(config: Config, number: int) -> list[str]:
+    listed = config.indices("full_attn_idxs")
+    if config.has("layer_types") or config.model_type == "lfm2_moe":
+        config.expect(
+            config.has("layer_types"), "layer_types", "is missing", "list full_attention or conv for each layer"
+        )
+        return parts.windows(config, number, ("full",))
     return ["full" if listed is None or i in listed else "conv" for i in range(number)]
 
 
-def _lfm2_feed_forwards(c: Config, number: int) -> list[FeedForward]:
-    if c.model_type == "lfm2":
-        return [MLP(ffn=_lfm2_width(c))] * number
-    first = c.count("first_dense_layers")
-    experts = replace(parts.moe(c), correction_bias=c.flag("use_expert_bias", default=True))
-    dense: FeedForward = parts.mlp(c) if first else experts
+def _lfm2_feed_forwards(config: Config, number: int) -> list[FeedForward]:
+    if config.model_type == "lfm2":
+        return [MLP(ffn=_lfm2_width(config))] * number
+    first = config.count("first_dense_layers")
+    experts = replace(parts.moe(config), correction_bias=config.flag("use_expert_bias", default=True))
+    dense: FeedForward = parts.mlp(config) if first else experts
     return [dense if i < first else experts for i in range(number)]
 
 
-def _lfm2_width(c: Config) -> int:
+def _lfm2_width(config: Config) -> int:
     """LFM2 takes two thirds of the stated width, times a factor, rounded up to a multiple."""
-    width = c.size("ffn", "block_ff_dim")
-    multiple = c.size("block_multiple_of", default=256)
-    c.accept("block_ffn_dim_multiplier")
-    if not c.flag("block_auto_adjust_ff_dim", default=True):
+    width = config.size("ffn", "block_ff_dim")
+    multiple = config.size("block_multiple_of", default=256)
+    config.accept("block_ffn_dim_multiplier")
+    if not config.flag("block_auto_adjust_ff_dim", default=True):
         return width
-    wide = c.scaled("block_ffn_dim_multiplier", max(int(2 * width / 3), 1), default=1.0)
+    wide = config.scaled("block_ffn_dim_multiplier", max(int(2 * width / 3), 1), default=1.0)
     return multiple * -(-int(wide) // multiple)
 
 
-def qwen3_next(c: Config) -> Model:
+def qwen3_next(config: Config) -> Model:
     """Return Qwen3-Next or Qwen3.5: three gated-delta layers to each gated full-attention layer."""
-    number, bias = c.layers(), c.flag("attention_bias")
-    core = replace(parts.attention(c, qkv_bias=bias, out_bias=bias), qk_norm="head", qk_norm_kind="rmsnorm-offset")
+    number, bias = config.layers(), config.flag("attention_bias")
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", qk_norm_kind="rmsnorm-offset")
     core = replace(core, output_gate=True)
     delta = GatedDelta(
-        key_heads=c.size("linear_key_heads"),
-        value_heads=c.size("linear_value_heads"),
-        key_dim=c.size("linear_key_head_dim"),
-        value_dim=c.size("linear_value_head_dim"),
-        conv=c.size("linear_conv"),
+        key_heads=config.size("linear_key_heads"),
+        value_heads=config.size("linear_value_heads"),
+        key_dim=config.size("linear_key_head_dim"),
+        value_dim=config.size("linear_value_head_dim"),
+        conv=config.size("linear_conv"),
     )
-    period = c.repeats("full_attention_interval", default=4) or 4
-    kinds = parts.windows(c, number, ("linear",) * (period - 1) + ("full",))
-    sparse, experts, dense = _feed_forwards(c, number)
+    period = config.repeats("full_attention_interval", default=4) or 4
+    kinds = parts.windows(config, number, ("linear",) * (period - 1) + ("full",))
+    sparse, experts, dense = _feed_forwards(config, number)
     pairs = list(zip(kinds, sparse, strict=True))
     made = {
         (k, s): Block(mixers=(core if k == "full" else delta,), feed_forward=experts if s else dense)
         for k, s in dict.fromkeys(pairs)
     }
-    c.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "mlp_only_layers")
-    model = parts.language_model(c, tuple(made[pair] for pair in pairs))
-    return with_mtp(c, parts.renormed(model, "rmsnorm-offset"))
+    config.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "mlp_only_layers")
+    model = parts.language_model(config, tuple(made[pair] for pair in pairs))
+    return with_mtp(config, parts.renormed(model, "rmsnorm-offset"))
 
 
-def _feed_forwards(c: Config, number: int) -> tuple[list[bool], FeedForward, FeedForward]:
+def _feed_forwards(config: Config, number: int) -> tuple[list[bool], FeedForward, FeedForward]:
     """Which layers are mixtures, the mixture and the dense feed-forward; Qwen3.5 is one or the other throughout."""
-    if c.model_type == "qwen3_5_text":
-        dense = parts.mlp(c)
+    if config.model_type == "qwen3_5_text":
+        dense = parts.mlp(config)
         return [False] * number, dense, dense
-    experts = qwen_shared(c, parts.moe(c))
-    sparse = qwen_sparse(c, number) if c.model_type == "qwen3_next" else [True] * number
-    return sparse, experts, dense_beside(c, experts, sparse)
+    experts = qwen_shared(config, parts.moe(config))
+    sparse = qwen_sparse(config, number) if config.model_type == "qwen3_next" else [True] * number
+    return sparse, experts, dense_beside(config, experts, sparse)
 
 
-def kimi_linear(c: Config) -> Model:
+def kimi_linear(config: Config) -> Model:
     """Return Kimi Linear: three delta-attention layers to each latent-attention layer, mixtures behind the first."""
-    number, inner = c.layers(), c.section("linear_attn_config")
-    heads = inner.count("num_heads", "linear_num_heads") or c.size("linear_key_heads")
-    width = inner.count("head_dim") or c.size("linear_key_head_dim")
+    number, inner = config.layers(), config.section("linear_attn_config")
+    heads = inner.count("num_heads", "linear_num_heads") or config.size("linear_key_heads")
+    width = inner.count("head_dim") or config.size("linear_key_head_dim")
     delta = GatedDelta(
         key_heads=heads,
         value_heads=heads,
         key_dim=width,
         value_dim=width,
-        conv=inner.count("short_conv_kernel_size") or c.size("linear_conv"),
+        conv=inner.count("short_conv_kernel_size") or config.size("linear_conv"),
         style="kda",
     )
-    core = parts.latent_attention(c)
-    experts = replace(parts.moe(c, shared_count=True), correction_bias=True)
-    words, first = c.sequence("mlp_layer_types", number), c.count("first_dense_layers", default=1)
-    c.accept("first_dense_layers", "moe_layer_freq")
+    core = parts.latent_attention(config)
+    experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
+    words, first = config.sequence("mlp_layer_types", number), config.count("first_dense_layers", default=1)
+    config.accept("first_dense_layers", "moe_layer_freq")
     sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
-    dense = dense_beside(c, experts, sparse)
-    pairs = list(zip(_kimi_kinds(c, inner, number), sparse, strict=True))
+    dense = dense_beside(config, experts, sparse)
+    pairs = list(zip(_kimi_kinds(config, inner, number), sparse, strict=True))
     made = {
         (k, s): Block(mixers=(core if k == "full" else delta,), feed_forward=experts if s else dense)
         for k, s in dict.fromkeys(pairs)
     }
-    return parts.language_model(c, tuple(made[pair] for pair in pairs))
+    return parts.language_model(config, tuple(made[pair] for pair in pairs))
 
 
-def _kimi_kinds(c: Config, inner: Config, number: int) -> list[str]:
+def _kimi_kinds(config: Config, inner: Config, number: int) -> list[str]:
     """The kind of each layer; a checkpoint numbers its full layers from 1."""
     full = inner.indices("full_attn_layers")
     inner.accept("kda_layers")
-    if full is not None and not c.has("layer_types"):
+    if full is not None and not config.has("layer_types"):
         return ["full" if i + 1 in full else "linear" for i in range(number)]
-    return parts.windows(c, number, ["full" if i and i % 4 == 0 else "linear" for i in range(number)])
+    return parts.windows(config, number, ["full" if i and i % 4 == 0 else "linear" for i in range(number)])
 
 
 ROWS: dict[str, Row] = {

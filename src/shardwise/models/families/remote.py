@@ -14,59 +14,59 @@ from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
 
 
-def _llama_like(c: Config, core: Attention, ffn: MLP) -> Model:
-    return parts.language_model(c, (Block(mixers=(core,), feed_forward=ffn),) * c.layers())
+def _llama_like(config: Config, core: Attention, ffn: MLP) -> Model:
+    return parts.language_model(config, (Block(mixers=(core,), feed_forward=ffn),) * config.layers())
 
 
-def internlm(c: Config) -> Model:
+def internlm(config: Config) -> Model:
     """Return InternLM: Llama with biases in attention."""
-    bias = c.flag("bias", default=True)
-    return _llama_like(c, parts.attention(c, qkv_bias=bias, out_bias=bias), parts.mlp(c))
+    bias = config.flag("bias", default=True)
+    return _llama_like(config, parts.attention(config, qkv_bias=bias, out_bias=bias), parts.mlp(config))
 
 
-def baichuan(c: Config) -> Model:
+def baichuan(config: Config) -> Model:
     """Return Baichuan: Llama's layers; the 13B model has ALiBi in place of rotary positions."""
-    core = parts.attention(c)
-    return _llama_like(c, replace(core, rotary=c.size("hidden_size") < 5120), parts.mlp(c))
+    core = parts.attention(config)
+    return _llama_like(config, replace(core, rotary=config.size("hidden_size") < 5120), parts.mlp(config))
 
 
-def qwen(c: Config) -> Model:
+def qwen(config: Config) -> Model:
     """Return Qwen 1: biases on queries, keys and values; its own files state twice the width of a projection."""
-    width = c.size("ffn")
-    if (c.has("kv_channels") or c.has("no_bias")) and "ffn" not in c.overrides:
+    width = config.size("ffn")
+    if (config.has("kv_channels") or config.has("no_bias")) and "ffn" not in config.overrides:
         width //= 2
-        c.note("the intermediate_size of Qwen 1 files is twice the width of each projection")
-    c.accept("attention_bias", "no_bias", "kv_channels")
-    core = parts.attention(c, qkv_bias=True)
-    return _llama_like(c, core, MLP(ffn=width, activation=parts.activation(c)))
+        config.note("the intermediate_size of Qwen 1 files is twice the width of each projection")
+    config.accept("attention_bias", "no_bias", "kv_channels")
+    core = parts.attention(config, qkv_bias=True)
+    return _llama_like(config, core, MLP(ffn=width, activation=parts.activation(config)))
 
 
-def chatglm(c: Config) -> Model:
+def chatglm(config: Config) -> Model:
     """Return ChatGLM 2, 3 or GLM-4-9B: grouped attention with biases on queries, keys and values."""
-    heads, bias = c.size("num_attention_heads"), c.flag("add_bias_linear")
-    grouped = c.flag("multi_query_attention", default=True)
+    heads, bias = config.size("num_attention_heads"), config.flag("add_bias_linear")
+    grouped = config.flag("multi_query_attention", default=True)
     core = Attention(
         heads=heads,
-        kv_heads=parts.kv_heads(c, heads) if grouped else heads,
-        head_dim=c.count("head_dim", "kv_channels") or c.size("hidden_size") // heads,
-        qkv_bias=bias or c.flag("add_qkv_bias", default=True),
+        kv_heads=parts.kv_heads(config, heads) if grouped else heads,
+        head_dim=config.count("head_dim", "kv_channels") or config.size("hidden_size") // heads,
+        qkv_bias=bias or config.flag("add_qkv_bias", default=True),
         out_bias=bias,
     )
-    c.accept("num_key_value_heads", "rmsnorm", "post_layer_norm", "apply_residual_connection_post_layernorm")
-    return _llama_like(c, core, MLP(ffn=c.size("ffn"), bias=bias))
+    config.accept("num_key_value_heads", "rmsnorm", "post_layer_norm", "apply_residual_connection_post_layernorm")
+    return _llama_like(config, core, MLP(ffn=config.size("ffn"), bias=bias))
 
 
-def deci(c: Config) -> Model:
+def deci(config: Config) -> Model:
     """Return DeciLM: Llama whose layers differ in key-value heads."""
-    number, heads, ffn = c.layers(), c.size("num_attention_heads"), parts.mlp(c)
-    given = c.sequence("num_key_value_heads_per_layer", number, int)
+    number, heads, ffn = config.layers(), config.size("num_attention_heads"), parts.mlp(config)
+    given = config.sequence("num_key_value_heads_per_layer", number, int)
     if not given:
-        return _llama_like(c, parts.attention(c), ffn)
+        return _llama_like(config, parts.attention(config), ffn)
     divides = all(k > 0 and heads % k == 0 for k in given)
-    c.expect(divides, "num_key_value_heads_per_layer", f"must divide the {heads} query heads", "use divisors")
-    base = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(c, heads))
+    config.expect(divides, "num_key_value_heads_per_layer", f"must divide the {heads} query heads", "use divisors")
+    base = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(config, heads))
     made = {k: Block(mixers=(replace(base, kv_heads=max(k, 1)),), feed_forward=ffn) for k in dict.fromkeys(given)}
-    return parts.language_model(c, tuple(made[k] for k in given))
+    return parts.language_model(config, tuple(made[k] for k in given))
 
 
 ROWS: dict[str, Row] = {
