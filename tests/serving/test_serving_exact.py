@@ -32,7 +32,11 @@ from shardwise.models import (
 from shardwise.plans import Plan, Serving
 from shardwise.serving import find_format
 from shardwise.serving._batch import spread
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._ledger import EngineStep
+from shardwise.serving._step import step_cost
 
+STEP = ("sequences", "tokens", "context")
 LATENT = LatentAttention(
     heads=16, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
 )
@@ -167,3 +171,47 @@ def test_blocks_round_a_sequence_up() -> None:
     """A sequence of 1,000 and 25 tokens takes 65 blocks of 16."""
     r = ask("llama-3.1-8b", Serving(input_tokens=1000, output_tokens=25))
     assert r.kv_cache_bytes_per_gpu == ceil(1025 / 16) * 16 * 2 * 8 * 128 * 2 * 32
+
+
+NAMES = ("llama-3.1-8b", "deepseek-v3.2", "gpt-oss-20b", "nemotron-h-8b", "qwen3-next-80b-a3b", "mamba-2.8b")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("name", NAMES)
+def test_only_attention_of_a_step_grows_with_the_context(name: str, phase: str) -> None:
+    """A longer context changes `attention` and, where an engine lists its blocks, the host: nothing else of a step."""
+    r = ask(name, Serving(batch=4), Plan(tp=8), "b200-sxm-180gb")
+    costs = replace(engine_cost_model(r.case, r.evaluation.sizes), decoding=phase == "decode")
+    short, long = (
+        step_cost(
+            r.case,
+            r.evaluation.sizes,
+            EngineStep(phase=phase, sequences=4, tokens=64 if phase == "prefill" else 1, context=n),
+            costs,
+        )
+        for n in (2_000, 9_000)
+    )
+    rest = [s.seconds - s.attention for s in (short, long)]
+    assert rest[0] == pytest.approx(rest[1], rel=1e-12)
+    assert (long.attention > short.attention) is (name != "mamba-2.8b")
+    assert 0 < short.sampling < short.seconds and sum(short.roles.values()) == pytest.approx(
+        sum(short.operators.values())
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_of_steps_is_priced_as_each_step_alone(name: str) -> None:
+    """Columns of sequences, tokens and contexts give every step its own seconds, roles and host."""
+    numpy = pytest.importorskip("numpy")
+    r = ask(name, Serving(batch=4), Plan(tp=8), "b200-sxm-180gb")
+    sizes, costs = r.evaluation.sizes, engine_cost_model(r.case, r.evaluation.sizes)
+    for phase, tokens in (("prefill", (1.0, 77.0, 4096.0)), ("decode", (1.0, 1.0, 1.0))):
+        cells = list(zip((1.0, 5.0, 200.0), tokens, (0.0, 1000.0, 70_000.0), strict=True))
+        cost = replace(costs, decoding=phase == "decode")
+        made = EngineStep(phase=phase, **dict(zip(STEP, map(numpy.array, zip(*cells, strict=True)), strict=True)))
+        column = step_cost(r.case, sizes, made, cost)
+        for i, cell in enumerate(cells):
+            one = step_cost(r.case, sizes, EngineStep(phase=phase, **dict(zip(STEP, cell, strict=True))), cost)
+            for pick in ("seconds", "attention", "cache_write", "sampling", "overhead"):
+                found = numpy.broadcast_to(getattr(column, pick), 3)[i]
+                assert found == pytest.approx(getattr(one, pick), rel=1e-9), pick

@@ -7,7 +7,7 @@ from typing import Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
-from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import messages
 from shardwise.serving._case import ServingCase
@@ -19,10 +19,11 @@ from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCost(Generic[X]):
-    """Seconds of a list of operators on one rank by operator and axis, their FLOPs and the bytes that they move."""
+    """Seconds of some operators on one rank by operator, role and axis, their FLOPs and the bytes that they move."""
 
     seconds: X
     operators: dict[str, X]
+    roles: dict[str, X]
     exposed: dict[str, X]
     hidden: dict[str, X]
     flops: X
@@ -40,11 +41,13 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
     zero = 0 * ops[0].forward_bytes
     seconds = zero
     operators: dict[str, X] = {}
+    roles: dict[str, X] = {}
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
     for op in ops:
         compute = op_seconds(costs, op)
         add(operators, {op.name: compute})
+        add(roles, {op.role: compute})
         seconds = seconds + compute
         if not op.forward:
             continue
@@ -57,6 +60,7 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
     return LayerCost(
         seconds=named(seconds, label),
         operators=operators,
+        roles=roles,
         exposed=exposed,
         hidden=hidden,
         flops=total((op.flops for op in ops), zero),
@@ -78,12 +82,14 @@ class ModelCost(Generic[X]):
 class StepCost(Generic[X]):
     """Seconds of one engine step or of several, FLOPs and bytes moved.
 
-    Operators, exposed messages and `overhead` of the host, less what steps `overlapped`, are `seconds`.
+    `operators` (by name, and again by role) and exposed messages and `overhead` of the host, less what steps
+    `overlapped`, are `seconds`.
     `slowest_stage` is the longest pipeline stage of one step, its message and the host included.
     """
 
     seconds: X
     operators: dict[str, X]
+    roles: dict[str, X]
     exposed: dict[str, X]
     hidden: dict[str, X]
     overhead: X
@@ -92,16 +98,37 @@ class StepCost(Generic[X]):
     flops: X
     moved_bytes: X
 
+    def of(self, *roles: OpRole) -> X:
+        """Return seconds of the operators of some roles."""
+        return total((self.roles[role] for role in roles if role in self.roles), 0 * self.seconds)
+
+    @property
+    def attention(self) -> X:
+        """Seconds of what grows with the context: attention, fused or not, and the indexer of sparse attention."""
+        return self.of("attention", "scores", "softmax", "context", "indexer")
+
+    @property
+    def cache_write(self) -> X:
+        """Seconds of writing new keys and values to the cache."""
+        return self.of("cache_write")
+
+    @property
+    def sampling(self) -> X:
+        """Seconds of choosing the next tokens."""
+        return self.of("sampling")
+
 
 def weighted(steps: list[tuple[StepCost[X], float]], name: str) -> StepCost[X]:
     """Return the weighted mean of steps whose weights add up to one."""
     if len(steps) == 1 and steps[0][1] == 1:
         return replace(steps[0][0], seconds=named(steps[0][0].seconds, name))
     operators: dict[str, X] = {}
+    roles: dict[str, X] = {}
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
     for step, weight in steps:
         add(operators, step.operators, weight)
+        add(roles, step.roles, weight)
         add(exposed, step.exposed, weight)
         add(hidden, step.hidden, weight)
 
@@ -112,6 +139,7 @@ def weighted(steps: list[tuple[StepCost[X], float]], name: str) -> StepCost[X]:
     return StepCost(
         seconds=named(mean("seconds"), name),
         operators=operators,
+        roles=roles,
         exposed=exposed,
         hidden=hidden,
         overhead=mean("overhead"),
@@ -190,10 +218,12 @@ def step_cost(
     parts = model_cost(case, ledger, costs, 0 * sizes.tp)
     rows = [*zip(case.model.kinds.values(), parts.kinds, strict=True), (1, parts.embedding), (1, parts.head)]
     operators: dict[str, X] = {}
+    roles: dict[str, X] = {}
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
     for times, part in rows:
         add(operators, part.operators, times)
+        add(roles, part.roles, times)
         add(exposed, part.exposed, times)
         add(hidden, part.hidden, times)
     sends = (sizes.pp - 1) * parts.send
@@ -203,6 +233,7 @@ def step_cost(
     return StepCost(
         seconds=seconds,
         operators=operators,
+        roles=roles,
         exposed=exposed,
         hidden=hidden,
         overhead=overhead,
@@ -224,6 +255,7 @@ def repeated(case: ServingCase, one: StepCost[X], count: X, name: str) -> StepCo
     return StepCost(
         seconds=named(count * one.seconds - overlapped, name),
         operators={key: count * seconds for key, seconds in one.operators.items()},
+        roles={key: count * seconds for key, seconds in one.roles.items()},
         exposed={key: count * seconds for key, seconds in one.exposed.items()},
         hidden={key: count * seconds for key, seconds in one.hidden.items()},
         overhead=count * one.overhead,
