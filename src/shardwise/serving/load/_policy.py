@@ -45,6 +45,8 @@ class Policy:
     prefix_cache: bool
     whole_prompts: bool
     """A request is admitted only where its whole prompt has room in the cache."""
+    async_scheduling: bool
+    """A step is scheduled while the one before it runs: who arrives in between waits for both."""
     reserved_share: float
     """Share of its output that must have room in the cache when a request is admitted."""
     step_tokens: int

@@ -111,6 +111,8 @@ class Replica:
         self.clocks = [0.0] * len(CAUSES)
         self.cause = _STEP
         self.barred = False
+        self.decided = 0.0
+        """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
         self.half = policy.block_tokens // 2
         self.trace = Trace()
 
@@ -219,6 +221,8 @@ class Replica:
         `planned` are the prompt tokens that the step has already, which will need a place in the cache.
         """
         policy = self.policy
+        if policy.async_scheduling and request.arrival > self.decided and (self.decoding or len(self.prompts) > 0):
+            return 0
         if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
             self.cause = _CACHE if self.barred else _SLOTS
             return 0
@@ -252,9 +256,10 @@ class Replica:
         self.reserved += future
         return tokens
 
-    def _pass_time(self, seconds: float) -> None:
-        """Move the clock over steps in which the same sequences run."""
+    def _pass_time(self, seconds: float, last: float) -> None:
+        """Move the clock over steps in which the same sequences run, the last of them of so many seconds."""
         trace, running = self.trace, self.decoding + len(self.prompts)
+        self.decided = self.now + seconds - last
         self.now += seconds
         trace.busy_seconds += seconds
         trace.running_seconds += seconds * running
@@ -270,7 +275,7 @@ class Replica:
         seconds = self.table.mixed(beside, context, [(tokens, request.past) for request, tokens in pieces])
         if self.decoding:
             self.trace.gaps.append((seconds, beside))
-        self._pass_time(seconds)
+        self._pass_time(seconds, seconds)
         self.trace.iterations += 1
         if beside:
             self._decoded(1)
@@ -314,13 +319,15 @@ class Replica:
             steps = max(int(free // count), 1)
         context = self.contexts / count
         seconds = table.decode(count, context)
-        if self.pending and count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
+        if self.waiting and self.cause == _STEP:
+            steps = 1
+        elif self.pending and count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
             until = self.pending[0].arrival - self.now
             steps = min(steps, max(1, math.ceil(until / seconds)))
         if steps > 1:
             seconds = table.decode(count, context + (steps - 1) / 2)
         self.trace.gaps.append((seconds, count * steps))
-        self._pass_time(seconds * steps)
+        self._pass_time(seconds * steps, seconds)
         self.trace.iterations += steps
         self._decoded(steps)
         self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
