@@ -156,7 +156,7 @@ class _Drawing:
     """The spans of a step in the making."""
 
     def __init__(self, case: Case, e: Evaluation[float]) -> None:
-        self.case, self.plan = case, case.plan
+        self.case, self.plan, self.num_micro = case, case.plan, round(e.sizes.num_micro)
         self.machine = machine_of(case, e.sizes.spans)
         self.parts = timed_parts(self.machine, e.parts, case.plan.schedule)
         self.runs = [i for i, s in enumerate(e.stages) for _ in range(int(s.count))]
@@ -168,7 +168,6 @@ class _Drawing:
         self.overlaps = self.machine.hides("pp") and self.plan.schedule in case.stack.overlap_sends
         # The reduction of a tied table runs on the two ends, which the other stages wait for.
         self.tied = tied_seconds(self.machine, e.sizes, job) if job.tied else 0.0
-        self.num_micro = round(e.sizes.num_micro)
         self.detailed = self._tasks() <= MOST_DETAILED
         self.spans: list[Span] = []
         self.messages: list[Message] = []
