@@ -9,6 +9,7 @@ from shardwise.ledger.traced import parts
 from shardwise.report._whole import whole_bytes
 from shardwise.training import Change, TrainReport
 from shardwise.training._memory import device_bytes, reserved_bytes
+from shardwise.training._parts import MEMORY_CATEGORIES
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
 from shardwise.training._waits import axis_seconds, slowest_stage
@@ -126,23 +127,6 @@ def stage_tree(report: TrainReport, index: int) -> dict[str, Any]:
     }
 
 
-_LABELS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer state": "optimizer",
-    "activations in flight": "activations",
-    "logits and loss": "logits",
-    "recomputed layer": "recomputed",
-    "saved for backward, one layer": "activations",
-}
-
-
-def _category(label: str) -> str:
-    if label.startswith("gathered"):
-        return "buffers"
-    return _LABELS.get(label, "temporaries")
-
-
 def peak_parts(report: TrainReport) -> dict[str, float]:
     """Return bytes by category at the moment of the peak, which add up to what the device shows.
 
@@ -153,16 +137,14 @@ def peak_parts(report: TrainReport) -> dict[str, float]:
 
 def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     """Return bytes by category at the peak of one run of equal stages, which add up to what its devices show."""
-    found = dict.fromkeys(
-        ("weights", "gradients", "optimizer", "buffers", "activations", "logits", "recomputed", "temporaries"), 0.0
-    )
+    found: dict[str, float] = dict.fromkeys(MEMORY_CATEGORIES, 0.0)
     memory, stack = report.evaluation.memory[stage], report.case.stack
     moment = max(memory.moments, key=lambda name: memory.moments[name])
     traced = report.traced.memory[stage].moments[moment]
     allocated = memory.peak + report.case.workspace_bytes
     reserved = allocated * stack.reserved_over_allocated + memory.late_block
     for part in parts(traced):
-        found[_category(part.label)] += part.amount
+        found[part.category or "temporaries"] += part.amount
     found["temporaries"] += allocated - memory.peak
     found["allocator"] = reserved - allocated
     held = reserved_bytes(stack, memory)

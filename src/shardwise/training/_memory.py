@@ -22,7 +22,7 @@ from shardwise.training._beside import (
     widened_bytes,
 )
 from shardwise.training._blocks import Folded
-from shardwise.training._parts import InFlight, Parts, Recipe, Shared, StageMemory, owned, tied_copy
+from shardwise.training._parts import InFlight, Parts, Recipe, Shared, StageMemory, held_as, owned, tied_copy
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 from shardwise.training._units import Gathered, end_units, gathered_bytes, layer_units
@@ -37,6 +37,9 @@ __all__ = [
     "reserved_bytes",
     "stage_memory",
 ]
+
+
+STATE = "docs/formulas.md, state"
 
 
 def tensors_of(parts: Parts[X], s: Stages[X]) -> X:
@@ -64,9 +67,10 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     p, o = r.precision, r.optimizer
     moment = o.moment_bytes or p.state_bytes
     return (
-        named(spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", "docs/formulas.md, state"),
-        named(spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", "docs/formulas.md, state"),
-        named(
+        held_as("weights", spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", STATE),
+        held_as("gradients", spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", STATE),
+        held_as(
+            "optimizer",
             spread(
                 p.master_bytes + o.matrix_moments * moment,
                 p.master_bytes + o.vector_moments * moment,
@@ -74,7 +78,7 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
                 r.stack.settings.optimizer_instances,
             ),
             "optimizer state",
-            "docs/formulas.md, state",
+            STATE,
         ),
     )
 
@@ -114,7 +118,7 @@ def bucket_bytes(r: Recipe, params: tuple[X, X, X, X], biggest: X) -> X:
     elements = minimum(total(params), r.bucket_elements)
     reduced = maximum(elements, biggest) if _adds_narrow(r) else elements
     held = r.precision.gradient_bytes * reduced + r.precision.weight_bytes * elements
-    return named(held, "gathered in buckets")
+    return held_as("buffers", held, "gathered in buckets")
 
 
 def _adds_narrow(r: Recipe) -> bool:
@@ -153,7 +157,7 @@ def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
     zero = 0 * s.count
 
     own, mirrored = one_micro(parts, s.layers, s.embeds, zero), one_micro(parts, s.mirrored, s.mirrored_embeds, zero)
-    return named(depth.own * own + depth.mirrored * mirrored, "activations in flight")
+    return held_as("activations", depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
 def _biggest_tensor(parts: Parts[X], s: Stages[X]) -> X:
@@ -187,10 +191,10 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     weights, gradients, optimizer = state_bytes(r, z, params)
     if r.stack.settings.updates_in_backward:
         one = r.precision.gradient_bytes * _biggest_tensor(parts, s)
-        gradients = named(minimum(one, gradients), "gradient of the largest tensor")
+        gradients = held_as("gradients", minimum(one, gradients), "gradient of the largest tensor")
     if r.precision.embedding_bytes:
-        weights = named(weights + wide_tables(r, z, parts, s), "weights")
-    gathered = named(above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
+        weights = held_as("weights", weights + wide_tables(r, z, parts, s), "weights")
+    gathered = held_as("buffers", above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
     beside = stand_in_bytes(r, parts, s) + gathered + stage_buffers(r, z, parts, s, depth)
     widened = widened_bytes(r, z, params)
     m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients))
@@ -243,7 +247,7 @@ def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlig
     buckets = bucket_bytes(r, owned(parts, s), _biggest_tensor(parts, s))
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
-    waiting = (depth.heads - 1) * ends
+    waiting = held_as("logits", (depth.heads - 1) * ends, "logits that wait for backward")
     return Moment(
         lasting=lasting,
         standing=standing,
@@ -251,13 +255,15 @@ def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlig
         gathered=gathered_bytes(r, z, parts, s),
         gradients=gradients,
         activations=held_bytes(parts, s, depth),
-        again=named(_largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
+        again=held_as("recomputed", _largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
         transient=_largest_layer(parts, s, lambda k: k.transient_bytes),
         # The gradient of the residual stream flows beside whatever an operator of a branch makes.
         flowing=named(parts.stream_bytes, "gradient of the residual stream"),
         waiting=waiting,
-        logits=named(waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss"),
-        last_layer=named(_largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer"),
+        logits=held_as("logits", waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss"),
+        last_layer=held_as(
+            "activations", _largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer"
+        ),
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, maximum, total
+from shardwise.ledger.traced import categorised
 from shardwise.plans import Optimizer, Precision, Sharding, Stack
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._stages import Stages
@@ -59,6 +60,17 @@ class Recipe:
     def reduces_whole(self) -> bool:
         """Whether every replica gets the whole sum of the gradients, of which it updates a shard at most."""
         return not self.shards_optimizer or self.splits_replicas or self.stack.reduces_whole
+
+
+MemoryCategory: TypeAlias = Literal[
+    "weights", "gradients", "optimizer", "buffers", "activations", "logits", "recomputed", "temporaries"
+]
+MEMORY_CATEGORIES: tuple[str, ...] = get_args(MemoryCategory)
+
+
+def held_as(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
+    """Return bytes under a name, of a category of memory; what has none is temporaries."""
+    return categorised(size_bytes, category, name, source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

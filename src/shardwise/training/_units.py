@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
-from shardwise.ledger.traced import named
 from shardwise.training._blocks import Elements, Folded
-from shardwise.training._parts import Parts, Recipe, owned, tied_copy
+from shardwise.training._parts import Parts, Recipe, held_as, owned, tied_copy
 from shardwise.training._sizes import Sizes
 from shardwise.training._stages import Stages
 
@@ -128,7 +127,8 @@ def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> Gat
         return Gathered(forward=zero, loss=zero, backward=zero, complete=zero)
     ends, units = _ends(r, z, parts, s), _layers(r, z, parts, s)
     pairs = [
-        named(one, "gathered ends of the model") + named(other, "gathered layers and gradients")
+        held_as("buffers", one, "gathered ends of the model")
+        + held_as("buffers", other, "gathered layers and gradients")
         for one, other in zip(ends, units, strict=True)
     ]
     return Gathered(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
