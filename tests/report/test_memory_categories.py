@@ -10,7 +10,7 @@ from shardwise.models import load_model
 from shardwise.plans import Plan, Training
 from shardwise.report._train import peak_parts
 from shardwise.training import Options, TrainReport, train
-from shardwise.training._parts import MEMORY_CATEGORIES
+from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 
 PLANS = (
     (Plan(dp=8, sharding="fsdp", micro_batch=1), "fsdp2"),
@@ -41,9 +41,9 @@ def test_state_is_counted_in_its_own_category(plan: Plan, stack: str) -> None:
 
 @pytest.mark.parametrize(("plan", "stack"), PLANS, ids=[stack for _, stack in PLANS])
 def test_every_large_term_has_a_category(plan: Plan, stack: str) -> None:
-    """At every moment no more than a tenth of the bytes is of no category, and no term has an unknown one."""
+    """At every moment no more than a tenth of the bytes is temporaries, and no term has an unknown category."""
     report = answer(plan, stack)
     for moment in report.traced.memory[report.peak_stage].moments.values():
         terms = parts(moment)
-        assert {p.category for p in terms} <= {"", *MEMORY_CATEGORIES}
-        assert sum(p.amount for p in terms if not p.category) < 0.1 * float(moment)
+        assert {category_of(p) for p in terms} <= set(MEMORY_CATEGORIES)
+        assert sum(p.amount for p in terms if category_of(p) == "temporaries") < 0.1 * float(moment)

@@ -113,20 +113,6 @@ def named(x: _T, name: str, source: str = "", unit: str = "") -> _T:
     return cast(_T, Traced(x.value, x.op, x.args, (name, source, unit))) if isinstance(x, Traced) else x
 
 
-def categorised(x: _T, category: str, name: str, source: str = "") -> _T:
-    """Return the same number under a name, with the category under which reports add it up.
-
-    >>> with tracing():
-    ...     total = categorised(leaf("a", 2) * 2, "weights", "twice a") + leaf("b", 1)
-    >>> [(p.label, p.category) for p in parts(total)]
-    [('twice a', 'weights'), ('b', '')]
-    """
-    found = named(x, name, source)
-    if isinstance(found, Traced):
-        found.category = category
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Rival:
     """A branch that a maximum or minimum did not take, in the unit of the number that is opened."""
@@ -149,11 +135,6 @@ class Part:
     node: Traced | None
     against: tuple[Rival, ...] = ()
     choice: str = ""
-
-    @property
-    def category(self) -> str:
-        """The category of the contribution ("" for none)."""
-        return self.node.category if self.node is not None else ""
 
 
 def _remember(x: Traced, key: str, make: Callable[[Traced], _T]) -> _T:

@@ -9,7 +9,7 @@ from shardwise.ledger.traced import parts
 from shardwise.report._whole import whole_bytes
 from shardwise.training import Change, TrainReport
 from shardwise.training._memory import device_bytes, reserved_bytes
-from shardwise.training._parts import MEMORY_CATEGORIES
+from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
 from shardwise.training._waits import axis_seconds, slowest_stage
@@ -144,7 +144,7 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     allocated = memory.peak + report.case.workspace_bytes
     reserved = allocated * stack.reserved_over_allocated + memory.late_block
     for part in parts(traced):
-        found[part.category or "temporaries"] += part.amount
+        found[category_of(part)] += part.amount
     found["temporaries"] += allocated - memory.peak
     found["allocator"] = reserved - allocated
     held = reserved_bytes(stack, memory)

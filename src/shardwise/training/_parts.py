@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, maximum, total
-from shardwise.ledger.traced import categorised
+from shardwise.ledger.traced import Part, Traced, named
 from shardwise.plans import Optimizer, Precision, Sharding, Stack
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._stages import Stages
@@ -69,8 +69,16 @@ MEMORY_CATEGORIES: tuple[str, ...] = get_args(MemoryCategory)
 
 
 def held_as(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
-    """Return bytes under a name, of a category of memory; what has none is temporaries."""
-    return categorised(size_bytes, category, name, source)
+    """Return bytes under a name, of a category of memory."""
+    found = named(size_bytes, name, source)
+    if isinstance(found, Traced):
+        found.category = category
+    return found
+
+
+def category_of(part: Part) -> str:
+    """Return the category of memory of a contribution; what has none is temporaries."""
+    return (part.node.category if part.node is not None else "") or "temporaries"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
