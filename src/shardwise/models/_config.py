@@ -6,15 +6,12 @@ at the end, so that a person sees everything that is wrong with a file at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from shardwise.errors import Problem, Problems
 from shardwise.models._fields import FIELDS, NO_EFFECT, keys_of
-
-if TYPE_CHECKING:
-    from shardwise.models._model import Model
 
 DROPOUTS = (
     *("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "emb_pdrop", "dropout"),
@@ -43,13 +40,6 @@ class ClassFacts:
     float_router: bool = False
     fused_qkv: bool = False
     joined_rotary: bool = False
-
-
-class Row(NamedTuple):
-    """A family: what makes its model from a configuration, and how its class is written."""
-
-    build: Callable[[Config], Model]
-    facts: ClassFacts = ClassFacts()
 
 
 class Config:

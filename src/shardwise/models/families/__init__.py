@@ -6,8 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-from shardwise.models._config import Config, Row
+from shardwise.models._config import Config
 from shardwise.models._model import Model
+from shardwise.models.families._parts import Row
 
 _MODULES = {
     "dense": """

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from shardwise.models._config import DROPOUTS, Config
+from shardwise.models._config import DROPOUTS, ClassFacts, Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
 from shardwise.models._model import MLP, Activation, Block, Model, MoE
+
+
+class Row(NamedTuple):
+    """A family: what makes its model from a configuration, and how its class is written."""
+
+    build: Callable[[Config], Model]
+    facts: ClassFacts = ClassFacts()
+
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

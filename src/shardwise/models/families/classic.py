@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.models._config import Config, Row
+from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 
 def gpt2(config: Config) -> Model:

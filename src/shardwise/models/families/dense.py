@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 Flag = bool | str
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config, Row
+from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 
 def _block(config: Config, heads: int, hidden: int, qkv_bias: bool = True) -> Block:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, FeedForward, Model, Projection
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 _PATTERN_3N = ("sliding",) * 4 + ("full",)
 _PATTERN_4 = ("sliding",) * 5 + ("full",)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, FeedForward, Model, Projection
 from shardwise.models._recurrent import Mamba1, Mamba2
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 MAMBA = ("mamba", "linear", "linear_attention")
 

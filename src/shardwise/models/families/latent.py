@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 from shardwise.models.families.mixture import dense_beside, with_mtp
 
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 
 def _windowed(core: Attention, kind: str, window: int) -> Attention:

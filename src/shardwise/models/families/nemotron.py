@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import NormKind
 from shardwise.models._model import MLP, Block, Model, MoE
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _WORDS = {"linear_attention": "mamba", "full_attention": "attention"} | {word: word for word in _LETTERS.values()}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import ClassFacts, Config, Row
+from shardwise.models._config import ClassFacts, Config
 from shardwise.models._model import MLP, Block, FeedForward, Model
 from shardwise.models._recurrent import GatedDelta, Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
 
 

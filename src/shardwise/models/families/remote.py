@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config, Row
+from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
+from shardwise.models.families._parts import Row
 
 
 def _llama_like(config: Config, core: Attention, ffn: MLP) -> Model:
