@@ -1,15 +1,57 @@
-"""Search: every legal plan of a space evaluated, the best ranked, and the reasons for the others."""
+"""Search: every legal plan of a space evaluated, the best ranked, and the reasons for the others.
 
-from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
-from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
-from shardwise.search._remedy import Remedy
-from shardwise.search._result import Rejection, SearchResult
-from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
-from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
-from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
-from shardwise.search._serving_space import ServingSpace
-from shardwise.search._space import SearchSpace, Wholes, part_of, upto
-from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
+Names are loaded when they are first asked for: a search of training plans does not load what serves, nor the reverse.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
+    from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
+    from shardwise.search._remedy import Remedy
+    from shardwise.search._result import Rejection, SearchResult
+    from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
+    from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
+    from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
+    from shardwise.search._serving_space import ServingSpace
+    from shardwise.search._space import SearchSpace, Wholes, part_of, upto
+    from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
+
+_HOMES = {
+    "Executor": "_executor",
+    "OBJECTIVES": "_options",
+    "ProcessExecutor": "_executor",
+    "Rejection": "_result",
+    "Remedy": "_remedy",
+    "RunnerUp": "_sensitivity",
+    "SERVING_OBJECTIVES": "_options",
+    "ScalingRow": "_scaling",
+    "SearchOptions": "_options",
+    "SearchResult": "_result",
+    "SearchSpace": "_space",
+    "SearchTask": "_training",
+    "Sensitivity": "_sensitivity",
+    "SerialExecutor": "_executor",
+    "ServingResult": "_serving",
+    "ServingSpace": "_serving_space",
+    "TRAIN_LIMITS": "_options",
+    "TrainingResult": "_training",
+    "Wholes": "_space",
+    "doubling": "_scaling",
+    "part_of": "_space",
+    "plan_serving": "_serving",
+    "plan_training": "_training",
+    "runners_up": "_sensitivity",
+    "scaled_result": "_scaling",
+    "scaled_rows": "_scaling",
+    "scaled_task": "_scaling",
+    "searched": "_training",
+    "strong_scaling": "_scaling",
+    "tokens_per_second_per_gpu": "_serving",
+    "upto": "_space",
+    "work_of": "_training",
+}
 
 __all__ = [
     "OBJECTIVES",
@@ -45,3 +87,9 @@ __all__ = [
     "upto",
     "work_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

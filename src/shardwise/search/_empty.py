@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
+from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem
 from shardwise.plans import divisors
 from shardwise.search._grid import PlanGrid
 from shardwise.search._result import Rejection
-from shardwise.search._serving_table import ServingGrid
 from shardwise.search._space import Wholes
+
+if TYPE_CHECKING:
+    from shardwise.search._serving_table import ServingGrid
 
 EMPTY = "space"
 _SHOWN = 24

@@ -21,7 +21,7 @@ from shardwise.training import Case, TrainReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class PlanLimits:
     """The limits of a search as numbers; `goodput` by number of devices."""
 
     options: SearchOptions
@@ -81,11 +81,11 @@ class Limits:
         return Entry(value, seconds, held, batch.key(at))
 
 
-def limits_of(grid: PlanGrid, options: SearchOptions) -> Limits:
+def limits_of(grid: PlanGrid, options: SearchOptions) -> PlanLimits:
     """Return the limits of a search on the plans of a space."""
     case = grid.case
     price = case.cluster.usd_per_device_hour or 0.0
-    return Limits(
+    return PlanLimits(
         options=options,
         steps=case.job.token_budget / case.job.tokens_per_step,
         usd_per_device_second=price / 3600,

@@ -44,7 +44,7 @@ TRAIN_LIMITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ServingLimit:
     """A limit on deployments: its field, the column it bounds, and whether a larger batch only makes it harder."""
 
     field: str
@@ -60,11 +60,11 @@ class Limit:
 
 
 SERVING_LIMITS = (
-    Limit("max_ttft_seconds", "ttft_seconds", "first tokens later than asked", True),
-    Limit("max_tpot_seconds", "tpot_seconds", "tokens farther apart than asked", True),
-    Limit("max_latency_seconds", "request_seconds", "requests longer than asked", True),
-    Limit("max_usd", "usd", "tokens dearer than asked", False),
-    Limit("min_tokens_per_second", "tokens_per_second", "fewer tokens a second than asked", False, True),
+    ServingLimit("max_ttft_seconds", "ttft_seconds", "first tokens later than asked", True),
+    ServingLimit("max_tpot_seconds", "tpot_seconds", "tokens farther apart than asked", True),
+    ServingLimit("max_latency_seconds", "request_seconds", "requests longer than asked", True),
+    ServingLimit("max_usd", "usd", "tokens dearer than asked", False),
+    ServingLimit("min_tokens_per_second", "tokens_per_second", "fewer tokens a second than asked", False, True),
 )
 _SERVING = tuple(limit.field for limit in SERVING_LIMITS)
 

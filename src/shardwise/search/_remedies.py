@@ -17,7 +17,7 @@ from shardwise.plans import Plan, divisors
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._grid import PlanGrid
-from shardwise.search._limits import Limits
+from shardwise.search._limits import PlanLimits
 from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._remedy import Remedy, loss_of, missed
 from shardwise.search._result import Counts, Rejection
@@ -51,7 +51,7 @@ class Remedies:
     """What would help the plans that a search rejected; each answer is worked out when it is asked for."""
 
     grid: PlanGrid
-    limits: Limits
+    limits: PlanLimits
     limit_bytes: float
     counts: Counts
     rejections: Counter[str]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from shardwise.search._options import SearchOptions
 
@@ -29,6 +30,34 @@ class Rejection:
     title: str
     count: int
     remedy: str
+
+
+class Reports(Sequence[Report]):
+    """Reports that are made when they are asked for, each once.
+
+    >>> made = Reports([1, 2, 3], lambda entry: f"report {entry}")
+    >>> len(made), made[-1], made[::2]
+    (3, 'report 3', ('report 1', 'report 3'))
+    """
+
+    def __init__(self, entries: Sequence[Any], report: Callable[[Any], Report]) -> None:
+        self._entries, self._report = entries, report
+        self._made: dict[int, Report] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Report: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Report, ...]: ...
+    def __getitem__(self, index: int | slice) -> Report | tuple[Report, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        if place not in self._made:
+            self._made[place] = self._report(self._entries[place])
+        return self._made[place]
 
 
 class SearchResult(ABC, Generic[Report]):
@@ -59,7 +88,7 @@ class SearchResult(ABC, Generic[Report]):
 
     @property
     @abstractmethod
-    def front(self) -> tuple[Report, ...]:
+    def front(self) -> Sequence[Report]:
         """Plans that none beats in every way that counts at once."""
 
     @property

@@ -50,7 +50,7 @@ class ScalingResult(TrainingResult):
         return tuple(sorted(self.reports, key=lambda report: report.step_seconds))
 
     @cached_property
-    def front(self) -> tuple[TrainReport, ...]:
+    def front(self) -> Sequence[TrainReport]:
         """The best plan on each count."""
         return self.reports
 

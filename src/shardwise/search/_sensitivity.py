@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import Band, Efficiencies
 from shardwise.hardware import Cluster, Tier
 from shardwise.search._remedy import loss_of
-from shardwise.search._serving import ServingResult
 from shardwise.search._training import TrainingResult
-from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.serving._bands import band_of as serving_band
 from shardwise.training import TrainReport
 from shardwise.training._intervals import step_band
 from shardwise.training._report import report_of
+
+if TYPE_CHECKING:
+    from shardwise.search._serving import ServingResult
+    from shardwise.serving import InferReport
 
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 _STEPS = 40
@@ -115,6 +116,8 @@ def _trained(name: str, report: TrainReport, factor: float) -> TrainReport:
 
 def _served(name: str, report: InferReport, factor: float) -> InferReport:
     """Return a deployment with one constant moved."""
+    from shardwise.serving import ServingOptions, infer
+
     case = report.case
     engine, cluster, efficiencies = case.engine, case.cluster, case.efficiencies
     if name == OVERHEAD:
@@ -161,6 +164,8 @@ def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
     if isinstance(found, TrainingResult):
         return step_band(best, assumed=False)
+    from shardwise.serving._bands import band_of as serving_band
+
     quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
     return serving_band(quantity, best.evaluation.family, best.case.engine.name, best.case.engine.kernels)
 

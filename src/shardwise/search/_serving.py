@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from shardwise.plans import Plan, Serving
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
 from shardwise.search._remedy import Remedy
-from shardwise.search._result import Counts, Rejection, SearchResult
+from shardwise.search._result import Counts, Rejection, Reports, SearchResult
 from shardwise.search._serving_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._serving_table import (
@@ -117,7 +118,7 @@ class ServingResult(SearchResult[InferReport]):
         return tuple(map(self.report, self._top))
 
     @cached_property
-    def front(self) -> tuple[InferReport, ...]:
+    def front(self) -> Sequence[InferReport]:
         """Plans that none beats in time between tokens and in tokens a second and device, the quickest first.
 
         Where nothing is generated, the time of a request stands for that between tokens.
@@ -129,7 +130,7 @@ class ServingResult(SearchResult[InferReport]):
         order = np.lexsort((-one.tokens_per_second_per_gpu, latency))
         most = np.maximum.accumulate(one.tokens_per_second_per_gpu[order])
         ahead = np.r_[-np.inf, most[:-1]]
-        return tuple(self.report(self._ranked[i]) for i in order[most > ahead].tolist())
+        return Reports(self._ranked[order[most > ahead]].tolist(), self.report)
 
     @cached_property
     def nearest(self) -> InferReport | None:

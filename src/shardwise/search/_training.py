@@ -20,12 +20,12 @@ from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
 from shardwise.search._grid import PlanGrid
 from shardwise.search._launch import within
-from shardwise.search._limits import Limits, limits_of
+from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, TopN
 from shardwise.search._remedies import Remedies, report_on
 from shardwise.search._remedy import Remedy
-from shardwise.search._result import Counts, Rejection, SearchResult
+from shardwise.search._result import Counts, Rejection, Reports, SearchResult
 from shardwise.search._space import SearchSpace
 from shardwise.training import Case, TrainReport
 from shardwise.training._intervals import step_band
@@ -77,7 +77,7 @@ class SearchTask:
 
     grid: PlanGrid
     options: SearchOptions
-    limits: Limits = field(init=False)
+    limits: PlanLimits = field(init=False)
     top: TopN = field(init=False)
     front: ParetoFront = field(init=False)
     evaluator: Evaluator | None = None
@@ -175,9 +175,9 @@ class TrainingResult(SearchResult[TrainReport]):
         return tuple(s for s in found if s <= report.step_seconds * band.high / band.low)
 
     @cached_property
-    def front(self) -> tuple[TrainReport, ...]:
+    def front(self) -> Sequence[TrainReport]:
         """Plans that none beats in step time, memory and devices at once."""
-        return tuple(self.report(entry) for entry in self.partial.front.plans())
+        return Reports(self.partial.front.plans(), self.report)
 
     @cached_property
     def nearest(self) -> TrainReport | None:

@@ -220,20 +220,20 @@ class TrainReport:
     @cached_property
     def interval(self) -> dict[str, tuple[float, float]]:
         """10 to 90 % intervals of the headlines, from published runs of comparable devices and models."""
-        return self.interval_for(assumed=False)
+        return self.interval_for(False)
 
     def interval_for(self, assumed: bool) -> dict[str, tuple[float, float]]:
         """Return 10 to 90 % intervals; wider ones where fields of the plan that matter were assumed."""
-        return {name: (low, high) for name, (low, _, high) in self._intervals(assumed).items()}
+        return {name: (low, high) for name, (low, _, high) in intervals(self, assumed, self._least_seconds).items()}
 
     @cached_property
     def typical(self) -> dict[str, float]:
         """The headlines in the middle of published runs: predictions times the median of measured over predicted."""
-        return {name: typical for name, (_, typical, _) in self._intervals(assumed=False).items()}
+        return {name: typical for name, (_, typical, _) in intervals(self, False, self._least_seconds).items()}
 
-    def _intervals(self, assumed: bool) -> dict[str, tuple[float, float, float]]:
-        # No run is quicker than the same plan with every efficiency at one.
-        return intervals(self, assumed, report_of(replace(self.case, efficiencies=IDEAL), ()).step_seconds)
+    @cached_property
+    def _least_seconds(self) -> float:
+        return report_of(replace(self.case, efficiencies=IDEAL), ()).step_seconds  # no run is quicker
 
     @property
     def chance_to_fit(self) -> float:
