@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.ledger.traced import leaf, plain, tracing
-from shardwise.training.schedule import (
+from shardwise.plans import Schedule
+from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
     Run,
-    ScheduleName,
     in_flight,
     pipeline_time,
     schedule_problems,
 )
-from shardwise.training.simulate import StageSeconds, Timeline, simulate
+from shardwise.training.schedules.simulate import StageSeconds, Timeline, simulate
 
 Costs = tuple[float, float, float]
 
 # Forward, input gradient and weight gradient of one micro-batch: equal thirds, recompute, long and short weight parts.
 RATIOS: tuple[Costs, ...] = ((1, 1, 1), (1, 1.5, 0.6), (1, 0.8, 1.1), (1, 2.5, 0.5), (2, 1, 0.3))
-SCHEDULES: tuple[tuple[ScheduleName, int], ...] = (
+SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
     ("interleaved", 1),
@@ -59,17 +59,17 @@ def run_of(count: float, costs: Costs) -> Run[float]:
     return Run(count=count, forward=costs[0], backward_input=costs[1], backward_weight=costs[2])
 
 
-def closed(schedule: ScheduleName, costs: list[Costs], shape: PipelineShape[float]) -> PipelineTime[float]:
+def closed(schedule: Schedule, costs: list[Costs], shape: PipelineShape[float]) -> PipelineTime[float]:
     """The closed form with every stage its own run."""
     return pipeline_time(schedule, tuple(run_of(1.0, c) for c in costs), shape)
 
 
-def simulated(schedule: ScheduleName, costs: list[Costs], shape: PipelineShape[float]) -> Timeline:
+def simulated(schedule: Schedule, costs: list[Costs], shape: PipelineShape[float]) -> Timeline:
     """The simulation of the same stages."""
     return simulate(schedule, stages_of(costs), shape)
 
 
-def sizes(schedule: ScheduleName, v: int = 1) -> Iterator[tuple[int, int]]:
+def sizes(schedule: Schedule, v: int = 1) -> Iterator[tuple[int, int]]:
     """Every number of stages and micro-batches of the table that the schedule can run."""
     for p in STAGES:
         for m in MICRO:
@@ -92,7 +92,7 @@ def varied(source: random.Random, p: int, *, together: bool) -> list[Costs]:
 
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_equal_stages_match_the_simulation(schedule: ScheduleName, v: int) -> None:
+def test_equal_stages_match_the_simulation(schedule: Schedule, v: int) -> None:
     """With equal stages and free messages every form is the simulation to 1e-9, fewer micro-batches than stages too."""
     for p, m in sizes(schedule, v):
         for costs in RATIOS:
@@ -103,7 +103,7 @@ def test_equal_stages_match_the_simulation(schedule: ScheduleName, v: int) -> No
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_messages_between_equal_stages(schedule: ScheduleName, v: int, overlap: bool) -> None:
+def test_messages_between_equal_stages(schedule: Schedule, v: int, overlap: bool) -> None:
     """Messages up to a fifth of a forward are exact with equal stages, except with zb-h1 (1.5 %) and 3 chunks (2 %)."""
     loose = 0.015 if schedule == "zb-h1" else 0.02 if v > 2 and overlap else 1e-9
     for p, m in sizes(schedule, v):
@@ -116,7 +116,7 @@ def test_messages_between_equal_stages(schedule: ScheduleName, v: int, overlap: 
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_unequal_stages_stay_near_the_simulation(schedule: ScheduleName, v: int, together: bool) -> None:
+def test_unequal_stages_stay_near_the_simulation(schedule: Schedule, v: int, together: bool) -> None:
     """Stages that differ by up to 20 % cost 1 % of accuracy with 1F1B and 3 % with the others; GPipe stays exact."""
     source = random.Random(f"{schedule} {v} {together}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
@@ -129,7 +129,7 @@ def test_unequal_stages_stay_near_the_simulation(schedule: ScheduleName, v: int,
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_messages_between_unequal_stages(schedule: ScheduleName, v: int, overlap: bool) -> None:
+def test_messages_between_unequal_stages(schedule: Schedule, v: int, overlap: bool) -> None:
     """Messages of a tenth of a forward leave the forms within 3 % of the simulation with unequal stages."""
     source = random.Random(f"{schedule} {v} {overlap}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
@@ -151,7 +151,7 @@ def test_messages_between_unequal_stages(schedule: ScheduleName, v: int, overlap
         ("dualpipe", lambda p, f, g, w: (p / 2 - 1) * (f + g + w + g + w - 3 * w)),
     ],
 )
-def test_published_bubbles(schedule: ScheduleName, bubble: object) -> None:
+def test_published_bubbles(schedule: Schedule, bubble: object) -> None:
     """The bubbles that the papers publish come out where they hold, weight gradients no longer than the rest."""
     for p in (2, 4, 8, 16):
         for costs in [(1.0, 1.0, 1.0)] if schedule == "dualpipe" else [(1.0, 1.0, 1.0), (1.0, 1.5, 0.6)]:
@@ -175,7 +175,7 @@ def test_a_slow_first_stage_is_not_charged_twice() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_one_stage_has_no_bubble_and_sends_nothing(schedule: ScheduleName, v: int) -> None:
+def test_one_stage_has_no_bubble_and_sends_nothing(schedule: Schedule, v: int) -> None:
     """A pipeline of one stage takes m (f + b), whatever a message would cost."""
     for overlap in (True, False):
         found = pipeline_time(schedule, (run_of(1, (1, 1.5, 0.5)),), shape_of(1, 8, v, 7.0, overlap=overlap))
@@ -183,7 +183,7 @@ def test_one_stage_has_no_bubble_and_sends_nothing(schedule: ScheduleName, v: in
 
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_in_flight_is_the_peak_of_the_simulation(schedule: ScheduleName, v: int) -> None:
+def test_in_flight_is_the_peak_of_the_simulation(schedule: Schedule, v: int) -> None:
     """What the formula says a stage holds is the most that the order of its tasks ever makes it hold."""
     for p, m in sizes(schedule, v):
         shape = shape_of(p, m, v)
@@ -193,7 +193,7 @@ def test_in_flight_is_the_peak_of_the_simulation(schedule: ScheduleName, v: int)
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_columns_equal_numbers(schedule: ScheduleName, v: int, overlap: bool) -> None:
+def test_columns_equal_numbers(schedule: Schedule, v: int, overlap: bool) -> None:
     """A column of two plans is the two plans, pads of no stages included."""
     plans = [(2.0, 8.0, (1.0, 0.0, 1.0)), (8.0, 16.0, (1.0, 6.0, 1.0))]
     costs = ((1.2, 1.1, 0.9), (1.0, 1.0, 1.0), (0.9, 1.3, 1.2))
@@ -225,7 +225,7 @@ def test_columns_equal_numbers(schedule: ScheduleName, v: int, overlap: bool) ->
 
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_traced_numbers_equal_numbers(schedule: ScheduleName, v: int) -> None:
+def test_traced_numbers_equal_numbers(schedule: Schedule, v: int) -> None:
     """Numbers that record their arithmetic give the same seconds."""
     shape = shape_of(4, 8, v, 0.1)
     number = closed(schedule, [(1, 1, 1)] * 4, shape).total
@@ -236,7 +236,7 @@ def test_traced_numbers_equal_numbers(schedule: ScheduleName, v: int) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_grouping_equal_stages_changes_little(schedule: ScheduleName, v: int) -> None:
+def test_grouping_equal_stages_changes_little(schedule: Schedule, v: int) -> None:
     """A run of equal stages is evaluated at its ends: within 1 % of evaluating every stage, and 1F1B exactly."""
     for p, m in sizes(schedule, v):
         if p < 3:
@@ -250,7 +250,7 @@ def test_grouping_equal_stages_changes_little(schedule: ScheduleName, v: int) ->
 
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
-def test_events_fit_on_their_devices(schedule: ScheduleName, v: int) -> None:
+def test_events_fit_on_their_devices(schedule: Schedule, v: int) -> None:
     """No device runs two slots at once, every task runs once, and no task starts before what it needs has arrived."""
     p, m = 4, 8
     timeline = simulated(schedule, [(1, 1, 1)] * p, shape_of(p, m, v, 0.1))
@@ -300,7 +300,7 @@ def runs_of(p: int, costs: list[Costs]) -> tuple[Run[float], ...]:
 
 @settings(max_examples=150, deadline=None)
 @given(PIPES, st.floats(0, 1), st.floats(0, 1))
-def test_laws(pipe: tuple[tuple[ScheduleName, int], int, int, list[Costs], bool], send: float, more: float) -> None:
+def test_laws(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], send: float, more: float) -> None:
     """Time is never less than the work, bubbles are never negative, and slower messages never speed a pipeline up."""
     (schedule, v), p, m, costs, overlap = pipe
     if schedule_problems(schedule, p, m, v).items:
@@ -320,7 +320,7 @@ def test_laws(pipe: tuple[tuple[ScheduleName, int], int, int, list[Costs], bool]
 @settings(max_examples=150, deadline=None)
 @given(PIPES, st.floats(0, 0.2))
 def test_more_micro_batches_never_take_less(
-    pipe: tuple[tuple[ScheduleName, int], int, int, list[Costs], bool], send: float
+    pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], send: float
 ) -> None:
     """Another micro-batch (two, with DualPipe) never shortens a pipeline, and never frees activations."""
     (schedule, v), p, m, costs, overlap = pipe
@@ -343,7 +343,7 @@ def test_interleaving_is_never_worse(p: int, m: int, v: int, costs: Costs) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(PIPES, st.integers(0, 3))
-def test_pads_change_nothing(pipe: tuple[tuple[ScheduleName, int], int, int, list[Costs], bool], at: int) -> None:
+def test_pads_change_nothing(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], at: int) -> None:
     """A run of no stages changes nothing after the first run, whatever seconds it carries."""
     (schedule, v), p, m, costs, _ = pipe
     if schedule_problems(schedule, p, m, v).items or p < 3:

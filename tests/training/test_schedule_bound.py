@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laws.helpers import tried
-from shardwise.training.schedule import (
+from shardwise.training.schedules import (
     PipelineShape,
     Run,
     least_pipeline_seconds,

@@ -9,6 +9,7 @@ from shardwise.report._plots import AXES, GREY, WIDTH, ink_on, plan_words, sheet
 from shardwise.report._train import without_residue
 from shardwise.training import TrainReport
 from shardwise.training._timeline import Span, StepTimeline
+from shardwise.training.schedules import find_schedule
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _fill(axes: Axes, boxes: dict[str, list[tuple[float, float, float, float]]],
 
 def _which(timeline: StepTimeline, chunk: int) -> str:
     """Return which part of the model a chunk is, or with DualPipe which way its micro-batches go."""
-    if timeline.plan.schedule == "dualpipe":
+    if find_schedule(timeline.plan.schedule).mirrored:
         return f", entering at stage {timeline.plan.pp - 1 if chunk else 0}"
     return f", chunk {chunk}"
 

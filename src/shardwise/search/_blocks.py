@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.ledger.symbol import Book, Symbol
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
@@ -24,7 +24,6 @@ from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import Tables, machine_of, tables_of
 from shardwise.training._memory import Parts, Shared
 from shardwise.training._step import timed_parts
-from shardwise.training.schedule import ScheduleName
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 _SPLIT = ("layout", "sequence_parallel", "cp_kind")
@@ -190,7 +189,7 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Book(), grid, {})
     machine = machine_of(case, z.spans)
-    schedule: ScheduleName = "dualpipe" if "dualpipe" in grid.space.schedule else "1f1b"
+    schedule: Schedule = "dualpipe" if "dualpipe" in grid.space.schedule else "1f1b"
     found = []
     for mode in grid.space.recompute:
         tables: Tables[Any] = tables_of(case_for(case, recompute=mode), machine, z)

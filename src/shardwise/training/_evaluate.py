@@ -45,7 +45,7 @@ from shardwise.training._stages import (
 )
 from shardwise.training._step import StepJob, StepSeconds, beside_experts, boundary_seconds, step_seconds
 from shardwise.training._units import padded
-from shardwise.training.schedule import PipelineShape, in_flight
+from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,8 @@ def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
     """Return how a plan's layers go to stages: as given, or as the stack cuts them."""
     sizes = plan.stage_layers or split_layers(num_layers, plan.pp * plan.vpp, stack.partition)
     recomputed = plan.recompute_layers or None
-    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=plan.schedule == "dualpipe")
+    mirrored = find_schedule(plan.schedule).mirrored
+    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=mirrored)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,10 +261,10 @@ def held_in_flight(case: Case, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
     if case.stack.buffered_stages:
         deep = above(s.heads, 0, held, minimum(z.num_micro, case.stack.buffered_stages * z.pp))
         held = above(z.pp, 1, deep, held)
-    if schedule == "dualpipe":
+    if find_schedule(schedule).mirrored:
         mirrored = held * divide(s.position + 1, z.pp + 1)
         return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)
-    return InFlight(own=held, mirrored=zero, heads=held if schedule == "gpipe" else zero + 1)
+    return InFlight(own=held, mirrored=zero, heads=held if find_schedule(schedule).holds_heads else zero + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

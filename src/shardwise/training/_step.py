@@ -9,7 +9,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import Machine
-from shardwise.plans import Stack
+from shardwise.plans import Schedule, Stack
 from shardwise.training._blocks import Folded
 from shardwise.training._memory import Parts, Recipe
 from shardwise.training._sharding import sharding_waits, waits_once
@@ -24,15 +24,15 @@ from shardwise.training._state import (
     updates,
 )
 from shardwise.training._update import muon_seconds, optimizer_seconds
-from shardwise.training.schedule import (
+from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
     Run,
-    ScheduleName,
+    find_schedule,
     least_pipeline_seconds,
     pipeline_time,
+    slowest_work,
 )
-from shardwise.training.schedule_points import slowest_work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,14 +119,14 @@ def paired(k: Folded[X], share: X | float = 1.0) -> Folded[X]:
     )
 
 
-def beside_experts(m: Machine[X], stack: Stack, schedule: ScheduleName, parts: Parts[X]) -> Parts[X]:
+def beside_experts(m: Machine[X], stack: Stack, schedule: Schedule, parts: Parts[X]) -> Parts[X]:
     """Return the blocks as a stack runs them that sends to experts beside the compute of another micro-batch.
 
     Megatron-Core, --overlap-moe-expert-parallel-comm: forward and backward of two micro-batches interleave by layer.
     The kernels of the messages hold cores meanwhile.
     """
     when = stack.overlap_experts if m.hides("ep") and "ep" in m.spans else "never"
-    if when == "never" or (when == "between nodes" and schedule != "interleaved"):
+    if when == "never" or (when == "between nodes" and not find_schedule(schedule).chunked):
         return parts
     span = m.spans["ep"]
     share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
@@ -186,7 +186,7 @@ def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
     return maximum(seconds / layers, seconds - compute * (layers - 1) / layers)
 
 
-def covering_passes(z: Sizes[X], schedule: ScheduleName) -> X:
+def covering_passes(z: Sizes[X], schedule: Schedule) -> X:
     """Return beside how many passes of a micro-batch through a stage its gradients are reduced, and weights gathered.
 
     One; interleaved, the last of v chunks waits for its own pass alone, and the p micro-batches of each other chunk
@@ -194,7 +194,7 @@ def covering_passes(z: Sizes[X], schedule: ScheduleName) -> X:
     of each chunk).
     """
     one = 0 * z.pp + 1
-    if schedule != "interleaved":
+    if not find_schedule(schedule).chunked:
         return one
     return divide(1 + (z.vpp - 1) * minimum(z.pp, z.num_micro), z.vpp)
 
@@ -258,7 +258,7 @@ def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
 class StepJob(Generic[X]):
     """What the step needs to know beside its blocks: schedule, message between stages, tied table."""
 
-    schedule: ScheduleName
+    schedule: Schedule
     send: X
     tied: bool
     tied_bytes: X
@@ -273,9 +273,9 @@ class Piped(Generic[X]):
     pipeline: PipelineTime[X]
 
 
-def timed_parts(m: Machine[X], parts: Parts[X], schedule: ScheduleName) -> Parts[X]:
+def timed_parts(m: Machine[X], parts: Parts[X], schedule: Schedule) -> Parts[X]:
     """Return the blocks as a schedule runs them: DualPipe in pairs."""
-    if schedule != "dualpipe" or not m.hides("ep"):
+    if not find_schedule(schedule).mirrored or not m.hides("ep"):
         return parts
     return replace(
         parts, kinds=tuple(slowed(m, k, paired(k)) for k in parts.kinds), head=slowed(m, parts.head, paired(parts.head))
@@ -304,14 +304,14 @@ def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds
 
 
 def least_piped_seconds(
-    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], schedule: ScheduleName
+    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], schedule: Schedule
 ) -> X:
     """Return seconds that all micro-batches never take less than, whatever is sent between stages and between copies.
 
     They never fall when a time of a block grows. Expert messages may hide under DualPipe: there compute alone counts.
     """
     timed = [stage_seconds(m, z, replace(r, sharding="none"), parts, s) for s in stages]
-    if schedule == "dualpipe" and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
+    if find_schedule(schedule).mirrored and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
         zero = 0 * z.num_micro
         timed = [replace(t, forward=t.compute, backward_input=zero, backward_weight=zero) for t in timed]
         return z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=True)
@@ -344,7 +344,7 @@ def piped_seconds(
     )
     pipeline = pipeline_time(job.schedule, runs, shape)
     if r.shards_gradients and r.stack.pipeline_keeps_gathered:
-        pipeline = with_waits(z, runs, timed, pipeline, job.schedule == "dualpipe")
+        pipeline = with_waits(z, runs, timed, pipeline, find_schedule(job.schedule).mirrored)
     return Piped(job=job, stages=timed, pipeline=pipeline)
 
 

@@ -32,19 +32,10 @@ from shardwise.training._step import (
     weighted_axes,
 )
 from shardwise.training._update import muon_seconds, optimizer_seconds
-from shardwise.training.schedule_orders import FULL, B, F, Kind, ScheduleName, W
-from shardwise.training.schedule_types import PipelineShape
-from shardwise.training.simulate import Event, simulate
-from shardwise.training.simulate import StageSeconds as Chunk
+from shardwise.training.schedules import FULL, B, F, Kind, PipelineShape, W, find_schedule
+from shardwise.training.schedules.simulate import Event, simulate
+from shardwise.training.schedules.simulate import StageSeconds as Chunk
 
-# Largest difference of the closed forms from the simulation, messages included (`schedule`, the third column).
-TOLERANCE: dict[ScheduleName, float] = {
-    "gpipe": 1e-9,
-    "1f1b": 0.010,
-    "interleaved": 0.031,
-    "zb-h1": 0.026,
-    "dualpipe": 0.034,
-}
 # Beyond these a trace is too large for a viewer, and the parts of each chunk too many to read.
 MOST_TASKS, MOST_DETAILED = 400_000, 40_000
 Lane = Literal["stage", "sends", "data parallel"]
@@ -104,7 +95,7 @@ class StepTimeline:
     @property
     def tolerance(self) -> float:
         """How far the closed form of the schedule may be from the simulation, as a share."""
-        return TOLERANCE[self.plan.schedule]
+        return find_schedule(self.plan.schedule).tolerance
 
 
 def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], s: Stages[float]) -> _Cut:
@@ -292,7 +283,7 @@ class _Drawing:
 
     def _place(self, stage: int, chunk: int) -> int:
         """Return which stage's layers a task runs: with DualPipe the second direction is mirrored."""
-        return self.plan.pp - 1 - stage if self.plan.schedule == "dualpipe" and chunk else stage
+        return self.plan.pp - 1 - stage if find_schedule(self.plan.schedule).mirrored and chunk else stage
 
     def _cut(self, stage: int, task: Event) -> list[_Part]:
         parts = self.cuts[self._place(stage, task.chunk)].of(task.kind)
@@ -315,7 +306,7 @@ class _Drawing:
 
     def _depth(self, task: Event) -> int:
         """Return how many chunks a micro-batch has come through before a task's."""
-        if self.plan.schedule == "dualpipe":
+        if find_schedule(self.plan.schedule).mirrored:
             return self._place(task.stage, task.chunk)
         return task.chunk * self.plan.pp + task.stage
 

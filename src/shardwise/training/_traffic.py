@@ -31,8 +31,7 @@ from shardwise.training._state import (
 )
 from shardwise.training._step import covering_passes, data_parallel_seconds, timed_parts
 from shardwise.training._units import unit_elements
-from shardwise.training.schedule import PipelineShape
-from shardwise.training.schedule_points import sends_of
+from shardwise.training.schedules import PipelineShape, find_schedule, sends_of
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "gradients", "weights"]
 
@@ -129,7 +128,7 @@ def runs_a_micro_batch(case: Case, s: Stages[float]) -> tuple[float, ...]:
     Under DualPipe half of the micro-batches run on the mirrored layers.
     """
     own = (*s.layers, s.embeds, s.ends, s.ends)
-    if case.plan.schedule != "dualpipe":
+    if not find_schedule(case.plan.schedule).mirrored:
         return own
     mirrored = (*s.mirrored, s.mirrored_embeds, s.mirrored_ends, s.mirrored_ends)
     return tuple((a + b) / 2 for a, b in zip(own, mirrored, strict=True))
@@ -185,7 +184,7 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
 
 def _as_composed(t: Traffic, timed: list[Timed], folded: Folded[float]) -> list[Timed]:
     """Return the messages of a part with the seconds that composition exposes: pairs of micro-batches hide more."""
-    if t.case.plan.schedule != "dualpipe" and t.case.stack.overlap_experts == "never":
+    if not find_schedule(t.case.plan.schedule).mirrored and t.case.stack.overlap_experts == "never":
         return timed
     found = []
     for one in timed:
@@ -282,7 +281,7 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
 def _sends(t: Traffic, s: Stages[float], shape: PipelineShape[float]) -> Iterator[tuple[Phase, int, float]]:
     """Yield (phase, direction, messages a micro-batch) of what a stage sends along the pipeline."""
     ahead, back = sends_of(shape, s.position)
-    if t.case.plan.schedule != "dualpipe":
+    if not find_schedule(t.case.plan.schedule).mirrored:
         yield "forward", 1, ahead
         yield "backward", -1, back
         return

@@ -1,6 +1,6 @@
 """An event simulation of the pipeline schedules, on plain numbers: the reference of the closed forms, and a timeline.
 
-Each device runs its slots in the fixed order of `schedule_orders`; a slot starts when the device is free and what it
+Each device runs its slots in the fixed order of `_types`; a slot starts when the device is free and what it
 needs has arrived. A message takes `send` seconds; when sends do not overlap, the sender cannot compute meanwhile.
 """
 
@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardwise.training.schedule_orders import (
+from shardwise.plans import Schedule
+from shardwise.training.schedules import (
     FULL,
     F,
     Kind,
     Order,
-    ScheduleName,
+    PipelineShape,
     Slot,
     Task,
     W,
     device_order,
+    find_schedule,
     schedule_problems,
 )
-from shardwise.training.schedule_types import PipelineShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +78,8 @@ _Result = tuple[bool, int, int]
 class _Machine:
     """Devices with their place in time, and when each result is there for the device that waits for it."""
 
-    def __init__(self, schedule: ScheduleName, stages: Sequence[StageSeconds], shape: PipelineShape[float]) -> None:
-        self.mirrored = schedule == "dualpipe"
+    def __init__(self, schedule: Schedule, stages: Sequence[StageSeconds], shape: PipelineShape[float]) -> None:
+        self.mirrored = find_schedule(schedule).mirrored
         self.stages, self.num_chunks = stages, int(shape.num_chunks)
         self.depth = len(stages) * self.num_chunks
         self.send = shape.send if len(stages) > 1 else 0.0
@@ -138,10 +139,10 @@ class _Machine:
         self.free[device] = end + (self.send if sends and not self.overlap else 0.0)
 
 
-def simulate(schedule: ScheduleName, stages: Sequence[StageSeconds], shape: PipelineShape[float]) -> Timeline:
+def simulate(schedule: Schedule, stages: Sequence[StageSeconds], shape: PipelineShape[float]) -> Timeline:
     """Return the seconds, events and peaks of a schedule run task by task; the shape holds plain whole numbers.
 
-    Orders: arXiv:1811.06965, arXiv:2104.04473, arXiv:2401.10241, deepseek-ai/DualPipe; see `schedule_orders`.
+    Orders: arXiv:1811.06965, arXiv:2104.04473, arXiv:2401.10241, deepseek-ai/DualPipe; see `_types`.
 
     >>> stage = StageSeconds(forward=1.0, backward_input=1.0, backward_weight=1.0)
     >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0, overlap_send=True)
@@ -167,7 +168,7 @@ def simulate(schedule: ScheduleName, stages: Sequence[StageSeconds], shape: Pipe
     )
 
 
-def _check(schedule: ScheduleName, stages: Sequence[StageSeconds], sizes: tuple[int, int, int]) -> None:
+def _check(schedule: Schedule, stages: Sequence[StageSeconds], sizes: tuple[int, int, int]) -> None:
     p, v, m = sizes
     found = schedule_problems(schedule, p, m, v)
     if len(stages) != p:

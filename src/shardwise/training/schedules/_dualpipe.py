@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from shardwise.errors import Problems
 from shardwise.ledger.number import X, above, ceil, is_plain, largest, maximum, minimum, total
-from shardwise.training.schedule_points import (
+from shardwise.training.schedules._one_f_one_b import one_f_one_b_order
+from shardwise.training.schedules._points import (
     distinct,
     longest,
     overlaps,
@@ -21,7 +23,7 @@ from shardwise.training.schedule_points import (
     slowest_work,
     there,
 )
-from shardwise.training.schedule_types import PipelineShape, Run
+from shardwise.training.schedules._types import FULL, B, F, Kind, Order, PipelineSchedule, PipelineShape, Run, Task, W
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +156,7 @@ def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     (p/2 - 1)(g - w): the bubble of the DualPipe README, (p/2 - 1)(f + 2g - w), less one forward, because the middle
     devices do not pair their first forward and backward.
 
-    >>> from shardwise.training.schedule import PipelineShape, Run
+    >>> from shardwise.training.schedules import PipelineShape, Run
     >>> stages = (Run(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=8.0, num_chunks=1.0, num_micro=20.0, send=0.0, overlap_send=True)
     >>> dualpipe_seconds(stages, shape)
@@ -267,3 +269,106 @@ def _drained(half: _Half[X], ends: Sequence[X]) -> X:
     out = half.gradient_late + half.gradient_early + largest(left)
     around = longest(half.present, entered) + maximum(out, largest(stay))
     return maximum(longest(half.present, own), around)
+
+
+class _DualPipeRank:
+    """Emits the slots of one DualPipe device, counting micro-batches per direction."""
+
+    def __init__(self, p: int, m: int, i: int) -> None:
+        self.order: Order = []
+        self.flip = int(i >= p // 2)
+        self.first = (0, m // 2)
+        self.next = {F: [0, 0], FULL: [0, 0]}
+        self.late: list[Task] = []
+
+    def task(self, kind: Kind, phase: int) -> Task:
+        """Return the next task of a phase; phase 0 is the direction that enters at this half of the devices."""
+        chunk = phase ^ self.flip
+        counts = self.next[F if kind == F else FULL]
+        counts[chunk] += 1
+        return Task(kind, self.first[chunk] + counts[chunk] - 1, chunk)
+
+    def forward(self, phase: int) -> None:
+        self.order.append((self.task(F, phase),))
+
+    def backward(self, phase: int, *, split: bool = False) -> None:
+        task = self.task(B if split else FULL, phase)
+        self.order.append((task,))
+        if split:
+            self.late.append(Task(W, task.micro_batch, task.chunk))
+
+    def weight(self) -> None:
+        self.order.append((self.late.pop(0),))
+
+    def pair(self, forward_phase: int, backward_phase: int) -> None:
+        self.order.append((self.task(F, forward_phase), self.task(FULL, backward_phase)))
+
+
+def dualpipe_order(p: int, v: int, m: int, i: int) -> Order:
+    """The eight steps of DualPipe (arXiv:2412.19437, figure 5; deepseek-ai/DualPipe, dualpipe/dualpipe.py)."""
+    if p == 1:
+        return one_f_one_b_order(p, v, m, i)
+    rank, half = _DualPipeRank(p, m, i), min(i, p - 1 - i)
+    outer = p // 2 - 1 - half
+    for _ in range(2 * outer):
+        rank.forward(0)
+    for _ in range(half + 1):
+        rank.forward(0)
+        rank.forward(1)
+    for _ in range(outer):
+        rank.backward(1, split=True)
+        rank.weight()
+        rank.forward(1)
+    for k in range(m // 2 - p + half + 1):
+        if k == 0 and outer == 0:
+            rank.forward(0)
+            rank.backward(1)
+        else:
+            rank.pair(0, 1)
+        rank.pair(1, 0)
+    for _ in range(outer):
+        rank.backward(1)
+        rank.pair(1, 0)
+    _drain_dualpipe(rank, half, outer)
+    return rank.order
+
+
+def _drain_dualpipe(rank: _DualPipeRank, half: int, outer: int) -> None:
+    """The last backwards, the second half of them with their weight gradients put off."""
+    for k in range(half + 1):
+        rank.backward(1, split=k >= (half + 2) // 2)
+        rank.backward(0, split=k >= (half + 1) // 2)
+    for _ in range(outer):
+        rank.weight()
+        rank.backward(0, split=True)
+    while rank.late:
+        rank.weight()
+
+
+def _problems(num_stages: int, num_micro: int, found: Problems) -> None:
+    """Record what deepseek-ai/DualPipe, dualpipe/dualpipe.py, cannot run."""
+    if num_stages == 1:
+        return
+    if num_stages % 2:
+        found.add("num_stages", num_stages, "must be even for dualpipe", f"use {num_stages + 1}")
+    if num_micro % 2 or num_micro < 2 * num_stages:
+        rule = f"must be even and at least twice the {num_stages} stages for dualpipe"
+        found.add("num_micro", num_micro, rule, f"use at least {2 * num_stages}, or another schedule")
+
+
+def _held(shape: PipelineShape[X], stage: X) -> X:
+    """Return the micro-batches in flight on a device, both of its stages together: p + 1 (the DualPipe README)."""
+    p = shape.num_stages
+    return minimum(p + minimum(p - 1, 1) + 0 * stage, shape.num_micro)
+
+
+DUALPIPE = PipelineSchedule(
+    name="dualpipe",
+    order=dualpipe_order,
+    seconds=dualpipe_seconds,
+    in_flight=_held,
+    tolerance=0.034,
+    problems=_problems,
+    least=lambda runs, shape: least_dualpipe_seconds(runs, shape.num_stages, shape.num_micro),
+    mirrored=True,
+)

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Generic
 
 from shardwise.ledger.number import X, above, is_plain, largest, maximum, minimum, total
-from shardwise.training.schedule_types import PipelineShape, Run
+from shardwise.training.schedules._types import PipelineShape, Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,47 +21,72 @@ With equal stages messages are exact too, up to 0.2 forwards (1 % with zb-h1; in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.ledger.number import X, above, largest, maximum, minimum
+from shardwise.errors import Problems
+from shardwise.ledger.number import X, above, largest, maximum
 from shardwise.ledger.traced import named
-from shardwise.training.schedule_dualpipe import dualpipe_seconds, least_dualpipe_seconds
-from shardwise.training.schedule_forms import (
-    gpipe_seconds,
-    interleaved_seconds,
-    one_f_one_b_seconds,
-    rounds,
-    zb_h1_seconds,
+from shardwise.plans import Schedule
+from shardwise.training.schedules._dualpipe import DUALPIPE
+from shardwise.training.schedules._gpipe import GPIPE
+from shardwise.training.schedules._interleaved import INTERLEAVED
+from shardwise.training.schedules._one_f_one_b import ONE_F_ONE_B
+from shardwise.training.schedules._points import sends_of, slowest_work
+from shardwise.training.schedules._types import (
+    FULL,
+    B,
+    F,
+    Kind,
+    Order,
+    PipelineSchedule,
+    PipelineShape,
+    PipelineTime,
+    Run,
+    Slot,
+    Task,
+    W,
 )
-from shardwise.training.schedule_orders import ScheduleName, schedule_problems
-from shardwise.training.schedule_points import slowest_work
-from shardwise.training.schedule_types import PipelineShape, PipelineTime, Run
+from shardwise.training.schedules._zb_h1 import ZB_H1
 
 __all__ = [
+    "FULL",
+    "SCHEDULES_BY_NAME",
+    "B",
+    "F",
+    "Kind",
+    "Order",
+    "PipelineSchedule",
     "PipelineShape",
     "PipelineTime",
     "Run",
-    "ScheduleName",
+    "Slot",
+    "Task",
+    "W",
+    "device_order",
+    "find_schedule",
     "in_flight",
     "least_pipeline_seconds",
     "pipeline_time",
     "schedule_problems",
+    "sends_of",
+    "slowest_work",
 ]
 
-
-def _seconds(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
-    forms: dict[ScheduleName, Callable[[tuple[Run[X], ...], PipelineShape[X]], X]] = {
-        "gpipe": gpipe_seconds,
-        "1f1b": one_f_one_b_seconds,
-        "interleaved": interleaved_seconds,
-        "zb-h1": zb_h1_seconds,
-        "dualpipe": dualpipe_seconds,
-    }
-    return forms[schedule](runs, shape)
+SCHEDULES_BY_NAME: dict[str, PipelineSchedule] = {
+    one.name: one for one in (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPE)
+}
 
 
-def pipeline_time(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
+def find_schedule(name: Schedule) -> PipelineSchedule:
+    """Return the schedule of a name.
+
+    >>> find_schedule("dualpipe").mirrored
+    True
+    """
+    return SCHEDULES_BY_NAME[name]
+
+
+def pipeline_time(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
     """Return the seconds of the pipeline part of a step, and which of them are bubble and exposed messages.
 
     arXiv:1811.06965 (gpipe), arXiv:2104.04473 section 2.2 (1f1b, interleaved), arXiv:2401.10241 section 2.1 (zb-h1),
@@ -77,16 +102,17 @@ def pipeline_time(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: Pipel
     zb-h1 3.0
     dualpipe 2.0
     """
-    busy = shape.num_micro * slowest_work(runs, mirrored=schedule == "dualpipe")
-    free = maximum(_seconds(schedule, runs, replace(shape, send=shape.send * 0)), busy)
-    sent = maximum(_seconds(schedule, runs, shape), free)
+    own = find_schedule(schedule)
+    busy = shape.num_micro * slowest_work(runs, mirrored=own.mirrored)
+    free = maximum(own.seconds(runs, replace(shape, send=shape.send * 0)), busy)
+    sent = maximum(own.seconds(runs, shape), free)
     busy = named(busy, "slowest stage computes", unit="s")
     bubble = named(free - busy, "pipeline bubble", unit="s")
     exposed_send = named(sent - free, "exposed pipeline messages", unit="s")
     return PipelineTime(total=busy + bubble + exposed_send, busy=busy, bubble=bubble, exposed_send=exposed_send)
 
 
-def least_pipeline_seconds(schedule: ScheduleName, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
+def least_pipeline_seconds(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
     """Return seconds that `pipeline_time` is never below, messages or not; they never fall when a stage gets slower.
 
     Every micro-batch passes the slowest stage; before the first has come to it and after the last has left it (but for
@@ -97,37 +123,60 @@ def least_pipeline_seconds(schedule: ScheduleName, runs: tuple[Run[X], ...], sha
     >>> least_pipeline_seconds("1f1b", (stages,), shape)
     33.0
     """
-    if schedule == "dualpipe":
-        return least_dualpipe_seconds(runs, shape.num_stages, shape.num_micro)
+    own = find_schedule(schedule)
+    if own.least is not None:
+        bound: X = own.least(runs, shape)
+        return bound
     lengths = []
     before = runs[0].count * 0
     for run in runs:
         work = run.forward + run.backward_input + run.backward_weight
-        passed = run.forward if schedule == "zb-h1" else work
+        passed = work if own.passed_whole else run.forward
         waits = before + maximum(run.count - 1, 0) * passed
         lengths.append(above(run.count, 0, waits / shape.num_chunks + shape.num_micro * work, 0))
         before = before + run.count * passed
     return largest(lengths)
 
 
-def in_flight(schedule: ScheduleName, shape: PipelineShape[X], stage: X) -> X:
+def in_flight(schedule: Schedule, shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches whose activations a stage holds at its peak, in activations of one whole stage.
 
-    Stages count from 0. Never more than there are micro-batches: arXiv:2104.04473 (1f1b: p - stage), Megatron-Core
-    pipeline_parallel/schedules.py (interleaved: 2(p - 1 - stage) + (v-1)p + 1 chunks), arXiv:2401.10241 section 2.1
-    (zb-h1: p everywhere, until the weight gradient is done) and the DualPipe README (p + 1 on the device, both of its
-    stages together). The first round of the interleaved schedule takes the micro-batches that do not fill a round,
-    so that with m not a multiple of p it holds more; Megatron-Core refuses such m unless told to group them so.
+    Stages count from 0. Never more than there are micro-batches.
 
     >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0.0, overlap_send=True)
     >>> [in_flight("1f1b", shape, stage) for stage in range(4)]
     [4, 3, 2, 1]
     """
-    p, v, m = shape.num_stages, shape.num_chunks, shape.num_micro
-    if schedule == "gpipe":
-        return m
-    if schedule == "interleaved":
-        chunks = minimum(v, 2) * (p - 1 - stage) + (v - 1) * rounds(shape) + 1
-        return minimum(chunks / v, m)
-    held = {"1f1b": p - stage, "zb-h1": p, "dualpipe": p + minimum(p - 1, 1)}
-    return minimum(held[schedule], m)
+    held: X = find_schedule(schedule).in_flight(shape, stage)
+    return held
+
+
+def schedule_problems(schedule: Schedule, num_stages: int, num_micro: int, num_chunks: int) -> Problems:
+    """Return what forbids running the schedule on these whole numbers; empty when it is legal.
+
+    Micro-batches that do not fill the last round of the interleaved schedule are not a problem here: they cost their
+    bubble, although Megatron-Core refuses them (megatron/core/pipeline_parallel/schedules.py). DualPipe's rule is that
+    of deepseek-ai/DualPipe, dualpipe/dualpipe.py.
+
+    >>> for problem in schedule_problems("dualpipe", 4, 6, 1).items:
+    ...     print(problem)
+    num_micro = 6: must be even and at least twice the 4 stages for dualpipe; use at least 8, or another schedule
+    """
+    found, own = Problems(), find_schedule(schedule)
+    for field, value in (("num_stages", num_stages), ("num_micro", num_micro), ("num_chunks", num_chunks)):
+        if value < 1:
+            found.add(field, value, "must be at least 1", "use 1 or more")
+    if not own.chunked and num_chunks != 1:
+        found.add("num_chunks", num_chunks, f"must be 1 for {schedule}", "use 1, or the interleaved schedule")
+    own.problems(num_stages, num_micro, found)
+    return found
+
+
+def device_order(schedule: Schedule, shape: tuple[int, int, int], device: int) -> Order:
+    """Return the slots of one device of (p, v, m), in the order in which it runs them.
+
+    >>> [f"{task.kind} {task.micro_batch}" for slot in device_order("1f1b", (2, 1, 2), 0) for task in slot]
+    ['forward 0', 'forward 1', 'backward 0', 'backward 1']
+    """
+    p, v, m = shape
+    return find_schedule(schedule).order(p, v, m, device)

@@ -1,0 +1,39 @@
+"""GPipe: all forwards, then all backwards (arXiv:1811.06965)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.ledger.number import X, largest
+from shardwise.training.schedules._points import pipeline
+from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, Run, Task
+
+
+def gpipe_order(p: int, v: int, m: int, i: int) -> Order:
+    """All forwards, then all backwards in reverse (arXiv:1811.06965, figure 2c)."""
+    forwards: Order = [(Task(F, k),) for k in range(m)]
+    return forwards + [(Task(FULL, k),) for k in reversed(range(m))]
+
+
+def gpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+    """Return the seconds of GPipe: each pass is one way through plus m - 1 more on its slowest stage.
+
+    >>> from shardwise.training.schedules import PipelineShape, Run
+    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
+    >>> gpipe_seconds(stages, shape)
+    33.0
+    """
+    pipe = pipeline(runs, shape)
+    slowest = largest([x.forward for x in pipe.points]) + largest([x.gradient for x in pipe.points])
+    return pipe.path + (shape.num_micro - 1) * slowest
+
+
+def _held(shape: PipelineShape[X], stage: X) -> X:
+    """Return the micro-batches in flight: all of them."""
+    return shape.num_micro + 0 * stage
+
+
+GPIPE = PipelineSchedule(
+    name="gpipe", order=gpipe_order, seconds=gpipe_seconds, in_flight=_held, tolerance=1e-9, holds_heads=True
+)

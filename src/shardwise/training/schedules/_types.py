@@ -1,0 +1,103 @@
+"""What a pipeline is, in numbers and tasks, and what every schedule says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal
+
+from shardwise.errors import Problems
+from shardwise.ledger.number import X
+from shardwise.plans import Schedule
+
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+
+F: Kind = "forward"
+FULL: Kind = "backward"
+B: Kind = "backward_input"
+W: Kind = "backward_weight"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run(Generic[X]):
+    """Consecutive pipeline stages that cost the same, in seconds of one micro-batch through all chunks of one stage.
+
+    A count of zero pads a column: such a run has no stages, whatever its seconds.
+    """
+
+    count: X
+    forward: X
+    backward_input: X
+    backward_weight: X
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineShape(Generic[X]):
+    """Size of the pipeline: stages (pp), chunks of the model on each stage (vpp), micro-batches and the message.
+
+    `send` is the seconds of one boundary message. With `overlap_send` the stage computes while it travels, so that
+    only waiting for it costs; without, the sender stands still for it.
+    """
+
+    num_stages: X
+    num_chunks: X
+    num_micro: X
+    send: X
+    overlap_send: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineTime(Generic[X]):
+    """Seconds of the pipeline part of a step: `total = busy + bubble + exposed_send`.
+
+    `total` runs from the first forward to the last backward, `busy` is what the slowest stage computes, `bubble` what
+    it waits with free messages, and `exposed_send` what the messages add to that.
+    """
+
+    total: X
+    busy: X
+    bubble: X
+    exposed_send: X
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work on one device: a micro-batch through one chunk of the model, forward or backward.
+
+    With DualPipe the chunk is the direction: 0 enters at the first device, 1 at the last.
+    """
+
+    kind: Kind
+    micro_batch: int
+    chunk: int = 0
+
+
+Slot = tuple[Task, ...]
+Order = list[Slot]
+
+
+def no_problems(num_stages: int, num_micro: int, found: Problems) -> None:
+    """Record nothing: the schedule runs on any stages and micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineSchedule:
+    """One pipeline schedule: what forbids it, the order of its tasks, what it holds, and its seconds in closed form.
+
+    `order` gives the slots of device i of (p, v, m); `seconds` and `in_flight` take runs and a shape; `tolerance` is
+    the largest difference of the closed form from the simulation, messages included. `mirrored` devices hold the
+    opposite stage too, `chunked` ones several chunks; `holds_heads` is where every loss runs before a backward pass.
+    """
+
+    name: Schedule
+    order: Callable[[int, int, int, int], Order]
+    seconds: Callable[..., Any]
+    in_flight: Callable[..., Any]
+    tolerance: float
+    problems: Callable[[int, int, Problems], None] = no_problems
+    least: Callable[..., Any] | None = None
+    mirrored: bool = False
+    chunked: bool = False
+    holds_heads: bool = False
+    passed_whole: bool = True
+    """What comes before a stage's first micro-batch and after its last is all of its passes, not its forward alone."""
