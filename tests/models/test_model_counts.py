@@ -81,6 +81,7 @@ def test_goldens_cover_every_class_that_transformers_can_build() -> None:
         "glm4v_text",
         "mllama_text_model",
         "aria_text",
+        "ernie4_5_vl_moe_text",
         *(name for name, module in FAMILIES.items() if module in ("described", "remote")),
     }
     assert set(FAMILIES) - without == set(goldens()["random"])

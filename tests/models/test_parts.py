@@ -180,3 +180,11 @@ def test_a_folder_of_a_diffusion_pipeline_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
     with pytest.raises(InputError, match="diffusion pipeline"):
         load_model(tmp_path)
+
+
+def test_experts_of_images_are_held_and_no_token_of_text_meets_them() -> None:
+    """Ernie 4.5 VL owns 64 experts of each kind a layer; a token of text meets six of its own and the shared ones."""
+    model = model_from_config(goldens()["ernie-4.5-vl-28b-a3b"]["config"], part="text")
+    images = 27 * (64 * 3 * 2560 * 512 + 64 * 2560 + 64)
+    idle = 27 * (64 - 6) * 3 * 2560 * 1536
+    assert count_parameters(model) - active_parameters(model) == images + idle

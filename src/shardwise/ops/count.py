@@ -74,8 +74,10 @@ def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iter
 
 
 def _opened(block: Block) -> Counter[Block]:
-    """A block and those inside it, each on its own."""
-    found = Counter([replace(block, also=())])
+    """A block and those inside it, each on its own; what is held and never runs stands in a block of its own."""
+    runs = bool(block.mixers or block.feed_forward or not block.idle)
+    found = Counter([replace(block, also=(), idle=())] if runs else [])
+    found.update(Block(mixers=(), feed_forward=None, norms=0, idle=(one,)) for one in block.idle)
     for other in block.also:
         found.update(_opened(other))
     return found

@@ -19,7 +19,8 @@ _MODULES = {
     "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
     "mixture": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
-        solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text afmoe mimo_v2_flash step3p5""",
+        solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text
+        afmoe mimo_v2_flash step3p5""",
     "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash deepseek_v4",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1 zamba2",
     "gemma": "gemma3n_text gemma4_text",
@@ -60,6 +61,7 @@ TEXT_OF: dict[str, str] = {
     "llama4": "llama4_text",
     "mllama": "mllama_text_model",
     "aria": "aria_text",
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "paddleocr_vl": "paddleocr_vl_text",

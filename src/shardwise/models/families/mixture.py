@@ -185,6 +185,43 @@ def ernie4_5_moe(config: Config) -> Model:
     return replace(_some_dense(config, core, experts, sparse, bias), head_bias=bias)
 
 
+def ernie4_5_vl_moe(config: Config) -> Model:
+    """Return Ernie 4.5 VL's language model: experts of text, and experts of images that no token of text visits.
+
+    Source: transformers 5.23.0 models/ernie4_5_vl_moe, Ernie4_5_VLMoeMoeBlock.
+    """
+    bias, number = config.flag("use_bias"), config.layers()
+    widths = config.indices("moe_intermediate_size") or []
+    two = len(widths) == 2 and min(widths) > 0
+    rule = "must list two widths, of the experts of text and of images"
+    config.expect(two, "moe_intermediate_size", rule, "write such as [1536, 512]")
+    text, image = widths if two else (1, 1)
+    act = parts.activation(config)
+    shared = MLP(ffn=text * config.count("num_shared_experts"), bias=bias, activation=act)
+    experts = MoE(
+        experts=config.size("num_experts"),
+        top_k=config.size("experts_per_token"),
+        ffn=text,
+        activation=act,
+        router_bias=True,
+        normalised=bool(config.facts.normalised),
+        float_router=config.facts.float_router,
+        shared=shared if shared.ffn else None,
+    )
+    of_images = Block(mixers=(), feed_forward=replace(experts, ffn=image, shared=None), norms=0)
+    core = parts.attention(config, qkv_bias=bias, out_bias=bias)
+    words = config.sequence("mlp_layer_types", number) or ["dense", *["sparse"] * (number - 1)]
+    dense = parts.mlp(config, bias=bias) if "dense" in words else experts
+    config.note("experts of images are held and do not run: the language model alone has no image to route")
+    made = {
+        "dense": Block(mixers=(core,), feed_forward=dense),
+        "sparse": Block(mixers=(core,), feed_forward=experts, idle=(of_images,)),
+    }
+    config.expect(set(words) <= set(made), "mlp_layer_types", "must be dense or sparse for each layer", "list those")
+    config.accept("ffn", "mlp_bias")
+    return parts.language_model(config, tuple(made.get(word, made["dense"]) for word in words))
+
+
 def hunyuan_v1_moe(config: Config) -> Model:
     """Return Hunyuan-A13B: a norm for each head, one shared expert of the expert width."""
     bias = config.flag("attention_bias")
@@ -338,6 +375,7 @@ ROWS: dict[str, Row] = {
     "hunyuan_v1_moe": Row(hunyuan_v1_moe, ClassFacts(normalised=True)),
     "llama4_text": Row(llama4, ClassFacts(normalised=False)),
     "dbrx": Row(dbrx, ClassFacts(normalised=True, fused_qkv=True)),
+    "ernie4_5_vl_moe_text": Row(ernie4_5_vl_moe, ClassFacts(normalised=True, float_router=True)),
     "aria_text": Row(aria_text, ClassFacts(normalised=False)),
     "afmoe": Row(afmoe, ClassFacts(normalised=True)),
     "mimo_v2_flash": Row(mimo_v2_flash, ClassFacts(float_router=True, joined_rotary=True)),
