@@ -10,11 +10,12 @@ from accuracy.score import stored
 
 def table() -> Iterator[str]:
     """Yield the lines of a Markdown table."""
-    yield "| headline | runs | source left out | device left out |"
-    yield "|---|---:|---:|---:|"
+    yield "| headline | runs | sources | source left out | mean over sources | mean over devices left out |"
+    yield "|---|---:|---:|---:|---:|---:|"
     for name, row in stored()["left_out"].items():
         if name in NAMES:
-            yield f"| {NAMES[name]} | {row['runs']} | {row['source']:.0%} | {row['device']:.0%} |"
+            shares = (row[word] for word in ("source", "of_sources", "of_devices"))
+            yield f"| {NAMES[name]} | {row['runs']} | {row['sources']} | {' | '.join(f'{one:.0%}' for one in shares)} |"
 
 
 if __name__ == "__main__":

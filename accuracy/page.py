@@ -18,7 +18,7 @@ NAMES = {
 
 def table() -> Iterator[str]:
     """Yield the lines of a Markdown table."""
-    yield "| what | stack or engine | devices | runs | sources | bias | median | 90 % below | in band |"
+    yield "| what | stack, or kernels of the engine | devices | runs | sources | bias | median | 90 % below | in band |"
     yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
     for one in (row for row in stored()["groups"] if row["headline"] in NAMES):
         figures = " | ".join(f"{100 * one[name]:.1f} %" for name in ("median", "p90"))

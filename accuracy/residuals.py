@@ -1,28 +1,29 @@
-"""Residuals of published runs, intervals made of them, and how many measurements lie inside where a source is left out.
+"""Residuals of published runs, bands made of them, and how many measurements lie inside where a source is left out.
 
-One residual a configuration and headline: the logarithm of measured over predicted seconds or bytes. An interval is
-the 10 and 90 % quantile of the residuals of comparable runs, a source weighing as the square root of its runs, each
-end moved by one amount a headline so that 80 % of the runs of sources and devices that were left out lie inside.
+One residual a configuration and headline: the logarithm of measured over predicted seconds or bytes. A band is a
+range of residuals scaled by what is known of a run (`Spread`), so that a run of a source that nobody has seen lies
+inside with a chance of 80 %.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 from accuracy.adapters import ADAPTED
-from accuracy.published import Published
-from shardwise import InputError, find_device
-from shardwise.cost import band_names, family_of
-from shardwise.measured import WEIGHTY, Comparison, engine_named, framework_of
+from shardwise.cost import Conditions, Spread, memory_conditions
+from shardwise.measured import Comparison
 
-Names: TypeAlias = tuple[str, ...]
-Interval: TypeAlias = tuple[float, float]
 SHARE = 0.8
-FEWEST_SOURCES, FEWEST_RUNS = 2, 10
+FEWEST_SOURCES = 2
+# Sizes of residuals below this are as good: 1 %.
+FLOOR = 0.01
+# Pull of the conditions to none, in runs of mean weight; and by how much of 1 / sources the ends lie further out, so
+# that the mean over sources left out is 80 %.
+RIDGE, CORRECTION, LEAST = 10.0, 0.5, 0.01
 TRAINING = {
     "step_time": "step_seconds",
     "tokens_per_second_per_gpu": "step_seconds",
@@ -45,18 +46,19 @@ SERVING = {
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Residual:
-    """One run: what it measured, the names of bands that hold for it, where it comes from, and the residual.
-
-    `stack` is the stack or engine that ran it, `family` the family of its device.
-    """
+    """One run: what it measured, what is known of it, where it comes from, and the residual."""
 
     quantity: str
-    names: Names
+    conditions: Conditions
     source: str
     device: str
-    stack: str
     family: str
     log: float
+
+    @property
+    def stack(self) -> str:
+        """The stack or engine that ran it."""
+        return self.conditions.stack
 
 
 def residuals(rows: Iterable[Comparison]) -> list[Residual]:
@@ -70,109 +72,104 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
         toy = row.source.startswith("megatron_ci") and quantity == "step_seconds"
         if quantity is None or toy or row.quality in ("C", "low") or not row.measured or not row.predicted:
             continue
-        if ADAPTED in row.assumed:
+        if ADAPTED in row.assumed or row.conditions is None:
             continue
         ratio = row.measured / row.predicted
-        rate = "per_second" in row.metric
         one = Residual(
             quantity=quantity,
-            names=names_of(row),
+            conditions=memory_conditions(row.conditions.stack) if row.metric == "peak_memory" else row.conditions,
+            family=row.conditions.family,
             source=row.source,
             device=row.device,
-            stack=stack_of(row),
-            family=family_name(row.device),
-            log=math.log(1 / ratio if rate else ratio),
+            log=math.log(1 / ratio if "per_second" in row.metric else ratio),
         )
         found.setdefault((quantity, row.case_id), one)
     return list(found.values())
 
 
-def names_of(row: Comparison) -> Names:
-    """Return the names of bands that hold for a row, the nearest first."""
-    family = family_name(row.device)
-    if row.kind == "training":
-        if row.metric == "peak_memory":
-            return memory_names(row)
-        return band_names(family, row.family == "experts", any(one.startswith(WEIGHTY) for one in row.assumed))
-    said = " ".join(row.assumed)
-    early = "before V1" in said or "overheads of vllm-v0" in said
-    engine = "vllm-v0" if early else engine_named(Published.engines, row.engine)
-    return (f"{family}.{engine}", family, "other")
-
-
-def family_name(device: str) -> str:
-    """Return the family of a device's constants, "generic" where the catalogue does not know it.
-
-    >>> family_name("h200-sxm-141gb"), family_name("abacus")
-    ('hopper', 'generic')
-    """
-    try:
-        return family_of(find_device(device).device)
-    except InputError:
-        return "generic"
-
-
-def stack_of(row: Comparison) -> str:
-    """Return the stack or engine that ran a row, "other" where its framework is not known."""
-    if row.kind != "training":
-        return engine_named(Published.engines, row.engine)
-    return framework_of(Published.frameworks, row.engine, {}).stack or "other"
-
-
-def memory_names(row: Comparison) -> Names:
-    """Return the names of bands of memory: the framework's stack decides what is kept, whatever the device."""
-    return (stack_of(row).removesuffix("-scores"), "other")
-
-
-def quantiles(logs: Sequence[Residual], widen: float) -> Interval:
-    """Return the factors of the interval of some runs; the prediction itself always lies inside."""
-    counts: dict[str, int] = defaultdict(int)
-    for one in logs:
-        counts[one.source] += 1
-    ranked = sorted((one.log, 1 / math.sqrt(counts[one.source])) for one in logs)
-    total = sum(weight for _, weight in ranked)
-    low = _quantile(ranked, total * (1 - SHARE) / 2)
-    high = _quantile(ranked, total * (1 + SHARE) / 2)
-    return math.exp(min(low - widen, 0.0)), math.exp(max(high + widen, 0.0))
-
-
-def _quantile(ranked: Sequence[tuple[float, float]], at: float) -> float:
-    passed = 0.0
-    for value, weight in ranked:
-        passed += weight
-        if passed >= at:
-            return value
-    return ranked[-1][0]
-
-
-def table(runs: Sequence[Residual], widen: float) -> dict[str, tuple[Interval, list[Residual]]]:
-    """Return the intervals of one headline by name; a name needs enough runs of several sources."""
-    groups: dict[str, list[Residual]] = defaultdict(list)
+def stacks_of(runs: Iterable[Residual], without: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the families of devices with runs of other sources than one, by stack or engine."""
+    found: dict[str, set[str]] = defaultdict(set)
     for one in runs:
-        for name in one.names:
-            groups[name].append(one)
-    kept = {n: g for n, g in groups.items() if n == "other" or _enough(g)}
-    kept.setdefault("other", list(runs))
-    return {name: (quantiles(group, widen), group) for name, group in sorted(kept.items())}
+        if one.source != without:
+            found[one.stack].add(one.conditions.family)
+    return {stack: tuple(sorted(families)) for stack, families in sorted(found.items())}
 
 
-def _enough(group: Sequence[Residual]) -> bool:
-    return len(group) >= FEWEST_RUNS and len({one.source for one in group}) >= FEWEST_SOURCES
+def spread_of(runs: Sequence[Residual]) -> Spread:
+    """Return the spread of the residuals of one headline.
+
+    The logarithm of the size of a residual is a sum of what the conditions of its run add (ridge regression); a
+    condition that no more than its own source brings is taken as a run of that source would meet it. The ends are
+    quantiles of residuals over that scale, further out the fewer sources there are. A source weighs as the square root
+    of its runs.
+    """
+    import numpy as np
+
+    counts = Counter(one.source for one in runs)
+    weights = np.array([1 / math.sqrt(counts[one.source]) for one in runs])
+    seen = {source: stacks_of(runs, source) for source in counts}
+    said = [one.conditions.known(seen[one.source]) for one in runs]
+    logs = np.array([one.log for one in runs])
+    words, added = _widening(said, np.log(np.maximum(np.abs(logs), FLOOR)), weights)
+    matrix = _matrix(said, words)
+    scaled = logs / np.exp(matrix @ added)
+    order = np.argsort(scaled)
+    passed = np.cumsum(weights[order]) / weights.sum()
+    share = (1 + SHARE) / 2
+    beyond = max(1 - share * (1 + CORRECTION / len(counts)), LEAST)
+    places = (min(int(np.searchsorted(passed, at)), len(runs) - 1) for at in (beyond, 0.5, 1 - beyond))
+    low, typical, high = (float(scaled[order[place]]) for place in places)
+    return Spread(
+        low=low,
+        typical=typical,
+        high=high,
+        scale=float(np.exp(added[0])),
+        wider={word: float(np.exp(more)) for word, more in zip(words, added[1:], strict=True)},
+        seen=stacks_of(runs),
+        rows=len(runs),
+        sources=len(counts),
+        source=", ".join(sorted(counts)),
+    )
 
 
-def left_out(runs: Sequence[Residual], key: Callable[[Residual], str], widen: float) -> dict[Residual, bool]:
-    """Return whether each run lies inside the interval that is made without its source or device."""
+def _matrix(said: Sequence[tuple[str, ...]], words: Sequence[str]) -> Any:
+    """Return a row for each run: one, and whether each word is said of it."""
+    import numpy as np
+
+    return np.array([[1.0, *(float(word in known) for word in words)] for known in said])
+
+
+def _widening(said: Sequence[tuple[str, ...]], sizes: Any, weights: Any) -> tuple[list[str], Any]:
+    """Return the words that make residuals larger, and what each adds to the logarithm of their size, the base first.
+
+    What is known of a run never makes its band narrower: words that would are left out one by one.
+    """
+    import numpy as np
+
+    words = sorted({word for known in said for word in known})
+    while True:
+        matrix = _matrix(said, words)
+        penalty = RIDGE * weights.mean() * np.diag([0.0, *(1.0 for _ in words)])
+        added = np.linalg.solve((matrix.T * weights) @ matrix + penalty, matrix.T @ (weights * sizes))
+        least = int(np.argmin(added[1:])) if words else 0
+        if not words or added[1:][least] >= 0:
+            return words, added
+        del words[least]
+
+
+def left_out(runs: Sequence[Residual], key: Callable[[Residual], str]) -> dict[Residual, bool]:
+    """Return whether each run lies inside the band that is made without its source or device."""
     found: dict[Residual, bool] = {}
     for value in sorted({key(one) for one in runs}):
         rest = [one for one in runs if key(one) != value]
-        if not rest:
+        if len({one.source for one in rest}) < FEWEST_SOURCES:
             continue
-        made = table(rest, widen)
+        made = spread_of(rest)
         for one in runs:
             if key(one) == value:
-                name = next((n for n in one.names if n in made), "other")
-                low, high = made[name][0]
-                found[one] = math.log(low) - 1e-12 <= one.log <= math.log(high) + 1e-12
+                band = made.band(one.conditions)
+                found[one] = math.log(band.low) - 1e-12 <= one.log <= math.log(band.high) + 1e-12
     return found
 
 
@@ -181,11 +178,9 @@ def share(inside: Mapping[Residual, bool]) -> float:
     return sum(inside.values()) / len(inside) if inside else 0.0
 
 
-def fitted_widening(runs: Sequence[Residual]) -> float:
-    """Return the widening with which left-out sources and left-out devices come nearest to the share wanted."""
-
-    def off(widen: float) -> float:
-        each = (left_out(runs, lambda one: one.source, widen), left_out(runs, lambda one: one.device, widen))
-        return sum((share(inside) - SHARE) ** 2 for inside in each if inside)
-
-    return min((0.01 * step for step in range(-20, 60)), key=off)
+def share_of_groups(inside: Mapping[Residual, bool], key: Callable[[Residual], str]) -> float:
+    """Return the mean over sources or devices of the share of their runs that lie inside."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for one, held in inside.items():
+        found[key(one)].append(held)
+    return sum(sum(held) / len(held) for held in found.values()) / len(found) if found else 0.0

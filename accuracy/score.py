@@ -20,12 +20,13 @@ from typing import Any
 from accuracy import fits, targets
 from accuracy.files import HERE, RESULTS, shipped
 from accuracy.published import measured
-from accuracy.residuals import Residual, fitted_widening, left_out, residuals, share, table
+from accuracy.residuals import Residual, left_out, residuals, share, share_of_groups, spread_of
+from shardwise.cost import Spread
 from shardwise.measured import Errors, Validation, quantile, summary
 
 SOURCE = HERE.parent / "src" / "shardwise"
 RESULT = RESULTS / "accuracy.json"
-BANDS = {"training": SOURCE / "cost" / "bands.toml", "serving": SOURCE / "serving" / "bands.toml"}
+BANDS = SOURCE / "cost" / "bands.toml"
 CONSTANTS = (
     *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "plans/precisions.toml"),
     *("serving/engines.toml", "serving/quantization.toml", "hardware/links.toml"),
@@ -37,12 +38,11 @@ WORSE = 0.01
 # A stack on a family of devices with fewer runs is shown with others.
 FEWEST_SHOWN = 10
 KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, "device": lambda one: one.device}
-_HEAD = {
-    "training": "# Made by `python -m accuracy update`: 10 and 90 % of measured over predicted, by family, kind of\n"
-    "# model and whether fields were assumed; memory by stack. Method: accuracy/residuals.py.\n",
-    "serving": "# Made by `python -m accuracy update`: 10 and 90 % of measured over predicted, by family of\n"
-    "# constants and engine. Method: accuracy/residuals.py.\n",
-}
+_HEAD = """# Made by `python -m accuracy update`: how far published runs were off, by headline. `low`, `typical` and
+# `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a scale: `scale` times the
+# factor of every condition of a run (`wider`). `seen` are families of devices with runs, by stack or engine. Method:
+# accuracy/residuals.py.
+"""
 
 
 def constants_hash() -> str:
@@ -64,41 +64,33 @@ def _row(one: Errors) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items()}
 
 
-def bands_text(kind: str, made: dict[str, Any]) -> str:
-    """Return a file of bands as TOML."""
-    lines = [_HEAD[kind]]
-    for quantity, rows in made.items():
-        for name, (interval, group) in rows.items():
-            lines.append(f'["{quantity}"."{name}"]')
-            factors = {"low": interval[0], "typical": middle(group), "high": interval[1]}
-            lines += [f"{factor} = {value:.2f}" for factor, value in factors.items()]
-            lines.append(f"rows = {len(group)}")
-            lines.append(f'source = "{", ".join(sorted({one.source for one in group}))}; median {middle(group):.2f}"\n')
+def bands_text(made: Mapping[str, Spread]) -> str:
+    """Return the file of bands as TOML."""
+    lines = [_HEAD]
+    for quantity, one in made.items():
+        ends = {"low": one.low, "typical": one.typical, "high": one.high, "scale": one.scale}
+        lines += [f'["{quantity}"]', *(f"{name} = {value:.4f}" for name, value in ends.items())]
+        lines.append(f'rows = {one.rows}\nsources = {one.sources}\nsource = "{one.source}"')
+        lines.append(f'["{quantity}".wider]')
+        lines += [f'"{word}" = {factor:.2f}' for word, factor in one.wider.items()]
+        lines.append(f'["{quantity}".seen]')
+        lines += [f'"{stack}" = {json.dumps(families)}' for stack, families in one.seen.items()]
+        lines.append("")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def middle(group: Sequence[Residual]) -> float:
-    """Return the median of measured over predicted."""
-    from statistics import median
-
-    return math.exp(median(one.log for one in group))
 
 
 def update(files: Sequence[str], accept: bool) -> int:
     """Make intervals and results anew; returns 1 where a headline became worse and that was not accepted."""
     found = measured(files)
-    made: dict[str, dict[str, Any]] = {"training": {}, "serving": {}}
+    made: dict[str, Spread] = {}
     coverage: dict[str, dict[str, float]] = {}
     by_stack: list[dict[str, Any]] = []
     runs = residuals(found.rows)
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
-        widen = fitted_widening(own)
-        kind = "training" if quantity in ("step_seconds", "memory.peak_bytes") else "serving"
-        made[kind][quantity] = table(own, widen)
-        inside = {word: left_out(own, key, widen) for word, key in KEYS.items()}
-        shares = {word: round(share(found), 3) for word, found in inside.items()}
-        coverage[quantity] = {"runs": len(own), "widened_by": round(widen, 2), **shares}
+        made[quantity] = spread_of(own)
+        inside = {word: left_out(own, key) for word, key in KEYS.items()}
+        coverage[quantity] = {"runs": len(own), "sources": made[quantity].sources, **coverage_of(inside)}
         by_stack += groups(quantity, own, inside["source"])
     new = medians(measured(shipped()))
     reached = targets.results(found)
@@ -110,9 +102,7 @@ def update(files: Sequence[str], accept: bool) -> int:
     if worse and not accept:
         print("not stored: --accept stores it nevertheless")
         return 1
-    for kind, rows in made.items():
-        if rows:
-            BANDS[kind].write_text(bands_text(kind, rows), encoding="ascii")
+    BANDS.write_text(bands_text(made), encoding="ascii")
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
@@ -120,6 +110,15 @@ def update(files: Sequence[str], accept: bool) -> int:
               "errors": errors, "targets": reached, "verdicts": said}  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
     return 0
+
+
+def coverage_of(inside: Mapping[str, Mapping[Residual, bool]]) -> dict[str, float]:
+    """Return the shares of runs inside bands made without their source or device, and the means over those."""
+    found = {}
+    for word, held in inside.items():
+        found[word] = round(share(held), 3)
+        found[f"{word}s"] = round(share_of_groups(held, KEYS[word]), 3)
+    return {"of_sources": found.pop("sources"), "of_devices": found.pop("devices"), **found}
 
 
 def groups(headline: str, runs: Sequence[Residual], inside: Mapping[Residual, bool]) -> Iterator[dict[str, Any]]:
@@ -184,7 +183,8 @@ def page() -> Iterator[str]:
     yield ""
     yield "Share of runs inside the 10-90 % interval when it is made without their source, and without their device:"
     yield ""
-    yield "| headline | runs | source left out | device left out |"
-    yield "|---|---:|---:|---:|"
+    yield "| headline | runs | source left out | mean of sources | device left out | mean of devices |"
+    yield "|---|---:|---:|---:|---:|---:|"
     for quantity, row in found["left_out"].items():
-        yield f"| `{quantity}` | {row['runs']} | {row['source']:.0%} | {row['device']:.0%} |"
+        shares = (row[name] for name in ("source", "of_sources", "device", "of_devices"))
+        yield f"| `{quantity}` | {row['runs']} | {' | '.join(f'{one:.0%}' for one in shares)} |"

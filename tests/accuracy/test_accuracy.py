@@ -18,12 +18,13 @@ def test_no_headline_of_the_shipped_measurements_became_worse(release: Validatio
     assert now.keys() == before.keys()
 
 
-@pytest.mark.parametrize("quantity", ["step_seconds", "request_seconds", "tpot_seconds"])
-def test_intervals_hold_what_they_promise(quantity: str) -> None:
-    """With its source or its device left out, 80 % of the runs lie inside, within 7 points."""
+@pytest.mark.parametrize("quantity", ["step_seconds", "memory.peak_bytes", "request_seconds", "tpot_seconds"])
+def test_bands_hold_for_sources_that_nobody_has_seen(quantity: str) -> None:
+    """With its source or its device left out, 80 % of the runs lie inside in the mean; hardly a band holds fewer."""
     found = score.stored()["left_out"][quantity]
-    assert found["source"] == pytest.approx(0.8, abs=0.07)
-    assert found["device"] == pytest.approx(0.8, abs=0.07)
+    assert 0.75 <= found["of_sources"] <= 0.95
+    assert 0.75 <= found["of_devices"] <= 0.95
+    assert found["source"] >= 0.8
 
 
 def test_every_source_that_is_far_off_has_a_cause() -> None:

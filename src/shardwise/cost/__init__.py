@@ -21,7 +21,7 @@ from shardwise.cost._attention import (
     seen_pairs,
     tiled_parts,
 )
-from shardwise.cost._bands import Band, band_names, band_of, memory_band
+from shardwise.cost._bands import Band, Conditions, Spread, band_of, memory_band, memory_conditions, spreads
 from shardwise.cost._kernels import (
     TILE_ROWS,
     UNKNOWN_CORES,
@@ -79,6 +79,7 @@ __all__ = [
     "Cached",
     "Chip",
     "Collective",
+    "Conditions",
     "Efficiencies",
     "EngineReduce",
     "ExpertsFit",
@@ -91,9 +92,9 @@ __all__ = [
     "Quantise",
     "Rates",
     "ReduceFit",
+    "Spread",
     "Tiled",
     "attention_dtype",
-    "band_names",
     "band_of",
     "bandwidth_of",
     "beside_of",
@@ -115,6 +116,7 @@ __all__ = [
     "leaving_share",
     "matmul_row",
     "memory_band",
+    "memory_conditions",
     "nearest_costs",
     "network_of",
     "one_query_seconds",
@@ -129,6 +131,7 @@ __all__ = [
     "reduce_seconds",
     "seen_pairs",
     "sent_bytes",
+    "spreads",
     "stored",
     "tiled_parts",
     "with_peers",

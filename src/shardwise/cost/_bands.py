@@ -1,19 +1,26 @@
-"""How far to trust a number: the spread of published measurements over predictions, by what rows have in common.
+"""How far to trust a number: the spread of published measurements over predictions, scaled by what is known of a run.
 
-Bands come from residuals of published runs (benchmarks/accuracy.py), one a configuration. They are wide where the
-device's kernels were not measured and where fields of the runs had to be assumed. See bands.toml for rows and sources.
+Residuals of published runs (`python -m accuracy update`), one a configuration, each predicted as a source that nobody
+has seen. A run is further off where its experts lie on many ranks, its device has no measured kernels, or nobody ran
+its stack: every condition widens the band by a factor. bands.toml has them, with the runs and laboratories behind.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from shardwise.cost._load import record
+from shardwise.cost._tables import constants
+
 # Standard deviations of a normal distribution from its median to its 90 %.
 _EDGE = 1.2815515655446004
+UNSEEN_STACK, UNSEEN_PAIR, UNMEASURED = "unseen stack", "stack unseen on the family", "device without kernels"
+"""Conditions that a stack and a family of devices bring: no runs of the stack, none on the family, no kernel tables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,42 +67,86 @@ class Band:
         return (1 + math.erf(deviations / math.sqrt(2))) / 2
 
 
-@cache
-def bands() -> dict[str, dict[str, Band]]:
-    """Return every band: by quantity, then by the names of `band_names`, "other" for the rest."""
-    text = resources.files("shardwise.cost").joinpath("bands.toml").read_text(encoding="utf-8")
-    return {
-        quantity: {name: Band(**row) for name, row in rows.items()} for quantity, rows in tomllib.loads(text).items()
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What is known of a run that decides how far predictions were off: its stack or engine, family, and words.
 
-
-def band_names(family: str, experts: bool, assumed: bool) -> tuple[str, ...]:
-    """Return the names of bands of a training run, the nearest first: device family, kind of model, what was assumed.
-
-    >>> band_names("hopper", experts=True, assumed=False)
-    ('hopper.experts', 'other.experts', 'other.experts.assumed')
+    No family means that the device plays no part.
     """
-    kind = ".experts" if experts else ""
-    whole = (f"{family}{kind}", f"other{kind}")
-    wide = tuple(f"{name}.assumed" for name in whole)
-    return wide if assumed else (*whole, f"other{kind}.assumed")
+
+    stack: str
+    family: str
+    words: tuple[str, ...]
+
+    def known(self, seen: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the words, with those that its stack and family bring; `seen` are families of runs by stack.
+
+        >>> run = Conditions(stack="megatron", family="volta", words=("nodes",))
+        >>> run.known({"megatron": ("hopper",)})
+        ('nodes', 'device without kernels', 'stack unseen on the family')
+        """
+        if not self.family:
+            return (*self.words, *(UNSEEN_STACK,) * (self.stack not in seen))
+        unmeasured = (UNMEASURED,) * bool(constants().families[self.family].note)
+        if self.stack not in seen:
+            return (*self.words, *unmeasured, UNSEEN_STACK)
+        return (*self.words, *unmeasured, *(UNSEEN_PAIR,) * (self.family not in seen[self.stack]))
 
 
-def band_of(quantity: str, *names: str) -> Band:
-    """Return the band of a quantity under the first name that has one, "other" at the last.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """How far published runs were off in one headline.
 
-    >>> band_of("step_seconds", "hopper").rows > 0
+    `low`, `typical` and `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a
+    scale: `scale` times the factor of every condition of a run (`wider`).
+    `seen` are families of devices with runs, by stack or engine.
+    """
+
+    low: float
+    typical: float
+    high: float
+    scale: float
+    wider: Mapping[str, float]
+    seen: Mapping[str, tuple[str, ...]]
+    rows: int
+    sources: int
+    source: str
+
+    def band(self, known: Conditions) -> Band:
+        """Return the band of a run."""
+        scale = self.scale * math.prod(self.wider.get(word, 1.0) for word in known.known(self.seen))
+        low, typical, high = (math.exp(end * scale) for end in (self.low, self.typical, self.high))
+        return Band(low=low, typical=typical, high=high, rows=self.rows, source=self.source)
+
+
+@cache
+def spreads() -> dict[str, Spread]:
+    """Return the spread of every headline."""
+    text = resources.files("shardwise.cost").joinpath("bands.toml").read_text(encoding="utf-8")
+    return {name: record(Spread, row, f"bands.{name}") for name, row in tomllib.loads(text).items()}
+
+
+def band_of(quantity: str, known: Conditions) -> Band:
+    """Return the band of a headline for a run.
+
+    >>> plain = Conditions(stack="megatron", family="hopper", words=())
+    >>> odd = Conditions(stack="of my own", family="generic", words=("experts",))
+    >>> widths = [band.high / band.low for band in (band_of("step_seconds", one) for one in (plain, odd))]
+    >>> widths[0] < widths[1]
     True
     """
-    rows = bands()[quantity]
-    return next(rows[name] for name in (*names, "other") if name in rows)
+    return spreads()[quantity].band(known)
 
 
 def memory_band(stack: str) -> Band:
-    """Return the band of the bytes of a device under a stack.
+    """Return the band of the bytes of a device under a stack, whatever the device.
 
     >>> memory_band("megatron").high > 1
     True
     """
-    # Attention scores are kept as exactly as the rest.
-    return band_of("memory.peak_bytes", stack.removesuffix("-scores"))
+    return band_of("memory.peak_bytes", memory_conditions(stack))
+
+
+def memory_conditions(stack: str) -> Conditions:
+    """Return what decides how far bytes were off: the stack, which keeps attention scores as exactly as the rest."""
+    return Conditions(stack=stack.removesuffix("-scores"), family="", words=())

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from shardwise.cost import Conditions
+
 COLUMNS = (
     *("case_id", "metric", "measured", "predicted", "relative_error", "low", "high", "status", "assumed"),
     *("reason", "source", "model", "device", "quality", "citation"),
@@ -48,6 +50,7 @@ class Comparison:
     reason: str = ""
     refused: str = ""
     assumed: tuple[str, ...] = ()
+    conditions: Conditions | None = None
 
     @property
     def relative_error(self) -> float | None:
@@ -73,6 +76,7 @@ class Prediction:
     assumed: tuple[str, ...] = ()
     fits: bool | None = None
     family: str = ""
+    conditions: Conditions | None = None
 
 
 def rows_csv(rows: Iterable[Comparison]) -> str:

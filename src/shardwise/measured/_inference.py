@@ -75,7 +75,8 @@ class InferenceRows:
         said = tuple(dict.fromkeys((*assumed, *own.assumed)))
         # Requests beyond the cache wait their turn: a batch ran where there is room for one of them.
         fits = report.fits or (own.text("metric") != "fits" and report.max_concurrency > 0)
-        return Prediction(value=value, interval=interval_of(own, report, value), assumed=said, fits=fits)
+        band = interval_of(own, report, value)
+        return Prediction(value=value, interval=band, assumed=said, fits=fits, conditions=report.conditions)
 
     def completed(self, record: Record) -> Record:
         """Return a row with what is known of it beside its cells."""

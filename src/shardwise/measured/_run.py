@@ -86,7 +86,7 @@ def _row(record: Record, kind: Kind, context: Context, predictor: Predictor, num
         return replace(row, reason="the prediction is beyond what numbers can hold")
     low, high = found.interval or (None, None)
     said = {"predicted": found.value, "low": low, "high": high, "assumed": found.assumed, "fits": found.fits}
-    return replace(row, status="predicted", **said)  # type: ignore[arg-type]
+    return replace(row, status="predicted", conditions=found.conditions, **said)  # type: ignore[arg-type]
 
 
 def _said(value: object) -> str:

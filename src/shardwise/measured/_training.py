@@ -18,7 +18,7 @@ from shardwise.measured._frameworks import (
 )
 from shardwise.measured._network import cluster_of
 from shardwise.measured._record import Record, refuse
-from shardwise.measured._training_metrics import interval_of, value_of
+from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
 from shardwise.measured._training_stack import dropout_of, named_stack, precision_of
 from shardwise.models import Model
@@ -55,7 +55,8 @@ class Predicted:
         value = float(self.fits) if verdict else value_of(own, self.report) + self.more_bytes
         interval = interval_of(own, self.report, value, self.assumed)
         assumed = tuple(dict.fromkeys((*self.assumed, *own.assumed)))
-        return Prediction(value=value, interval=interval, assumed=assumed, fits=self.fits)
+        known = self.report.conditions(any(one.startswith(WEIGHTY) for one in self.assumed))
+        return Prediction(value=value, interval=interval, assumed=assumed, fits=self.fits, conditions=known)
 
 
 class TrainingRows:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import Band, Efficiencies
+from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
 from shardwise.search._remedy import loss_of
 from shardwise.search._training import TrainingResult
@@ -164,10 +164,8 @@ def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
     if isinstance(found, TrainingResult):
         return step_band(best, assumed=False)
-    from shardwise.serving._bands import band_of as serving_band
-
     quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
-    return serving_band(quantity, best.evaluation.family, best.case.engine.name, best.case.engine.kernels)
+    return band_of(quantity, best.conditions)
 
 
 @dataclass

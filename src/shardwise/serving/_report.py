@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-from shardwise.cost import Efficiencies
+from shardwise.cost import Conditions, Efficiencies, band_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
-from shardwise.serving._bands import band_of
 from shardwise.serving._batch import BatchCost, evaluate
 from shardwise.serving._capacity import Capacity, capacity_of
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
@@ -21,6 +20,9 @@ from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_seconds
 
+# What tells comparable published batches apart (`InferReport.conditions`).
+_MANY_RANKS, _LONG, _LARGE, _WIDE_BYTES = 8, 4096, 32, 2.0
+_NARROW = ("fp8", "fp4", "int8")
 CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
 
 
@@ -201,14 +203,29 @@ class InferReport:
 
     @cached_property
     def _intervals(self) -> dict[str, tuple[float, float, float]]:
-        like, found = (self.evaluation.family, self.case.engine.name, self.case.engine.kernels), {}
+        known, found = self.conditions, {}
         for name in ("ttft_seconds", "tpot_seconds", "request_seconds", "kv_cache_tokens"):
-            value, band = getattr(self, name), band_of(name, *like)
+            value, band = getattr(self, name), band_of(name, known)
             if value or name != "kv_cache_tokens":
                 found[name] = value * band.low, value * band.typical, value * band.high
-        rate, band = self.output_tokens_per_second, band_of("request_seconds", *like)
+        rate, band = self.output_tokens_per_second, band_of("request_seconds", known)
         found["output_tokens_per_second"] = rate / band.high, rate / band.typical, rate / band.low
         return found
+
+    @property
+    def conditions(self) -> Conditions:
+        """What decides how far published batches like this one were off."""
+        case = self.case
+        said = {
+            "experts": case.model.has_experts,
+            "many ranks": self.plan.num_devices > _MANY_RANKS,
+            "narrow types": case.compute in _NARROW,
+            "narrow weights": case.format.bytes < _WIDE_BYTES,
+            "long prompts": case.job.input_tokens > _LONG,
+            "large batch": case.job.batch > _LARGE,
+        }
+        words = tuple(word for word, holds in said.items() if holds)
+        return Conditions(stack=case.engine.kernels, family=self.evaluation.family, words=words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.cost import Band, Efficiencies, band_names, band_of, memory_band
+from shardwise.cost import Band, Conditions, Efficiencies, band_of, memory_band
 
 if TYPE_CHECKING:
     from shardwise.training._report import TrainReport
 
 IDEAL = Efficiencies(ideal=True)
+# What tells comparable published runs apart.
+_MANY_RANKS, _MANY_NODES, _LONG = 8, 8, 16384
+_NARROW = ("fp8", "fp4", "int8")
 # Headlines that grow with the seconds of a step, and those that shrink.
 _GROWING = ("step_seconds", "training_seconds", "device_hours", "usd")
 _SHRINKING = ("tokens_per_second_per_gpu", "mfu", "hfu", "model_flops_per_second_per_gpu")
@@ -17,8 +20,25 @@ _SHRINKING = ("tokens_per_second_per_gpu", "mfu", "hfu", "model_flops_per_second
 
 def step_band(report: TrainReport, assumed: bool) -> Band:
     """Return how far the seconds of a step may be off; farther where fields of the plan that matter were assumed."""
+    return band_of("step_seconds", conditions(report, assumed))
+
+
+def conditions(report: TrainReport, assumed: bool) -> Conditions:
+    """Return what decides how far published runs like a plan were off; `assumed`: fields that matter were."""
+    case, cluster = report.case, report.case.cluster
+    nodes = cluster.num_devices / cluster.devices_per_node
+    said = {
+        "experts": case.model.has_experts,
+        "experts on many ranks": report.plan.ep > _MANY_RANKS,
+        "nodes": nodes > 1,
+        "many nodes": nodes > _MANY_NODES,
+        "narrow types": case.recipe.precision.compute in _NARROW,
+        "long sequences": report.job.seq_len > _LONG,
+        "assumed fields": assumed,
+    }
+    words = tuple(word for word, holds in said.items() if holds)
     family = report.evaluation.rates.family
-    return band_of("step_seconds", *band_names(family, report.case.model.has_experts, assumed))
+    return Conditions(stack=case.stack.name.removesuffix("-scores"), family=family, words=words)
 
 
 def intervals(report: TrainReport, assumed: bool, floor_seconds: float) -> dict[str, tuple[float, float, float]]:
