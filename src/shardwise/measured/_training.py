@@ -23,7 +23,7 @@ from shardwise.measured._training_plan import global_batch_of, optimizer_of, pla
 from shardwise.measured._training_stack import dropout_of, named_stack, precision_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import Options, TrainReport, conditions, train
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (
@@ -55,7 +55,7 @@ class Predicted:
         value = float(self.fits) if verdict else value_of(own, self.report) + self.more_bytes
         interval = interval_of(own, self.report, value, self.assumed)
         assumed = tuple(dict.fromkeys((*self.assumed, *own.assumed)))
-        known = self.report.conditions(any(one.startswith(WEIGHTY) for one in self.assumed))
+        known = conditions(self.report, any(one.startswith(WEIGHTY) for one in self.assumed))
         return Prediction(value=value, interval=interval, assumed=assumed, fits=self.fits, conditions=known)
 
 

@@ -2,6 +2,7 @@
 
 from shardwise.training._comm import CommReport, comm
 from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
+from shardwise.training._intervals import conditions
 from shardwise.training._report import Change, Options, TrainReport, Verdict, train
 from shardwise.training._sizes import Sizes, sizes_of, sizes_of_columns
 
@@ -15,6 +16,7 @@ __all__ = [
     "TrainReport",
     "Verdict",
     "comm",
+    "conditions",
     "evaluate",
     "sizes_of",
     "sizes_of_columns",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import Conditions, Efficiencies, memory_band
+from shardwise.cost import Efficiencies, memory_band
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
@@ -15,7 +15,7 @@ from shardwise.ops import train_flops
 from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
-from shardwise.training._intervals import IDEAL, conditions, intervals
+from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._recompute import least_recompute, settled
 from shardwise.training._resolve import Question, complete
@@ -234,10 +234,6 @@ class TrainReport:
     @cached_property
     def _least_seconds(self) -> float:
         return report_of(replace(self.case, efficiencies=IDEAL), ()).step_seconds  # no run is quicker
-
-    def conditions(self, assumed: bool = False) -> Conditions:
-        """Return what decides how far published runs like this one were off; `assumed`: fields that matter were."""
-        return conditions(self, assumed)
 
     @property
     def chance_to_fit(self) -> float:
