@@ -231,8 +231,10 @@ def test_domains_within_domains_are_brute_force(kind: str) -> None:
     cluster = replace(cluster, tiers=(replace(inner, size=2), rack, outer))
     narrow: dict[str, Any] = {"recompute": ("none",), "sharding": ("zero1",), "layout": ("1d",), "cp_kind": ("ring",)}
     space = SearchSpace(**narrow, schedule=("1f1b",), micro_batch=upto(1), cp=upto(2), ep=upto(4), etp=upto(1))
-    work = work_of(_model(kind, 6), cluster, Training(seq_len=1024, global_batch=16), space, SearchOptions(top=3))
-    every = list(brute.plans(work.grid.case, space))
+    work = work_of(
+        _model(kind, 6), cluster, Training(seq_len=1024, global_batch=16), space, SearchOptions(top=3, explore=True)
+    )
+    every = list(brute.plans(work.grid.case, work.grid.space))
     reports = [brute.report(work.grid.case, p) for p in every if brute.is_legal(work.grid.case, p)]
     found = searched(work, _here())
     assert len(set(every)) == len(every) == found.num_plans

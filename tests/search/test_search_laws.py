@@ -38,7 +38,7 @@ def _best(kind: str, options: SearchOptions, space: SearchSpace = SPACE, **worse
     """Return what the best plan has of an objective, less being better, and infinity where there is none."""
     hardware = {name: int(value) if name == "memory" else value for name, value in {**GOOD, **worse}.items()}
     found = plan_training(
-        MODELS[kind], Cluster.parse("16xa100-sxm-80gb", hardware), JOB, space, replace(options, top=1)
+        MODELS[kind], Cluster.parse("16xa100-sxm-80gb", hardware), JOB, space, replace(options, top=1, explore=True)
     )
     return found.partial.top.entries[0].value if found.best else float("inf")
 

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     from shardwise.models import Model
     from shardwise.plans import Plan, Serving, Settings, Stack, Training
 
-# What the layers below call a field -> the flag that sets it.
+# What the layers below call a field -> the flag that sets it, beside those of the table of fields.
 FLAG_OF = {
-    "token_budget": "tokens",
-    "sample_budget": "samples",
-    "restart_seconds": "restart",
-    "checkpoint_seconds": "checkpoint",
-    "checkpoint_interval_seconds": "checkpoint_interval",
     "fast_link_efficiency": "fast_efficiency",
     "slow_link_efficiency": "slow_efficiency",
     "matmul_flops_per_second": "matmul_flops",
@@ -42,13 +37,6 @@ FLAG_OF = {
     "max_usd": "max_cost",
     "min_tokens_per_second": "min_rate",
     "orders": "order",
-}
-_JOB = {
-    "tokens": "token_budget",
-    "samples": "sample_budget",
-    "restart": "restart_seconds",
-    "checkpoint": "checkpoint_seconds",
-    "checkpoint_interval": "checkpoint_interval_seconds",
 }
 _EFFICIENCIES = {
     "compute_efficiency": "compute",
@@ -106,8 +94,11 @@ class Inputs:
 
         A data type is set by the flag `dtype`: the precision of training, the weights of serving.
         """
+        from shardwise.plans.fields import SETTINGS, TRAINING, renamed
+
+        flags = {**FLAG_OF, **{name: key for key, name in renamed((*TRAINING, *SETTINGS)).items()}}
         for p in error.problems:
-            key = dtype if p.field == "dtype" else FLAG_OF.get(p.field, p.field)
+            key = dtype if p.field == "dtype" else flags.get(p.field, p.field)
             causes = self.bad - {key}
             named = {word for word in causes if re.search(rf"\b{re.escape(word)}\b", p.rule)}
             follows = causes & _FOLLOWS.get(key, set())
@@ -291,10 +282,12 @@ def take_dtype(inputs: Inputs, key: str) -> None:
 def make_job(inputs: Inputs, model: Model | None) -> Training:
     """Return the training job; a global batch of 0 is to be deduced."""
     from shardwise.plans import Training
+    from shardwise.plans.fields import TRAINING, renamed
 
     take_dtype(inputs, "precision")
     names = {f.name for f in fields(Training)}
-    given = {_JOB.get(key, key): value for key, value in inputs.values.items() if _JOB.get(key, key) in names}
+    own = renamed(TRAINING)
+    given = {own.get(key, key): value for key, value in inputs.values.items() if own.get(key, key) in names}
     if inputs.imported is not None:
         from shardwise.cli._from import base_job
 
@@ -332,28 +325,15 @@ def make_efficiencies(inputs: Inputs) -> Efficiencies:
     return Efficiencies(**given, exposed_axes=exposed)
 
 
-# What a flag sets of a framework's settings.
-_SETTINGS = {
-    "norm_bytes": ("norm_bytes",),
-    "mlp_bits": ("mlp_input_bits", "activation_input_bits", "mlp_product_bits"),
-    "mlp_input_bits": ("mlp_input_bits",),
-    "activation_input_bits": ("activation_input_bits",),
-    "mlp_product_bits": ("mlp_product_bits",),
-    "partition_activations": ("partition_activations",),
-    "bucket_elements": ("bucket_elements",),
-    "max_live_parameters": ("max_live_parameters",),
-    "misc_memory": ("misc_bytes",),
-}
-
-
 def make_settings(inputs: Inputs) -> Settings:
     """Return what the flags set of a framework; a flag for one tensor wins over that for all."""
     from shardwise.plans import Settings
+    from shardwise.plans.fields import SETTINGS
 
     given: dict[str, Any] = {}
-    for key, names in _SETTINGS.items():
-        if key in inputs.values:
-            given |= dict.fromkeys(names, inputs.values[key])
+    for row in SETTINGS:
+        if row.key in inputs.values:
+            given |= dict.fromkeys(row.names, inputs.values[row.key])
     return Settings(**given)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from shardwise.cli._kinds import Kind
 
 if TYPE_CHECKING:
     from shardwise.models import Field
+    from shardwise.plans.fields import Field as PlanField
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,92 +185,33 @@ def efficiency_flags() -> dict[str, Flag]:
     )
 
 
+def _read_from(group: str, table: Iterable[PlanField]) -> dict[str, Flag]:
+    """Return the flags of a table of fields."""
+    return {f.key: Flag(f.key, k.kind_of(f), f.help, group, SHORT.get(f.key, "")) for f in table}
+
+
 @cache
 def plan_flags() -> dict[str, Flag]:
     """Return the flags of a training plan."""
-    from shardwise.plans import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+    from shardwise.plans.fields import PLAN
 
-    return _flags(
-        "plan",
-        ("tp", k.WHOLE, "tensor-parallel degree"),
-        ("tp2", k.WHOLE, "second tensor-parallel degree of the two-dimensional layout"),
-        ("cp", k.WHOLE, "context-parallel degree"),
-        ("pp", k.WHOLE, "pipeline stages"),
-        ("vpp", k.WHOLE, "chunks of the model on each stage"),
-        ("dp", k.WHOLE, "replicas; left out, what fills the cluster"),
-        ("ep", k.WHOLE, "expert-parallel degree"),
-        ("etp", k.WHOLE, "tensor-parallel degree of experts"),
-        ("micro_batch", k.WHOLE, "sequences of a micro-batch; left out, the most that fit"),
-        ("layout", k.choice(*LAYOUTS), "how products are split"),
-        ("panels", k.WHOLE, "panels of the two-dimensional layout"),
-        (
-            "sequence_parallel",
-            k.SWITCH,
-            "split what tensor parallelism leaves whole; on by default where tp is above 1",
-        ),
-        ("cp_kind", k.choice(*CONTEXT_KINDS), "how context parallelism exchanges keys and values"),
-        ("schedule", k.choice(*SCHEDULES), "pipeline schedule"),
-        ("sharding", k.choice(*SHARDINGS), "what data parallelism shards"),
-        ("shard", k.WHOLE, "size of a sharding group of hsdp and shard-grad-op"),
-        ("recompute", k.choice(*RECOMPUTES, "auto"), "what backward computes again; auto is the least that fits"),
-        ("recompute_layers", k.whole(0), "recompute only so many layers of each stage"),
-        ("modules", k.WORDS, "Megatron's modules to recompute as well"),
-        ("stage_layers", k.WHOLES, "layers of every stage, where they differ"),
-        ("order", k.ORDER, "axes from the fastest links outwards, such as tp-cp-ep-dp-pp"),
-        (
-            "fast",
-            k.PLACES,
-            "ranks of each axis that share the fastest domain; left out, the first of the order fill it",
-        ),
-        ("stack", k.TEXT, "framework that runs the plan"),
-    )
+    return _read_from("plan", PLAN)
 
 
 @cache
 def job_flags() -> dict[str, Flag]:
     """Return the flags of a training job."""
-    from shardwise.plans import OPTIMIZERS
+    from shardwise.plans.fields import TRAINING
 
-    return _flags(
-        "job",
-        ("seq_len", k.WHOLE, "tokens of a sequence"),
-        ("global_batch", k.WHOLE, "sequences of a step"),
-        ("accumulation", k.WHOLE, "micro-batches of a step on each replica"),
-        ("precision", k.precision(), "bytes of each copy of a parameter; left out, the framework's own"),
-        ("dtype", k.TEXT, "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them"),
-        ("optimizer", k.choice(*OPTIMIZERS), "optimizer"),
-        ("dropout", k.SWITCH, "whether dropout keeps masks; left out, as the model says"),
-        ("softmax_dropout", k.SWITCH, "the same of the attention probabilities alone"),
-        ("attention_dropout", k.SWITCH, "the same of what attention adds to the stream"),
-        ("hidden_dropout", k.SWITCH, "the same of the embedding and of what the feed-forward adds"),
-        ("tokens", k.COUNT, "tokens of the whole run, such as 15T"),
-        ("samples", k.COUNT, "the same in sequences, images or fields"),
-        ("epochs", k.COUNT, "passes over those tokens or samples; 1 left out"),
-        ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
-        ("attention_density", k.FRACTION, "share of the attention square that packed documents leave"),
-        ("document_lengths", k.WHOLES, "tokens of documents packed into a sequence, for their attention density"),
-        ("failures_per_device_hour", k.RATE_OF_FAILURE, "failures of a device in an hour"),
-        ("restart", k.SECONDS, "time to come back after a failure"),
-        ("checkpoint", k.SECONDS, "time that a checkpoint stops the run"),
-        ("checkpoint_interval", k.SECONDS, "time between checkpoints"),
-    )
+    return _read_from("job", TRAINING)
 
 
 @cache
 def settings_flags() -> dict[str, Flag]:
     """Return the flags that set what a framework keeps and sets aside."""
-    return _flags(
-        "settings",
-        ("norm_bytes", k.whole(1, 8), "bytes of an element of the input that a norm keeps"),
-        ("mlp_bits", k.whole(1, 32), "bits of what a feed-forward keeps, all three tensors"),
-        ("mlp_input_bits", k.whole(1, 32), "bits of the input of its first product"),
-        ("activation_input_bits", k.whole(1, 32), "bits of the input of its activation"),
-        ("mlp_product_bits", k.whole(1, 32), "bits of the input of its last product"),
-        ("partition_activations", k.SWITCH, "split checkpoints over the tensor-parallel ranks (ZeRO-R)"),
-        ("bucket_elements", k.COUNT, "elements of a bucket of gradients or weights, such as 5e8"),
-        ("max_live_parameters", k.COUNT, "parameters that ZeRO-3 keeps gathered, such as 1e9"),
-        ("misc_memory", k.BYTES, "memory beside all else on a device, such as 5GiB"),
-    )
+    from shardwise.plans.fields import SETTINGS
+
+    return _read_from("settings", SETTINGS)
 
 
 @cache
@@ -288,29 +231,10 @@ def risk_flags() -> dict[str, Flag]:
 @cache
 def infer_flags() -> dict[str, Flag]:
     """Return every flag that describes a serving case."""
+    from shardwise.plans.fields import SERVING
+
     plan = plan_flags()
     taken = ("tp", "pp", "dp", "ep", "etp", "stage_layers", "order", "fast")
-    serving = _flags(
-        "job",
-        ("batch", k.WHOLE, "requests at once on each replica"),
-        ("input_tokens", k.WHOLE, "tokens of a prompt"),
-        ("output_tokens", k.whole(0), "tokens generated for a request; 0 for one pass over the input"),
-        ("weights", k.TEXT, "format of the weights, such as fp8; left out, the checkpoint's own"),
-        ("dtype", k.TEXT, "the format by its bits, such as w8a8e16; `shardwise dtypes` lists them"),
-        ("kv_cache", k.TEXT, "format of the key-value cache"),
-        ("compute", k.TEXT, "data type of matrix products"),
-        ("memory_fraction", k.FRACTION, "share of memory the engine may use, as it spells it"),
-        ("prefix_tokens", k.whole(0), "tokens of the prompt that the cache holds already"),
-        ("max_batched_tokens", k.WHOLE, "tokens of one prefill step"),
-        ("max_sequences", k.WHOLE, "requests the engine sets buffers aside for"),
-        ("adapter_rank", k.whole(0), "rank of the adapters (LoRA) that the engine has room for; 0 for none"),
-        ("adapters", k.WHOLE, "adapters held at once"),
-        ("shard_weights", k.SWITCH, "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),
-        ("misc_memory", k.BYTES, "memory beside all else on a device, such as 5GiB"),
-        ("use_kv_cache", k.SWITCH, "keep keys and values; --no-use-kv-cache runs all tokens again for each new one"),
-        ("expert_imbalance", k.RATIO, "load of the busiest expert rank over the mean"),
-        ("same_prompts", k.SWITCH, "all requests are copies of one prompt and route to the same experts"),
-        ("engine", k.TEXT, "inference engine"),
-    )
+    serving = _read_from("job", SERVING)
     machine = {key: flag for key, flag in efficiency_flags().items() if not key.startswith("overlap")}
     return {**WHERE, **{key: plan[key] for key in taken}, **serving, **machine, **cluster_flags(), **model_flags()}

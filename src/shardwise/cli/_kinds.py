@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem, plain
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
+
+if TYPE_CHECKING:
+    from shardwise.plans.fields import Field
 
 # Beyond these no model, cluster or job is meant, and products of them stay finite.
 MOST_WHOLE = 10**9
@@ -280,3 +283,33 @@ SECONDS = number(parse_seconds, "TIME", Range(most=1e10, example='"5min"'))
 BANDWIDTH = number(parse_bandwidth, "RATE", Range(above=True, example='"400GB/s"'))
 FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
 BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))
+
+
+def kind_of(field: Field) -> Kind:
+    """Return the kind of the values of a field of a plan, a job or a framework.
+
+    >>> from shardwise.plans.fields import PLAN
+    >>> kind_of(PLAN[0]).read("8", "tp")
+    8
+    """
+    if field.type == "whole":
+        return whole(field.least, field.most)
+    if field.type == "choice":
+        return choice(*field.choices, *field.only_asked)
+    return precision() if field.type == "precision" else _KINDS[field.type]
+
+
+_KINDS = {
+    "wholes": WHOLES,
+    "count": COUNT,
+    "ratio": RATIO,
+    "share": FRACTION,
+    "failures": RATE_OF_FAILURE,
+    "seconds": SECONDS,
+    "bytes": BYTES,
+    "switch": SWITCH,
+    "text": TEXT,
+    "words": WORDS,
+    "order": ORDER,
+    "places": PLACES,
+}

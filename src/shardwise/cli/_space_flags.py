@@ -8,12 +8,13 @@ from functools import cache
 from shardwise.cli import _kinds as k
 from shardwise.cli._flags import Flag, _flags, plan_flags, risk_flags, train_flags
 from shardwise.cli._kinds import Kind
+from shardwise.plans.fields import PLAN, TRAINING, keys
 from shardwise.units import parse_count, parse_seconds
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
-WHOLES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
+WHOLES = keys(PLAN, "whole", searched="values")
 FAST = ("fast_tp", "fast_tp2", "fast_cp", "fast_dp", "fast_pp")
-WORDS = ("layout", "cp_kind", "schedule", "sharding", "recompute")
+WORDS = keys(PLAN, "choice", searched="values")
 # What a wish calls a limit -> its flag.
 LIMITS = {
     "max_step_seconds": "max_step",
@@ -23,7 +24,7 @@ LIMITS = {
 }
 OBJECTIVES = ("step", "throughput", "cost", "days", "memory", "headroom", "devices")
 # Fields of a single plan that a search has no range of.
-_GONE = ("stage_layers", "recompute_layers", "modules", "shard", "accumulation")
+_GONE = keys((*PLAN, *TRAINING), searched="no")
 
 
 def _read_range(value: object, field: str) -> str:

@@ -20,9 +20,10 @@ from shardwise.plans._laws import (
     summa_laws,
     tensor_laws,
 )
-from shardwise.plans._plan import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, Plan
+from shardwise.plans._plan import AXES, Plan
 from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
+from shardwise.plans.fields import PLAN
 
 __all__ = [
     "MODULE_NAMES",
@@ -38,14 +39,8 @@ __all__ = [
     "stack_problems",
 ]
 
-_COUNTS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels", "shard")
-_CHOICES = {
-    "layout": LAYOUTS,
-    "cp_kind": CONTEXT_KINDS,
-    "schedule": SCHEDULES,
-    "sharding": SHARDINGS,
-    "recompute": RECOMPUTES,
-}
+_COUNTS = tuple(f.key for f in PLAN if f.type == "whole" and f.least == 1)
+_CHOICES = {f.key: f.choices for f in PLAN if f.choices}
 
 
 def is_count(value: object) -> bool:

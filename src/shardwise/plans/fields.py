@@ -1,0 +1,192 @@
+"""One table of what users say of a plan, a job and a framework: the key, its type and limits, and what it means.
+
+A row is the key of a case file and, with dashes, a flag; `sets` are the fields of `Plan`, `Training`, `Serving` or
+`Settings` that it fills. Checks, flags, help, case files and what a search varies are read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+from shardwise.plans._precision import OPTIMIZERS
+
+# What a value is; numbers are read with the unit of their type.
+Type: TypeAlias = Literal[
+    "whole",
+    "wholes",
+    "count",
+    "ratio",
+    "share",
+    "failures",
+    "seconds",
+    "bytes",
+    "switch",
+    "choice",
+    "precision",
+    "text",
+    "words",
+    "order",
+    "places",
+]
+MOST = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One key: what its value is, from `least` to `most` where it is a whole number, and what it means.
+
+    `only_asked` are words that stand for a deduction. `searched` says how a search takes it: values to try, one value
+    for all plans, or not at all.
+    """
+
+    key: str
+    type: Type
+    help: str
+    least: int = 1
+    most: int = MOST
+    choices: tuple[str, ...] = ()
+    only_asked: tuple[str, ...] = ()
+    sets: tuple[str, ...] | None = None
+    searched: Literal["values", "one", "no"] = "one"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of the record that it fills."""
+        return (self.key,) if self.sets is None else self.sets
+
+
+def _plan(key: str, type_: Type, meaning: str, **more: Any) -> Field:
+    return Field(**{"key": key, "type": type_, "help": meaning, "searched": "values", **more})
+
+
+PLAN: tuple[Field, ...] = (
+    _plan("tp", "whole", "tensor-parallel degree"),
+    _plan("tp2", "whole", "second tensor-parallel degree of the two-dimensional layout"),
+    _plan("cp", "whole", "context-parallel degree"),
+    _plan("pp", "whole", "pipeline stages"),
+    _plan("vpp", "whole", "chunks of the model on each stage"),
+    _plan("dp", "whole", "replicas; left out, what fills the cluster"),
+    _plan("ep", "whole", "expert-parallel degree"),
+    _plan("etp", "whole", "tensor-parallel degree of experts"),
+    _plan("micro_batch", "whole", "sequences of a micro-batch; left out, the most that fit"),
+    _plan("layout", "choice", "how products are split", choices=LAYOUTS),
+    _plan("panels", "whole", "panels of the two-dimensional layout"),
+    _plan(
+        "sequence_parallel",
+        "switch",
+        "split what tensor parallelism leaves whole; on by default where tp is above 1",
+        searched="one",
+    ),
+    _plan("cp_kind", "choice", "how context parallelism exchanges keys and values", choices=CONTEXT_KINDS),
+    _plan("schedule", "choice", "pipeline schedule", choices=SCHEDULES),
+    _plan("sharding", "choice", "what data parallelism shards", choices=SHARDINGS),
+    _plan("shard", "whole", "size of a sharding group of hsdp and shard-grad-op", searched="no"),
+    _plan(
+        "recompute",
+        "choice",
+        "what backward computes again; auto is the least that fits",
+        choices=RECOMPUTES,
+        only_asked=("auto",),
+    ),
+    _plan("recompute_layers", "whole", "recompute only so many layers of each stage", least=0, searched="no"),
+    _plan("modules", "words", "Megatron's modules to recompute as well", searched="no"),
+    _plan("stage_layers", "wholes", "layers of every stage, where they differ", searched="no"),
+    _plan("order", "order", "axes from the fastest links outwards, such as tp-cp-ep-dp-pp", searched="one"),
+    _plan(
+        "fast",
+        "places",
+        "ranks of each axis that share the fastest domain; left out, the first of the order fill it",
+        searched="one",
+    ),
+    _plan("stack", "text", "framework that runs the plan", sets=(), searched="one"),
+)
+
+
+def _job(key: str, type_: Type, meaning: str, **more: Any) -> Field:
+    return Field(**{"key": key, "type": type_, "help": meaning, **more})
+
+
+TRAINING: tuple[Field, ...] = (
+    _job("seq_len", "whole", "tokens of a sequence"),
+    _job("global_batch", "whole", "sequences of a step"),
+    _job("accumulation", "whole", "micro-batches of a step on each replica", sets=(), searched="no"),
+    _job("precision", "precision", "bytes of each copy of a parameter; left out, the framework's own"),
+    _job("dtype", "text", "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them", sets=()),
+    _job("optimizer", "choice", "optimizer", choices=tuple(OPTIMIZERS)),
+    _job("dropout", "switch", "whether dropout keeps masks; left out, as the model says"),
+    _job("softmax_dropout", "switch", "the same of the attention probabilities alone"),
+    _job("attention_dropout", "switch", "the same of what attention adds to the stream"),
+    _job("hidden_dropout", "switch", "the same of the embedding and of what the feed-forward adds"),
+    _job("tokens", "count", "tokens of the whole run, such as 15T", sets=("token_budget",)),
+    _job("samples", "count", "the same in sequences, images or fields", sets=("sample_budget",)),
+    _job("epochs", "count", "passes over those tokens or samples; 1 left out"),
+    _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
+    _job("attention_density", "share", "share of the attention square that packed documents leave"),
+    _job(
+        "document_lengths",
+        "wholes",
+        "tokens of documents packed into a sequence, for their attention density",
+        sets=("attention_density",),
+    ),
+    _job("failures_per_device_hour", "failures", "failures of a device in an hour"),
+    _job("restart", "seconds", "time to come back after a failure", sets=("restart_seconds",)),
+    _job("checkpoint", "seconds", "time that a checkpoint stops the run", sets=("checkpoint_seconds",)),
+    _job("checkpoint_interval", "seconds", "time between checkpoints", sets=("checkpoint_interval_seconds",)),
+)
+
+_BITS = ("mlp_input_bits", "activation_input_bits", "mlp_product_bits")
+SETTINGS: tuple[Field, ...] = (
+    _job("norm_bytes", "whole", "bytes of an element of the input that a norm keeps", most=8),
+    _job("mlp_bits", "whole", "bits of what a feed-forward keeps, all three tensors", most=32, sets=_BITS),
+    _job("mlp_input_bits", "whole", "bits of the input of its first product", most=32),
+    _job("activation_input_bits", "whole", "bits of the input of its activation", most=32),
+    _job("mlp_product_bits", "whole", "bits of the input of its last product", most=32),
+    _job("partition_activations", "switch", "split checkpoints over the tensor-parallel ranks (ZeRO-R)"),
+    _job("bucket_elements", "count", "elements of a bucket of gradients or weights, such as 5e8"),
+    _job("max_live_parameters", "count", "parameters that ZeRO-3 keeps gathered, such as 1e9"),
+    _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
+)
+
+SERVING: tuple[Field, ...] = (
+    _job("batch", "whole", "requests at once on each replica"),
+    _job("input_tokens", "whole", "tokens of a prompt"),
+    _job("output_tokens", "whole", "tokens generated for a request; 0 for one pass over the input", least=0),
+    _job("weights", "text", "format of the weights, such as fp8; left out, the checkpoint's own"),
+    _job("dtype", "text", "the format by its bits, such as w8a8e16; `shardwise dtypes` lists them", sets=("weights",)),
+    _job("kv_cache", "text", "format of the key-value cache"),
+    _job("compute", "text", "data type of matrix products"),
+    _job("memory_fraction", "share", "share of memory the engine may use, as it spells it"),
+    _job("prefix_tokens", "whole", "tokens of the prompt that the cache holds already", least=0),
+    _job("max_batched_tokens", "whole", "tokens of one prefill step"),
+    _job("max_sequences", "whole", "requests the engine sets buffers aside for"),
+    _job("adapter_rank", "whole", "rank of the adapters (LoRA) that the engine has room for; 0 for none", least=0),
+    _job("adapters", "whole", "adapters held at once"),
+    _job("shard_weights", "switch", "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),
+    _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
+    _job("use_kv_cache", "switch", "keep keys and values; --no-use-kv-cache runs all tokens again for each new one"),
+    _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
+    _job("same_prompts", "switch", "all requests are copies of one prompt and route to the same experts"),
+    _job("engine", "text", "inference engine", sets=()),
+)
+
+
+def keys(table: Iterable[Field], *types: str, searched: str = "") -> tuple[str, ...]:
+    """Return the keys of a table that have one of some types, of all where none is given.
+
+    >>> keys(PLAN, "choice", searched="values")
+    ('layout', 'cp_kind', 'schedule', 'sharding', 'recompute')
+    """
+    return tuple(f.key for f in table if (not types or f.type in types) and (not searched or f.searched == searched))
+
+
+def renamed(table: Iterable[Field]) -> dict[str, str]:
+    """Return the field that each key fills where it is one of another name.
+
+    >>> renamed(TRAINING)["tokens"], "seq_len" in renamed(TRAINING)
+    ('token_budget', False)
+    """
+    single = {f.key: f.names[0] for f in table if len(f.names) == 1 and f.type != "wholes" and f.key != "dtype"}
+    return {key: name for key, name in single.items() if key != name}
