@@ -68,6 +68,7 @@ def serve_flags() -> dict[str, Flag]:
         ),
         ("speed", k.SHARE_OF, "play the trace so many times as fast"),
         ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
+        ("finite", k.SWITCH, "just these requests, as a benchmark asks them: latencies though the queue grows"),
         ("seed", k.whole(0), "seed of lengths and arrivals"),
         ("router", k.choice("round-robin", "random"), "how replicas share requests"),
     )
@@ -137,7 +138,9 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload:
     from shardwise.plans import Workload
 
     needed = max((limit.needed_requests for limit in limits), default=0)
-    changes = {key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed") if key in inputs.values}
+    changes = {
+        key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed", "finite") if key in inputs.values
+    }
     if "trace" in inputs.values and "rate" not in inputs.values and "users" not in inputs.values:
         from shardwise.formats.traces import read_trace
 

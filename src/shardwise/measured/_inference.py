@@ -17,12 +17,13 @@ from shardwise.measured._engines import (
     served_step_tokens,
 )
 from shardwise.measured._inference_metrics import interval_of, value_of
+from shardwise.measured._load import metric_of, predicted, rated, report_of, under_load
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.serving.load import limits_of
+from shardwise.serving.load import ServeReport, limits_of
 
 SETTINGS = (
     *("model", "device", "num_gpus", "tp", "pp", "ep", "dp", "attention_dp", "engine", "engine_version"),
@@ -39,7 +40,7 @@ SETTINGS = (
     *("prefix_tokens", "memory_utilization", "max_model_len", "max_num_batched_tokens", "notes"),
 )
 _REFUSED = {
-    "online": "requests that arrive over time queue: of them the time per token of closed loops alone is predicted",
+    "online": "neither a rate nor a number of requests in flight is stated",
     "disaggregated": "prefill and decode on workers of their own queue: only fixed batches are predicted row by row",
 }
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
@@ -52,11 +53,14 @@ class InferenceRows:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], tuple[InferReport, tuple[str, ...]] | InputError] = {}
+        self._runs: dict[tuple[str, ...], tuple[ServeReport, tuple[str, ...]] | InputError] = {}
 
     def __call__(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row, its interval and what was assumed."""
         record = self.completed(record)
         mode = record.text("serving_mode")
+        if under_load(record) and (rated(record) or record.text("metric") not in _STEADY):
+            return self._loaded(record, context)
         closed = mode == "online" and record.whole("concurrency") and record.text("metric") in _STEADY
         if mode not in _MODES and not closed:
             raise refuse("serving_mode", mode, _REFUSED.get(mode, f"is not a known mode: {', '.join(_MODES)}"))
@@ -77,6 +81,24 @@ class InferenceRows:
         fits = report.fits or (own.text("metric") != "fits" and report.max_concurrency > 0)
         band = interval_of(own, report, value)
         return Prediction(value=value, interval=band, assumed=said, fits=fits, conditions=report.conditions)
+
+    def _loaded(self, record: Record, context: Context) -> Prediction:
+        """Return the predicted value of a row of a run under load."""
+        metric_of(record)
+        cells = {"concurrency": record.text("concurrency") or "1", "prefix_tokens": "", "request_rate": ""}
+        key = (*(record.text(name) for name in SETTINGS), record.text("request_rate"))
+        if key not in self._runs:
+            try:
+                base, assumed = self.predict(Record({**record.row, **cells}), context)
+                self._runs[key] = (report_of(record, base, base.case.cluster.device), (*assumed, *record.assumed))
+            except InputError as error:
+                self._runs[key] = error
+        found = self._runs[key]
+        if isinstance(found, InputError):
+            raise found
+        own = Record(record.row)
+        prediction = predicted(own, found[0])
+        return replace(prediction, assumed=tuple(dict.fromkeys((*found[1], *own.assumed))))
 
     def completed(self, record: Record) -> Record:
         """Return a row with what is known of it beside its cells."""

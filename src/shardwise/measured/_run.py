@@ -100,6 +100,7 @@ _UNITS = {
     *("s", "second", "seconds", "gpu_hours", "byte", "bytes", "token", "tokens", "fraction", "fits", "bool"),
     *("token/s", "tokens/s", "tokens_per_second", "tokens_per_second_per_gpu"),
     *("flop/s", "flops", "flops_per_second", "flops_per_second_per_gpu"),
+    *("1/s", "request/s", "requests/s"),
 }
 
 

@@ -150,6 +150,8 @@ class Workload:
     count: int = 2000
     """Requests that are simulated."""
     seed: int = 0
+    finite: bool = False
+    """Just these requests are asked, as in a benchmark: latencies are theirs though a queue grows."""
 
     def draws(self) -> Iterator[tuple[int, int, int]]:
         """Yield input, output and cached tokens of one request after another, without end."""

@@ -27,6 +27,8 @@ class LoadOptions:
 
     limits: tuple[Limit, ...] = ()
     router: Router = "round-robin"
+    async_scheduling: bool | None = None
+    """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
 
 
@@ -78,7 +80,7 @@ class ServeReport:
     @property
     def open_loop(self) -> bool:
         """Whether requests arrive whatever the deployment does, so that its queue can grow without end."""
-        return self.workload.arrivals.kind not in ("closed", "burst", "trace")
+        return self.workload.arrivals.kind not in ("closed", "burst", "trace") and not self.workload.finite
 
     @property
     def stable(self) -> bool:

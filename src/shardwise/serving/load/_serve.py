@@ -111,6 +111,8 @@ def serve(
         step_tokens=job.max_batched_tokens or policy.step_tokens,
         max_sequences=job.max_sequences or policy.max_sequences,
     )
+    if options.async_scheduling is not None:
+        policy = replace(policy, async_scheduling=options.async_scheduling)
     if not policy.chunked:
         policy = replace(policy, step_tokens=max(policy.step_tokens, prompt))
     limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)

@@ -1,0 +1,148 @@
+"""From a row of a run under load to a prediction: the workload that the row states, simulated by `serve`.
+
+A run is finite: where its requests come faster than they are served, its latencies are those of just these requests.
+"""
+
+from __future__ import annotations
+
+from shardwise.hardware import Device
+from shardwise.measured._comparison import Prediction
+from shardwise.measured._engines import release
+from shardwise.measured._record import Record, refuse
+from shardwise.measured._rules import read
+from shardwise.plans import Arrivals, Length, Serving, Workload
+from shardwise.serving import InferReport, ServingOptions
+from shardwise.serving.load import LoadOptions, ServeReport, limits_of, serve
+
+# What `serve` calls the metrics of files; a suffix such as _p99 names the percentile, none the mean.
+_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "request_latency": "e2e"}
+_RATES = (
+    *("output_tokens_per_second", "output_tokens_per_second_per_gpu", "total_tokens_per_second", "request_throughput"),
+)
+_MOST = 4000
+# vLLM schedules ahead by default from here on (github.com/vllm-project/vllm, release notes of 0.14.0, 2026-01).
+_ASYNC = (0, 14)
+_AT_ONCE = ("inf", "infinity")
+
+
+def under_load(record: Record) -> bool:
+    """Return whether a row is of requests that arrive over time: at a rate, or in a closed loop of so many."""
+    return record.text("serving_mode") == "online" and (rated(record) or record.whole("concurrency") > 0)
+
+
+def rated(record: Record) -> bool:
+    """Return whether a row states the rate of an open loop, infinite where all requests come at once."""
+    return record.text("request_rate").lower() in _AT_ONCE or record.number("request_rate") > 0
+
+
+def metric_of(record: Record) -> tuple[str, str]:
+    """Return the latency and the percentile that a row measured, or a rate and nothing; raises for others."""
+    metric = record.text("metric")
+    if metric in _RATES:
+        return metric, ""
+    name, _, quantile = metric.rpartition("_p")
+    base = name if name in _LATENCIES else metric
+    if base not in _LATENCIES or (base != metric and quantile not in ("50", "90", "95", "99")):
+        raise refuse("metric", metric, "is not a quantity of a run under load that is predicted")
+    return _LATENCIES[base], "mean" if base == metric else f"p{quantile}"
+
+
+def _length(record: Record, name: str, closed: bool, context: int) -> Length:
+    """Return the lengths of a row: spread about the mean where the row says so, or where equal ones march in step.
+
+    Input and output share the context by their means.
+    """
+    mean = max(record.number(name), 1.0)
+    both = record.number("input_tokens") + record.number("output_tokens")
+    table = read("engines.toml")["load"]
+    if "distribution" in record.notes.get("lengths", ""):
+        record.taken("lengths")
+        most = max(int(context * mean / max(both, 1.0)), round(mean))
+        return Length(kind="lognormal", mean=mean, cv=table["lengths_cv"], high=most)
+    if closed:
+        share = table["closed_spread"]
+        return Length(kind="uniform", mean=mean, low=max(round(mean * (1 - share)), 1), high=round(mean * (1 + share)))
+    return Length(mean=max(round(mean), 1))
+
+
+def _count(record: Record, arrivals: Arrivals) -> int:
+    """Return the requests of a run: as many as it says, or as its time holds, never more than tails need."""
+    stated = int(record.noted("num_requests"))
+    if not stated and record.noted("stage_seconds"):
+        stated = int(arrivals.rate * record.noted("stage_seconds"))
+    usual = max(10 * arrivals.users, 500)
+    return max(min(stated or usual, max(_MOST, arrivals.users)), arrivals.users, 1)
+
+
+def workload_of(record: Record, replicas: int, context: int) -> Workload:
+    """Return the requests that a row states, over contexts of so many tokens; raises `InputError` for too little."""
+    at_once = record.text("request_rate").lower() in _AT_ONCE
+    rate, users = 0.0 if at_once else record.number("request_rate"), record.whole("concurrency")
+    words = record.notes.get("arrivals", "").split(" ")[0]
+    if at_once:
+        arrivals = Arrivals(kind="burst")
+    elif rate:
+        if words not in ("constant", "poisson"):
+            record.taken("arrivals")
+        arrivals = Arrivals(kind="constant" if words == "constant" else "poisson", rate=rate)
+    else:
+        record.taken("closed_loop")
+        arrivals = Arrivals(kind="closed", users=max(users, replicas))
+    closed = arrivals.kind == "closed"
+    prompt, made = (_length(record, name, closed, context) for name in ("input_tokens", "output_tokens"))
+    cached, prefix = 0.0, 0
+    if record.notes.get("enable_prefix_caching") != "0":
+        prefix = min(record.whole("prefix_tokens"), max(round(prompt.mean) - 1, 0))
+        if any("inference-perf" in note for note in record.notes.values()) and prefix:
+            record.taken("repeated_prompts")
+            cached = 1.0
+    return Workload(
+        input_tokens=prompt, output_tokens=made, arrivals=arrivals, prefix_tokens=prefix, cached_share=cached,
+        count=_count(record, arrivals), finite=True,
+    )  # fmt: skip
+
+
+def report_of(record: Record, base: InferReport, device: Device) -> ServeReport:
+    """Return the simulated run of a row on the deployment that the row states."""
+    case = base.case
+    limits = limits_of(case.engine.name, device)
+    job = Serving(
+        weights=case.job.weights, kv_cache=case.job.kv_cache, memory_fraction=case.job.memory_fraction,
+        max_batched_tokens=record.whole("max_num_batched_tokens"),
+        max_sequences=int(record.noted("max_num_seqs")) or min(limits.sequences, _MOST),
+    )  # fmt: skip
+    version = release(record.text("engine_version"))
+    waits = False if version and version < _ASYNC and case.engine.name.startswith("vllm") else None
+    options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=waits)
+    context = record.whole("max_model_len") or case.model.max_context or 10**6
+    asked = workload_of(record, case.plan.dp, context)
+    return serve(case.model, case.cluster, case.plan, asked, job, options)
+
+
+def predicted(record: Record, report: ServeReport) -> Prediction:
+    """Return the value of a row's metric: what the client saw, unless the row says that the server measured."""
+    metric, quantile = metric_of(record)
+    if not report.requests:
+        raise refuse("model", record.text("model"), "does not fit with one request of the run")
+    if not quantile:
+        rate, prompts = report.output_tokens_per_second, sum(r.input_tokens for r in report.requests)
+        value = {
+            "output_tokens_per_second": rate,
+            "output_tokens_per_second_per_gpu": rate / report.base.plan.num_devices,
+            "request_throughput": report.requests_per_second,
+            "total_tokens_per_second": rate + prompts / report.span_seconds,
+        }[metric]
+    else:
+        value = report.latencies[metric][quantile]
+        if metric in ("ttft", "e2e") and "server-side" not in " ".join(record.notes) + " ".join(record.notes.values()):
+            record.taken("client")
+            value += read("engines.toml")["load"]["client_seconds"]
+    name = {"ttft": "ttft_seconds", "e2e": "request_seconds"}.get(metric, "tpot_seconds")
+    if not quantile:
+        name = "output_tokens_per_second"
+    interval = None
+    if name in report.base.interval:
+        low, high = report.base.interval[name]
+        centre = float(getattr(report.base, name))
+        interval = (value * low / centre, value * high / centre)
+    return Prediction(value=value, interval=interval, assumed=(), fits=report.base.fits)

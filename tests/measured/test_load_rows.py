@@ -1,0 +1,58 @@
+"""Rows of runs under load: every metric of an open loop, a closed loop or a burst is predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import run
+
+HEAD = "case_id,metric,value,unit,model,device,num_gpus,tp,engine,engine_version,serving_mode,weight_dtype"
+HEAD += ",concurrency,request_rate,input_tokens,output_tokens,max_num_batched_tokens,notes"
+
+
+def rows(tmp_path: Path, *lines: str) -> Path:
+    """Return a file of rows of Llama-3.1-8B on one H100: metric, value, unit, concurrency, rate, notes."""
+    text = [HEAD]
+    for index, line in enumerate(lines):
+        metric, value, unit, users, rate, notes = line.split("|")
+        stated = f"case-{index},{metric},{value},{unit},llama-3.1-8b,h100-sxm-80gb,1,1,vllm,0.15.0,online,bf16"
+        text.append(f"{stated},{users},{rate},1000,100,,{notes}")
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "low", "high"),
+    [
+        ("ttft|0.04|s||5|arrivals=poisson; num_requests=200", 0.02, 0.08),
+        ("ttft_p99|0.04|s||5|arrivals=constant; num_requests=200; server-side times=1", 0.02, 0.08),
+        ("tpot|0.008|s||5|num_requests=200", 0.006, 0.012),
+        ("request_latency_p90|0.8|s||5|num_requests=200", 0.6, 1.4),
+        ("request_throughput|5|1/s||5|num_requests=400", 4.0, 6.0),
+        ("output_tokens_per_second|500|token/s||5|num_requests=400", 400, 600),
+        ("request_latency|1.2|s|16||num_requests=200", 0.7, 1.6),
+        ("total_tokens_per_second|20000|token/s||inf|num_requests=400", 12_000, 40_000),
+    ],
+)
+def test_every_metric_of_a_run_is_predicted(line: str, low: float, high: float, tmp_path: Path) -> None:
+    """Means, percentiles and rates of open loops, closed loops and bursts have values of the right size."""
+    out = tmp_path / "rows.csv"
+    done = run("validate", str(rows(tmp_path, line)), "--rows", str(out), "--json")
+    assert done.status == 0, done.out
+    assert json.loads(done.out)["rows"]["predicted"] == 1
+    head, row = (text.split(",") for text in out.read_text(encoding="utf-8").splitlines()[:2])
+    assert low < float(row[head.index("predicted")]) < high
+
+
+def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:
+    """Neither a rate nor a number in flight, or a quantity that is not of a run under load: the reason is said."""
+    path = rows(tmp_path, "ttft|0.04|s|||x=1", "kv_cache_bytes_per_gpu|1e9|bytes||5|x=1")
+    tree = run("validate", str(path), "--json").tree
+    assert tree["rows"]["predicted"] == 0
+    said = json.dumps(tree["refused"])
+    assert "neither a rate nor a number of requests in flight" in said
+    assert "not a quantity of a run under load" in said
