@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from laws.helpers import tried
 from shardwise.ledger.number import above, ceil, divide, maximum, minimum, power
-from shardwise.ledger.symbol import Book, needed
+from shardwise.ledger.symbol import Graph, needed
 from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
 
 LEVELS = (0, ROW, ROW | MODE, ROW | PLACE, ROW | MODE | PLACE)
@@ -50,9 +50,9 @@ def _wide(value: Any, level: int) -> Any:
 @tried(300)
 def test_a_program_computes_its_formula(levels: list[int], steps: list[tuple[int, int, int]], constant: float) -> None:
     """Whatever its inputs vary with, every result of a program is that of the formula on arrays as wide as can be."""
-    book = Book()
+    graph = Graph()
     given_values = {f"x{i}": _values(level, i) for i, level in enumerate(levels)}
-    symbols: list[Any] = [constant, *(book.given(f"x{i}", level) for i, level in enumerate(levels))]
+    symbols: list[Any] = [constant, *(graph.given(f"x{i}", level) for i, level in enumerate(levels))]
     plain: list[Any] = [constant, *(_wide(given_values[f"x{i}"], level) for i, level in enumerate(levels))]
     with np.errstate(all="ignore"):
         for which, a, b in steps:
@@ -67,8 +67,8 @@ def test_a_program_computes_its_formula(levels: list[int], steps: list[tuple[int
 
 def test_equal_expressions_are_one_symbol() -> None:
     """The same operation on the same arguments is recorded once, in either order where the order does not matter."""
-    book = Book()
-    x, y = book.given("x", ROW), book.given("y", PLACE)
+    graph = Graph()
+    x, y = graph.given("x", ROW), graph.given("y", PLACE)
     assert x + y is y + x
     assert maximum(x, y) is maximum(y, x)
     assert x - y is not y - x

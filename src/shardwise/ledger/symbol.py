@@ -15,38 +15,38 @@ Key = tuple[Any, ...]
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
 
 
-class Book:
-    """The symbols of one recording, each once."""
+class Graph:
+    """The nodes of one recording, each once."""
 
-    __slots__ = ("known", "symbols")
+    __slots__ = ("known", "nodes")
 
     def __init__(self) -> None:
-        self.known: dict[Key, Symbol] = {}
-        self.symbols: list[Symbol] = []
+        self.known: dict[Key, Node] = {}
+        self.nodes: list[Node] = []
 
-    def given(self, name: str, level: int) -> Symbol:
+    def given(self, name: str, level: int) -> Node:
         """Return the symbol of an input; `level` has a bit for everything that it varies with."""
         return self.enter(("given", name), level)
 
-    def enter(self, key: Key, level: int) -> Symbol:
+    def enter(self, key: Key, level: int) -> Node:
         """Return the symbol of an operation and its arguments."""
         found = self.known.get(key)
         if found is None:
-            found = Symbol(self, key, level)
+            found = Node(self, key, level)
             self.known[key] = found
-            self.symbols.append(found)
+            self.nodes.append(found)
         return found
 
 
-class Symbol:
-    """A number that is an input or the result of an operation; `place` counts the symbols of the book before it."""
+class Node:
+    """A number that is an input or the result of an operation; `place` counts the nodes of the graph before it."""
 
-    __slots__ = ("book", "key", "level", "place")
+    __slots__ = ("graph", "key", "level", "place")
     __array_ufunc__ = None
 
-    def __init__(self, book: Book, key: Key, level: int) -> None:
-        self.book, self.key, self.level = book, key, level
-        self.place = len(book.symbols)
+    def __init__(self, graph: Graph, key: Key, level: int) -> None:
+        self.graph, self.key, self.level = graph, key, level
+        self.place = len(graph.nodes)
 
     @property
     def op(self) -> str:
@@ -55,7 +55,7 @@ class Symbol:
 
     @property
     def args(self) -> Key:
-        """The arguments of the operation, symbols and plain numbers."""
+        """The arguments of the operation, nodes and plain numbers."""
         return self.key[1:]
 
     def record(self, op: str, *args: Any) -> Any:
@@ -63,7 +63,7 @@ class Symbol:
         return _made(op, args)
 
     def __add__(self, other: Any) -> Any:
-        if other.__class__ is Symbol:
+        if other.__class__ is Node:
             return _paired("add", self, other)
         return self if other == 0 else _paired("add", self, other)
 
@@ -72,13 +72,13 @@ class Symbol:
     def __sub__(self, other: Any) -> Any:
         if other is self:
             return 0.0
-        return self if other.__class__ is not Symbol and other == 0 else _paired("subtract", self, other)
+        return self if other.__class__ is not Node and other == 0 else _paired("subtract", self, other)
 
     def __rsub__(self, other: Any) -> Any:
         return _paired("subtract", other, self)
 
     def __mul__(self, other: Any) -> Any:
-        if other.__class__ is not Symbol:
+        if other.__class__ is not Node:
             if other == 0:
                 return 0.0
             if other == 1:
@@ -88,44 +88,44 @@ class Symbol:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        return self if other.__class__ is not Symbol and other == 1 else _paired("true_divide", self, other)
+        return self if other.__class__ is not Node and other == 1 else _paired("true_divide", self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
         return 0.0 if other == 0 else _paired("true_divide", other, self)
 
     def __repr__(self) -> str:
-        return f"Symbol({self.place}: {self.op})"
+        return f"Node({self.place}: {self.op})"
 
 
 def _is(value: Any, number: float) -> bool:
-    return not isinstance(value, Symbol) and bool(value == number)
+    return not isinstance(value, Node) and bool(value == number)
 
 
-def _paired(op: str, a: Any, b: Any) -> Symbol:
+def _paired(op: str, a: Any, b: Any) -> Node:
     """Return the symbol of an operation on two numbers, one at least a symbol; both ways to write it are one."""
-    if a.__class__ is not Symbol:
-        book, level = b.book, b.level
+    if a.__class__ is not Node:
+        graph, level = b.graph, b.level
         key = (op, b, a) if op in _COMMUTING else (op, a, b)
-    elif b.__class__ is not Symbol:
-        book, level, key = a.book, a.level, (op, a, b)
+    elif b.__class__ is not Node:
+        graph, level, key = a.graph, a.level, (op, a, b)
     else:
-        book, level = a.book, a.level | b.level
+        graph, level = a.graph, a.level | b.level
         key = (op, b, a) if op in _COMMUTING and a.place > b.place else (op, a, b)
-    found: Symbol | None = book.known.get(key)
-    return book.enter(key, level) if found is None else found
+    found: Node | None = graph.known.get(key)
+    return graph.enter(key, level) if found is None else found
 
 
 def _above(args: tuple[Any, ...]) -> Any:
     a, threshold, then, other = args
-    if then is other or (not isinstance(then, Symbol) and _is(other, then)):
+    if then is other or (not isinstance(then, Node) and _is(other, then)):
         return then
-    known = not isinstance(a, Symbol) and not isinstance(threshold, Symbol)
+    known = not isinstance(a, Node) and not isinstance(threshold, Node)
     return (then if a > threshold else other) if known else None
 
 
 def _made(op: str, args: tuple[Any, ...]) -> Any:
-    symbols = [a for a in args if a.__class__ is Symbol]
-    if not symbols:
+    nodes = [a for a in args if a.__class__ is Node]
+    if not nodes:
         return evaluate(op, *args)
     if op == "above":
         short = _above(args)
@@ -138,25 +138,25 @@ def _made(op: str, args: tuple[Any, ...]) -> Any:
     elif op == "power" and args[1] == 0.5:
         op, args = "sqrt", args[:1]
     level = 0
-    for symbol in symbols:
+    for symbol in nodes:
         level |= symbol.level
-    return symbols[0].book.enter((op, *args), level)
+    return nodes[0].graph.enter((op, *args), level)
 
 
-def needed(outputs: Iterable[Any]) -> list[Symbol]:
-    """Return the symbols that some results are made of, in the order in which they can be computed.
+def needed(outputs: Iterable[Any]) -> list[Node]:
+    """Return the nodes that some results are made of, in the order in which they can be computed.
 
-    >>> book = Book()
-    >>> x, y = book.given("x", 1), book.given("y", 1)
+    >>> graph = Graph()
+    >>> x, y = graph.given("x", 1), graph.given("y", 1)
     >>> twice, other = 2 * x, x * y
     >>> [symbol.op for symbol in needed([twice + 0 * y])]
     ['given', 'multiply']
     """
-    found: dict[int, Symbol] = {}
-    waiting = [o for o in outputs if isinstance(o, Symbol)]
+    found: dict[int, Node] = {}
+    waiting = [o for o in outputs if isinstance(o, Node)]
     while waiting:
         symbol = waiting.pop()
         if symbol.place not in found:
             found[symbol.place] = symbol
-            waiting += [a for a in symbol.args if isinstance(a, Symbol)]
+            waiting += [a for a in symbol.args if isinstance(a, Node)]
     return [found[place] for place in sorted(found)]

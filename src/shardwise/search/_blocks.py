@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.ledger.symbol import Book, Symbol
+from shardwise.ledger.symbol import Graph, Node
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
@@ -111,14 +111,14 @@ def blocks_of(grid: PlanGrid) -> Blocks:
         modes = len(grid.space.recompute)
         per_way = [values[i : i + modes] for i in range(0, len(values), modes)]
         first = values[0]
-        if not isinstance(first, Symbol) and all(not isinstance(v, Symbol) and v == first for v in values):
+        if not isinstance(first, Node) and all(not isinstance(v, Node) and v == first for v in values):
             return first
         known = leaves.get(tuple(values))
         if known is not None:
             return known
         level = ROW
         for v in values:
-            level |= v.level if isinstance(v, Symbol) else 0
+            level |= v.level if isinstance(v, Node) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
             level |= MODE
         leaf = leaves[tuple(values)] = Leaf(f"block {len(leaves)}", level)
@@ -157,7 +157,7 @@ def _first_kind(grid: PlanGrid) -> int:
     return CONTEXT_KINDS.index(grid.space.cp_kind[0])
 
 
-def sizes_given(book: Book, grid: PlanGrid, fixed: Mapping[str, Any]) -> Sizes[Any]:
+def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> Sizes[Any]:
     """Return the sizes of a plan as symbols; what all rows of the space share, and what is fixed, is known."""
     known = dict(fixed)
     for name in ("tp", "tp2", "cp", "dp"):
@@ -167,14 +167,14 @@ def sizes_given(book: Book, grid: PlanGrid, fixed: Mapping[str, Any]) -> Sizes[A
     if not grid.has_experts:
         known["ep"] = known["etp"] = 1.0
     names = (*SIZES, "dp", "num_micro")
-    values: dict[str, Any] = {name: known[name] if name in known else book.given(name, ROW) for name in names}
+    values: dict[str, Any] = {name: known[name] if name in known else graph.given(name, ROW) for name in names}
     tiers = len(grid.case.domains)
 
     def tier(axis: str, i: int) -> Any:
         if i == tiers - 1:
-            return values[axis] if axis in values else known.get(axis, book.given(f"{axis}/{i}", ROW))
+            return values[axis] if axis in values else known.get(axis, graph.given(f"{axis}/{i}", ROW))
         flat = axis in ("ep", "etp") and not grid.has_experts
-        return 1.0 if flat else book.given(f"{axis}/{i}", ROW | PLACE)
+        return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE)
 
     axes = (*DEGREES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
     spans = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
@@ -187,7 +187,7 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     What pairs hide is taken off each block, so that a bound of DualPipe can count the messages that they do not hide.
     """
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
-    z = sizes_given(Book(), grid, {})
+    z = sizes_given(Graph(), grid, {})
     machine = machine_of(case, z.spans)
     schedule: Schedule = "dualpipe" if "dualpipe" in grid.space.schedule else "1f1b"
     found = []

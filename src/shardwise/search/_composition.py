@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwise.ledger.number import above
-from shardwise.ledger.symbol import Book
+from shardwise.ledger.symbol import Graph
 from shardwise.search._blocks import Blocks, Leaf, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
@@ -28,16 +28,16 @@ from shardwise.training._step import (
 from shardwise.training._units import padded
 
 
-def _filled(tree: Any, book: Book, flat: bool) -> Any:
+def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
     if isinstance(tree, Leaf):
-        return book.given(tree.name, tree.level & ~PLACE if flat else tree.level)
+        return graph.given(tree.name, tree.level & ~PLACE if flat else tree.level)
     if isinstance(tree, (Parts, Folded, Elements, Shared)):
-        return replace(tree, **{f.name: _filled(getattr(tree, f.name), book, flat) for f in fields(tree)})
+        return replace(tree, **{f.name: _filled(getattr(tree, f.name), graph, flat) for f in fields(tree)})
     if isinstance(tree, tuple):
-        return tuple(_filled(item, book, flat) for item in tree)
+        return tuple(_filled(item, graph, flat) for item in tree)
     if isinstance(tree, dict):
-        return {key: _filled(item, book, flat) for key, item in tree.items()}
+        return {key: _filled(item, graph, flat) for key, item in tree.items()}
     return tree
 
 
@@ -57,30 +57,30 @@ class Composition:
         """Shardings of the space."""
         return self.grid.space.sharding
 
-    def _start(self, flat: bool) -> tuple[Book, Sizes[Any], Parts[Any]]:
-        book, plan = Book(), self.case.plan
+    def _start(self, flat: bool) -> tuple[Graph, Sizes[Any], Parts[Any]]:
+        graph, plan = Graph(), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
-        vpp = book.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
-        z = sizes_given(book, self.grid, {"pp": plan.pp, "vpp": vpp})
+        vpp = graph.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
+        z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
         parts = self.blocks.paired if plan.schedule == "dualpipe" else self.blocks.plain
-        return book, z, _filled(parts, book, flat)
+        return graph, z, _filled(parts, graph, flat)
 
-    def _send(self, book: Book, z: Sizes[Any]) -> Any:
+    def _send(self, graph: Graph, z: Sizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
-        boundary = _filled(self.blocks.boundary, book, False)
+        boundary = _filled(self.blocks.boundary, graph, False)
         machine = machine_of(self.case, z.spans)
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
         )
-        return one if one is other else above(book.given("sequence_parallel", ROW), 0.5, one, other)
+        return one if one is other else above(graph.given("sequence_parallel", ROW), 0.5, one, other)
 
     @cached_property
     def seconds(self) -> Mapping[str, Any]:
         """Seconds of a step under every sharding, as symbols."""
         return self._seconds(*self._start(flat=False))
 
-    def _seconds(self, book: Book, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
-        send, machine, stages = self._send(book, z), machine_of(self.case, z.spans), stages_of(self.case)
+    def _seconds(self, graph: Graph, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
+        send, machine, stages = self._send(graph, z), machine_of(self.case, z.spans), stages_of(self.case)
         found: dict[str, Any] = {}
         for group in self.groups:
             recipe = case_for(self.case, sharding=group[0]).recipe
@@ -124,8 +124,8 @@ class Composition:
     @cached_property
     def whole(self) -> Program:
         """Bytes and seconds, by sharding."""
-        book, z, parts = self._start(flat=False)
-        return Program({**self._bytes(z, parts), **self._seconds(book, z, parts)})
+        graph, z, parts = self._start(flat=False)
+        return Program({**self._bytes(z, parts), **self._seconds(graph, z, parts)})
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:

@@ -181,6 +181,7 @@ class _Job:
     evaluator: Evaluator
     composed: tuple[str, int, int]
     part: _Part
+    legal: dict[str, Any] = field(default_factory=dict)
 
     @property
     def columns(self) -> Columns:
@@ -337,13 +338,18 @@ class _Job:
 
         return key
 
+    def _legal(self, sharding: str) -> Any:
+        """Return which rows of the part have a sharding as a choice that the framework launches."""
+        if sharding not in self.legal:
+            schedule, _, vpp = self.composed
+            runs = self.evaluator.grid.launched(self.columns, sharding=sharding, schedule=schedule, vpp=vpp)
+            self.legal[sharding] = self.evaluator.chosen(self.columns, sharding) & runs
+        return self.legal[sharding]
+
     def _judged(self, sharding: str, chosen: Any, held: Any) -> tuple[Any, Any]:
         """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
         evaluator, columns = self.evaluator, self.columns
-        some = {c: v[chosen] for c, v in columns.items()}
-        schedule, _, vpp = self.composed
-        runs = evaluator.grid.launched(some, sharding=sharding, schedule=schedule, vpp=vpp)
-        legal = evaluator.chosen(some, sharding) & runs
+        legal = self._legal(sharding)[chosen]
         fits = (held <= evaluator.limit_bytes) & legal
         places = columns["places"][chosen]
         fitting = exact_sum(fits.sum(axis=0) * places)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.ledger.number import evaluate
-from shardwise.ledger.symbol import Symbol, needed
+from shardwise.ledger.symbol import Node, needed
 
 ROW, MODE, PLACE = 1, 2, 4
 _IN_PLACE: dict[str, Callable[..., Any]] = {
@@ -93,7 +93,7 @@ class Program:
         self._build()
 
     def _build(self) -> None:
-        lines: list[tuple[Symbol | None, str, tuple[int, ...], int, int]] = []
+        lines: list[tuple[Node | None, str, tuple[int, ...], int, int]] = []
         for symbol in needed(self.outputs.values()):
             if symbol.op == "given":
                 name = str(symbol.args[0])
@@ -101,7 +101,7 @@ class Program:
                 continue
             args = tuple(self._argument(a, symbol.level, lines) for a in symbol.args)
             lines.append((symbol, symbol.op, args, self._new(symbol), symbol.level))
-        kept = {self._where[o] for o in self.outputs.values() if isinstance(o, Symbol)}
+        kept = {self._where[o] for o in self.outputs.values() if isinstance(o, Node)}
         self._allot(lines, kept)
 
     def _new(self, key: Any) -> int:
@@ -111,7 +111,7 @@ class Program:
 
     def _argument(self, value: Any, level: int, lines: list[Any]) -> int:
         """Return where an argument is kept: rows are spread over places where the result varies with them."""
-        if not isinstance(value, Symbol):
+        if not isinstance(value, Node):
             constant = float(value) if isinstance(value, (int, float)) else value
             key = ("constant", constant)
             if key not in self._where:
@@ -174,7 +174,7 @@ class Program:
                 else:
                     values[s.into] = evaluate(s.op, *args)
         return {
-            name: values[self._where[value]] if isinstance(value, Symbol) else value
+            name: values[self._where[value]] if isinstance(value, Node) else value
             for name, value in self.outputs.items()
         }
 
