@@ -62,7 +62,7 @@ def replayed_start(device: Device, engine: str) -> float:
     """Return seconds to start a small kernel of a captured graph, of the engine where the device's is not measured."""
     known = engine if engine in ENGINES.values() else "vllm"
     row, own = constants().families[family_of(device)].memory, tables()["replayed"].get(known, {})
-    usual = row.replayed_start_seconds or find_engine(known).small_kernel_seconds
+    usual = row.replayed_start_seconds or find_engine(known).graphs.small_kernel_seconds
     return float(own.get(family_of(device), usual))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,10 +19,14 @@ JOB = Serving(batch=16, input_tokens=512, output_tokens=128)
 
 
 def step(engine: str, model: str = "llama-3.1-8b", **changes: float) -> float:
-    """Return seconds of the mean decode step of an engine with some of its figures changed, on one H100."""
+    """Return seconds of the mean decode step of an engine with figures of host or attention changed, on one H100."""
     job = replace(JOB, batch=int(changes.pop("batch", 16)), input_tokens=int(changes.pop("input_tokens", 512)))
     plan = Plan(tp=int(changes.pop("tp", 1)))
-    return ask(model, job, plan, "h100-sxm-80gb", engine=replace(find_engine(engine), **changes)).tpot_seconds
+    changed = find_engine(engine)
+    for group in ("host", "attention"):
+        own = {name: value for name, value in changes.items() if hasattr(getattr(changed, group), name)}
+        changed = replace(changed, **{group: replace(getattr(changed, group), **own)})
+    return ask(model, job, plan, "h100-sxm-80gb", engine=changed).tpot_seconds
 
 
 @pytest.mark.parametrize("name", engine_names())
@@ -31,12 +35,11 @@ def test_every_engine_says_where_its_figures_come_from(name: str) -> None:
     engine = find_engine(name)
     said = dict(engine.sources)
     figures = {
-        field
-        for field in ("block_seconds", "worker_seconds", "layer_seconds", "stage_seconds", "split_seconds", "library",
-                      "unsplit_items", "widened_per_core", "narrow_alone", "chunk_tokens", "chunks_together",
-                      "dequantise_rows", "head_bytes_per_core")
-        if getattr(engine, field)
-    }  # fmt: skip
+        f"{group}.{figure.name}"
+        for group in ("host", "operators", "attention", "quantisation", "prefill")
+        for figure in fields(getattr(engine, group))
+        if figure.default is not MISSING and getattr(getattr(engine, group), figure.name) != figure.default
+    }
     assert figures <= set(said)
     assert all(said.values())
 
@@ -44,8 +47,12 @@ def test_every_engine_says_where_its_figures_come_from(name: str) -> None:
 def test_an_older_version_takes_what_it_does_not_state_from_the_engine() -> None:
     """An engine that extends another has its kernels and every figure that it does not name."""
     old, new = find_engine("vllm-v0"), find_engine("vllm")
-    assert (old.kernels, old.context_bytes, old.fused) == ("vllm", new.context_bytes, new.fused)
-    assert old.step_seconds > new.step_seconds
+    assert (old.kernels, old.memory.context_bytes, old.operators.fused) == (
+        "vllm",
+        new.memory.context_bytes,
+        new.operators.fused,
+    )
+    assert old.host.step_seconds > new.host.step_seconds
 
 
 @settings(max_examples=15, deadline=None)
@@ -56,21 +63,21 @@ def test_blocks_cost_the_host_by_sequence_and_context(batch: int, tokens: int) -
     with_blocks = step("vllm-v0", batch=batch, input_tokens=tokens)
     without = step("vllm-v0", batch=batch, input_tokens=tokens, block_seconds=0.0)
     context = tokens + (JOB.output_tokens - 2) / 2
-    assert with_blocks - without == pytest.approx(engine.block_seconds * batch * context / 16, rel=1e-6)
+    assert with_blocks - without == pytest.approx(engine.host.block_seconds * batch * context / 16, rel=1e-6)
 
 
 @pytest.mark.parametrize(("tp", "doublings"), [(1, 0), (2, 1), (4, 2), (8, 3)])
 def test_workers_cost_the_host_each_time_they_double(tp: int, doublings: int) -> None:
     """Sending the inputs of a step to the workers costs the same each time that their number doubles."""
-    added = step("vllm-v0", tp=tp) - step("vllm-v0", tp=tp, worker_seconds=0.0)
-    assert added == pytest.approx(doublings * find_engine("vllm-v0").worker_seconds)
+    added = step("vllm-v0", tp=tp) - step("vllm-v0", tp=tp, worker_doubling_seconds=0.0)
+    assert added == pytest.approx(doublings * find_engine("vllm-v0").host.worker_doubling_seconds)
 
 
 def test_only_grouped_heads_pay_for_kernels_that_do_not_share() -> None:
     """Where no group shares, models with one key-value head a query head cost what they cost before, others more."""
     for model, more in (("llama-2-7b", False), ("llama-3.1-8b", True)):
         alone = step("tensorrt-llm-0.9", model, batch=64, input_tokens=2048)
-        shared = step("tensorrt-llm-0.9", model, batch=64, input_tokens=2048, sharing_heads=1)
+        shared = step("tensorrt-llm-0.9", model, batch=64, input_tokens=2048, shared_query_heads=1)
         assert (alone > 1.05 * shared) == more
 
 
@@ -155,7 +162,8 @@ def test_contexts_that_are_not_cut_cost_more_beyond_the_switch() -> None:
 @pytest.mark.parametrize(("devices", "gain"), [(1, 1.0), (4, 4 * 4 / 7)])
 def test_pieces_of_a_prompt_pass_a_layer_split_in_groups(devices: int, gain: float) -> None:
     """Four pieces over four devices take seven turns, and one device takes them one after another."""
-    engine = replace(find_engine("llama.cpp"), stage_seconds=0.0, layer_seconds=0.0, step_seconds=0.0)
+    engine = find_engine("llama.cpp")
+    engine = replace(engine, host=replace(engine.host, stage_seconds=0.0, layer_seconds=0.0, step_seconds=0.0))
     job = Serving(batch=1, input_tokens=2048, output_tokens=1)
     one = ask("llama-3.1-8b", job, Plan(), "rtx-3090", engine=engine).ttft_seconds
     split = ask("llama-3.1-8b", job, Plan(pp=devices), "rtx-3090", engine=engine).ttft_seconds

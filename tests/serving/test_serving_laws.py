@@ -49,10 +49,16 @@ def test_a_rank_holds_at_least_one_key_value_head(kv_heads, tp, tokens):
 @given(st.sampled_from((1, 2, 4, 8)), jobs(weights=""), DEVICE)
 @LAWS
 def test_decode_reads_the_cache_with_key_value_heads(kv_heads, job, device):
-    """Fewer key-value heads never make decode slower, and its attention grows with them, not with query heads."""
+    """Fewer key-value heads never make decode slower, and its attention grows with them, not with query heads.
+
+    Attention of a few hundred tokens alone may be: grouped kernels swap heads and queries, which is a copy.
+    """
     few = ask(model_of(dense_block(kv_heads=kv_heads)), job, device=device)
     many = ask(model_of(dense_block(kv_heads=16)), job, device=device)
-    assert few.tpot_seconds <= many.tpot_seconds * (1 + 1e-12)
+    rest, more = (r.tpot_seconds - r.evaluation.decode.attention for r in (few, many))
+    assert rest <= more * (1 + 1e-12)
+    if job.batch * job.input_tokens >= 4096:
+        assert few.evaluation.decode.attention <= many.evaluation.decode.attention * (1 + 1e-12)
     assert few.evaluation.decode.moved_bytes < many.evaluation.decode.moved_bytes
 
 
@@ -285,5 +291,5 @@ def test_limits_of_the_engine_make_tokens_and_requests_agree(engine):
     """Where step tokens and sequences set working memory, the requests that fit are the tokens of cache over theirs."""
     job = Serving(batch=16, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1024)
     r = ask("llama-3.1-8b", job, engine=engine)
-    each = -(-1100 // r.case.engine.block_tokens) * r.case.engine.block_tokens
+    each = -(-1100 // r.case.engine.memory.block_tokens) * r.case.engine.memory.block_tokens
     assert r.max_concurrency == r.kv_cache_tokens // each > 300

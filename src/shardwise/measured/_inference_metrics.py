@@ -126,7 +126,7 @@ def per_token(record: Record, report: InferReport) -> float:
     case, decode, chunk = report.case, report.evaluation.decode, served_step_tokens()
     alone = replace(case.job, batch=1, max_batched_tokens=chunk if case.job.input_tokens > chunk else 0)
     prompt = infer(case.model, case.cluster, case.plan, alone, ServingOptions(engine=case.engine)).ttft_seconds
-    if not case.engine.mixed_steps:
+    if not case.engine.prefill.mixed_with_decode:
         return report.tpot_seconds + others * prompt / steps
     apart = sum(float(decode.operators.get(name, 0.0)) for name in ("attention", "sampling"))
     share = min(1.0, others * -(-case.job.input_tokens // chunk) / steps)

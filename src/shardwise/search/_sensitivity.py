@@ -121,8 +121,9 @@ def _served(name: str, report: InferReport, factor: float) -> InferReport:
     case = report.case
     engine, cluster, efficiencies = case.engine, case.cluster, case.efficiencies
     if name == OVERHEAD:
-        times = {n: getattr(engine, n) * factor for n in ("step_seconds", "sequence_seconds", "small_kernel_seconds")}
-        engine = replace(engine, **times)
+        times = {n: getattr(engine.host, n) * factor for n in ("step_seconds", "sequence_seconds")}
+        graphs = replace(engine.graphs, small_kernel_seconds=engine.graphs.small_kernel_seconds * factor)
+        engine = replace(engine, host=replace(engine.host, **times), graphs=graphs)
     else:
         cluster, efficiencies = RATES[name]((cluster, efficiencies), factor)
     return infer(case.model, cluster, report.plan, report.job, ServingOptions(engine=engine, efficiencies=efficiencies))

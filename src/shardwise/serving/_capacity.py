@@ -103,7 +103,7 @@ def _pages(
     case: ServingCase, stage: PipelineStage[float], caches: tuple[tuple[SequenceCache[float], ...], ...]
 ) -> CachePages | None:
     """Return the engine's pages for layers that keep different things, None where it has none or layers are alike."""
-    if not case.engine.page_groups:
+    if not case.engine.memory.hybrid_kv_cache_groups:
         return None
     held: Counter[SequenceCache[float]] = Counter()
     for layers, own in zip(stage.layers, caches, strict=True):
@@ -111,7 +111,7 @@ def _pages(
             return None
         if own and layers:
             held[max(own, key=lambda c: (c.token_bytes, c.constant_bytes))] += int(layers)
-    return pages_of(held, case.engine.block_tokens)
+    return pages_of(held, case.engine.memory.block_tokens)
 
 
 def _cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
@@ -120,7 +120,7 @@ def _cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
     Whole blocks for models whose cache grows with every token, what vLLM prints for its groups of mixed layers, and
     elsewhere what requests of the asked length hold together.
     """
-    stages, block, full = cost.sizes.stages, case.engine.block_tokens, case.job.total_tokens
+    stages, block, full = cost.sizes.stages, case.engine.memory.block_tokens, case.job.total_tokens
     budgets = [max(0.0, m.cache_budget) for m in cost.memory]
     pages = [_pages(case, stage, cost.caches) for stage in stages]
     if all(pages):

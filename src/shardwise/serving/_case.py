@@ -56,7 +56,7 @@ class ServingCase:
     @property
     def step_tokens(self) -> int:
         """Most tokens of one prefill step, 0 for the whole batch at once."""
-        return self.job.max_batched_tokens or self.engine.chunk_tokens
+        return self.job.max_batched_tokens or self.engine.prefill.chunk_tokens
 
 
 # What a plan may say that has no meaning when nothing is trained, and why.
@@ -252,13 +252,13 @@ def _stated(case: ServingCase) -> list[str]:
         "all": "all matrices",
     }
     group = f", scales of {form.scale_bits:g} bits a group of {form.group}" if form.group else ""
-    fraction = job.memory_fraction or engine.memory_fraction
+    fraction = job.memory_fraction or engine.memory.fraction
     spelled = {
         "total": f"weights, activations and cache within {fraction:g} of usable memory",
         "static": f"weights and cache within {fraction:g} of usable memory",
         "free": f"cache within {fraction:g} of what weights and activations leave",
     }
-    notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.budget]}"]
+    notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.memory.budget]}"]
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}")
     if job.shard_weights and case.plan.dp == 1:
         notes.append("shard_weights: no effect, there is one replica")
@@ -305,8 +305,10 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
         element = cache_bytes(question.job.kv_cache or wide)
     found.raise_if_any()
     if form.scope == "experts":
-        form = replace(form, expert_pads=dict(engine.expert_pads).get(family_of(question.cluster.device), ()))
-    model = whole_context(question.model) if engine.whole_context else question.model
+        form = replace(
+            form, expert_pads=dict(engine.quantisation.expert_pads).get(family_of(question.cluster.device), ())
+        )
+    model = whole_context(question.model) if engine.attention.ignores_windows else question.model
     if model != question.model:
         notes.append(f"windows: {engine.name} reads the whole context unless told otherwise")
     case = ServingCase(

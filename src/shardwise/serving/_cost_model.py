@@ -128,20 +128,24 @@ def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
     alone = maximum(shared, _spread(costs, op, elements) * 2 / costs.kernels.head_bytes_per_second)
     if costs.kernels.unsplit_bytes_per_second:
         whole = maximum(alone, read / (costs.kernels.unsplit_bytes_per_second * costs.cores))
-        alone = above(op.rows * op.batch, costs.engine.unsplit_items, whole, alone)
+        alone = above(op.rows * op.batch, costs.engine.attention.split_kv_up_to_items, whole, alone)
     if costs.widened:
         alone, shared = (
             maximum(alone, elements / costs.widened),
             maximum(shared, cache / costs.cache_width / costs.widened),
         )
-    group, shares = read / cache, costs.engine.sharing_heads
+    group, shares = read / cache, costs.engine.attention.shared_query_heads
     return above(group, shares - 0.5, above(group, shares + 0.5, alone, shared), alone)
 
 
 def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
     """Return the cached elements that the busiest core reads: whole heads of sequences where no context is cut."""
     heads = op.rows * op.batch
-    return elements / heads * ceil(heads / costs.cores) if costs.engine.uncut else elements / costs.cores
+    return (
+        elements / heads * ceil(heads / costs.cores)
+        if costs.engine.attention.never_splits_kv
+        else elements / costs.cores
+    )
 
 
 def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -171,19 +175,21 @@ def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
         small = maximum(small, loaded)
         # More rows read no less.
         large = above(op.rows, 8, maximum(large, loaded + rates.matmul_start), small + rates.matmul_start)
-    if costs.engine.activation_bytes > 2:
+    if costs.engine.quantisation.activation_bytes > 2:
         # Cast to 16 bits on the way in, back on the way out.
-        moved = (2 + costs.engine.activation_bytes) * op.rows * (op.columns + op.inner) * op.batch
+        moved = (2 + costs.engine.quantisation.activation_bytes) * op.rows * (op.columns + op.inner) * op.batch
         casts = moved / (costs.rates.memory_bytes * costs.kernels.cached_rate)
-        large = large + above(op.rows, costs.engine.dequantise_rows, casts, 0 * large)
-    if costs.engine.dequantise_rows and op.weights:
-        large = large + above(op.rows, costs.engine.dequantise_rows, _written_out(costs, op), 0 * large)
+        large = large + above(op.rows, costs.engine.quantisation.dequantise_above_rows, casts, 0 * large)
+    if costs.engine.quantisation.dequantise_above_rows and op.weights:
+        large = large + above(
+            op.rows, costs.engine.quantisation.dequantise_above_rows, _written_out(costs, op), 0 * large
+        )
     return above(op.rows, 64, large, minimum(large, small + rates.matmul_start))
 
 
 def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
     """Return the products that an engine runs for one of the ledger, each of which reads the input again."""
-    if op.role not in costs.engine.apart or len(op.parts) < 2:
+    if op.role not in costs.engine.operators.unmerged or len(op.parts) < 2:
         return (op,)
     given = costs.activation_width * op.rows * op.inner * op.batch
     rest = op.forward_bytes - given
@@ -212,7 +218,7 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
     The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
     """
     measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.keys)
-    if op.role in costs.engine.in_attention and measured:
+    if op.role in costs.engine.attention.includes and measured:
         return True
     return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))
 
@@ -221,7 +227,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
     if _charged_elsewhere(costs, op):
         return 0 * op.forward_bytes
-    if op.role in costs.engine.fused:
+    if op.role in costs.engine.operators.fused:
         seconds = op.forward_bytes / costs.rates.memory_bytes
     elif op.kind == "attention" and costs.decoding:
         seconds = _decode_attention(costs, op)
@@ -234,13 +240,13 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     elif op.role == "softmax":
         # The ledger's softmax reads and writes a score in 16 bits once.
         seconds = (
-            op.forward_bytes / 4 * costs.engine.score_bytes / costs.rates.memory_bytes
+            op.forward_bytes / 4 * costs.engine.attention.score_bytes / costs.rates.memory_bytes
             + op.kernels * costs.rates.memory_start
         )
     else:
         seconds = kernel_seconds(costs.rates, op, "forward")
-        if costs.engine.activation_bytes > 2 and op.kind == "memory":
-            wider = (costs.engine.activation_bytes / 2 - 1) * op.forward_bytes
+        if costs.engine.quantisation.activation_bytes > 2 and op.kind == "memory":
+            wider = (costs.engine.quantisation.activation_bytes / 2 - 1) * op.forward_bytes
             seconds = seconds + wider / (costs.rates.memory_bytes * costs.kernels.cached_rate)
     return named(seconds, op.name)
 
@@ -250,10 +256,10 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rat
 
     No kernel of a graph takes less than `replay` seconds.
     """
-    if not engine.small_kernel_seconds:
+    if not engine.graphs.small_kernel_seconds:
         return rates
     zero = 0 * rates.memory_start
-    started = zero + (0.0 if ideal else 1.0) * max(engine.small_kernel_seconds, replay)
+    started = zero + (0.0 if ideal else 1.0) * max(engine.graphs.small_kernel_seconds, replay)
     start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
     streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
     return replace(
@@ -302,10 +308,13 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
 def _alone(case: ServingCase) -> ServingCase:
     """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
     mixers = {mixer for block in case.model.layers for mixer in block.mixers}
-    windowed = case.engine.window_alone and any(isinstance(costs, Attention) and costs.window for costs in mixers)
-    if not windowed and not (case.engine.narrow_alone and case.cache_element_bytes < 2):
+    windowed = case.engine.attention.unshared_with_window and any(
+        isinstance(mixer, Attention) and mixer.window for mixer in mixers
+    )
+    if not windowed and not (case.engine.attention.unshared_with_narrow_cache and case.cache_element_bytes < 2):
         return case
-    return replace(case, engine=replace(case.engine, sharing_heads=UNSHARED))
+    attention = replace(case.engine.attention, shared_query_heads=UNSHARED)
+    return replace(case, engine=replace(case.engine, attention=attention))
 
 
 def _widened(case: ServingCase) -> float:
@@ -313,7 +322,7 @@ def _widened(case: ServingCase) -> float:
     device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
     if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
         return 0.0
-    return case.engine.widened_per_core * device.num_cores
+    return case.engine.quantisation.fp8_cache_elements_per_core * device.num_cores
 
 
 def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
@@ -323,17 +332,17 @@ def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
         return None
     device, engine = case.cluster.device, case.engine
     widths = (case.activation_bytes, case.cache_element_bytes)
-    older = engine.cache_kernels(family_of(device))
-    return attention_kernels(device, engine.kernels, case.model, widths, engine.latent_kernels, older)
+    older = engine.attention.decode_family(family_of(device))
+    return attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
 
 
 def _by_library(rates: Any, case: ServingCase) -> Any:
     """Return rates of 16-bit products as the engine's own library reaches them on a device that it names."""
-    shares = {device: (compute, memory) for device, compute, memory in case.engine.library}
+    shares = dict(case.engine.operators.library_shares)
     if case.efficiencies.ideal or case.cluster.device.name not in shares:
         return rates
     compute, memory = shares[case.cluster.device.name]
-    why = dict(case.engine.sources)["library"]
+    why = dict(case.engine.sources)["operators.library_shares"]
     flops = leaf("achievable matrix FLOP/s", compute * case.cluster.device.peak_flops(case.dtype), why)
     moved = leaf("achievable HBM bytes/s", memory * case.cluster.device.memory_bytes_per_second, why)
     return replace(rates, matmul_flops=flops, matmul_bytes=moved)
@@ -348,7 +357,7 @@ def _summed(rates: Any, case: ServingCase) -> Any:
     device = case.cluster.device
     measured = watts_per_core(rates.family)
     known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
-    if case.engine.adds != "fp16" or case.efficiencies.ideal or not measured or not known:
+    if case.engine.operators.accumulation != "fp16" or case.efficiencies.ideal or not measured or not known:
         return rates
     row = constants().families[rates.family].matmul["bf16"]
     clocks = math.sqrt(device.power_watts / device.num_cores / measured)
@@ -365,13 +374,13 @@ def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
     engine = case.engine
     if case.efficiencies.ideal:
         return rates
-    if case.compute in engine.quantised_apart:
+    if case.compute in engine.quantisation.unfused_types:
         row = constants().families[rates.family].matmul.get(case.compute)
         own = row.quantise.get(engine.kernels) if row else None
-        seconds = own.start_seconds if own else engine.quantised_start_seconds
-        why = dict(engine.sources)["quantised_apart"]
+        seconds = own.start_seconds if own else engine.quantisation.kernel_seconds
+        why = dict(engine.sources)["quantisation.unfused_types"]
         return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
-    if float(rates.matmul_start) <= engine.quantised_start_seconds:
+    if float(rates.matmul_start) <= engine.quantisation.kernel_seconds:
         return rates
-    why = dict(engine.sources)["quantised_start_seconds"]
-    return replace(rates, matmul_start=leaf("kernel start", engine.quantised_start_seconds, why))
+    why = dict(engine.sources)["quantisation.kernel_seconds"]
+    return replace(rates, matmul_start=leaf("kernel start", engine.quantisation.kernel_seconds, why))

@@ -140,10 +140,12 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     families = constants().families
     table = families[family].experts or families["ada"].experts
     experts = table.get(engine.kernels, table["vllm"])
-    decode, source = nearest_costs(device, engine.kernels, engine.cache_kernels(family))
+    decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
     kind, wide = _wide_row(experts, products)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
-    own = engine.own_all_reduce and not (imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link)
+    own = engine.operators.custom_all_reduce and not (
+        imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
+    )
     # Engines' own kernels were measured without peer access where ranks slow each other with their square.
     reduce = reduce_of(device, engine.kernels) if own else None
     return EngineKernels(
@@ -153,13 +155,15 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         experts_narrow=_imposed(narrow, imposed),
         experts_type="fp8" if kind.startswith("w4a8") else "",
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
-        head_bytes_per_second=engine.head_bytes_per_core
-        or _core_rate("own_heads", device, family, engine.sharing_heads > 1 and not imposed.ideal),
+        head_bytes_per_second=engine.attention.bytes_per_second_per_core
+        or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
         unsplit_bytes_per_second=_core_rate(
-            "unsplit", device, family, bool(engine.unsplit_items) and not imposed.ideal
+            "unsplit", device, family, bool(engine.attention.split_kv_up_to_items) and not imposed.ideal
         ),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
-        thin_bytes_per_second=_core_rate("thin_products", device, family, engine.thin_products and not imposed.ideal),
+        thin_bytes_per_second=_core_rate(
+            "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal
+        ),
         sources=(source, wide.source, narrow.source, *((reduce.source,) if reduce else ())),
     )
 

@@ -248,7 +248,10 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
         (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
         for i, block in enumerate(model.kinds)
     )
-    ends = ("embedding", embedding_ops(views, model)), ("head", head_ops(views, model, case.engine.sampling_bytes))
+    ends = (
+        ("embedding", embedding_ops(views, model)),
+        ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit)),
+    )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
     return StepLedger(lines=(*kinds, *ends), stream_bytes=stream)
 

@@ -67,10 +67,10 @@ def blocks_of(tokens: float, block: int) -> float:
 def budget_bytes(case: ServingCase, weights: X, working: X, beside: X) -> X:
     """Return bytes an engine leaves for the cache, as it spells its memory fraction; negative when nothing is left."""
     memory = leaf("usable memory", case.cluster.device.usable_memory_bytes, "device", "bytes")
-    share = leaf("memory fraction", case.job.memory_fraction or case.engine.memory_fraction, case.engine.name)
-    if case.engine.budget == "total":
+    share = leaf("memory fraction", case.job.memory_fraction or case.engine.memory.fraction, case.engine.name)
+    if case.engine.memory.budget == "total":
         return share * memory - weights - working - beside
-    if case.engine.budget == "static":
+    if case.engine.memory.budget == "static":
         return minimum(share * memory - weights, memory - weights - working - beside)
     return share * (memory - weights - working - beside)
 
@@ -169,26 +169,28 @@ def stage_bytes(
     weights = stage_weights(held, stage, case.model.tied)
     if case.job.shard_weights:
         weights = shared_weights(sizes, held, weights)
-    tokens = zero + blocks_of(case.job.total_tokens, engine.block_tokens)
+    tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
     cache = named(sizes.batch * stage_cache(caches, stage, tokens), "key-value cache")
-    if engine.head_copy and case.model.tied:
+    if engine.memory.tied_head_copied and case.model.tied:
         weights = weights + above(stage.ends, 0, held.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
     activations = named(held.live, "activations")
-    if engine.static_buffers:
-        activations = named(static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["static_buffers"])
+    if engine.memory.static_buffers:
+        activations = named(
+            static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
+        )
     sequences = maximum(sizes.batch, case.job.max_sequences)
     logits = stage.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
-        sampling = named(engine.sampler_bytes * logits, "logits and sampling")
+        sampling = named(engine.memory.sampler_bytes_per_logit * logits, "logits and sampling")
     else:
         tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
         sampling = named(stage.ends * tokens * case.activation_bytes * head, "logits of every token")
     cores = case.cluster.device.num_cores if case.cluster.device.knows("num_cores") else _CORES
-    driver = engine.context_bytes + engine.context_core_bytes * cores + case.job.misc_bytes
-    context = named(zero + driver, "context", dict(engine.sources)["context_bytes"])
-    communicators = above(sizes.tp * sizes.pp, 1, zero + engine.communicator_bytes, zero)
-    communicators = named(communicators, "communicators", dict(engine.sources)["communicator_bytes"])
+    driver = engine.memory.context_bytes + engine.memory.context_bytes_per_core * cores + case.job.misc_bytes
+    context = named(zero + driver, "context", dict(engine.sources)["memory.context_bytes"])
+    communicators = above(sizes.tp * sizes.pp, 1, zero + engine.memory.communicator_bytes, zero)
+    communicators = named(communicators, "communicators", dict(engine.sources)["memory.communicator_bytes"])
     working, beside = maximum(activations, sampling), context + communicators
     needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + beside, zero)
     return StageBytes(

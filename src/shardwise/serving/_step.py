@@ -175,7 +175,7 @@ def model_cost(case: ServingCase, ledger: StepLedger[X], costs: EngineCostModel[
         found = [gathered(part, own.weights, costs) for part, own in zip(found, held, strict=True)]
     *kinds, embedding, head = found
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=ledger.stream_bytes)
-    hand_over = 0.0 if case.efficiencies.ideal else case.engine.stage_seconds
+    hand_over = 0.0 if case.efficiencies.ideal else case.engine.host.stage_seconds
     send = named(costs.message(message) + hand_over, "stage boundary message")
     return ModelCost(kinds=tuple(kinds), embedding=embedding, head=head, send=send)
 
@@ -194,12 +194,12 @@ def _slowest(parts: ModelCost[X], stages: tuple[PipelineStage[X], ...]) -> X:
 def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> X:
     """Return seconds that the host adds to one step: of its own, each sequence and block, workers, and launches."""
     host, one = case.engine, 0 * sizes.tp + 1
-    blocks = step.context / host.block_tokens if step.phase == "decode" else 0.0
+    blocks = step.context / host.memory.block_tokens if step.phase == "decode" else 0.0
     doublings = total((above(sizes.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
     layers, split = case.model.num_layers, above(sizes.tp, 1, sizes.tp, 0 * one)
-    launches = layers * (host.layer_seconds + host.split_seconds * split)
-    own = host.step_seconds + launches + host.worker_seconds * doublings
-    return own + (host.sequence_seconds + host.block_seconds * blocks) * step.sequences
+    launches = layers * (host.host.layer_seconds + host.host.row_split_seconds * split)
+    own = host.host.step_seconds + launches + host.host.worker_doubling_seconds * doublings
+    return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
 
 
 def step_cost(
@@ -249,7 +249,7 @@ def repeated(case: ServingCase, one: StepCost[X], count: X, name: str) -> StepCo
 
     Pieces of a prompt follow one another in groups, each of which runs dry before the next.
     """
-    most = case.engine.chunks_together
+    most = case.engine.prefill.chunks_in_flight
     ahead = count - (ceil(count / most) if most else 1)
     overlapped = ahead * maximum(one.seconds - one.slowest_stage, 0.0)
     return StepCost(

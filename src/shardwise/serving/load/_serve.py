@@ -105,7 +105,7 @@ def serve(
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
     base = infer(model, cluster, plan, asked, options.serving)
     engine = base.case.engine
-    policy = policy_of(engine.name, cluster.device, int(engine.block_tokens), prompt + made)
+    policy = policy_of(engine.name, cluster.device, int(engine.memory.block_tokens), prompt + made)
     policy = replace(
         policy,
         step_tokens=job.max_batched_tokens or policy.step_tokens,

@@ -69,7 +69,7 @@ class StepTable:
         import numpy
 
         self.max_sequences, self.step_tokens = max_sequences, step_tokens
-        host = case.engine.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
+        host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
         self._host = host
         counts = numpy.array(grid(max_sequences, 12, 64), float)
         contexts = [n for n in grid(max(context, 128), 2, 1) if n >= 64]
