@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from shardwise._version import __version__
 from shardwise.cli._run import answer, asks_for_json
@@ -16,6 +17,7 @@ BAD_INPUT = 2
 FAULT = 70
 INTERRUPTED = 130
 MOST_PROBLEMS = 100
+SCHEMA = 1
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -54,10 +56,15 @@ def _text(words: list[str], as_json: bool) -> tuple[str, int]:
         return f"shardwise {__version__}\n", 0
     result = answer(words)
     if as_json:
-        return json.dumps(result.tree(), indent=2, allow_nan=False) + "\n", result.status
+        return _json(result.tree()), result.status
     from shardwise.report._page import text_of
 
     return text_of(result.page(), sys.stdout), result.status
+
+
+def _json(tree: dict[str, Any]) -> str:
+    """Return an answer as JSON; the first key is the version of the keys (docs/json.md)."""
+    return json.dumps({"schema": SCHEMA, **tree}, indent=2, allow_nan=False) + "\n"
 
 
 def _refuse(problems: Sequence[Problem], as_json: bool, status: int) -> int:
@@ -67,7 +74,6 @@ def _refuse(problems: Sequence[Problem], as_json: bool, status: int) -> int:
         more = Problem("command", None, f"has {rest} problems more", "correct those above first")
         problems = [*problems[:MOST_PROBLEMS], more]
     if as_json:
-        tree = {"error": {"problems": [problem.as_dict() for problem in problems]}}
-        return emit(json.dumps(tree, indent=2, allow_nan=False) + "\n", status)
+        return emit(_json({"error": {"problems": [problem.as_dict() for problem in problems]}}), status)
     tell("".join("error: " + " ".join(str(problem).split()) + "\n" for problem in problems))
     return status
