@@ -62,13 +62,17 @@ def _choices(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> I
     summa = fixed["layout"] == "summa"
     sequence = space.sequence_parallel if fixed["tp"] > 1 and not summa else (False,)
     kinds = space.cp_kind if fixed["cp"] > 1 else space.cp_kind[:1]
-    shardings = space.sharding if fixed["dp"] * fixed["cp"] > 1 else space.sharding[:1]
+    ranks = fixed["tp"] * fixed["tp2"] * fixed["cp"] * fixed["dp"]
     panels = space.panels.of(_numbers(case.model.hidden)) if summa else [1]
     batches = space.micro_batch.of(_numbers(case.job.global_batch))
     every = product(
-        experts, sequence, kinds, shardings, panels, batches, space.recompute, _pipelines(case, space, fixed["pp"])
+        experts, sequence, kinds, space.sharding, panels, batches, space.recompute, _pipelines(case, space, fixed["pp"])
     )
     for (ep, etp), sp, kind, sharding, panel, micro, recompute, (schedule, vpp) in every:
+        # Weights that no other rank holds cannot be sharded: the first choice stands for all.
+        copied = fixed["dp"] * fixed["cp"] > 1 or (has_experts and ranks > ep * etp)
+        if not copied and sharding != space.sharding[0]:
+            continue
         yield {
             "ep": ep,
             "etp": etp,

@@ -114,7 +114,7 @@ class Evaluator:
 
     def chosen(self, columns: Columns, sharding: str) -> Any:
         """Return the rows that have a sharding as a choice: the first one alone where nothing is copied."""
-        return (columns["dp"] * columns["cp"] > 1) | (sharding == self.grid.space.sharding[0])
+        return self.grid.copied(columns) | (sharding == self.grid.space.sharding[0])
 
     def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> Any:
         """Return how many shardings of each row the framework launches, and count the plans of the others."""

@@ -144,19 +144,35 @@ class PlanGrid:
         s, size = self.space, len(columns["tp"])
         ones = np.ones(size, np.int64)
         flat = columns["layout"] == SUMMA
-        experts = {n: len(self.expert_ways(n)) for n in self.device_counts}
         pipes = {p: len(self.compositions(p)) for p in set(columns["pp"].tolist())}
         return {
             "places": columns["places"],
             "panels": np.where(flat, len(self.panels), ones),
-            "experts": _looked_up(columns["devices"], experts),
+            "experts": self._expert_choices(columns),
+            "sharding": ones if self.has_experts else self._sharding_choices(columns),
             "sequence": np.where(flat | (columns["tp"] == 1), ones, len(s.sequence_parallel)),
             "context": np.where(columns["cp"] == 1, ones, len(s.cp_kind)),
             "batch": ones * len(self.micro_batches),
-            "composition": _looked_up(columns["pp"], pipes)
-            * np.where(columns["dp"] * columns["cp"] == 1, ones, len(s.sharding))
-            * len(s.recompute),
+            "composition": _looked_up(columns["pp"], pipes) * len(s.recompute),
         }
+
+    def copied(self, columns: Columns) -> Any:
+        """Return which rows hold something more than once, so that it matters what is sharded: a layer, or experts."""
+        ranks = columns["tp"] * columns["tp2"] * columns["cp"] * columns["dp"]
+        copies = columns["dp"] * columns["cp"] > 1
+        return copies | (ranks > columns["ep"] * columns["etp"]) if self.has_experts else copies
+
+    def _sharding_choices(self, columns: Columns) -> Any:
+        return np.where(self.copied(columns), len(self.space.sharding), 1)
+
+    def _expert_choices(self, columns: Columns) -> Any:
+        """Return for each row how many ways its experts have, times the shardings of each where there are experts."""
+        found = np.zeros(len(columns["tp"]), np.int64)
+        for n in self.device_counts:
+            for ep, etp in self.expert_ways(n):
+                each = self._sharding_choices({**columns, "ep": ep, "etp": etp}) if self.has_experts else 1
+                found += np.where(columns["devices"] == n, each, 0)
+        return found
 
     @cached_property
     def panels(self) -> list[int]:
@@ -182,6 +198,7 @@ class PlanGrid:
         columns = self._apply(constraints, "summa", columns, [*done, "panels"])
         done = ["panels"]
         columns = self._with_experts(columns)
+        columns["of sharding"] = self._sharding_choices(columns)
         columns = self._with_sequence(columns)
         done += ["experts", "sequence"]
         columns = self._apply(constraints, "experts", columns, done)

@@ -240,7 +240,7 @@ def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
         changes["sequence_parallel"] = False
     if plan.cp == 1:
         changes["cp_kind"] = s.cp_kind[0]
-    if plan.dp * plan.cp == 1:
+    if not grid.copied({name: getattr(plan, name) for name in ("tp", "tp2", "cp", "dp", "ep", "etp")}):
         changes["sharding"] = s.sharding[0]
     pipes = grid.compositions(plan.pp)
     if not pipes:
