@@ -96,12 +96,12 @@ def offers() -> tuple[Offer, ...]:
 
 @cache
 def instance_names() -> tuple[str, ...]:
-    """Return the names of instances in lower case, sorted.
+    """Return the names of instances that can be asked for, in lower case, sorted: those that begin with a letter.
 
     >>> "p5.48xlarge" in instance_names()
     True
     """
-    return tuple(sorted({*(_squeezed(offer.instance) for offer in offers() if offer.instance), *_table()["same"]}))
+    return tuple(sorted({*(_squeezed(o.instance) for o in offers() if o.instance[:1].isalpha()), *_table()["same"]}))
 
 
 def find_rented(name: str) -> Rented | None:

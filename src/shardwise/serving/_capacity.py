@@ -143,7 +143,7 @@ class CachePages:
     def capacity_tokens(self, budget_bytes: float) -> int:
         """Return tokens of a pool as the engine prints them: blocks of one group, each of the smallest page.
 
-        >>> Pages(block_bytes=10.0, tokens=16, groups=3).capacity_tokens(95.0)
+        >>> CachePages(block_bytes=10.0, tokens=16, groups=3).capacity_tokens(95.0)
         48
         """
         return int(budget_bytes // self.block_bytes) // self.groups * self.tokens
@@ -162,9 +162,9 @@ def group_layers(counts: list[int]) -> int:
 def pages_of(held: Counter[SequenceCache[float]], block: int) -> CachePages | None:
     """Return the pool of so many layers of each cache, None where all layers keep the same kind of thing.
 
-    >>> full, slides = (Cache(token_bytes=4.0, limit=n, constant_bytes=0.0) for n in (0, 128))
+    >>> full, slides = (SequenceCache(token_bytes=4.0, limit=n, constant_bytes=0.0) for n in (0, 128))
     >>> pages_of(Counter({full: 5, slides: 25}), 16)
-    Pages(block_bytes=320.0, tokens=16, groups=6)
+    CachePages(block_bytes=320.0, tokens=16, groups=6)
     """
     growing = [c for c in held if c.token_bytes]
     if len({(c.limit, bool(c.token_bytes)) for c in held}) < 2 or not growing:
