@@ -1,6 +1,6 @@
 """Whether the plans that a search proposes can be launched: the ten best of nine questions, to their stacks' exporters.
 
-`python benchmarks/launchable.py` prints and stores the table (launchable.json); `--check` compares with it.
+`python benchmarks/launchable.py` prints and stores the table (launchable.json); `--check` fails where one is refused.
 """
 
 from __future__ import annotations
@@ -57,14 +57,13 @@ def row(question: tuple[str, str, str, int, int]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print and store the table, or compare what is accepted with what is stored."""
+    """Print and store the table, or fail where a plan is refused."""
     rows = [row(question) for question in QUESTIONS]
     for one in rows:
         question = f"{one['model']} {one['on']} {one['stack']}"
         print(f"{one['accepted']:>3} of {one['of']}  {one['step_seconds']:>8.3f} s  {question}")
     if "--check" in sys.argv:
-        stored = json.loads(STORED.read_text(encoding="ascii"))
-        return int([r["accepted"] for r in rows] != [r["accepted"] for r in stored])
+        return int(any(one["accepted"] < one["of"] for one in rows))
     STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="ascii")
     return 0
 
