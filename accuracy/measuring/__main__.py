@@ -3,7 +3,7 @@
 `python -m accuracy.measuring FOLDER` measures matrix products, attention, kernels that move bytes, experts, whole
 training steps (seconds and peaks of memory) and static inference; `--only products,steps` takes some of them, `--quick`
 tiny sizes. The files FOLDER/*_own.csv have the columns of docs/own-runs.md and accuracy/notes/calibration.md; each
-row carries the spread of its repeats. docs/measuring.md tells what is measured and how.
+row carries the spread of its repeats. accuracy/notes/measuring.md tells what is measured and how.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ def test_comparison_names_the_faster_plan_and_what_differs() -> None:
     case = ["compare", "llama-3.1-70b", "--on", "64xh100", "--seq-len", "8192", "--global-batch", "128"]
     sides = ["--a", "--tp 8 --pp 4", "--b", "--tp 4 --pp 8"]
     tree = run(*case, *sides, "--json").tree
-    assert tree["a"] == run(*TRAIN, "--json").tree
+    assert {"schema": 1, **tree["a"]} == run(*TRAIN, "--json").tree
     assert tree["ratio"]["step"] == pytest.approx(tree["b"]["step_seconds"] / tree["a"]["step_seconds"])
     assert tree["differences"]["tp"] == {"a": 8, "b": 4}
     assert set(tree["differences"]) == {"tp", "pp"}
@@ -356,8 +356,8 @@ def test_two_case_files_compare_like_their_flags(tmp_path: Path) -> None:
     other = [w if w != "8" else "4" for w in TRAIN]
     run(*other, "--save", files[1])
     tree = run("compare", *files, "--json").tree
-    assert tree["a"] == run(*TRAIN, "--json").tree
-    assert tree["b"] == run(*other, "--json").tree
+    assert {"schema": 1, **tree["a"]} == run(*TRAIN, "--json").tree
+    assert {"schema": 1, **tree["b"]} == run(*other, "--json").tree
 
 
 def test_listings_show_one_with_its_sources() -> None:

@@ -29,7 +29,7 @@ def test_plan_infer_as_json() -> None:
     done = run(*INFER, "--weights", "bf16,fp8", "--max-tpot", "12ms", "--max-ttft", "2s", "--top", "3", "--json")
     tree = done.tree
     assert done.status == 0
-    assert set(tree) == {"search", "best", "front", "runners_up", "rejected", "nearest"}
+    assert set(tree) == {"schema", "search", "best", "front", "runners_up", "rejected", "nearest"}
     assert set(tree["search"]) == KEYS
     assert tree["search"]["limits"] == {"max_ttft_seconds": 2.0, "max_tpot_seconds": 0.012}
     assert tree["search"]["plans"] == tree["search"]["fitting"] + sum(row["count"] for row in tree["rejected"])

@@ -272,7 +272,8 @@ def _table_gradients(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], m: M
 
     Autograd makes the head's first and the embedding's last. Those of a shared table wait for each other, then are
     added into a third tensor (torch/csrc/autograd/input_buffer.cpp); a later micro-batch makes each anew beside
-    what is added up. Checked to 1,300 bytes against every allocation of whole steps on a CPU (docs/measuring.md).
+    what is added up. Checked to 1,300 bytes against every allocation of whole steps on a CPU
+    (accuracy/notes/measuring.md).
     """
     zero = 0 * s.count
     if r.stack.gradients != "transient" or r.shards_gradients:
