@@ -41,6 +41,8 @@ def main() -> int:
     faults = 0
     for number, kind, given, said in judged(asked.seed, numbers):
         kinds[kind] += 1
+        if not kinds.total() % 1000:
+            print(f"{kinds.total()} inputs, {faults} wrong", flush=True)
         if said or asked.only is not None:
             faults += bool(said)
             print(f"{number} {kind} {given.words!r:.300}: {said or 'nothing wrong'}", flush=True)

@@ -123,9 +123,17 @@ def parse_json(text: str, source: str | os.PathLike[str], field: str = "file", c
 
 def read_toml(path: str | os.PathLike[str], field: str = "file") -> dict[str, Any]:
     """Return the table of a TOML file; raises `InputError` where it cannot be read or is no TOML."""
+    return parse_toml(read_text(path, WRITTEN_BYTES, field), path, field)
+
+
+def parse_toml(text: str, path: str | os.PathLike[str], field: str = "file") -> dict[str, Any]:
+    """Return the table that TOML holds; raises `InputError` for what is none, and for depth that nobody writes.
+
+    >>> parse_toml("tp = 8", "case.toml")
+    {'tp': 8}
+    """
     import tomllib
 
-    text = read_text(path, WRITTEN_BYTES, field)
     if any(map(_is_deep, (line for line in text.splitlines() if line.count(".") > _MOST_PARTS))):
         raise _fail(field, path, f"has a key of more than {_MOST_PARTS} parts", "write shorter keys")
     try:

@@ -13,7 +13,8 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.formats import Around, Imported, from_megatron_args, import_file
-from shardwise.formats.megatron import Launch, read_args, read_command, read_script
+from shardwise.formats.megatron import Launch, read_args, read_command
+from shardwise.formats.megatron import read as read_script
 from shardwise.formats.megatron._reader import spelled_out
 from shardwise.formats.megatron._values import arguments, facts
 from shardwise.models import MLP, Attention, MoE
@@ -321,7 +322,7 @@ def test_a_variable_of_the_caller_is_asked_for_by_name() -> None:
         read_script(text)
     rest = "--hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
     more = tuple((rest + " --micro-batch-size 1 --vocab-size 100").split())
-    model = read_script(text, variables={"DEPTH": "2"}, around=Around(more=more)).model
+    model = read_script(text, around=Around(more=more, variables={"DEPTH": "2"})).model
     assert model is not None and model.num_layers == 2
 
 

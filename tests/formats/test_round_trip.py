@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from shardwise.errors import InputError
 from shardwise.formats import Around, Case, deepspeed, fsdp, torchtitan, transformers
 from shardwise.formats._canonical import canonical, canonical_plan
-from shardwise.formats.megatron import export, read_script
+from shardwise.formats.megatron import export
+from shardwise.formats.megatron import read as read_script
 from shardwise.hardware import Cluster
 from shardwise.models import Model, load_model
 from shardwise.plans import Plan, Training, find_stack

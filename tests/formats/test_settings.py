@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.formats import _yaml, deepspeed, fsdp, import_file
+from shardwise.formats import Around, _yaml, deepspeed, fsdp, import_file
+from shardwise.formats._files import SYSTEMS
 
 # Facts of https://huggingface.co/docs/transformers/main_classes/deepspeed, ZeRO-3 with offloading, in other words.
 ZERO3: dict[str, Any] = {
@@ -181,3 +183,20 @@ def test_what_is_dumped_is_parsed_back() -> None:
     """Maps, numbers, words that look like other values, and nothing survive being written."""
     tree = {"a": 1, "b": {"c": True, "d": None, "e": "no", "f": "1", "g": 2.5, "h": "x y"}}
     assert _yaml.parse(_yaml.dump(tree)) == tree
+
+
+def test_each_system_is_known_by_the_name_of_its_file(tmp_path: Path) -> None:
+    """Every system that is read has the same three functions, and its file comes back through the one reader."""
+    texts = {
+        "a.json": ('{"zero_optimization": {"stage": 2}}', "DeepSpeed"),
+        "a.yaml": (FSDP, "accelerate"),
+        "a.toml": ("[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 1\n", "torchtitan"),
+    }
+    for name, (text, system) in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert import_file(tmp_path / name, around=Around(num_devices=8)).system == system
+        with pytest.raises(InputError, match="is no script"):
+            import_file(tmp_path / name, {"NNODES": "2"})
+    for system in SYSTEMS:
+        module = import_module(f"shardwise.formats.{system}")
+        assert callable(module.recognises) and callable(module.read) and callable(module.export)

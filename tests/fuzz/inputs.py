@@ -385,12 +385,34 @@ tokens_per_second_per_gpu,9000,llama-3.1-8b,h100,8192,64,1,1,128,1,fsdp2
 """
 
 
+TORCHTITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+steps = 1000
+[parallelism]
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+context_parallel_degree = 1
+data_parallel_shard_degree = -1
+pipeline_parallel_schedule = "1F1B"
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+components = ["model", "loss"]
+"""
+
+
 def settings(random: random.Random) -> Input:
-    """Return settings of DeepSpeed or accelerate with odd values."""
+    """Return settings of DeepSpeed, accelerate or torchtitan with odd values."""
     deepspeed = json.dumps(_odd_tree(random, DEEPSPEED))
     deepspeed = _mutated(random, deepspeed) if random.random() < 0.3 else deepspeed
     yaml = ACCELERATE.replace("FSDP", "DEEPSPEED") if random.random() < 0.3 else ACCELERATE
     files = {"ds.json": _encoded(random, deepspeed), "a.yaml": _encoded(random, _mutated(random, yaml))}
+    files["t.toml"] = _encoded(random, _mutated(random, TORCHTITAN))
     name = random.choice(list(files))
     found = ["import", name] if random.random() < 0.5 else ["train", "gpt2", "--from", name, "--on", "16xh100"]
     return Input(_with_json(random, found), files)

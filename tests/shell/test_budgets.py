@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.formats import Imported
-from shardwise.formats.megatron import read_script
+from shardwise.formats.megatron import read as read_script
 from shardwise.shell import Budget, commands_of
 
 RUN = "torchrun --nproc_per_node 8 a.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128"

@@ -106,7 +106,14 @@ def _plan(kind: str = "train") -> Command:
 
 
 def _import() -> Command:
-    file = {"file": Flag("file", _kinds.FILE, "a launch script, DeepSpeed's JSON or accelerate's YAML", "positional")}
+    file = {
+        "file": Flag(
+            "file",
+            _kinds.FILE,
+            "a launch script, DeepSpeed's JSON, accelerate's YAML or torchtitan's TOML",
+            "positional",
+        )
+    }
     taken = {key: _flags.FROM[key] for key in ("from_args", "set", "skip")}
     output = {key: OUTPUT[key] for key in ("json", "width", "help")}
     flags = {**file, **_flags.WHERE, **taken, **output}

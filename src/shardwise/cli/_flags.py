@@ -113,7 +113,11 @@ WHERE = _flags(
 
 FROM = _flags(
     "where",
-    ("from", k.FILE, "another system's file: a launch script of Megatron-LM, DeepSpeed's JSON, accelerate's YAML"),
+    (
+        "from",
+        k.FILE,
+        "another system's file: Megatron-LM's script, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML",
+    ),
     ("from_args", k.ARGUMENTS, "a training command, or arguments beside the file's; behind -- at the end of the line"),
     ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
     ("skip", k.WORDS, "arguments of the file that are not known, and not to be asked about"),

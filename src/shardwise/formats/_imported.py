@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
@@ -78,13 +79,25 @@ class Imported:
 class Around:
     """What is said beside a file: devices in place of its launch's, further arguments, unknown ones to skip.
 
-    `follow` lets the file name others that are not below it.
+    `variables` are those that the caller of a script would have set. `follow` lets the file name others that are not
+    below it.
     """
 
     num_devices: int = 0
     more: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     follow: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def settings_alone(self, source: str) -> None:
+        """Raise `InputError` where arguments or variables of a script stand beside a file of settings."""
+        problems = Problems()
+        if self.more:
+            problems.add("from_args", " ".join(self.more), f"cannot follow {source}", "leave it out")
+        if self.variables:
+            said = ",".join(f"{name}={value}" for name, value in self.variables.items())
+            problems.add("set", said, f"has no effect: {source} is no script", "leave it out")
+        problems.raise_if_any()
 
 
 PLAIN = Around()

@@ -34,6 +34,11 @@ _RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's defaul
 _OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 
 
+def recognises(name: str) -> bool:
+    """Return whether a file of this name is DeepSpeed's."""
+    return name.endswith(".json")
+
+
 def read(text: str, source: str = "ds_config.json", around: Around = PLAIN) -> Imported:
     """Return the case of a configuration; batch sizes of "auto" are 0, to be given elsewhere.
 
@@ -41,6 +46,7 @@ def read(text: str, source: str = "ds_config.json", around: Around = PLAIN) -> I
     >>> case.plan.sharding, case.job.precision
     ('zero3', 'bf16-grads16')
     """
+    around.settings_alone(source)
     return read_tree(parse_json(text, source), source, around.num_devices)
 
 

@@ -36,6 +36,11 @@ _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
 
 
+def recognises(name: str) -> bool:
+    """Return whether a file of this name is accelerate's."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def read(text: str, source: str = "accelerate.yaml", around: Around = PLAIN) -> Imported:
     r"""Return the case of a configuration, with DeepSpeed's own file where it names one.
 
@@ -43,6 +48,7 @@ def read(text: str, source: str = "accelerate.yaml", around: Around = PLAIN) -> 
     >>> case.plan.sharding, case.num_devices, case.job.precision
     ('fsdp', 8, 'amp-bf16')
     """
+    around.settings_alone(source)
     tree = _yaml.parse(text, source)
     keys = Keys(tree, _TABLE, source or "settings")
     kind = keys.word("distributed_type") or "no"

@@ -6,13 +6,12 @@ torchtitan.toml. The file has no number of devices, and names a model of torchti
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from shardwise.errors import InputError, Problem
+from shardwise.files import parse_toml
 from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported
@@ -41,6 +40,11 @@ _FLOAT8 = "quantize.linear.float8"
 _BACKEND = "transformers_modeling_backend"
 
 
+def recognises(name: str) -> bool:
+    """Return whether a file of this name is torchtitan's."""
+    return name.endswith(".toml")
+
+
 def read(text: str, source: str = "torchtitan.toml", around: Around = PLAIN) -> Imported:
     r"""Return the case of a configuration on a number of devices, of which it says nothing itself.
 
@@ -49,11 +53,8 @@ def read(text: str, source: str = "torchtitan.toml", around: Around = PLAIN) -> 
     >>> case.plan.tp, case.plan.dp, case.plan.sharding
     (2, 4, 'fsdp')
     """
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError([Problem("file", source, f"is not valid TOML ({error})", "correct the TOML")]) from None
-    return read_tree(tree, source, around.num_devices)
+    around.settings_alone(source)
+    return read_tree(parse_toml(text, source), source, around.num_devices)
 
 
 def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -> Imported:

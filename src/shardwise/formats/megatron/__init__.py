@@ -1,7 +1,7 @@
 """Megatron-LM: its arguments, launch scripts, namespaces and checkpoints in; arguments and a launch script out."""
 
 from shardwise.formats._launch import Launch
-from shardwise.formats.megatron._read import from_megatron_args, read_args, read_command, read_script
+from shardwise.formats.megatron._read import from_megatron_args, read, read_args, read_command, recognises
 from shardwise.formats.megatron._write import export
 
-__all__ = ["Launch", "export", "from_megatron_args", "read_args", "read_command", "read_script"]
+__all__ = ["Launch", "export", "from_megatron_args", "read", "read_args", "read_command", "recognises"]

@@ -32,17 +32,20 @@ def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None 
     return imported(given, launch or Launch())
 
 
-def read_script(
-    text: str, source: str = "script", variables: Mapping[str, str] | None = None, around: Around = PLAIN
-) -> Imported:
-    """Return the case of a launch script; `variables` are those that its caller would have set.
+def recognises(name: str) -> bool:
+    """Return whether a file of this name may be a launch script: any may."""
+    return bool(name)
+
+
+def read(text: str, source: str = "script", around: Around = PLAIN) -> Imported:
+    """Return the case of a launch script.
 
     >>> text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
     >>> text += " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --vocab-size 100"
-    >>> read_script(text).num_devices, read_script(text, around=Around(num_devices=16)).plan.dp
+    >>> read(text).num_devices, read(text, around=Around(num_devices=16)).plan.dp
     (8, 16)
     """
-    return _read(started(text, tells, source, variables or {}), around)
+    return _read(started(text, tells, source, around.variables), around)
 
 
 def read_command(words: Sequence[str], around: Around = PLAIN) -> Imported:
