@@ -215,3 +215,13 @@ def test_a_column_of_steps_is_priced_as_each_step_alone(name: str) -> None:
             for pick in ("seconds", "attention", "cache_write", "sampling", "overhead"):
                 found = numpy.broadcast_to(getattr(column, pick), 3)[i]
                 assert found == pytest.approx(getattr(one, pick), rel=1e-9), pick
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-v3.2", "nemotron-h-8b", "gemma-3-27b"])
+@pytest.mark.parametrize("engine", ["vllm", "vllm-v0", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_one_token_in_and_two_out(name: str, engine: str) -> None:
+    """The shortest request has finite seconds and a capacity, also where a compressed cache is still empty."""
+    job = Serving(batch=3, input_tokens=1, output_tokens=2, weights="bf16")
+    r = ask(name, job, Plan(tp=8), "b200-sxm-180gb", engine=engine)
+    assert 0 < r.tpot_seconds < 1 and 0 < r.ttft_seconds < 1
+    assert r.fits == (r.max_concurrency >= 3)

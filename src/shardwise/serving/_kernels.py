@@ -311,13 +311,15 @@ def cached_parts(chip: Chip[X], op: Op[X], token: X | float, widths: tuple[float
     queries = op.rows * op.batch
     edges = widths[1] * queries * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
-    items = cache / (widths[0] * token * op.columns)
+    # The first entries of compressed tokens come after `rate` of them: an item of none takes as long as one of one.
+    keys = maximum(op.columns, 1.0)
+    items = cache / (widths[0] * token * keys)
     work = Cached(
         sequences=op.rows,
         items=items,
         group=queries / items,
-        tokens=op.columns,
-        pair_flops=op.flops / (queries * op.columns),
+        tokens=keys,
+        pair_flops=op.flops / (queries * keys),
         item_bytes=widths[0] * token,
         edge_bytes=edges,
     )
