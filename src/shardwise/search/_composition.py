@@ -130,10 +130,11 @@ class Composition:
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Shardings whose micro-batches take the same time."""
-        found: dict[tuple[bool, bool], list[str]] = {}
+        found: dict[tuple[bool, ...], list[str]] = {}
         for sharding in self.shardings:
             r = case_for(self.case, sharding=sharding).recipe
-            found.setdefault((r.shards_gradients, r.shards_weights), []).append(sharding)
+            kind = r.shards_gradients, r.shards_weights, r.keeps_gathered, r.replicates_shards
+            found.setdefault(kind, []).append(sharding)
         return tuple(map(tuple, found.values()))
 
     @cached_property
