@@ -226,3 +226,13 @@ def test_many_of_anything_are_refused_within_seconds(tmp_path: Path, name: str) 
     assert done.status == 2
     assert len(done.err) < 20_000
     assert time.process_time() - begin < 3
+
+
+def test_a_row_of_more_stages_than_layers_is_refused_at_once(tmp_path: Path) -> None:
+    """Layers are not cut into a hundred million pieces for a cell that nobody meant."""
+    path = tmp_path / "m.csv"
+    head = "metric,value,model,device,seq_len,num_gpus,tp,pp,global_batch,micro_batch,framework"
+    path.write_text(f"{head}\nmfu,0.4,gpt2,a100,1024,8,1,100000000,64,8,pytorch\n", encoding="utf-8")
+    begin = time.process_time()
+    assert run("validate", str(path)).status == 1
+    assert time.process_time() - begin < 3

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import cast
 
+from shardwise.errors import InputError, Problem
 from shardwise.measured._frameworks import Framework
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
@@ -43,6 +44,9 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         sharding=_sharding(record, framework),
     )
     plan = _shard(record, plan)
+    if pp > model.num_layers + 2:
+        rule = f"is more stages than {model.num_layers} layers and both ends fill"
+        raise InputError([Problem("pp", pp, rule, "correct the cell")])
     if model.num_layers % (pp * vpp):
         record.taken("stage_layers")
         plan = replace(plan, stage_layers=split_layers(model.num_layers, pp * vpp, "megatron"))
