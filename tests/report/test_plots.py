@@ -75,7 +75,7 @@ def test_figures_say_what_they_show() -> None:
     """Title, plan, units, capacity and every part stand in the figure itself."""
     with styled():
         said = texts(train_figure(reports("pipeline")))
-    for word in ("llama-3.1-70b on 64", "tp 8, pp 4", "GiB", "seconds", "79.18 GiB", "exposed", "hidden", "bubble"):
+    for word in ("llama-3.1-70b on 64", "tp 8, pp 4", "GiB", "seconds", "79.18 GiB", "exposed", "overlapped", "bubble"):
         assert word in said
     with styled():
         both = texts(compare_figure(reports("pipeline"), reports("sharded")))
@@ -97,7 +97,7 @@ def test_what_does_not_happen_is_not_drawn() -> None:
     with styled():
         figure = train_figure(alone)
     assert len(figure.axes) == 3
-    assert "hidden" not in texts(figure)
+    assert "overlapped" not in texts(figure)
 
 
 def test_a_search_without_plans_is_drawn() -> None:

@@ -19,7 +19,7 @@ SUMMARIES = {
     "count": "parameters, FLOPs by every published convention, operators with their shapes",
     "comm": "who talks to whom under a plan: groups, messages, bytes, links, seconds; layers whole and on a rank",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
-    "plan": "the best plans of all, what none beats, and why the others fell out",
+    "plan": "the best plans, the Pareto front, and what rejects the others",
     "compare": "two plans side by side, with what differs",
     "roofline": "every operator of a plan against what its device can do, and what bounds it",
     "import": "another system's launch script or configuration as a case, and what became of every word of it",

@@ -171,11 +171,11 @@ def efficiency_flags() -> dict[str, Flag]:
     """Return the flags that impose what the machine reaches."""
     return _flags(
         "efficiency",
-        ("compute_efficiency", k.FRACTION, "share of peak FLOP/s that matrix products reach"),
+        ("compute_efficiency", k.FRACTION, "share of peak FLOP/s that GEMMs reach"),
         ("memory_efficiency", k.FRACTION, "share of peak memory bandwidth"),
         ("fast_efficiency", k.FRACTION, "share of the fast links' rate"),
         ("slow_efficiency", k.FRACTION, "share of the network's rate"),
-        ("matmul_flops", k.FLOPS, "achieved FLOP/s of matrix products"),
+        ("matmul_flops", k.FLOPS, "achieved FLOP/s of GEMMs"),
         ("memory_bandwidth_achieved", k.BANDWIDTH, "achieved memory bandwidth"),
         ("fast_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the fast links, per device and direction"),
         ("slow_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the network, per device and direction"),

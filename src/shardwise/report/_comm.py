@@ -51,7 +51,7 @@ def comm_tree(found: CommReport) -> dict[str, Any]:
         "whole": _whole(found),
         "rank": _rank(found, report.peak_stage),
         "stages": [_stage(found, i) for i in range(len(runs))],
-        "products": [asdict(p) for p in found.products],
+        "gemms": [asdict(p) for p in found.products],
         "assumptions": list(report.assumptions),
     }
     return cast(dict[str, Any], whole_bytes(tree))

@@ -88,7 +88,7 @@ def _or_dash(value: float, show: Callable[[float], str]) -> str:
 def _summary(page: Page, found: CommReport) -> None:
     _head(page, "A STEP", "messages, and bytes sent on the wire")
     rows = [["", "", "one device", "", "cluster", "", "seconds", ""]]
-    rows.append(["axis", "groups", "messages", "sent", "messages", "sent", "exposed", "hidden"])
+    rows.append(["axis", "groups", "messages", "sent", "messages", "sent", "exposed", "overlapped"])
     for axis in found.axes.values():
         sent = axis.sent_bytes_per_step, axis.cluster_sent_bytes
         rows.append(
@@ -155,7 +155,7 @@ def _kind(flow: Flow) -> tuple[object, ...]:
 def _messages(page: Page, found: CommReport, index: int, flows: Sequence[Flow]) -> None:
     if found.plan.pp > 1:
         page.add((f"  {_where(found, index)}", "dim"))
-    rows = [["what", "in", "tensor", "shape", "bytes", "a step", "exposed", "hidden"]]
+    rows = [["what", "in", "tensor", "shape", "bytes", "a step", "exposed", "overlapped"]]
     for flow in flows:
         m = flow.message
         where = m.where if m.part.startswith("layer") or m.part == m.where else f"{m.part} {m.where}"
@@ -269,7 +269,7 @@ def _memory(page: Page, found: CommReport) -> None:
 
 
 def _products(page: Page, found: CommReport) -> None:
-    _head(page, "PRODUCTS", "rows x inner x columns and share of the peak, whole and on one rank")
+    _head(page, "GEMMS", "rows x inner x columns and share of the peak, whole and on one rank")
     rows = [["", "whole", "reaches", "one rank", "reaches"]]
     seen: set[tuple[object, ...]] = set()
     for p in found.products:

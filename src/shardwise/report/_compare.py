@@ -178,8 +178,8 @@ def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[st
         (k.removesuffix("_seconds"), left["step"][k], right["step"][k], "seconds")
         for k in ("compute_seconds", "bubble_seconds", "optimizer_seconds", "overhead_seconds")
     ]
-    for word in ("exposed", "hidden"):
-        x, y = (side["step"][f"{word}_seconds"] for side in (left, right))
+    for word, key in (("exposed", "exposed_seconds"), ("overlapped", "hidden_seconds")):
+        x, y = (side["step"][key] for side in (left, right))
         time += [(f"{word} {axis}", x.get(axis, 0.0), y.get(axis, 0.0), "seconds") for axis in {**x, **y}]
     found: list[tuple[str, Sequence[Row], float]] = []
     for title, rows, path in (("MEMORY", memory, "memory.device_bytes"), ("TIME", time, "step_seconds")):

@@ -213,7 +213,7 @@ def _phase(page: Page, word: str, time: Mapping[str, Any]) -> None:
     products = sum(operators.values()) - small - sum(named.values())
     exposed = {axis: row["exposed"] for axis, row in time["axes"].items() if row["exposed"]}
     segments = [
-        Segment("weights times activations", products, FULL, "green"),
+        Segment("GEMMs", products, FULL, "green"),
         *(Segment(label, named[label], glyph, style) for label, glyph, style, _ in _PARTS),
         Segment("norms and element-wise", small, "\u2571", "bright_black"),
         *(Segment(f"exposed messages, {axis}", s, DARK, "red") for axis, s in exposed.items()),

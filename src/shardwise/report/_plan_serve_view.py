@@ -1,4 +1,4 @@
-"""The answer of a search for a deployment as a page: the best, the front, why others fell, the command to copy."""
+"""The answer of a search for a deployment as a page: the best, the front, rejections, the command to copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAID = {
 
 
 def serve_page(found: ServingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
-    """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none will do."""
+    """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest without one."""
     notes, width = notes_and_width
     page = Page(width)
     _verdict(page, found)
@@ -60,12 +60,13 @@ def _verdict(page: Page, found: ServingResult) -> None:
             if getattr(best, name):
                 page.note(f"{word} {show_seconds(getattr(best, name))}: {show_band(best, name, show_seconds)}", "dim")
     else:
-        page.label("NONE", f"{title}: no plan of the space will do", "bold red", "bold")
+        page.label("NONE", f"{title}: no plan of the space is feasible", "bold red", "bold")
         _beyond(page, found.nearest)
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
     page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
     page.note(
-        f"{found.num_plans:,} plans, {found.counts.evaluated:,} legal and evaluated, {found.counts.fitting:,} will do, "
+        f"{found.num_plans:,} plans, {found.counts.evaluated:,} legal and evaluated, "
+        f"{found.counts.fitting:,} feasible, "
         f"in {show_seconds(found.seconds)}"
     )
 
@@ -94,7 +95,7 @@ def describe_deployment(report: InferReport) -> str:
     """Return a deployment in words: degrees, batch, formats, engine."""
     formats = [f"weights {report.case.format.name}"]
     formats += [f"cache {report.job.kv_cache}"] if report.job.kv_cache else []
-    formats += [f"products {report.job.compute}"] if report.job.compute else []
+    formats += [f"GEMMs in {report.job.compute}"] if report.job.compute else []
     order = [axis for axis in report.plan.order if getattr(report.plan, axis) > 1]
     usual = [axis for axis in ("tp", "dp", "pp") if axis in order]
     placed = [f"order {','.join(order)}"] if order != usual else []
@@ -132,7 +133,7 @@ def _price(report: InferReport) -> float | None:
 
 def _front(page: Page, front: Sequence[InferReport]) -> None:
     what = "time between tokens" if front[0].tpot_seconds else "time of a request"
-    text = f"     {len(front)} plans that none beats in {what} and in tokens/s per device"
+    text = f"     {len(front)} plans on the Pareto front of {what} and tokens/s per device"
     page.add(("FRONT", "bold"), (text, ""))
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("TPOT" if front[0].tpot_seconds else "request", "tokens/s/dev", "TTFT", "plan")]

@@ -59,11 +59,11 @@ def _verdict(page: Page, found: TrainingResult) -> None:
         page.note(_fit(best, found.options.risk), "dim")
     else:
         word, none = (
-            ("NONE", "no plan of the space will do") if found.covered == 1 else ("INTERRUPTED", "nothing found yet")
+            ("NONE", "no plan of the space is feasible") if found.covered == 1 else ("INTERRUPTED", "nothing found yet")
         )
         page.label(word, f"{title}: {none}", "bold red", "bold")
     share = "" if found.covered == 1 else f"; interrupted, {found.covered:.1%} of the space was covered"
-    does = "will do" if limits else f"fit with a chance of {found.options.risk:.0%}"
+    does = "feasible" if limits else f"fit with a chance of {found.options.risk:.0%}"
     page.note(
         f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} {does}, {counts.evaluated:,} timed, "
         f"in {show_seconds(found.seconds)}{share}"
@@ -173,7 +173,7 @@ def _run_cells(report: TrainReport) -> tuple[str, str]:
 
 
 def _front(page: Page, front: Sequence[TrainReport]) -> None:
-    page.add(("FRONT", "bold"), (f"     {len(front)} plans that none beats in step time, memory and devices", ""))
+    page.add(("FRONT", "bold"), (f"     {len(front)} plans on the Pareto front of step time, memory and devices", ""))
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
     for report in front[::every]:

@@ -63,9 +63,9 @@ TIME = {
     "optimizer": Look("optimizer step", "#332288"),
     "overhead": Look("overhead of the framework", "#888888"),
 }
-HIDDEN = {a: Look(f"hidden: {label}", colour, "////") for a, (label, colour) in AXES.items()}
+HIDDEN = {a: Look(f"overlapped: {label}", colour, "////") for a, (label, colour) in AXES.items()}
 PHASE = {
-    "products": Look("weights times activations", "#0072B2"),
+    "products": Look("GEMMs", "#0072B2"),
     "attention": Look("attention and cache", "#009E73"),
     "ends": Look("embedding, head, sampling", "#F0E442"),
     "small": Look("norms and element-wise", "#88CCEE"),
@@ -200,7 +200,7 @@ def _limit_of(report: TrainReport) -> _Limit:
 def train_figure(report: TrainReport) -> Figure:
     """Return the memory of every kind of stage, in GiB, and the seconds of a step, exposed and hidden apart."""
     cluster, memory = report.case.cluster, memory_bars(report)
-    step, hidden = [time_bar(report, "step")], [_hidden_bar(report, "hidden")]
+    step, hidden = [time_bar(report, "step")], [_hidden_bar(report, "overlapped")]
     heights = [_height(memory, MEMORY), _height(step, TIME)]
     heights += [_height(hidden, HIDDEN)] if hidden[0].length else []
     title = title_of(report.case.model.name, cluster.num_devices, cluster.device.name)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KINDS = {
-    "matmul": ("matrix products", "#0072B2"),
+    "matmul": ("GEMMs", "#0072B2"),
     "attention": ("attention core", "#009E73"),
-    "grouped": ("products of experts", "#AA4499"),
+    "grouped": ("expert GEMMs", "#AA4499"),
     "scan": ("scans", "#E69F00"),
     "memory": ("element-wise", "#888888"),
 }
@@ -58,7 +58,7 @@ def _words(found: Roofline) -> list[str]:
     lines = []
     for group, shares in found.bounds().items():
         silent = sum(found.share(p) for p in found.points if not p.flops and found.group(p) == group)
-        words = {"compute": "arithmetic", "memory": "memory", "start": "kernel starts"}
+        words = {"compute": "arithmetic", "memory": "memory", "start": "launch overhead"}
         rounded = whole_shares(shares, 1)
         bound = ", ".join(f"{rounded[name]} by {word}" for name, word in words.items() if rounded[name] != "0.0%")
         more = f"; operators without FLOPs, not drawn: {silent:.1%}" if silent >= 5e-4 else ""

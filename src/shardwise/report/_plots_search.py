@@ -63,7 +63,7 @@ def plan_figure(found: TrainingResult) -> Figure:
     upper = grid[1].subgridspec(1, 2 if len(fastest) > 1 else 1)
     front = figure.add_subplot(upper[0])
     _front(front, found.front, best)
-    front.set_title("Plans that none beats" + ("" if len(fastest) > 1 else " in time and memory"), pad=14)
+    front.set_title("Pareto front" + ("" if len(fastest) > 1 else " in time and memory"), pad=14)
     if len(fastest) > 1:
         _scaling(figure.add_subplot(upper[1]), fastest)
     if best:

@@ -88,7 +88,7 @@ def _rate(report: InferReport) -> float:
 def _front(axes: Axes, found: ServingResult) -> None:
     """Draw throughput against latency, one series a layout; what none beats goes up to the right."""
     front = found.front
-    axes.set_title("Deployments that none beats", pad=14)
+    axes.set_title("Pareto front of deployments", pad=14)
     unit = time_unit(max((_latency(r) for r in front), default=1.0))
     generates = bool(found.grid.job.output_tokens)
     axes.set_xlabel(f"{'time between tokens' if generates else 'time of the pass'}, {unit.name}")

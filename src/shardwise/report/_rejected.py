@@ -14,7 +14,7 @@ _INDENT = 17
 
 
 def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
-    """Return the change of a remedy as plain values, None where no single change is known that will do."""
+    """Return the change of a remedy as plain values, None where no single change is known that helps."""
     if remedy is None or not remedy.field:
         return None
     value = list(remedy.value) if isinstance(remedy.value, tuple) else remedy.value
@@ -53,7 +53,7 @@ def _swaps(runner_up: RunnerUp) -> str:
 
 
 def rejected(page: Page, rows: Sequence[Rejection]) -> None:
-    """Append the laws and limits that plans fell to."""
+    """Append the laws and limits that reject plans."""
     if not rows:
         return
     page.add(("REJECTED", "bold"))

@@ -51,7 +51,7 @@ def name_of(span: Span) -> str:
     'F3'
     """
     if span.kind == "dp":
-        return "dp messages, hidden" if span.hidden else "dp messages"
+        return "dp messages, overlapped" if span.hidden else "dp messages"
     found = _NAMES.get(span.kind, _MESSAGES.get(span.kind, span.kind))
     if span.micro_batch is None:
         return found
@@ -67,7 +67,7 @@ def _category(span: Span) -> str:
     if span.kind in ("bubble", "optimizer", "overhead"):
         return span.kind
     if span.kind in _MESSAGES or span.kind in ("dp", "tied"):
-        return "hidden communication" if span.hidden else "exposed communication"
+        return "overlapped communication" if span.hidden else "exposed communication"
     return "compute"
 
 

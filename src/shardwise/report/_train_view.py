@@ -257,9 +257,9 @@ def _time(page: Page, report: TrainReport) -> None:
         Segment("overhead of the framework", step["overhead_seconds"], "\u2571", "bright_black"),
     ]
     page.bar("TIME", segments, whole, show_seconds(whole))
-    covered = Segment("hidden behind compute", sum(hidden.values()), "\u2500", "cyan")
+    covered = Segment("overlapped by compute", sum(hidden.values()), "\u2500", "cyan")
     if covered.amount:
-        page.bar("hidden", [replace(covered, amount=min(covered.amount, whole))], whole, show_seconds(covered.amount))
+        page.bar("overlap", [replace(covered, amount=min(covered.amount, whole))], whole, show_seconds(covered.amount))
     for s in segments:
         legend(page, [s], whole, show_seconds)
         if s.label == "compute" and step["recompute_seconds"]:

@@ -38,7 +38,7 @@ SERVING_OBJECTIVES: dict[str, Callable[[Any], Any]] = {
 TRAIN_LIMITS = {
     "max_step_seconds": "steps longer than asked",
     "max_run_seconds": "runs longer than asked",
-    "max_usd": "runs dearer than asked",
+    "max_usd": "cost of the run above the limit",
     "min_free_bytes": "less free memory than asked",
 }
 
@@ -60,10 +60,10 @@ class ServingLimit:
 
 
 SERVING_LIMITS = (
-    ServingLimit("max_ttft_seconds", "ttft_seconds", "first tokens later than asked", True),
-    ServingLimit("max_tpot_seconds", "tpot_seconds", "tokens farther apart than asked", True),
+    ServingLimit("max_ttft_seconds", "ttft_seconds", "TTFT above the limit", True),
+    ServingLimit("max_tpot_seconds", "tpot_seconds", "TPOT above the limit", True),
     ServingLimit("max_latency_seconds", "request_seconds", "requests longer than asked", True),
-    ServingLimit("max_usd", "usd", "tokens dearer than asked", False),
+    ServingLimit("max_usd", "usd", "cost of tokens above the limit", False),
     ServingLimit("min_tokens_per_second", "tokens_per_second", "fewer tokens a second than asked", False, True),
 )
 _SERVING = tuple(limit.field for limit in SERVING_LIMITS)

@@ -32,13 +32,13 @@ def loss_of(objective: str, value: float, best: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """Why a plan fell out, and the single-field change that will do with the least loss by the objective.
+    """Why a plan is rejected, and the single-field change that makes it feasible with the least loss by the objective.
 
-    Without a `field` no single change will do. `loss` is a share of the best plan's value; `best` says that the
+    Without a `field` no single change helps. `loss` is a share of the best plan's value; `best` says that the
     changed plan is the best one.
 
     >>> str(Remedy(why="the nearest is 12.0% short", field="recompute", value="selective", loss=0.03, objective="step"))
-    'the nearest is 12.0% short: recompute selective will do, 3.0% slower than the best'
+    'the nearest is 12.0% short: recompute selective is feasible, 3.0% slower than the best'
     """
 
     why: str
@@ -55,10 +55,10 @@ class Remedy:
 
     def __str__(self) -> str:
         if not self.field:
-            return f"{self.why}; no single change of the space will do"
+            return f"{self.why}; no single change of the space helps"
         value = ",".join(map(str, self.value)) if isinstance(self.value, tuple) else str(self.value)
         value = value.lower() if isinstance(self.value, bool) else value
-        return f"{self.why}: {self.field.replace('_', ' ')} {value} will do, {self.cost}"
+        return f"{self.why}: {self.field.replace('_', ' ')} {value} is feasible, {self.cost}"
 
 
 def missed(by: float) -> str:

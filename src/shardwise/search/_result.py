@@ -69,7 +69,7 @@ class SearchResult(ABC, Generic[Report]):
 
     def __repr__(self) -> str:
         """Return what was found in one line, as a notebook shows it."""
-        return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none will do'}>"
+        return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none feasible'}>"
 
     @property
     @abstractmethod
