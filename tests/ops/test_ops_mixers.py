@@ -7,7 +7,7 @@ Letters: T tokens, a = 2 bytes of an activation, w = 2 of a weight, D hidden. A 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -29,7 +29,7 @@ from shardwise.models import (
     Rwkv,
     ShortConv,
 )
-from shardwise.ops.block import block_ops
+from shardwise.ops.block import _MIXERS, block_ops
 from shardwise.ops.head import loss
 
 B, S, D = 2, 64, 96
@@ -241,3 +241,8 @@ def test_the_loss_reads_and_writes_its_logits(stack: str, ahead: int, back: int)
     assert scores >= T * 1000
     assert op.backward_bytes == back * scores
     assert op.forward_bytes == (ahead + y.stack.metric_logit_bytes) * scores
+
+
+def test_every_mixer_has_its_operators() -> None:
+    """Each class of mixer that a block can have is a row of `_MIXERS`."""
+    assert set(_MIXERS) == set(get_args(Mixer))

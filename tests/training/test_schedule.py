@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.ledger.traced import leaf, plain, tracing
+from shardwise.plans import SCHEDULES as SCHEDULES_OF_PLANS
 from shardwise.plans import Schedule
 from shardwise.training.schedules import (
+    SCHEDULES_BY_NAME,
     PipelineShape,
     PipelineTime,
     Run,
@@ -29,19 +31,13 @@ Costs = tuple[float, float, float]
 
 # Forward, input gradient and weight gradient of one micro-batch: equal thirds, recompute, long and short weight parts.
 RATIOS: tuple[Costs, ...] = ((1, 1, 1), (1, 1.5, 0.6), (1, 0.8, 1.1), (1, 2.5, 0.5), (2, 1, 0.3))
-SCHEDULES: tuple[tuple[Schedule, int], ...] = (
-    ("gpipe", 1),
-    ("1f1b", 1),
-    ("interleaved", 1),
-    ("interleaved", 2),
-    ("interleaved", 3),
-    ("zb-h1", 1),
-    ("dualpipe", 1),
+SCHEDULES: tuple[tuple[Schedule, int], ...] = tuple(
+    (one.name, chunks) for one in SCHEDULES_BY_NAME.values() for chunks in ((1, 2, 3) if one.chunked else (1,))
 )
 STAGES = (1, 2, 3, 4, 6, 8, 13, 16)
 MICRO = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 32, 64)
 # Most that a form may differ from the simulation when stages differ by up to 20 %.
-UNEQUAL = {"gpipe": 1e-9, "1f1b": 0.01, "interleaved": 0.03, "zb-h1": 0.03, "dualpipe": 0.03}
+UNEQUAL = {one.name: one.tolerance for one in SCHEDULES_BY_NAME.values()}
 
 
 def shape_of(p: float, m: float, v: float = 1, send: float = 0.0, *, overlap: bool = True) -> PipelineShape[float]:
@@ -353,3 +349,8 @@ def test_pads_change_nothing(pipe: tuple[tuple[Schedule, int], int, int, list[Co
     shape = shape_of(p, m, v, 0.05)
     expected = pipeline_time(schedule, runs, shape).total
     assert pipeline_time(schedule, padded, shape).total == pytest.approx(expected, rel=1e-9)
+
+
+def test_every_word_has_its_schedule() -> None:
+    """Each schedule that a plan can name is a row of `SCHEDULES_BY_NAME`, under its own name."""
+    assert set(SCHEDULES_BY_NAME) == set(SCHEDULES_OF_PLANS)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from laws.helpers import tried
 from shardwise.training.schedules import (
+    SCHEDULES_BY_NAME,
     PipelineShape,
     Run,
     least_pipeline_seconds,
     pipeline_time,
 )
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
+SCHEDULES = tuple(SCHEDULES_BY_NAME)
 SECONDS = st.floats(0.01, 3.0)
 
 
