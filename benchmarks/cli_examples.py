@@ -25,7 +25,7 @@ EXAMPLES = (
     Example(
         "A training plan",
         "The verdict comes first: whether it fits, by how much, and what dominates at which moment on which stage.\n"
-        "Then where the bytes of the fullest device and the seconds of a step go, exposed and hidden communication\n"
+        "Then where the bytes of the fullest device and the seconds of a step go, exposed and overlapped messages\n"
         "apart, what was assumed, and the command that says it all again with every deduction written out.",
         f"shardwise train {PLAN} --tokens 2T",
     ),
