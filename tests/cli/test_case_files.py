@@ -47,6 +47,7 @@ _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
     id(_kinds.WORDS): st.lists(_WORD, min_size=1, max_size=4),
     id(_kinds.ORDER): st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
     id(_kinds.PLACES): st.just("tp=2,dp=4"),
+    id(_kinds.CHANCE): st.sampled_from([0.5, 0.9]),
     id(_kinds.WHOLES): st.lists(st.integers(0, 99), min_size=1, max_size=4),
     id(_kinds.RAW): st.one_of(st.integers(1, 10**6), st.sampled_from(["25GB/s", "400Gb/s", "80GiB"])),
     id(_kinds.COUNT): st.floats(1, 1e20),
