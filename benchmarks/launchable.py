@@ -13,7 +13,7 @@ from typing import Any
 
 import shardwise as sw
 from shardwise.errors import InputError
-from shardwise.formats import Case
+from shardwise.formats import ExportCase
 from shardwise.plans import find_stack
 
 STORED = Path(__file__).with_name("launchable.json")
@@ -31,7 +31,7 @@ QUESTIONS = (
 )
 
 
-def refused(case: Case) -> str:
+def refused(case: ExportCase) -> str:
     """Return what the exporter of a case's stack refuses of it; empty where it writes it."""
     exporter = import_module(f"shardwise.formats.{case.stack.runs.exporter}")
     try:
@@ -48,7 +48,7 @@ def row(question: tuple[str, str, str, int, int]) -> dict[str, Any]:
     job = sw.Training(seq_len=seq_len, global_batch=batch)
     best = sw.plan_training(model, cluster, job, None, sw.SearchOptions(stack=stack)).best
     said = [
-        refused(Case(model=model, cluster=cluster, plan=report.plan, job=job, stack=find_stack(stack)))
+        refused(ExportCase(model=model, cluster=cluster, plan=report.plan, job=job, stack=find_stack(stack)))
         for report in best
     ]
     accepted = sum(not text for text in said)

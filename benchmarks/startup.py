@@ -105,7 +105,7 @@ def in_process() -> Iterator[Line]:
     """Yield the time of one plan, and the rate of plans as columns, in this process."""
     from shardwise import Cluster, Model, Plan, Training, find_stack, train
     from shardwise.plans._legality import batch_problems, plan_problems
-    from shardwise.training import Case
+    from shardwise.training import TrainingCase
     from shardwise.training._evaluate import evaluate_columns
 
     model, cluster = Model.load("llama-3.1-70b"), Cluster.parse("64xh100-sxm-80gb")
@@ -120,7 +120,7 @@ def in_process() -> Iterator[Line]:
     ]
     legal = [p for p in mesh if not (plan_problems(model, p, job.seq_len) or batch_problems(p, job.global_batch))]
     plans = legal * (2048 // len(legal))
-    case = Case(model=model, cluster=cluster, job=job, stack=find_stack("megatron"), plan=plans[0])
+    case = TrainingCase(model=model, cluster=cluster, job=job, stack=find_stack("megatron"), plan=plans[0])
     many = repeated_seconds(lambda: evaluate_columns(case, plans), 5)
     yield Line(name=f"{len(plans)} plans as columns", value=len(plans) / many, unit="plans/s")
 

@@ -16,7 +16,7 @@ from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline
 from shardwise.search import SearchSpace, part_of
 from shardwise.search._constraints import staged
 from shardwise.search._launch import within
-from shardwise.training import Case, TrainReport
+from shardwise.training import TrainingCase, TrainReport
 from shardwise.training._report import report_of
 
 
@@ -24,7 +24,7 @@ def _numbers(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _degrees(case: Case, space: SearchSpace, n: int) -> Iterator[dict[str, Any]]:
+def _degrees(case: TrainingCase, space: SearchSpace, n: int) -> Iterator[dict[str, Any]]:
     layers = case.model.num_layers
     ways = _numbers(n)
     for layout, tp, tp2, cp, pp in product(
@@ -38,7 +38,7 @@ def _degrees(case: Case, space: SearchSpace, n: int) -> Iterator[dict[str, Any]]
         yield {"layout": layout, "tp": tp, "tp2": tp2, "cp": cp, "pp": pp, "dp": n // used}
 
 
-def _pipelines(case: Case, space: SearchSpace, pp: int) -> list[tuple[str, int]]:
+def _pipelines(case: TrainingCase, space: SearchSpace, pp: int) -> list[tuple[str, int]]:
     layers = case.model.num_layers
     if pp == 1:
         alike = [s for s in space.schedule if s in ("1f1b", "zb-h1")]
@@ -55,7 +55,7 @@ def _pipelines(case: Case, space: SearchSpace, pp: int) -> list[tuple[str, int]]
     return found
 
 
-def _choices(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
+def _choices(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
     has_experts = any(isinstance(b.feed_forward, MoE) for b in case.model.kinds)
     ways = _numbers(n)
     experts = list(product(space.ep.of(ways), space.etp.of(ways))) if has_experts else [(1, 1)]
@@ -87,7 +87,7 @@ def _choices(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> I
         }
 
 
-def _places(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
+def _places(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
     """Yield orders of the axes, then every fullest share of the fastest domain, each set of groups once."""
     axes, domain = ("tp", "tp2", "cp", "dp", "pp"), case.domains[0]
     plain = (axes, *(o for o in permutations(axes) if o != axes))
@@ -110,7 +110,7 @@ def _places(case: Case, space: SearchSpace, fixed: dict[str, Any], n: int) -> It
         seen.add(place)
 
 
-def plans(case: Case, space: SearchSpace) -> Iterator[Plan]:
+def plans(case: TrainingCase, space: SearchSpace) -> Iterator[Plan]:
     """Yield every plan of a space, legal or not, places that put the same ranks into every domain once."""
     most, space = case.cluster.num_devices, space if space.schedule else within(space, case.stack, explore=False)
     for n in space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]:
@@ -120,17 +120,17 @@ def plans(case: Case, space: SearchSpace) -> Iterator[Plan]:
                     yield staged(case, Plan(**fixed, **choice, **place))
 
 
-def is_legal(case: Case, plan: Plan) -> bool:
+def is_legal(case: TrainingCase, plan: Plan) -> bool:
     """Return whether a plan breaks no law."""
     return not plan_problems(case.model, plan, case.job.seq_len) and not batch_problems(plan, case.job.global_batch)
 
 
-def report(case: Case, plan: Plan) -> TrainReport:
+def report(case: TrainingCase, plan: Plan) -> TrainReport:
     """Return the report of one plan of a space."""
     return report_of(replace(case, plan=plan, cluster=part_of(case.cluster, plan.num_devices)), ())
 
 
-def first_broken(case: Case, plan: Plan) -> str:
+def first_broken(case: TrainingCase, plan: Plan) -> str:
     """Return the first law that a plan breaks, in the order in which a search counts them; "" where it breaks none."""
     model, seq_len, batch, blocks = case.model, case.job.seq_len, case.job.global_batch, tuple(all_blocks(case.model))
     asked: dict[str, Callable[[Problems], Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from accuracy.kernels import attention, collectives, modules, operators, products, streaming
-from shardwise.measured import USUAL, Kind, Predictor, Record
+from shardwise.measured import USUAL, FileKind, Predictor, Record
 
 _USUAL = f"{USUAL} engine engine_version"
 
@@ -34,8 +34,8 @@ def _timed(seconds: products.Seconds, name: str) -> Callable[[], Predictor]:
     return lambda: products.kernel_answer(seconds, name)
 
 
-def _kind(name: str, columns: str, further: str, predictor: Callable[[], Predictor]) -> Kind:
-    return Kind(
+def _kind(name: str, columns: str, further: str, predictor: Callable[[], Predictor]) -> FileKind:
+    return FileKind(
         name=name,
         columns=frozenset(f"{columns} time_seconds".split()),
         further=frozenset(f"{_USUAL} {further}".split()),
@@ -50,7 +50,7 @@ _METRICS = {
     "collectives": _across_metric,
     **{name: _named(name) for name in ("collective", "mla", "op_efficiency")},
 }
-_EFFICIENCY = Kind(
+_EFFICIENCY = FileKind(
     name="op_efficiency",
     columns=frozenset(["op", "device", "dtype", "stage", "achieved_fraction"]),
     further=frozenset(

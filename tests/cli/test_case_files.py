@@ -60,7 +60,7 @@ _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
 }
 
 
-def _values(kind: _kinds.Kind) -> st.SearchStrategy[Any]:
+def _values(kind: _kinds.Converter) -> st.SearchStrategy[Any]:
     if id(kind) in _BY_KIND:
         return _BY_KIND[id(kind)]
     if kind.word.startswith("{"):

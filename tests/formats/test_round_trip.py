@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, Case, deepspeed, fsdp, torchtitan, transformers
+from shardwise.formats import Around, ExportCase, deepspeed, fsdp, torchtitan, transformers
 from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.formats.megatron import export
 from shardwise.formats.megatron import read as read_script
@@ -90,7 +90,7 @@ def test_megatron_brings_back_every_field(case: tuple[Model, Plan, Training], ov
     """A legal plan written as a launch script for Megatron-LM is read back as it was: model, plan, job and launch."""
     model, plan, job = case
     stack = replace(find_stack("megatron"), overlap_gradients=overlap, overlap_parameters=overlap)
-    found = export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
+    found = export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
     (text,) = found.files.values()
     back = read_script(text)
     assert back.model is not None
@@ -135,7 +135,7 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
     """A legal plan written as DeepSpeed's configuration is read back as it was; recompute is the script's to say."""
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)
     stack = replace(find_stack("deepspeed"), overlap_gradients=overlap)
-    found = deepspeed.export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
+    found = deepspeed.export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
     back = deepspeed.read(found.files["ds_config.json"], around=Around(num_devices=plan.num_devices))
     assert canonical_plan(back.plan) == canonical_plan(replace(plan, recompute="none"))
     assert (back.job.global_batch, back.job.precision, back.job.optimizer) == (
@@ -150,7 +150,7 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
 def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str, stack: str) -> None:
     """A legal sharded plan written as accelerate's YAML is read back as it was; batches are the script's to say."""
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)
-    whole = Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(stack))
+    whole = ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(stack))
     back = fsdp.read(fsdp.export(whole).files["accelerate.yaml"])
     assert canonical_plan(back.plan) == canonical_plan(replace(plan, micro_batch=0))
     assert back.job.precision == precision
@@ -188,7 +188,9 @@ def test_torchtitan_brings_back_every_field(case: tuple[Model, Plan, Training], 
     model, plan, job = case
     # Without copies or ranks that share context there is nothing to shard.
     plan = replace(plan, sharding="none") if plan.dp * plan.cp == 1 else plan
-    found = torchtitan.export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(name)))
+    found = torchtitan.export(
+        ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(name))
+    )
     (text,) = found.files.values()
     back = torchtitan.read(text, around=Around(num_devices=plan.num_devices))
     assert canonical_plan(back.plan) == canonical_plan(plan)
@@ -208,7 +210,7 @@ def test_transformers_accepts_what_its_stack_runs(case: tuple[Model, Plan, Train
     model, plan = case[0], case[1]
     job = replace(case[2], precision=precision, optimizer="adam")
     stack = find_stack("transformers")
-    found = transformers.export(Case(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
+    found = transformers.export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
     assert set(found.files) == {"train.sh", "accelerate.yaml"}
     back = fsdp.read(found.files["accelerate.yaml"])
     alone = plan.sharding == "none" and plan.recompute == "full"
@@ -247,7 +249,7 @@ def test_what_cannot_be_said_is_refused_by_name(
     write, stack = EXPORTS[target]
     whole = Plan(**({"dp": 2, "sequence_parallel": False} | plan))
     precision = {"megatron": "bf16", "deepspeed": "bf16", "transformers": "bf16-pure"}.get(target, "amp-bf16")
-    case = Case(
+    case = ExportCase(
         model=load_model("llama-3.1-8b"), cluster=machines(whole), plan=whole, stack=find_stack(stack),
         job=Training(**({"seq_len": 512, "global_batch": 16, "precision": precision} | job)),
     )  # fmt: skip
@@ -259,7 +261,7 @@ def test_what_cannot_be_said_is_refused_by_name(
 @pytest.mark.parametrize("name", ("olmo-2-7b", "pythia-1b", "opt-1.3b", "bert-base", "llama-4-scout"))
 def test_models_that_megatron_has_not_are_refused_by_field(name: str) -> None:
     """A model with parts that Megatron-LM has no argument for is refused, naming the part."""
-    case = Case(
+    case = ExportCase(
         model=load_model(name), cluster=Cluster.parse("1xh100-sxm-80gb"), plan=Plan(sequence_parallel=False),
         job=Training(seq_len=512, global_batch=1), stack=find_stack("megatron"),
     )  # fmt: skip
@@ -273,7 +275,7 @@ def test_models_that_megatron_has_not_are_refused_by_field(name: str) -> None:
 )
 def test_models_of_layers_that_megatron_has_not_are_refused_as_a_whole(name: str, mixer: str) -> None:
     """No argument changes what a layer is: the error names it, and the targets that take any model."""
-    case = Case(
+    case = ExportCase(
         model=load_model(name), cluster=Cluster.parse("1xh100-sxm-80gb"), plan=Plan(sequence_parallel=False),
         job=Training(seq_len=512, global_batch=1), stack=find_stack("megatron"),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from shardwise.training import Case, Evaluation, TrainReport, evaluate, sizes_of, stages_of
+from shardwise.training import Evaluation, TrainingCase, TrainReport, evaluate, sizes_of, stages_of
 from shardwise.training._report import report_of
 
 SLACK = 1 + 1e-9
@@ -18,21 +18,21 @@ def tried(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
 
 
-def report(case: Case) -> TrainReport:
+def report(case: TrainingCase) -> TrainReport:
     """Return the report of a case."""
     return report_of(case, ())
 
 
-def evaluated(case: Case) -> Evaluation[Any]:
+def evaluated(case: TrainingCase) -> Evaluation[Any]:
     """Return memory and time of a case."""
     return evaluate(case, sizes_of(case.plan, case.job.global_batch, case.domains), stages_of(case))
 
 
-def peak(case: Case) -> float:
+def peak(case: TrainingCase) -> float:
     """Return the peak bytes of the heaviest stage."""
     return evaluated(case).peak
 
 
-def seconds(case: Case) -> float:
+def seconds(case: TrainingCase) -> float:
     """Return the seconds of a step."""
     return evaluated(case).step.total

@@ -40,7 +40,7 @@ from shardwise.plans import (
 )
 from shardwise.plans._laws import all_blocks, module_names
 from shardwise.plans._legality import batch_problems, plan_problems
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 
 # Recipes whose products every device of the cases has, presets of widths and one's own apart.
 _WIDE_RECIPES = tuple(
@@ -274,7 +274,7 @@ def micro_batches(plan: Plan, drawn: int) -> int:
 
 
 @st.composite
-def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> Case:
+def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> TrainingCase:
     """Draw a complete case whose plan and batch break no law."""
     model = draw(models(wanted.models))
     seq_len = draw(st.sampled_from((512, 2048, 8192)))
@@ -288,7 +288,7 @@ def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> Case:
         expert_imbalance=draw(st.sampled_from((1.0, 1.5))),
     )
     stack = find_stack(draw(st.sampled_from(wanted.stacks or stack_names())))
-    return Case(
+    return TrainingCase(
         model=model,
         cluster=draw(clusters(plan.num_devices)),
         job=job,
@@ -298,12 +298,12 @@ def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> Case:
     )
 
 
-def problems_of(case: Case) -> tuple[object, ...]:
+def problems_of(case: TrainingCase) -> tuple[object, ...]:
     """Return every law that a case breaks."""
     return (*plan_problems(case.model, case.plan, case.job.seq_len), *batch_problems(case.plan, case.job.global_batch))
 
 
-def refilled(case: Case, **changes: Any) -> Case:
+def refilled(case: TrainingCase, **changes: Any) -> TrainingCase:
     """Return the case under a changed plan, with a cluster of the same device and domains that it fills."""
     plan = replace(case.plan, **changes)
     count = micro_batches(plan, case.job.global_batch // (case.plan.dp * case.plan.micro_batch))

@@ -12,18 +12,18 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_names
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 from shardwise.training._evaluate import evaluate_columns
 from shardwise.training._parts import owned
 
 NODE = Cluster.parse("8xh100-sxm-80gb")
 
 
-def case_of(name: str, stack: str, plan: Plan) -> Case:
+def case_of(name: str, stack: str, plan: Plan) -> TrainingCase:
     """Return a short job of a model on one node."""
     model = load_model(name)
     job = Training(seq_len=min(model.positions or 512, 512), global_batch=8)
-    return Case(model=model, cluster=NODE, job=job, stack=find_stack(stack), plan=plan)
+    return TrainingCase(model=model, cluster=NODE, job=job, stack=find_stack(stack), plan=plan)
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -16,7 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, plain
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 from shardwise.training._evaluate import evaluate_columns, structure
 
 JOB = Training(seq_len=4096, global_batch=128)
@@ -36,9 +36,9 @@ def _model(kind: str) -> Model:
     return Model(name=kind, family="llama", hidden=4096, vocab=128256, layers=layers, tied=kind == "dense", mtp=mtp)
 
 
-def _case(kind: str, stack: str = "megatron", plan: Plan | None = None) -> Case:
+def _case(kind: str, stack: str = "megatron", plan: Plan | None = None) -> TrainingCase:
     cluster = Cluster.parse("64xh100-sxm-80gb")
-    return Case(model=_model(kind), cluster=cluster, job=JOB, stack=find_stack(stack), plan=plan or Plan(dp=64))
+    return TrainingCase(model=_model(kind), cluster=cluster, job=JOB, stack=find_stack(stack), plan=plan or Plan(dp=64))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_columns_stay_float64_at_a_trillion_parameters() -> None:
     plans = [Plan(tp=8, pp=pp, dp=1024 // (8 * pp), sharding="zero1") for pp in (8, 16, 32)]
     job = Training(seq_len=131072, global_batch=4096)
     cluster = Cluster.parse("1024xb200-sxm-180gb")
-    case = Case(model=model, cluster=cluster, job=job, stack=find_stack("megatron"), plan=plans[0])
+    case = TrainingCase(model=model, cluster=cluster, job=job, stack=find_stack("megatron"), plan=plans[0])
     found = evaluate_columns(case, plans)
     arrays = [x for x in _leaves(found) if isinstance(x, np.ndarray)]
     assert arrays
@@ -86,7 +86,7 @@ def _leaves(value: Any) -> list[Any]:
 
 @given(cases())
 @tried(50)
-def test_traced_numbers_equal_plain_ones_to_the_last_bit(case: Case) -> None:
+def test_traced_numbers_equal_plain_ones_to_the_last_bit(case: TrainingCase) -> None:
     """A traced evaluation has the very bits of the plain one, in every number it holds."""
     answer = report(case)
     plain_leaves, traced_leaves = _leaves(answer.evaluation), _leaves(answer.traced)
@@ -98,7 +98,7 @@ def test_traced_numbers_equal_plain_ones_to_the_last_bit(case: Case) -> None:
 
 @given(cases())
 @tried(40)
-def test_a_column_of_one_plan_is_that_plan(case: Case) -> None:
+def test_a_column_of_one_plan_is_that_plan(case: TrainingCase) -> None:
     """Any legal case as a column of two equals itself twice."""
     columns = evaluate_columns(case, [case.plan, case.plan])
     one = evaluated(case)

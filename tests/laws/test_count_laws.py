@@ -17,7 +17,7 @@ from shardwise.ops import count_parameters, train_flops
 from shardwise.ops.blocks import block_ops, head
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Case, Options, train
+from shardwise.training import Options, TrainingCase, train
 
 
 def _flops(model: Model, kind: str = "") -> float:
@@ -44,7 +44,7 @@ def test_the_vocabulary_is_an_input(model: Model, more: int) -> None:
     job = Training(seq_len=512, global_batch=2)
     cluster, stack = Cluster.parse("1xh100-sxm-80gb"), find_stack("pytorch")
     small, large = (
-        evaluated(Case(model=m, cluster=cluster, job=job, stack=stack, plan=Plan(sequence_parallel=False)))
+        evaluated(TrainingCase(model=m, cluster=cluster, job=job, stack=stack, plan=Plan(sequence_parallel=False)))
         for m in (model, larger)
     )
     assert large.memory[-1].logits > small.memory[-1].logits
@@ -92,7 +92,7 @@ def test_ffn_width_is_an_input(model: Model, more: int) -> None:
 
 @given(cases(replace(ANY, layouts=("1d",), stacks=("pytorch",), models=("dense", "moe", "latent"))))
 @tried(40)
-def test_parameters_do_not_depend_on_tensor_parallelism(case: Case) -> None:
+def test_parameters_do_not_depend_on_tensor_parallelism(case: TrainingCase) -> None:
     """What the ledger says the model has is the same at every degree, key-value heads that are replicated included."""
     one = evaluated(refilled(case, tp=1, ep=1, etp=1, sequence_parallel=False))
     many = evaluated(case)
@@ -199,7 +199,7 @@ def test_what_was_assumed_is_said_exactly_where_it_was() -> None:
 
 @given(cases())
 @tried(20)
-def test_rates_are_ratios_of_the_step(case: Case) -> None:
+def test_rates_are_ratios_of_the_step(case: TrainingCase) -> None:
     """Tokens a second, FLOP/s and utilisation follow from the step's seconds alone."""
     answer = report(case)
     tokens = case.job.tokens_per_step / answer.step_seconds / case.plan.num_devices

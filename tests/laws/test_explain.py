@@ -10,7 +10,7 @@ from hypothesis import given
 from laws.helpers import report, tried
 from laws.strategies import cases
 from shardwise.ledger.traced import Traced, formula, parts
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 
 
 def nodes(root: Traced) -> Iterator[Traced]:
@@ -25,14 +25,14 @@ def nodes(root: Traced) -> Iterator[Traced]:
         waiting += [p.node for p in parts(node) if p.node is not None]
 
 
-def _roots(case: Case) -> tuple[Traced, Traced]:
+def _roots(case: TrainingCase) -> tuple[Traced, Traced]:
     answer = report(case)
     return answer.explain("step"), answer.explain("memory")
 
 
 @given(cases())
 @tried(25)
-def test_parts_add_up_to_their_number(case: Case) -> None:
+def test_parts_add_up_to_their_number(case: TrainingCase) -> None:
     """Opening any node of a step or of its memory gives contributions that sum to it."""
     for root in _roots(case):
         for node in nodes(root):
@@ -46,7 +46,7 @@ def test_parts_add_up_to_their_number(case: Case) -> None:
 
 @given(cases())
 @tried(25)
-def test_every_node_has_a_formula_and_every_leaf_a_name(case: Case) -> None:
+def test_every_node_has_a_formula_and_every_leaf_a_name(case: TrainingCase) -> None:
     """Whatever opens says what it is: a formula of named numbers, or a name."""
     for root in _roots(case):
         assert root.name
@@ -59,7 +59,7 @@ def test_every_node_has_a_formula_and_every_leaf_a_name(case: Case) -> None:
 
 @given(cases())
 @tried(25)
-def test_names_hide_nothing(case: Case) -> None:
+def test_names_hide_nothing(case: TrainingCase) -> None:
     """Contributions of one number that differ in size differ in name too."""
     for root in _roots(case):
         for node in nodes(root):
@@ -71,7 +71,7 @@ def test_names_hide_nothing(case: Case) -> None:
 
 @given(cases())
 @tried(25)
-def test_a_maximum_states_what_lost(case: Case) -> None:
+def test_a_maximum_states_what_lost(case: TrainingCase) -> None:
     """Where a choice binds, the contribution that won names the others and their slack, which is never negative."""
     for root in _roots(case):
         choices = 0

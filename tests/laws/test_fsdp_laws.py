@@ -13,7 +13,7 @@ from laws.strategies import ANY, cases
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training
-from shardwise.training import Case, Options, train
+from shardwise.training import Options, TrainingCase, train
 from shardwise.training._parts import owned
 from shardwise.training._traffic import flows_of, traffic_of
 from shardwise.training._units import unpadded
@@ -23,12 +23,12 @@ FSDP = replace(ANY, shardings=("fsdp",), stacks=TORCH, layouts=("1d",), schedule
 ONE_STAGE = cases(FSDP).filter(lambda case: case.plan.pp == 1)
 
 
-def kept(case: Case, **more: Any) -> Case:
+def kept(case: TrainingCase, **more: Any) -> TrainingCase:
     """Return the case with weights that stay gathered from forward to backward."""
     return replace(case, plan=replace(case.plan, sharding="shard-grad-op", **more))
 
 
-def sent(case: Case, verb: str) -> tuple[float, float]:
+def sent(case: TrainingCase, verb: str) -> tuple[float, float]:
     """Return calls and bytes of a verb over the sharding groups of the first stage in a step."""
     found = evaluated(case)
     flows = [f for f in flows_of(traffic_of(case, found), 0, 1.0) if f.message.group.endswith("shard")]
@@ -38,7 +38,7 @@ def sent(case: Case, verb: str) -> tuple[float, float]:
 
 @given(ONE_STAGE)
 @tried(40)
-def test_kept_weights_never_need_less_memory(case: Case) -> None:
+def test_kept_weights_never_need_less_memory(case: TrainingCase) -> None:
     """The state at rest is that of FSDP; while the loss is made all weights are whole, never fewer bytes than then."""
     (one,), (other,) = evaluated(case).memory, evaluated(kept(case)).memory
     assert (one.weights, one.gradients, one.optimizer) == (other.weights, other.gradients, other.optimizer)
@@ -47,7 +47,7 @@ def test_kept_weights_never_need_less_memory(case: Case) -> None:
 
 @given(ONE_STAGE)
 @tried(40)
-def test_kept_weights_are_gathered_once_a_micro_batch(case: Case) -> None:
+def test_kept_weights_are_gathered_once_a_micro_batch(case: TrainingCase) -> None:
     """Fewer gathers than FSDP sends, as many scatters of as many bytes, and no gather in backward."""
     assert sent(case, "reduce_scatter") == sent(kept(case), "reduce_scatter")
     calls, size = sent(case, "all_gather")
@@ -60,14 +60,14 @@ def test_kept_weights_are_gathered_once_a_micro_batch(case: Case) -> None:
 
 @given(ONE_STAGE)
 @tried(40)
-def test_kept_weights_are_waited_for_no_longer(case: Case) -> None:
+def test_kept_weights_are_waited_for_no_longer(case: TrainingCase) -> None:
     """A step that gathers once never takes longer than one that gathers twice."""
     assert evaluated(kept(case)).step.total <= evaluated(case).step.total * SLACK
 
 
 @given(ONE_STAGE)
 @tried(40)
-def test_smaller_sharding_groups_hold_more_at_rest(case: Case) -> None:
+def test_smaller_sharding_groups_hold_more_at_rest(case: TrainingCase) -> None:
     """Hybrid groups of half the replicas hold at least what groups of all hold, weights resharded or kept."""
     if case.plan.dp % 4 == 0:
         whole, half = evaluated(kept(case)).memory[0], evaluated(kept(case, shard=case.plan.dp // 2)).memory[0]
@@ -77,7 +77,7 @@ def test_smaller_sharding_groups_hold_more_at_rest(case: Case) -> None:
 
 @given(ONE_STAGE)
 @tried(40)
-def test_padding_is_less_than_a_row_of_each_rank(case: Case) -> None:
+def test_padding_is_less_than_a_row_of_each_rank(case: TrainingCase) -> None:
     """Shards hold at least the model, and no more than one row of each tensor on each rank besides."""
     found = evaluated(case)
     stage, z = found.stages[0], found.sizes
@@ -101,7 +101,7 @@ def test_a_group_larger_than_the_experts_holds_a_multiple_of_them(stack: str, co
 
 @given(ONE_STAGE)
 @tried(30)
-def test_more_replicas_never_need_more_state(case: Case) -> None:
+def test_more_replicas_never_need_more_state(case: TrainingCase) -> None:
     """Twice the replicas of one sharding group hold no more at rest, whatever is padded."""
     more = replace(
         case,

@@ -18,7 +18,7 @@ from shardwise.ops.block import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import lay_out
 from shardwise.plans import RECOMPUTES, SHARDINGS, Plan, Training, find_precision, find_stack, shard_of
-from shardwise.training import Case, Options, train
+from shardwise.training import Options, TrainingCase, train
 from shardwise.training._memory import state_bytes
 from shardwise.training._parts import owned
 from shardwise.training._units import unpadded
@@ -57,7 +57,7 @@ def test_wider_gradients_never_allow_a_larger_micro_batch(sharding: Any) -> None
 
 @given(cases())
 @tried(40)
-def test_not_fitting_is_a_result_with_a_shortfall_and_never_negative_memory(case: Case) -> None:
+def test_not_fitting_is_a_result_with_a_shortfall_and_never_negative_memory(case: TrainingCase) -> None:
     """Whether a plan fits or not, every category is at least zero and the shortfall says by how much."""
     answer = report(case)
     memory, verdict = answer.memory, answer.verdict
@@ -69,7 +69,7 @@ def test_not_fitting_is_a_result_with_a_shortfall_and_never_negative_memory(case
 
 @given(cases(), st.sampled_from(SHARDINGS))
 @tried(60)
-def test_state_summed_over_a_sharding_group_is_one_copy(case: Case, sharding: Any) -> None:
+def test_state_summed_over_a_sharding_group_is_one_copy(case: TrainingCase, sharding: Any) -> None:
     """Weights, gradients and optimizer state of all ranks of a group add up to one copy, however they are sharded."""
     case = replace(case, plan=replace(case.plan, sharding=sharding, shard=case.plan.dp if sharding == "hsdp" else 1))
     found = evaluated(case)
@@ -127,7 +127,7 @@ def test_every_weight_is_split_exactly_or_held_whole(model: Model, tp: int) -> N
 
 @given(cases(replace(ANY, layouts=("1d",), stacks=("pytorch",))))
 @tried(60)
-def test_stages_together_hold_the_model(case: Case) -> None:
+def test_stages_together_hold_the_model(case: TrainingCase) -> None:
     """Parameters summed over pipeline stages are the model's, a shared table and mirrored stages counted as held."""
     from shardwise.ops import count_parameters
 
@@ -142,7 +142,9 @@ def test_stages_together_hold_the_model(case: Case) -> None:
 
 @given(cases(), st.sampled_from(SHARDINGS))
 @tried(40)
-def test_pipeline_and_tensor_parallelism_divide_the_optimizer_at_every_stage_of_zero(case: Case, sharding: Any) -> None:
+def test_pipeline_and_tensor_parallelism_divide_the_optimizer_at_every_stage_of_zero(
+    case: TrainingCase, sharding: Any
+) -> None:
     """Optimizer and gradient bytes are widths times the parameters of a rank, over the sharding group and no more."""
     case = replace(case, plan=replace(case.plan, sharding=sharding, shard=case.plan.dp if sharding == "hsdp" else 1))
     found = evaluated(case)
@@ -158,7 +160,7 @@ def test_pipeline_and_tensor_parallelism_divide_the_optimizer_at_every_stage_of_
 
 @given(cases())
 @tried(40)
-def test_the_reported_peak_is_the_largest_of_the_stages(case: Case) -> None:
+def test_the_reported_peak_is_the_largest_of_the_stages(case: TrainingCase) -> None:
     """The peak is the maximum over stages, never their average."""
     answer = report(case)
     peaks = [m.peak for m in answer.evaluation.memory]
@@ -226,20 +228,20 @@ def test_flash_attention_never_keeps_more(model: Model, attention: Any, dropout:
 
 @given(cases(replace(FLAT, recomputes=("none",))))
 @tried(40)
-def test_more_recompute_keeps_less(case: Case) -> None:
+def test_more_recompute_keeps_less(case: TrainingCase) -> None:
     """Full recompute keeps at most what selective does, and selective at most what none does."""
     kept = [max(m.activations for m in evaluated(_recomputing(case, mode)).memory) for mode in ORDER]
     assert kept == sorted(kept, reverse=True)
     assert set(ORDER) == set(RECOMPUTES)
 
 
-def _recomputing(case: Case, mode: Any) -> Case:
+def _recomputing(case: TrainingCase, mode: Any) -> TrainingCase:
     return replace(case, plan=replace(case.plan, recompute=mode))
 
 
 @given(cases(replace(FLAT, schedules=("gpipe", "1f1b", "zb-h1"))), st.integers(1, 8))
 @tried(40)
-def test_fewer_micro_batches_never_cost_memory(case: Case, count: int) -> None:
+def test_fewer_micro_batches_never_cost_memory(case: TrainingCase, count: int) -> None:
     """In-flight activations are at most the micro-batches there are."""
     unit = case.plan.dp * case.plan.micro_batch
     few, more = (peak(replace(case, job=replace(case.job, global_batch=unit * n))) for n in (count, count + 1))
@@ -254,7 +256,7 @@ def test_interleaving_costs_the_first_stage_no_more_than_its_bound(pp: int, vpp:
     job = Training(seq_len=4096, global_batch=64)
     plain, chunked = (
         evaluated(
-            Case(
+            TrainingCase(
                 model=model,
                 cluster=Cluster.parse(f"{pp}xh100-sxm-80gb"),
                 job=job,
@@ -284,7 +286,7 @@ def test_two_dimensional_tiles_add_up_to_the_tensor(model: Model, tp: int, tp2: 
 
 @given(cases())
 @tried(30)
-def test_context_buffers_and_the_allocator_count(case: Case) -> None:
+def test_context_buffers_and_the_allocator_count(case: TrainingCase) -> None:
     """Usable bytes stay below the nameplate, and a plan never needs less than its tensors."""
     answer = report(case)
     device = case.cluster.device
@@ -294,14 +296,14 @@ def test_context_buffers_and_the_allocator_count(case: Case) -> None:
 
 @given(cases(), st.floats(0.1, 1.0))
 @tried(30)
-def test_larger_memory_never_unfits(case: Case, share: float) -> None:
+def test_larger_memory_never_unfits(case: TrainingCase, share: float) -> None:
     """A plan that fits a device fits one with more memory."""
     big = 200 * GIB
     small, large = (report(_with_memory(case, m)).fits for m in (share * big, big))
     assert large or not small
 
 
-def _with_memory(case: Case, size_bytes: float) -> Case:
+def _with_memory(case: TrainingCase, size_bytes: float) -> TrainingCase:
     values = {"memory_bytes": round(size_bytes), "usable_memory_bytes": round(size_bytes)}
     device = case.cluster.device.with_values(values, "assumption: a law", "2026")
     return replace(case, cluster=replace(case.cluster, device=device))
@@ -309,7 +311,7 @@ def _with_memory(case: Case, size_bytes: float) -> Case:
 
 @given(cases())
 @tried(30)
-def test_more_tokens_never_need_less_memory(case: Case) -> None:
+def test_more_tokens_never_need_less_memory(case: TrainingCase) -> None:
     """Memory grows with the micro-batch and with the sequence."""
     unit = case.job.global_batch // case.plan.micro_batch
     wide = replace(case, plan=replace(case.plan, micro_batch=2 * case.plan.micro_batch))
@@ -322,7 +324,7 @@ def test_more_tokens_never_need_less_memory(case: Case) -> None:
 
 @given(cases(replace(ANY, models=("moe", "latent"))))
 @tried(30)
-def test_expert_state_follows_the_expert_copies(case: Case) -> None:
+def test_expert_state_follows_the_expert_copies(case: TrainingCase) -> None:
     """Expert optimizer state is divided by the copies of experts, dense state by the dense copies."""
     z = evaluated(case).sizes
     assume(shard_of(case.plan) == case.plan.dp)

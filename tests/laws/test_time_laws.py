@@ -17,7 +17,7 @@ from shardwise.ledger.op import Collective
 from shardwise.models import load_model
 from shardwise.ops.fold import Machine, messages
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Case, train
+from shardwise.training import TrainingCase, train
 from shardwise.training._step import StageSeconds
 
 FLAT = Wanted(layouts=("1d",), modules=False)
@@ -26,7 +26,7 @@ MODES = ("none", "selective", "attention", "norm-attention-norm", "full")
 RATES = ("memory_bytes_per_second", *(f"matrix_flops.{d}" for d in ("bf16", "fp32", "tf32")))
 
 
-def _slower_link(case: Case, tier: int, factor: float) -> Case:
+def _slower_link(case: TrainingCase, tier: int, factor: float) -> TrainingCase:
     tiers = [
         replace(t, bytes_per_second=t.bytes_per_second * factor) if i == tier % len(case.cluster.tiers) else t
         for i, t in enumerate(case.cluster.tiers)
@@ -34,7 +34,7 @@ def _slower_link(case: Case, tier: int, factor: float) -> Case:
     return replace(case, cluster=replace(case.cluster, tiers=tuple(tiers)))
 
 
-def _slower_device(case: Case, rate: str, factor: float) -> Case:
+def _slower_device(case: TrainingCase, rate: str, factor: float) -> TrainingCase:
     device = case.cluster.device
     changed = device.with_values({rate: device.fact(rate).value * factor}, "assumption: a law", "2026")
     return replace(case, cluster=replace(case.cluster, device=changed))
@@ -42,7 +42,7 @@ def _slower_device(case: Case, rate: str, factor: float) -> Case:
 
 @given(cases(), st.integers(0, 2), st.floats(0.05, 1.0))
 @tried(60)
-def test_a_slower_link_never_makes_a_plan_faster(case: Case, tier: int, factor: float) -> None:
+def test_a_slower_link_never_makes_a_plan_faster(case: TrainingCase, tier: int, factor: float) -> None:
     """Taking bandwidth from any tier never shortens a step, whichever axes use it."""
     assert seconds(_slower_link(case, tier, factor)) * SLACK >= seconds(case)
 
@@ -75,7 +75,7 @@ def test_a_faster_network_never_lengthens_a_step(index: int, device: str) -> Non
 
 @given(cases(replace(ANY, layouts=("1d",), schedules=("1f1b",), models=("dense",))), st.sampled_from((2, 4)))
 @tried(30)
-def test_a_slower_pipeline_link_costs_time(case: Case, pp: int) -> None:
+def test_a_slower_pipeline_link_costs_time(case: TrainingCase, pp: int) -> None:
     """The boundary between pipeline stages is charged: a link ten times slower lengthens the step."""
     assume(case.model.num_layers >= pp)
     layers = (case.model.num_layers - pp + 1,) + (1,) * (pp - 1)
@@ -85,7 +85,7 @@ def test_a_slower_pipeline_link_costs_time(case: Case, pp: int) -> None:
 
 @given(cases())
 @tried(150)
-def test_twice_the_batch_takes_at_least_as_long_and_at_most_twice(case: Case) -> None:
+def test_twice_the_batch_takes_at_least_as_long_and_at_most_twice(case: TrainingCase) -> None:
     """Twice the sequences never take less time than once, nor more than twice, on any schedule, sharding or stack."""
     twice = replace(case, job=replace(case.job, global_batch=2 * case.job.global_batch))
     once, both = seconds(case), seconds(twice)
@@ -106,7 +106,7 @@ def test_a_pipeline_that_keeps_weights_gathered_waits_for_them_once() -> None:
 
 @given(cases(replace(FLAT, models=("dense", "hybrid"))))
 @tried(60)
-def test_twice_the_replicas_at_the_same_work_each_take_no_less(case: Case) -> None:
+def test_twice_the_replicas_at_the_same_work_each_take_no_less(case: TrainingCase) -> None:
     """With twice the replicas and batch everything but a sharded update takes as long or longer.
 
     Replicas are added over the network alone: within a node more ranks have more links and reduce in the switch, and
@@ -126,14 +126,14 @@ def test_twice_the_replicas_at_the_same_work_each_take_no_less(case: Case) -> No
 
 @given(cases(), st.sampled_from(RATES), st.floats(0.1, 1.0))
 @tried(60)
-def test_a_slower_device_never_makes_a_plan_faster(case: Case, rate: str, factor: float) -> None:
+def test_a_slower_device_never_makes_a_plan_faster(case: TrainingCase, rate: str, factor: float) -> None:
     """Taking FLOP/s or memory bandwidth from the device never shortens a step."""
     assert seconds(_slower_device(case, rate, factor)) * SLACK >= seconds(case)
 
 
 @given(cases(replace(FLAT, recomputes=("none",))))
 @tried(40)
-def test_more_recompute_never_runs_shorter(case: Case) -> None:
+def test_more_recompute_never_runs_shorter(case: TrainingCase) -> None:
     """Full recompute takes at least as long as selective, and selective as none."""
     times = [seconds(replace(case, plan=replace(case.plan, recompute=mode))) for mode in MODES]  # type: ignore[arg-type]
     assert all(a <= b * SLACK for a, b in pairwise(times))
@@ -141,7 +141,7 @@ def test_more_recompute_never_runs_shorter(case: Case) -> None:
 
 @given(cases(replace(FLAT, recomputes=("none",))))
 @tried(40)
-def test_selective_recompute_costs_at_most_the_attention_core_again(case: Case) -> None:
+def test_selective_recompute_costs_at_most_the_attention_core_again(case: TrainingCase) -> None:
     """On every stage selective recompute adds at most the forward seconds of the attention cores it holds."""
     selective = replace(case, plan=replace(case.plan, recompute="selective"))
     plain, again = evaluated(case), evaluated(selective)
@@ -156,7 +156,7 @@ def test_selective_recompute_costs_at_most_the_attention_core_again(case: Case) 
 
 @given(cases())
 @tried(60)
-def test_exposed_messages_lie_between_nothing_and_all(case: Case) -> None:
+def test_exposed_messages_lie_between_nothing_and_all(case: TrainingCase) -> None:
     """What is exposed after overlap is at least zero, and with what is hidden it is what no overlap would expose."""
     overlapped, exposed = (evaluated(replace(case, overlap=on)).step for on in (True, False))
     for some, whole in zip(overlapped.stages, exposed.stages, strict=True):
@@ -175,7 +175,7 @@ def test_exposed_messages_lie_between_nothing_and_all(case: Case) -> None:
 
 @given(cases())
 @tried(40)
-def test_the_parts_of_a_step_make_the_step(case: Case) -> None:
+def test_the_parts_of_a_step_make_the_step(case: TrainingCase) -> None:
     """Pipeline, exposed messages, optimizer and overhead add up to the step; busy, bubble and sends to the pipeline."""
     step = evaluated(case).step
     pipeline = step.pipeline
@@ -187,7 +187,7 @@ def test_the_parts_of_a_step_make_the_step(case: Case) -> None:
 
 @given(cases(replace(ANY, schedules=("gpipe", "1f1b", "interleaved"))))
 @tried(60)
-def test_a_pipeline_has_a_bubble(case: Case) -> None:
+def test_a_pipeline_has_a_bubble(case: TrainingCase) -> None:
     """A pipeline of p stages runs m micro-batches in at least m + (p - 1) / v of the quickest stage's work."""
     found = evaluated(case)
     quickest = min(s.busy for s in found.step.stages)
@@ -199,7 +199,7 @@ def test_a_pipeline_has_a_bubble(case: Case) -> None:
 
 @given(cases())
 @tried(40)
-def test_the_pipeline_never_beats_its_slowest_device(case: Case) -> None:
+def test_the_pipeline_never_beats_its_slowest_device(case: TrainingCase) -> None:
     """No schedule finishes before its busiest device has done its own work."""
     found = evaluated(case)
     stages, m = found.step.stages, found.sizes.num_micro
@@ -209,7 +209,7 @@ def test_the_pipeline_never_beats_its_slowest_device(case: Case) -> None:
 
 @given(cases(replace(ANY, shardings=("none",))))
 @tried(30)
-def test_without_sharding_no_weights_are_gathered(case: Case) -> None:
+def test_without_sharding_no_weights_are_gathered(case: TrainingCase) -> None:
     """With ZeRO off no parameter all-gather is charged, neither once a step nor for each layer."""
     step = evaluated(case).step
     assert step.parameters_exposed == 0
@@ -219,7 +219,7 @@ def test_without_sharding_no_weights_are_gathered(case: Case) -> None:
 
 @given(cases(replace(ANY, shardings=("none", "zero1", "zero2", "distributed-optimizer"))))
 @tried(40)
-def test_gradient_reduction_is_charged_from_zero_0_to_2(case: Case) -> None:
+def test_gradient_reduction_is_charged_from_zero_0_to_2(case: TrainingCase) -> None:
     """Whatever of ZeRO 0 to 2 runs, gradients are reduced over the replicas, and sharded optimizers gather weights."""
     step = evaluated(case).step
     assume(case.plan.dp * case.plan.cp > 1)
@@ -231,7 +231,7 @@ def test_gradient_reduction_is_charged_from_zero_0_to_2(case: Case) -> None:
 
 @given(cases(), cases())
 @tried(20)
-def test_the_order_of_questions_does_not_matter(case: Case, other: Case) -> None:
+def test_the_order_of_questions_does_not_matter(case: TrainingCase, other: TrainingCase) -> None:
     """Nothing global changes: the same case evaluated again, after another, gives the same numbers."""
     first = evaluated(case)
     evaluated(other)
@@ -241,7 +241,7 @@ def test_the_order_of_questions_does_not_matter(case: Case, other: Case) -> None
 
 @given(cases())
 @tried(40)
-def test_more_tokens_never_take_less_time(case: Case) -> None:
+def test_more_tokens_never_take_less_time(case: TrainingCase) -> None:
     """A longer sequence or more micro-batches never shorten a step."""
     base = seconds(case)
     longer = replace(case, job=replace(case.job, seq_len=2 * case.job.seq_len))
@@ -255,7 +255,7 @@ def _summa(panels: int, slow: bool) -> Any:
     plan = Plan(layout="summa", tp=4, tp2=4, panels=panels, sequence_parallel=False)
     job = Training(seq_len=8192, global_batch=4)
     stack = find_stack("megatron")
-    return Case(model=load_model("llama-3.1-8b"), cluster=cluster, job=job, stack=stack, plan=plan)
+    return TrainingCase(model=load_model("llama-3.1-8b"), cluster=cluster, job=job, stack=stack, plan=plan)
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -286,7 +286,7 @@ def test_panels_expose_one_set_and_what_compute_does_not_cover(panels: int) -> N
 
 @given(cases())
 @tried(30)
-def test_stage_seconds_are_what_their_operators_say(case: Case) -> None:
+def test_stage_seconds_are_what_their_operators_say(case: TrainingCase) -> None:
     """Compute of a stage plus its exposed messages is its busy time, DualPipe's pairs included."""
     step = evaluated(case).step
     for stage in step.stages:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laws.helpers import tried
 from shardwise.ledger.number import above, ceil, divide, maximum, minimum, power
 from shardwise.ledger.symbol import Graph, needed
-from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
+from shardwise.search._program import MODE, PLACE, ROW, Program, ProgramShape
 
 LEVELS = (0, ROW, ROW | MODE, ROW | PLACE, ROW | MODE | PLACE)
 BINARY = (
@@ -25,7 +25,7 @@ BINARY = (
     lambda a, b: divide(a, b * b + 0.5),
     lambda a, b: ceil(a) + power(b * b, 0.5),
 )
-SHAPE = Shape(rows=4, modes=3, row=np.array([0, 0, 1, 2, 2, 2, 3]))
+SHAPE = ProgramShape(rows=4, modes=3, row=np.array([0, 0, 1, 2, 2, 2, 3]))
 
 
 def _values(level: int, seed: int) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from measured_rows import INFERENCE, TRAINING, only, published, write
 from shardwise.errors import InputError
-from shardwise.measured import KINDS, Comparison, Context, Kind, Record, examples, fits_of, rules, summary, validate
+from shardwise.measured import KINDS, Comparison, Context, FileKind, Record, examples, fits_of, rules, summary, validate
 from shardwise.measured._files import kind_of
 from shardwise.measured._network import network_bytes_per_second, used_domain
 
@@ -33,7 +33,7 @@ def test_a_complete_row_is_predicted_with_an_interval(tmp_path: Path, row: dict[
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_file_is_recognised_by_its_columns(kind: Kind) -> None:
+def test_a_file_is_recognised_by_its_columns(kind: FileKind) -> None:
     """The columns of a kind tell that kind, whatever else the file has."""
     assert kind_of({*kind.columns, "anything"}, KINDS) == kind
 

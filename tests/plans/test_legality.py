@@ -17,7 +17,7 @@ from shardwise.models import Model, load_model
 from shardwise.plans import Plan, Training
 from shardwise.plans._laws import MODULE_NAMES, all_blocks, module_names
 from shardwise.plans._legality import batch_problems, divisors, field_problems, one_of, plan_problems
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 
 DENSE, SPARSE, LATENT = (load_model(n) for n in ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3"))
 SERIAL = {"sequence_parallel": False}
@@ -150,7 +150,7 @@ _FIELDS = (
 
 @given(cases(Wanted(modules=False)), st.sampled_from(_FIELDS), st.data())
 @tried(200)
-def test_following_a_remedy_fixes_a_plan(case: Case, name: str, data: st.DataObject) -> None:
+def test_following_a_remedy_fixes_a_plan(case: TrainingCase, name: str, data: st.DataObject) -> None:
     """A legal plan changed in one field until it has one problem is legal again after its remedy."""
     values: dict[str, Any] = {
         "schedule": ("gpipe", "interleaved", "dualpipe"),
@@ -210,7 +210,7 @@ def test_checks_hold_for_any_head_and_ffn_shape() -> None:
 
 @given(cases())
 @tried(100)
-def test_legal_cases_are_legal(case: Case) -> None:
+def test_legal_cases_are_legal(case: TrainingCase) -> None:
     """What the strategies draw breaks no law, field by field and together."""
     assert not field_problems(case.plan).items
     assert not plan_problems(case.model, case.plan, case.job.seq_len)

@@ -10,7 +10,7 @@ import pytest
 import brute_force as brute
 from shardwise import Cluster, Training, load_model
 from shardwise.errors import InputError
-from shardwise.formats import Case
+from shardwise.formats import ExportCase
 from shardwise.plans import find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.search import SearchOptions, SearchSpace, plan_training, upto, work_of
@@ -39,7 +39,7 @@ def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str
     exporter = import_module(f"shardwise.formats.{framework.runs.exporter}")
     assert found.best
     for report in (*found.best, *found.front):
-        exporter.export(Case(model=model, cluster=cluster, plan=report.plan, job=job, stack=framework))
+        exporter.export(ExportCase(model=model, cluster=cluster, plan=report.plan, job=job, stack=framework))
         assert not report.unlaunched
 
 

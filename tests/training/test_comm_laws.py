@@ -17,7 +17,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Training
 from shardwise.plans._placement import GROUPS, named_groups
-from shardwise.training import Case, CommReport, comm
+from shardwise.training import CommReport, TrainingCase, comm
 from shardwise.training._comm import TITLES
 from shardwise.training._waits import axis_seconds
 from shardwise.training._wires import group_array, stage_of_ranks
@@ -27,7 +27,7 @@ SMALL = Wanted(max_devices=256)
 
 @given(cases(SMALL))
 @tried(120)
-def test_what_is_sent_arrives(case: Case) -> None:
+def test_what_is_sent_arrives(case: TrainingCase) -> None:
     """All ranks send as many bytes as all receive, and as many as the axes say, on every tier together."""
     found = CommReport(report=report(case))
     axes, wires = found.axes.values(), found.wires
@@ -40,7 +40,7 @@ def test_what_is_sent_arrives(case: Case) -> None:
 
 @given(cases(SMALL))
 @tried(120)
-def test_every_rank_of_a_group_sends_and_receives_the_same(case: Case) -> None:
+def test_every_rank_of_a_group_sends_and_receives_the_same(case: TrainingCase) -> None:
     """Collectives leave each rank with as much as it gave, whatever its group."""
     found = CommReport(report=report(case))
     if case.plan.pp == 1:
@@ -49,7 +49,7 @@ def test_every_rank_of_a_group_sends_and_receives_the_same(case: Case) -> None:
 
 @given(cases(SMALL))
 @tried(150)
-def test_seconds_are_those_of_the_training_report(case: Case) -> None:
+def test_seconds_are_those_of_the_training_report(case: TrainingCase) -> None:
     """Exposed and hidden seconds of the axes add up to those that the step is made of; so do the messages' own."""
     found = CommReport(report=report(case))
     evaluation = found.report.evaluation
@@ -61,7 +61,7 @@ def test_seconds_are_those_of_the_training_report(case: Case) -> None:
 
 @given(cases(SMALL))
 @tried(80)
-def test_groups_partition_the_ranks(case: Case) -> None:
+def test_groups_partition_the_ranks(case: TrainingCase) -> None:
     """Every rank is in one group of each axis, but for a shared table's; groups are as the report counts them."""
     found = CommReport(report=report(case))
     for name, axis in found.axes.items():
@@ -76,7 +76,7 @@ def test_groups_partition_the_ranks(case: Case) -> None:
 
 @given(cases(SMALL))
 @tried(60)
-def test_shapes_are_those_of_the_bytes(case: Case) -> None:
+def test_shapes_are_those_of_the_bytes(case: TrainingCase) -> None:
     """The elements of a message's shape have 1, 2 or 4 bytes each, and weights have as many as their shape says."""
     found = CommReport(report=report(case))
     for flows in found.flows:
@@ -92,7 +92,7 @@ def test_shapes_are_those_of_the_bytes(case: Case) -> None:
 
 @given(cases(Wanted(max_devices=256, schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"))))
 @tried(80)
-def test_each_boundary_is_crossed_once_each_way(case: Case) -> None:
+def test_each_boundary_is_crossed_once_each_way(case: TrainingCase) -> None:
     """A micro-batch crosses the boundaries between all chunks once forward and once backward, on every rank's path."""
     plan = case.plan
     found = CommReport(report=report(case))
@@ -249,7 +249,7 @@ def test_the_embedding_group_is_the_first_and_the_last_stage() -> None:
 
 @given(cases(SMALL))
 @tried(60)
-def test_every_kind_of_group_partitions_the_ranks(case: Case) -> None:
+def test_every_kind_of_group_partitions_the_ranks(case: TrainingCase) -> None:
     """Whatever a message travels over, each rank is in one group of it."""
     plan = replace(case.plan)
     for name in GROUPS:

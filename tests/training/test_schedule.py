@@ -25,7 +25,7 @@ from shardwise.training.schedules import (
     pipeline_time,
     schedule_problems,
 )
-from shardwise.training.schedules.simulate import StageSeconds, Timeline, simulate
+from shardwise.training.schedules.simulate import SimulatedStage, Timeline, simulate
 
 Costs = tuple[float, float, float]
 
@@ -45,9 +45,9 @@ def shape_of(p: float, m: float, v: float = 1, send: float = 0.0, *, overlap: bo
     return PipelineShape(num_stages=p, num_chunks=v, num_micro=m, send=send, overlap_send=overlap)
 
 
-def stages_of(costs: list[Costs]) -> list[StageSeconds]:
+def stages_of(costs: list[Costs]) -> list[SimulatedStage]:
     """One stage for each triple of costs."""
-    return [StageSeconds(forward=f, backward_input=g, backward_weight=w) for f, g, w in costs]
+    return [SimulatedStage(forward=f, backward_input=g, backward_weight=w) for f, g, w in costs]
 
 
 def run_of(count: float, costs: Costs) -> Run[float]:

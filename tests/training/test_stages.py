@@ -13,7 +13,7 @@ from laws.helpers import tried
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Model, MoE, load_model
 from shardwise.plans import Plan, Training, find_stack, split_layers
-from shardwise.training import Case, Evaluation, evaluate, sizes_of, stages_of
+from shardwise.training import Evaluation, TrainingCase, evaluate, sizes_of, stages_of
 from shardwise.training._stages import Partition, kinds_of, runs_of, stack_runs, stage_layers
 
 LLAMA, DEEPSEEK = load_model("llama-3.1-8b"), load_model("deepseek-v3")
@@ -24,7 +24,7 @@ def evaluated(plan: Plan, model: Model = LLAMA, batch: int = 64, **more: Any) ->
     job = Training(seq_len=4096, global_batch=batch, precision=more.pop("precision", "bf16"))
     stack = find_stack(more.pop("stack", "megatron"))
     cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
-    case = Case(model=model, cluster=cluster, job=job, stack=stack, plan=plan, **more)
+    case = TrainingCase(model=model, cluster=cluster, job=job, stack=stack, plan=plan, **more)
     return evaluate(case, sizes_of(plan, batch, case.domains), stages_of(case))
 
 

@@ -12,7 +12,7 @@ from shardwise.cli._case import Inputs, known_keys, read_values
 from shardwise.cli._files import read_case
 from shardwise.cli._from import take
 from shardwise.cli._kinds import fail
-from shardwise.cli._scan import Scan, scan
+from shardwise.cli._scan import ScannedWords, scan
 from shardwise.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Side:
     name: str
     file: str | None
     kind: str
-    own: Scan
+    own: ScannedWords
 
 
 def _sides(inputs: Inputs) -> list[_Side]:

@@ -46,12 +46,12 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
 
     Raises `InputError` with every problem, and every field that cannot be told.
     """
-    from shardwise.formats import Case
+    from shardwise.formats import ExportCase
 
     target = inputs.get("target", "megatron")
     _complete(inputs, target)
     report = _train.ask(inputs)
-    stated = Case(
+    stated = ExportCase(
         model=report.case.model,
         cluster=report.case.cluster,
         plan=report.plan,

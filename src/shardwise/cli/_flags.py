@@ -8,10 +8,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from shardwise.cli import _kinds as k
-from shardwise.cli._kinds import Kind
+from shardwise.cli._kinds import Converter
 
 if TYPE_CHECKING:
-    from shardwise.models import Field
+    from shardwise.models import ConfigField
     from shardwise.plans.fields import Field as PlanField
 
 
@@ -20,7 +20,7 @@ class Flag:
     """One flag: `key` is the field in files and in problems, and with dashes the flag."""
 
     key: str
-    kind: Kind
+    kind: Converter
     help: str
     group: str
     short: str = ""
@@ -83,7 +83,7 @@ SHORT = {
 }
 
 
-def _flags(group: str, *rows: tuple[str, Kind, str]) -> dict[str, Flag]:
+def _flags(group: str, *rows: tuple[str, Converter, str]) -> dict[str, Flag]:
     return {key: Flag(key, kind, text, group, SHORT.get(key, "")) for key, kind, text in rows}
 
 
@@ -154,13 +154,13 @@ def model_flags() -> dict[str, Flag]:
     """Return the flags that override fields of the model, and those of a model from its sizes alone."""
     from shardwise.models import FIELDS, SIZE_FIELDS
 
-    def kind(f: Field) -> Kind:
+    def kind(f: ConfigField) -> Converter:
         most = 10_000 if f.name == "num_layers" else k.MOST_WHOLE
         if f.kind is bool:
             return k.SWITCH
         return k.SHARE_OF if f.kind is float else k.whole(0, most)
 
-    def rows(table: dict[str, Field]) -> list[tuple[str, Kind, str]]:
+    def rows(table: dict[str, ConfigField]) -> list[tuple[str, Converter, str]]:
         return [(f.name, kind(f), f.help) for f in table.values()]
 
     return _flags("model", *rows(FIELDS)) | _flags("sizes", *rows(SIZE_FIELDS))

@@ -24,7 +24,7 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Converter:
     """How the value of a flag is read, and its word in the help; a greedy one takes words with dashes."""
 
     read: Callable[[Any, str], Any]
@@ -38,7 +38,7 @@ def fail(field: str, value: object, rule: str, remedy: str) -> InputError:
     return InputError([Problem(field, plain(value), rule, remedy)])
 
 
-def whole(least: int = 1, most: int = MOST_WHOLE) -> Kind:
+def whole(least: int = 1, most: int = MOST_WHOLE) -> Converter:
     """Return the kind of whole numbers in a range.
 
     >>> whole().read("8", "tp"), whole().read(8, "tp")
@@ -57,7 +57,7 @@ def whole(least: int = 1, most: int = MOST_WHOLE) -> Kind:
             raise fail(field, value, f"must be at most {most}", remedy)
         return value
 
-    return Kind(read, "N")
+    return Converter(read, "N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Range:
     example: str = "1"
 
 
-def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Kind:
+def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Converter:
     """Return the kind of numbers in a range, read with their unit; a file may give the plain number in SI units.
 
     >>> number(parse_seconds, "TIME", Range()).read("50ms", "restart")
@@ -96,10 +96,10 @@ def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Kin
             raise fail(field, value, f"must not be below {LEAST:g}", remedy)
         return found
 
-    return Kind(read, word)
+    return Converter(read, word)
 
 
-def choice(*allowed: str) -> Kind:
+def choice(*allowed: str) -> Converter:
     """Return the kind of one word out of several.
 
     >>> choice("ring", "all-gather").read("ring", "cp_kind")
@@ -111,10 +111,10 @@ def choice(*allowed: str) -> Kind:
             return value.strip().lower()
         raise fail(field, value, "is not a known choice", _near(value, allowed))
 
-    return Kind(read, "{" + ",".join(allowed) + "}")
+    return Converter(read, "{" + ",".join(allowed) + "}")
 
 
-def precision() -> Kind:
+def precision() -> Converter:
     """Return the kind of recipes of precision: those that are known when it reads, one's own too."""
     from shardwise.plans import DTYPES, precision_names
 
@@ -122,7 +122,7 @@ def precision() -> Kind:
         return choice(*precision_names()).read(value, field)  # type: ignore[no-any-return]
 
     shown = ",".join(name for name in precision_names() if name not in DTYPES)
-    return Kind(read, "{" + shown + "}")
+    return Converter(read, "{" + shown + "}")
 
 
 def _near(value: object, allowed: tuple[str, ...]) -> str:
@@ -228,7 +228,7 @@ def _read_places(value: object, field: str) -> tuple[int, ...]:
     return tuple(int(found.get(axis, "1")) for axis in AXES)
 
 
-def file_of(*endings: str) -> Kind:
+def file_of(*endings: str) -> Converter:
     """Return the kind of files to be written, told by how their names end.
 
     >>> file_of(".svg", ".png").read("front.svg", "plot")
@@ -241,19 +241,19 @@ def file_of(*endings: str) -> Kind:
             raise fail(field, path, "does not say what to write", "end the name in " + " or ".join(endings))
         return path
 
-    return Kind(read, "FILE")
+    return Converter(read, "FILE")
 
 
-SWITCH = Kind(_read_switch, "", switch=True)
-TEXT = Kind(_read_text, "NAME")
-FILE = Kind(_read_text, "FILE")
+SWITCH = Converter(_read_switch, "", switch=True)
+TEXT = Converter(_read_text, "NAME")
+FILE = Converter(_read_text, "FILE")
 FIGURES = (".svg", ".png", ".pdf", ".html")
-WORDS = Kind(_read_words, "A,B,...")
-ORDER = Kind(_read_order, "A-B-...")
-ARGUMENTS = Kind(_read_arguments, "WORDS")
-WHOLES = Kind(_read_wholes, "N,N,...")
-RAW = Kind(_read_raw, "VALUE")
-PLACES = Kind(_read_places, "AXIS=N,...")
+WORDS = Converter(_read_words, "A,B,...")
+ORDER = Converter(_read_order, "A-B-...")
+ARGUMENTS = Converter(_read_arguments, "WORDS")
+WHOLES = Converter(_read_wholes, "N,N,...")
+RAW = Converter(_read_raw, "VALUE")
+PLACES = Converter(_read_places, "AXIS=N,...")
 
 
 def read_chance(value: object, field: str) -> float:
@@ -272,7 +272,7 @@ def read_chance(value: object, field: str) -> float:
     return found
 
 
-CHANCE = Kind(read_chance, "CHANCE")
+CHANCE = Converter(read_chance, "CHANCE")
 WHOLE = whole()
 COUNT = number(parse_count, "N", Range(above=True, example='"15T"'))
 RATIO = number(parse_count, "X", Range(least=1, most=1e6, example="1.2"))
@@ -285,7 +285,7 @@ FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
 BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))
 
 
-def kind_of(field: Field) -> Kind:
+def kind_of(field: Field) -> Converter:
     """Return the kind of the values of a field of a plan, a job or a framework.
 
     >>> from shardwise.plans.fields import PLAN

@@ -14,7 +14,7 @@ from shardwise.cli._case import Inputs, known_keys, read_values
 from shardwise.cli._files import read_case, write_case
 from shardwise.cli._flags import FROM, Command
 from shardwise.cli._kinds import SWITCH, fail, nearest
-from shardwise.cli._scan import Scan, scan
+from shardwise.cli._scan import ScannedWords, scan
 from shardwise.errors import InputError
 
 _NOT_SAVED = ("json", "width", "config", "save", "help", "plot", "timeline")
@@ -117,7 +117,7 @@ def _config_of(words: Sequence[str]) -> str | None:
     return None
 
 
-def _inputs(found: Scan, command: Command) -> Inputs:
+def _inputs(found: ScannedWords, command: Command) -> Inputs:
     inputs = Inputs(problems=found.problems)
     raw: dict[str, Any] = {}
     if isinstance(path := found.given.get("config"), str):

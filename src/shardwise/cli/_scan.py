@@ -19,7 +19,7 @@ MOST_NAMED = 50
 
 
 @dataclass(slots=True)
-class Scan:
+class ScannedWords:
     """What was typed: words by position, raw values by key, and problems."""
 
     words: list[str] = field(default_factory=list)
@@ -44,9 +44,9 @@ def _takes(flag: Flag, word: str | None) -> bool:
     return flag.kind.greedy or word == "-" or not word.startswith("-") or (word[1:2] != "-" and word != "-h")
 
 
-def scan(words: Sequence[str], command: Command) -> Scan:
+def scan(words: Sequence[str], command: Command) -> ScannedWords:
     """Return what the words of one command say; never raises."""
-    found = Scan()
+    found = ScannedWords()
     rest = deque(words)
     unknown: list[tuple[str, str | None]] = []
     while rest:
@@ -102,7 +102,7 @@ def _remedy(key: str, command: Command) -> str:
     return f"did you mean {' or '.join(near)}? {lists}" if near else lists
 
 
-def _report_unknown(found: Scan, unknown: list[tuple[str, str | None]], command: Command) -> None:
+def _report_unknown(found: ScannedWords, unknown: list[tuple[str, str | None]], command: Command) -> None:
     """Add a problem for each unknown flag; a word after it is its value where there are words enough without."""
     for name, value in unknown[:MOST_NAMED]:
         key = name.lstrip("-").replace("-", "_")

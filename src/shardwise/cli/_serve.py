@@ -45,7 +45,7 @@ def _read_tokens(value: object, field: str) -> str:
     return str(k.WHOLE.read(value, field))
 
 
-_TOKENS = k.Kind(_read_tokens, "N|A..B")
+_TOKENS = k.Converter(_read_tokens, "N|A..B")
 _RATE = k.number(parse_rate, "RATE", k.Range(above=True, most=1e6, example='"50/s"'))
 _CV = k.number(parse_count, "X", k.Range(least=0, most=10, example="0.8"))
 _SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))

@@ -7,7 +7,7 @@ from functools import cache
 
 from shardwise.cli import _kinds as k
 from shardwise.cli._flags import Flag, _flags, plan_flags, risk_flags, train_flags
-from shardwise.cli._kinds import Kind
+from shardwise.cli._kinds import Converter
 from shardwise.plans.fields import PLAN, TRAINING, keys
 from shardwise.units import parse_count, parse_seconds
 
@@ -52,11 +52,11 @@ def _read_doubling(value: object, field: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _time(example: str) -> Kind:
+def _time(example: str) -> Converter:
     return k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example=example))
 
 
-RANGE = Kind(_read_range, "N|A..B|N,N")
+RANGE = Converter(_read_range, "N|A..B|N,N")
 
 
 @cache
@@ -76,7 +76,7 @@ def plan_search_flags() -> dict[str, Flag]:
         ("top", k.whole(1, 1000), "plans to show; left out, ten"),
         ("at_most", k.SWITCH, "try every smaller number of devices too"),
         ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
-        ("scaling", Kind(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
+        ("scaling", Converter(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
         ("save_best", k.FILE, "write the best plan as a case of train to a TOML or JSON file"),
         ("explore", k.SWITCH, "try layouts too that the framework cannot launch, each marked so"),
         ("workers", k.whole(1, 1024), "most processes; never more than cores or parts of the search"),

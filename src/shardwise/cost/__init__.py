@@ -53,7 +53,7 @@ from shardwise.cost._rates import (
 )
 from shardwise.cost._records import (
     DECODE_PARTS,
-    Collective,
+    CollectiveFit,
     ExpertsFit,
     Gemm,
     Quantise,
@@ -78,7 +78,7 @@ __all__ = [
     "Beside",
     "Cached",
     "Chip",
-    "Collective",
+    "CollectiveFit",
     "Conditions",
     "Efficiencies",
     "EngineReduce",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from shardwise.cost._rates import Efficiencies
-from shardwise.cost._records import Collective
+from shardwise.cost._records import CollectiveFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Cluster, Tier, find_link
 from shardwise.ledger.number import X, above, log2, maximum, minimum, power, total
@@ -58,7 +58,7 @@ class Wire(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link(Generic[X]):
+class NetworkLink(Generic[X]):
     """One tier as the collectives see it; what has no constants of its own takes those of an all-gather."""
 
     name: str
@@ -80,11 +80,11 @@ class Link(Generic[X]):
 class Network(Generic[X]):
     """The links of a cluster, fastest tier first."""
 
-    links: tuple[Link[X], ...]
+    links: tuple[NetworkLink[X], ...]
     assumptions: tuple[str, ...] = ()
 
 
-def wire_of(tier: Tier, row: Collective, imposed: Efficiencies, fast: bool, extra_hop_seconds: float) -> Wire[Any]:
+def wire_of(tier: Tier, row: CollectiveFit, imposed: Efficiencies, fast: bool, extra_hop_seconds: float) -> Wire[Any]:
     """Return what a collective achieves on a tier, as named numbers.
 
     `extra_hop_seconds` is what a hop of this tier takes more than a hop of the link that was measured.
@@ -108,7 +108,7 @@ def wire_of(tier: Tier, row: Collective, imposed: Efficiencies, fast: bool, extr
     )
 
 
-def tree_of(row: Collective, extra_hop_seconds: float) -> Tree:
+def tree_of(row: CollectiveFit, extra_hop_seconds: float) -> Tree:
     """Return the tree of a network's all-reduce from its constants.
 
     A level at full rate takes `tree_long_ratio` hops of the ring (NCCL src/graph/tuning.cc, ncclHwLat: 28 us over 14
@@ -122,7 +122,7 @@ def tree_of(row: Collective, extra_hop_seconds: float) -> Tree:
     )
 
 
-def measured_on(row: Collective, tier: Tier) -> Collective:
+def measured_on(row: CollectiveFit, tier: Tier) -> CollectiveFit:
     """Return the constants of a verb over a network, with the rate of the kind of network that was measured.
 
     >>> from dataclasses import replace
@@ -134,7 +134,7 @@ def measured_on(row: Collective, tier: Tier) -> Collective:
     return replace(row, efficiency=row.measured_efficiency) if row.measured_on == tier.name else row
 
 
-def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> Link[Any]:
+def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[Any]:
     """Return one tier of a cluster as the collectives see it."""
     # Nodes of one device have no fast tier: the network is their first.
     across = constants().network
@@ -145,7 +145,7 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> Link[Any]:
     extra = max(tier.latency_seconds - nominal, 0.0)
     wires = {verb: wire_of(tier, row, imposed, fast, extra) for verb, row in rows.items()}
     rate = tier.bytes_per_second
-    return Link(name=tier.name, wires=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
+    return NetworkLink(name=tier.name, wires=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
 
 
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
@@ -229,7 +229,7 @@ def leaving_share(n: X, below: X, fanout: int) -> X:
     return reached * (1 - 1 / domains) / fanout
 
 
-def _tier_volume(net: Network[X], link: Link[X], verb: Verb, size: X, ranks: tuple[X, X], fanout: int) -> X:
+def _tier_volume(net: Network[X], link: NetworkLink[X], verb: Verb, size: X, ranks: tuple[X, X], fanout: int) -> X:
     """Return the bytes that a collective of n ranks, `below` of them in a domain, moves over one tier's link."""
     n, below = ranks
     first = link is net.links[0]

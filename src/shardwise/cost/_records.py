@@ -157,7 +157,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
+class CollectiveFit:
     """One kind of collective over one kind of link; `low_` and `long_` are those of NCCL's two protocols."""
 
     efficiency: float
@@ -270,7 +270,7 @@ class Family:
     attention: AttentionFit
     grouped: Grouped
     memory: Memory
-    fast: Mapping[str, Collective]
+    fast: Mapping[str, CollectiveFit]
     weight_gradient: Rate | None = None
     all_reduce: Mapping[str, ReduceFit] = by_name()
     experts: Mapping[str, Mapping[str, Mapping[str, ExpertsFit]]] = by_name()
@@ -384,5 +384,5 @@ class Constants:
     """Every stored constant: by family of devices, of networks by collective, and rules for all."""
 
     families: Mapping[str, Family]
-    network: Mapping[str, Collective]
+    network: Mapping[str, CollectiveFit]
     rules: Rules

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from shardwise.cost._load import record
-from shardwise.cost._records import Collective, Constants, Family, Gemm, Rules
+from shardwise.cost._records import CollectiveFit, Constants, Family, Gemm, Rules
 from shardwise.hardware import Device
 
 
@@ -53,7 +53,7 @@ def constants() -> Constants:
     """
     table = stored()
     families = {name: record(Family, row, name) for name, row in table.items() if name not in _OTHERS}
-    verbs = {verb: record(Collective, row, f"network.{verb}") for verb, row in table["network"]["verbs"].items()}
+    verbs = {verb: record(CollectiveFit, row, f"network.{verb}") for verb, row in table["network"]["verbs"].items()}
     rules = {name: row for name, row in table["passes"].items() if name != "devices"}
     return Constants(families=families, network=verbs, rules=record(Rules, rules, "passes"))
 

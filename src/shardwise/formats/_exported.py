@@ -14,7 +14,7 @@ from shardwise.plans.laws import stack_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class ExportCase:
     """What is exported: a complete plan and job of a model on a cluster, in a framework."""
 
     model: Model
@@ -51,7 +51,7 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[
         yield path, ours, theirs
 
 
-def refuse(system: str, found: Mapping[str, tuple[object, object]], case: Case | None = None) -> None:
+def refuse(system: str, found: Mapping[str, tuple[object, object]], case: ExportCase | None = None) -> None:
     """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run."""
     problems = list(_unlaunched(case)) if case is not None else []
     named = {problem.field for problem in problems}
@@ -64,13 +64,13 @@ def refuse(system: str, found: Mapping[str, tuple[object, object]], case: Case |
         raise InputError(problems)
 
 
-def worded(case: Case) -> Case:
+def worded(case: ExportCase) -> ExportCase:
     """Return a case whose sharding is in its framework's own word."""
     sharding = cast(Sharding, case.stack.runs.word(case.plan.sharding))
     return replace(case, plan=replace(case.plan, sharding=sharding))
 
 
-def _unlaunched(case: Case) -> tuple[Problem, ...]:
+def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     """Return what the framework of a case does not run."""
     precision = case.job.precision or case.stack.precision
     return stack_problems(case.stack, case.plan, precision=precision, optimizer=case.job.optimizer)

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.files import parse_json
 from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import Case, Exported, differences, refuse, untold, worded
+from shardwise.formats._exported import ExportCase, Exported, differences, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
@@ -133,7 +133,7 @@ def _precision(keys: Keys) -> str:
     return "fp32"
 
 
-def tree_of(case: Case) -> dict[str, Any]:
+def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
     stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 0
@@ -153,7 +153,7 @@ def tree_of(case: Case) -> dict[str, Any]:
     return tree
 
 
-def export(case: Case) -> Exported:
+def export(case: ExportCase) -> Exported:
     """Return ds_config.json for a case; raises `InputError` naming every field that DeepSpeed cannot be told."""
     # Full recompute is a switch of the model, which the file does not have.
     case = worded(case)

@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import Case, Exported, differences, refuse, untold
+from shardwise.formats._exported import ExportCase, Exported, differences, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack, shard_of
@@ -174,7 +174,7 @@ def _strategy(keys: Keys) -> str:
     return word
 
 
-def tree_of(case: Case) -> dict[str, Any]:
+def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case, for FSDP version 2."""
     p, machines = case.plan, -(-case.plan.num_devices // case.cluster.devices_per_node)
     sharded = p.sharding != "none"
@@ -206,7 +206,7 @@ def tree_of(case: Case) -> dict[str, Any]:
     return tree
 
 
-def export(case: Case) -> Exported:
+def export(case: ExportCase) -> Exported:
     """Return accelerate's YAML for a case; raises `InputError` naming every field that it cannot be told."""
     # Without shards recompute is a switch of the training script.
     switched = case.plan.recompute == "full" and case.plan.sharding == "none"

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.files import parse_toml
 from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold
+from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
@@ -211,7 +211,7 @@ def _stack(keys: Keys) -> str:
     return "fsdp2-compiled-loss" if "loss" in parts else "fsdp2-compiled"
 
 
-def tree_of(case: Case) -> dict[str, dict[str, Any]]:
+def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
     precision = job.precision or case.stack.precision
@@ -278,7 +278,7 @@ def _parts(p: Plan, layers: int) -> list[list[str]]:
     return parts
 
 
-def export(case: Case) -> Exported:
+def export(case: ExportCase) -> Exported:
     """Return torchtitan's TOML for a case; raises `InputError` naming every field that it cannot be told."""
     import tomli_w
 
@@ -298,7 +298,7 @@ def export(case: Case) -> Exported:
     )
 
 
-def _lost(case: Case, back: Imported) -> Found:
+def _lost(case: ExportCase, back: Imported) -> Found:
     """Return what of the model and of the job does not come back."""
     job, theirs = case.job, back.job
     pairs: dict[str, tuple[object, object]] = {

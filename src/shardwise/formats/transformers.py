@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.formats import _yaml, fsdp
 from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold, worded
+from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
 from shardwise.formats._keys import table
 from shardwise.models._load import catalogue
 from shardwise.plans import Plan, Training
@@ -22,7 +22,7 @@ _PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"),
 _OPTIMIZERS = {"adam": "adamw_torch", "adam8bit": "adamw_bnb_8bit"}
 
 
-def _words(case: Case) -> dict[str, Any]:
+def _words(case: ExportCase) -> dict[str, Any]:
     """Return the arguments of the training script."""
     p, job = case.plan, case.job
     precision = job.precision or case.stack.precision
@@ -57,7 +57,7 @@ def _read(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
     return replace(around.plan, micro_batch=micro, recompute=recompute), job
 
 
-def export(case: Case) -> Exported:
+def export(case: ExportCase) -> Exported:
     """Return the files of a training; raises `InputError` naming every field that the Trainer cannot be told."""
     case = worded(case)
     ours, found = untold(canonical_plan(case.plan), _TOLD)
@@ -74,11 +74,11 @@ def export(case: Case) -> Exported:
     return Exported(system="transformers", version="5.23.0", files=files, notes=notes)
 
 
-def _mixed(case: Case) -> str:
+def _mixed(case: ExportCase) -> str:
     return _PRECISIONS.get(case.job.precision or case.stack.precision, ("no", ""))[0]
 
 
-def _lost(case: Case, back: Training) -> Found:
+def _lost(case: ExportCase, back: Training) -> Found:
     job = case.job
     pairs: dict[str, tuple[object, object]] = {
         "precision": (job.precision or case.stack.precision, back.precision),
@@ -92,7 +92,7 @@ def _lost(case: Case, back: Training) -> Found:
     return found
 
 
-def _script(case: Case, words: Mapping[str, Any]) -> str:
+def _script(case: ExportCase, words: Mapping[str, Any]) -> str:
     """Return the launch script."""
     lines = ["    --" + (name if value is True else f"{name} {value}") for name, value in words.items()]
     head = f"#!/bin/bash\n# {case.model.name} on {case.plan.num_devices} devices, as transformers 5.23.0 reads it.\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from shardwise.measured._comparison import Comparison, Prediction, rows_csv
 from shardwise.measured._context import Context
 from shardwise.measured._engines import engine_named
-from shardwise.measured._files import USUAL, Kind, Predictor, Table, read_table
+from shardwise.measured._files import USUAL, FileKind, Predictor, Table, read_table
 from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._network import cluster_of
@@ -29,7 +29,7 @@ from shardwise.measured._summary import (
     reasons,
     summary,
 )
-from shardwise.measured._training import Predicted, Question, TrainingRows, question_of, report_of
+from shardwise.measured._training import Predicted, TrainingQuestion, TrainingRows, question_of, report_of
 from shardwise.measured._training_metrics import WEIGHTY
 
 __all__ = [
@@ -42,17 +42,17 @@ __all__ = [
     "Comparison",
     "Context",
     "Errors",
+    "FileKind",
     "Fits",
     "Framework",
     "InferenceRows",
-    "Kind",
     "Predicted",
     "Prediction",
     "Predictor",
-    "Question",
     "Record",
     "Rule",
     "Table",
+    "TrainingQuestion",
     "TrainingRows",
     "Validation",
     "assumptions",

@@ -23,7 +23,7 @@ USUAL = "case_id source citation quality notes spread"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class FileKind:
     """A kind of file: the columns that tell it, further ones that are read or allowed, and how its rows are predicted.
 
     `predictor` makes what predicts the rows of one file, `metric` names what a row measured, `measured` is its figure.
@@ -50,12 +50,12 @@ class Table:
     """
 
     path: str
-    kind: Kind
+    kind: FileKind
     rows: tuple[dict[str, str], ...]
     unread: tuple[tuple[str, str], ...] = ()
 
 
-def read_table(path: str, kinds: Sequence[Kind]) -> Table:
+def read_table(path: str, kinds: Sequence[FileKind]) -> Table:
     """Return the rows of a CSV file and their kind; names of columns may have capitals and spaces around them.
 
     Raises `InputError` where the file cannot be read, is of no known kind or has no rows.
@@ -96,14 +96,14 @@ def _check_header(names: list[str], path: str) -> None:
         raise InputError([Problem("file", path, rule, "keep the one that is meant")])
 
 
-def _unread(names: Iterable[str], kind: Kind) -> tuple[tuple[str, str], ...]:
+def _unread(names: Iterable[str], kind: FileKind) -> tuple[tuple[str, str], ...]:
     """Return the columns that a kind does not have, each with the nearest that it has."""
     known = kind.columns | kind.further
     odd = [name for name in names if name and name not in known]
     return tuple((name, next(iter(difflib.get_close_matches(name, sorted(known), 1)), "")) for name in odd)
 
 
-def kind_of(columns: set[str], kinds: Sequence[Kind], path: str = "") -> Kind:
+def kind_of(columns: set[str], kinds: Sequence[FileKind], path: str = "") -> FileKind:
     """Return the kind of a file by its columns; raises `InputError` naming the columns that the nearest kinds want."""
     for kind in kinds:
         if kind.columns <= columns:

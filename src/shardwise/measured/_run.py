@@ -10,7 +10,7 @@ from pathlib import Path
 from shardwise.errors import InputError
 from shardwise.measured._comparison import Comparison
 from shardwise.measured._context import Context
-from shardwise.measured._files import BEYOND, USUAL, Kind, Predictor, Table, read_table
+from shardwise.measured._files import BEYOND, USUAL, FileKind, Predictor, Table, read_table
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training import TrainingRows
@@ -40,7 +40,7 @@ class Validation:
         return len(self.predicted) / len(self.rows) if self.rows else 1.0
 
 
-def validate(files: Iterable[str], kinds: Sequence[Kind] = (), context: type[Context] = Context) -> Validation:
+def validate(files: Iterable[str], kinds: Sequence[FileKind] = (), context: type[Context] = Context) -> Validation:
     """Return every row of some CSV files with its prediction; the kind of each file is told by its columns.
 
     Models and devices are looked up beside each file (models*.json, devices*.csv), then in the catalogue. Raises
@@ -60,7 +60,7 @@ def compared(table: Table, context: Context) -> Iterator[Comparison]:
         yield _row(Record(raw), table.kind, context, predictor, number)
 
 
-def _row(record: Record, kind: Kind, context: Context, predictor: Predictor, number: int) -> Comparison:
+def _row(record: Record, kind: FileKind, context: Context, predictor: Predictor, number: int) -> Comparison:
     row = Comparison(
         case_id=record.text("case_id") or f"line {number}",
         metric=kind.metric(record),
@@ -108,7 +108,7 @@ _UNITS = {
 _MOST_UTILISED = 4
 
 
-def _measured(record: Record, kind: Kind) -> float:
+def _measured(record: Record, kind: FileKind) -> float:
     if record.text(BEYOND):
         raise refuse("row", record.text(BEYOND), "has more cells than the header: quote cells that hold a comma")
     return kind.measured(record)
@@ -145,7 +145,7 @@ def _year(record: Record, context: Context) -> int:
     return device.year if device.knows("year") else 0
 
 
-TRAINING = Kind(
+TRAINING = FileKind(
     name="training",
     columns=frozenset(("metric", "value", "model", "device", "seq_len")),
     further=frozenset(
@@ -158,7 +158,7 @@ TRAINING = Kind(
     metric=stated_metric,
     measured=stated_value,
 )
-INFERENCE = Kind(
+INFERENCE = FileKind(
     name="inference",
     columns=frozenset(("metric", "value", "model", "device", "serving_mode")),
     further=frozenset(

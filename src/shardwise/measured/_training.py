@@ -92,7 +92,7 @@ class TrainingRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class TrainingQuestion:
     """What a row asks `train`: model, cluster, plan, job and stack; its framework, and notes on what was taken.
 
     `table` is what is known of frameworks.
@@ -130,7 +130,7 @@ class Question:
         return self.train(plan) if self.offloads and report.plan.recompute == "full" else report
 
 
-def question_of(record: Record, context: Context) -> Question:
+def question_of(record: Record, context: Context) -> TrainingQuestion:
     """Return what a row asks; raises `InputError` where it does not say enough, or what is not modelled."""
     _check(record)
     table, model = context.frameworks, context.model(record.text("model"))
@@ -148,7 +148,7 @@ def question_of(record: Record, context: Context) -> Question:
         optimizer=optimizer_of(record),
         dropout=dropout_of(record, model, stack, table),
     )
-    return Question(
+    return TrainingQuestion(
         model=model,
         cluster=cluster,
         plan=plan,
@@ -160,7 +160,7 @@ def question_of(record: Record, context: Context) -> Question:
     )
 
 
-def report_of(record: Record, question: Question) -> TrainReport:
+def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
     """Return the report of a row with the recompute that it states, or, where that is unknown, is taken for it."""
     plan, unknown = question.plan, recompute_unknown(record, question.framework)
     if not plan.micro_batch:

@@ -1,6 +1,6 @@
 """What a model is."""
 
-from shardwise.models._fields import FIELDS, SIZE_FIELDS, Field
+from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
 from shardwise.models._importer import model_from_config
 from shardwise.models._load import load_model, model_names
 from shardwise.models._mixers import (
@@ -23,8 +23,8 @@ __all__ = [
     "Attention",
     "Block",
     "CompressedAttention",
+    "ConfigField",
     "FeedForward",
-    "Field",
     "GatedDelta",
     "Indexer",
     "LatentAttention",

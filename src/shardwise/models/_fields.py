@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Field(NamedTuple):
+class ConfigField(NamedTuple):
     """One field: its name here, its type, what it means, and its keys in configuration files in order of preference."""
 
     name: str
@@ -17,9 +17,11 @@ class Field(NamedTuple):
     keys: tuple[str, ...]
 
 
-def _fields(kind: type, rows: tuple[tuple[str, str, str], ...]) -> dict[str, Field]:
+def _fields(kind: type, rows: tuple[tuple[str, str, str], ...]) -> dict[str, ConfigField]:
     """Make the fields of one type from rows of name, keys and help; the name itself is a key too, the last one."""
-    return {name: Field(name, kind, text, tuple(dict.fromkeys([*keys.split(), name]))) for name, keys, text in rows}
+    return {
+        name: ConfigField(name, kind, text, tuple(dict.fromkeys([*keys.split(), name]))) for name, keys, text in rows
+    }
 
 
 _SIZES = (
@@ -101,11 +103,11 @@ _FLAGS = (
     ("mlp_bias", "mlp_bias", "whether feed-forward projections have biases"),
 )
 
-FIELDS: dict[str, Field] = _fields(int, _SIZES) | _fields(bool, _FLAGS)
+FIELDS: dict[str, ConfigField] = _fields(int, _SIZES) | _fields(bool, _FLAGS)
 """Every field of a model by name; each is an override and a flag."""
 
-SIZE_FIELDS: dict[str, Field] = {
-    name: Field(name, kind, text, (name,))
+SIZE_FIELDS: dict[str, ConfigField] = {
+    name: ConfigField(name, kind, text, (name,))
     for name, kind, text in (
         ("ffn_ratio", float, "width of the feed-forward over hidden_size, in place of ffn"),
         ("kv_ratio", float, "key-value heads over query heads, in place of num_key_value_heads"),

@@ -19,7 +19,7 @@ _AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CapabilityRule:
     """Where all of some fields have one of their values, others must have one of theirs.
 
     A value is a word, a number, ">1" for numbers above it, or the name of a field for the same as there.
@@ -67,7 +67,7 @@ class Capabilities:
     """Ranks can fill the fastest domain in other ways than an order does."""
     precision: tuple[str, ...]
     optimizer: tuple[str, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[CapabilityRule, ...]
 
     def word(self, sharding: str) -> str:
         """Return the framework's own word for what a sharding does, or the word given where it has none.
@@ -112,11 +112,11 @@ def capabilities_of(row: Mapping[str, Any]) -> Capabilities:
     return Capabilities(**found)
 
 
-def _rule(row: Mapping[str, Any]) -> Rule:
+def _rule(row: Mapping[str, Any]) -> CapabilityRule:
     def conditions(table: Mapping[str, Any]) -> Conditions:
         return tuple((name, tuple(values)) for name, values in table.items())
 
-    return Rule(conditions(row["where"]), conditions(row["needs"]), row["source"])
+    return CapabilityRule(conditions(row["where"]), conditions(row["needs"]), row["source"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:
     return any(map(is_it, values))
 
 
-def _broken(rule: Rule, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
+def _broken(rule: CapabilityRule, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
     """Yield the fields that a broken rule needs otherwise, each with what it is beside."""
     beside = ", ".join(f"{name} {_value(plan, job, name)}" for name, _ in rule.where)
     for name, values in rule.needs:

@@ -66,7 +66,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CountRow:
     """One operator on one rank: its product (rows, inner, columns), parameters, bytes, FLOPs, seconds if priced."""
 
     name: str
@@ -89,13 +89,13 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class CountPart:
     """Operators that run `times` in a pass, with `copies` of their weights: embedding, a kind of layer, head."""
 
     name: str
     times: int
     copies: int
-    rows: tuple[Row, ...]
+    rows: tuple[CountRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,27 +195,27 @@ class CountReport:
         return Machine(rates=rates, network=network, spans=spans(self.plan, [t.size for t in self.cluster.tiers]))
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CountPart, ...]:
         """The operators of one rank, in the order of the model."""
         return tuple(self._part(line) for line in lines(self.model, self.layout))
 
-    def _part(self, line: Line) -> Part:
+    def _part(self, line: Line) -> CountPart:
         units = checkpoints(self.counting.recompute, ()) if line.block else ()
         kept = {t.name for t in keep(line.ops, units).kept}
         width = find_precision(self.counting.precision).weight_bytes
         rows = tuple(_rows(line.ops, kept, width, self.machine))
         name = line.part if line.block is None else "mtp layer" if line.part == "mtp" else "layer"
-        return Part(name=name, times=line.times, copies=line.copies, rows=rows)
+        return CountPart(name=name, times=line.times, copies=line.copies, rows=rows)
 
 
-def _rows(ops: Iterable[Op[float]], kept: set[str], width: float, machine: Machine[float] | None) -> Iterator[Row]:
+def _rows(ops: Iterable[Op[float]], kept: set[str], width: float, machine: Machine[float] | None) -> Iterator[CountRow]:
     """Yield the operators; a tensor that several keep stands with the first of them."""
     left = set(kept)
     for op in ops:
         saved = [t for t in {t.name: t for t in (*op.saves, *op.reads)}.values() if t.name in left]
         left -= {t.name for t in saved}
         elements = float(sum(w.elements for w in op.weights))
-        yield Row(
+        yield CountRow(
             name=op.name,
             kind=op.kind,
             shape=(op.rows, op.inner, op.columns) if op.kind in ("matmul", "grouped", "attention") else (),
@@ -305,12 +305,12 @@ def count_tree(report: CountReport) -> dict[str, Any]:
     }
 
 
-def _part_tree(part: Part) -> dict[str, Any]:
+def _part_tree(part: CountPart) -> dict[str, Any]:
     rows = [_row_tree(row) for row in part.rows]
     return {"part": part.name, "times": part.times, "copies": part.copies, "operators": rows}
 
 
-def _row_tree(row: Row) -> dict[str, Any]:
+def _row_tree(row: CountRow) -> dict[str, Any]:
     names = ("name", "kind", "parameters", "parameter_bytes", "activation_bytes", "forward_flops", "forward_bytes")
     more = ("backward_flops", "backward_bytes", "intensity", "messages")
     found = {name: getattr(row, name) for name in (*names, *more)}

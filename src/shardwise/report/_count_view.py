@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.report._count import CountReport, Part, Row
+from shardwise.report._count import CountPart, CountReport, CountRow
 from shardwise.report._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
 from shardwise.report._train_view import assumptions, legend
 from shardwise.units import show_bytes, show_count, show_seconds
@@ -70,7 +70,7 @@ def _flops(page: Page, report: CountReport) -> None:
     page.table(rows, right=(1, 2), header=True)
 
 
-def _operators(page: Page, report: CountReport, part: Part) -> None:
+def _operators(page: Page, report: CountReport, part: CountPart) -> None:
     plural = "s, each" if part.times > 1 else ""
     title = f"{part.times} {part.name}{plural}" if "layer" in part.name else part.name
     page.add((title.upper(), "bold"), (_aside(report, part), "dim"))
@@ -86,12 +86,12 @@ def _operators(page: Page, report: CountReport, part: Part) -> None:
         page.table([times, *(_times(row) for row in part.rows)], right=(1, 2, 3, 4, 5), header=True, indent=0)
 
 
-def _aside(report: CountReport, part: Part) -> str:
+def _aside(report: CountReport, part: CountPart) -> str:
     shared = f"  {part.copies} of their weights" if part.copies != part.times else ""
     return shared + ("  on one rank" if report.plan.tp * report.plan.ep > 1 else "")
 
 
-def _counts(row: Row) -> list[str]:
+def _counts(row: CountRow) -> list[str]:
     shape = "x".join(f"{n:g}" if n < 1e6 else f"{n:.0f}" for n in row.shape)
     return [row.name, shape, *_amounts(row.parameters, row.activation_bytes, row.forward_flops), _ratio(row.intensity)]
 
@@ -108,13 +108,13 @@ def _ratio(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value else "-"
 
 
-def _sum(rows: Sequence[Row]) -> list[str]:
+def _sum(rows: Sequence[CountRow]) -> list[str]:
     sums = [float(sum(getattr(r, name) for r in rows)) for name in ("parameters", "activation_bytes", "forward_flops")]
     moved = sum(r.forward_bytes for r in rows)
     return ["together", "", *_amounts(*sums), _ratio(sums[2] / moved if moved else 0.0)]
 
 
-def _times(row: Row) -> list[str]:
+def _times(row: CountRow) -> list[str]:
     if row.seconds is None:
         return [row.name]
     names = ("forward", "backward", "compute", "memory", "communication")

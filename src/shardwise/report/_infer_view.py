@@ -24,7 +24,7 @@ _MEMORY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ServingChange:
     """A change of one flag of a serving plan and what it would do."""
 
     field: str
@@ -49,7 +49,7 @@ def infer_tree(report: InferReport) -> dict[str, Any]:
     return cast(dict[str, Any], whole_bytes(found))
 
 
-def infer_changes(report: InferReport) -> tuple[Change, ...]:
+def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
     """Return changes of one flag that may need less memory, those that fit first, the fastest first.
 
     None are sought for a plan that fits. A replica over more devices leaves fewer replicas, so `tp` and `pp` grow by
@@ -80,7 +80,7 @@ def infer_changes(report: InferReport) -> tuple[Change, ...]:
 
 def _change(
     report: InferReport, field: str, value: object, new: tuple[dict[str, Any], dict[str, Any]]
-) -> Change | None:
+) -> ServingChange | None:
     """Return what a change of (plan, job) fields would do; None where it is no change or not legal."""
     case = report.case
     if new[1] and getattr(report.job, field) == value:
@@ -91,7 +91,7 @@ def _change(
         tried = infer(case.model, case.cluster, plan, replace(report.job, **new[1]), options)
     except InputError:
         return None
-    return Change(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
+    return ServingChange(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
 
 
 def infer_page(report: InferReport, command: Sequence[str], width: int = 80) -> Page:

@@ -11,7 +11,7 @@ from shardwise.report._rejected import change_tree, runner_up_tree
 from shardwise.report._train import train_tree
 from shardwise.search import TRAIN_LIMITS, TrainingResult, runners_up
 from shardwise.serving import InferReport
-from shardwise.training import Case, TrainReport
+from shardwise.training import TrainingCase, TrainReport
 from shardwise.training._stated import stated
 
 
@@ -69,7 +69,7 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
     }
 
 
-def assumed(case: Case, report: TrainReport | None) -> tuple[str, ...]:
+def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
     """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
     said = [*case.model.assumptions, *case.cluster.assumptions]
     if report is not None:

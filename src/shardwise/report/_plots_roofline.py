@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.report._plots import GREY, INK, RED, plan_words, sheet, title_of
-from shardwise.report._roofline import Point, Roofline, whole_shares
+from shardwise.report._roofline import Roofline, RooflinePoint, whole_shares
 from shardwise.report._train_view import describe
 from shardwise.training import TrainReport
 from shardwise.units import show_count, show_seconds
@@ -69,7 +69,7 @@ def _words(found: Roofline) -> list[str]:
     return lines
 
 
-def _roofs(axes: Axes, shown: Sequence[Point], found: Roofline) -> None:
+def _roofs(axes: Axes, shown: Sequence[RooflinePoint], found: Roofline) -> None:
     """Draw the slope of the memory and the flat roof of every data type that occurs, ridges marked."""
     bandwidth = found.report.case.cluster.device.memory_bytes_per_second
     dtypes = {p.peak_flops_per_second: p.dtype for p in shown}
@@ -96,9 +96,9 @@ def _roofs(axes: Axes, shown: Sequence[Point], found: Roofline) -> None:
     axes.grid(True, which="major")
 
 
-def _named(found: Roofline, shown: Sequence[Point]) -> dict[str, Point]:
+def _named(found: Roofline, shown: Sequence[RooflinePoint]) -> dict[str, RooflinePoint]:
     """Return the operators that take most of the time by what they are called, the passes of training once."""
-    names: dict[str, Point] = {}
+    names: dict[str, RooflinePoint] = {}
     for point in sorted(shown, key=lambda p: -found.share(p)):
         served = point.phase in ("prefill", "decode")
         text = f"{point.operator}, {point.phase}" if served else point.operator
@@ -113,7 +113,7 @@ _CHARACTER, _LINE = 4.1, 9.0
 _Box = tuple[float, float, float, float]
 
 
-def _labels(axes: Axes, found: Roofline, shown: Sequence[Point]) -> None:
+def _labels(axes: Axes, found: Roofline, shown: Sequence[RooflinePoint]) -> None:
     """Name the operators that take most of the time, no name over another or over an operator."""
     from matplotlib.patheffects import withStroke
 
@@ -164,7 +164,7 @@ def _meet(a: _Box, b: _Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _keys(axes: Axes, shown: Sequence[Point]) -> None:
+def _keys(axes: Axes, shown: Sequence[RooflinePoint]) -> None:
     from matplotlib.lines import Line2D
 
     point: dict[str, Any] = {"linewidth": 0, "markersize": 5.5}

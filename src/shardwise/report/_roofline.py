@@ -49,7 +49,7 @@ _TRAINED = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class RooflinePoint:
     """One operator in one pass, on one rank: what a call takes, how often it runs, and what limits it.
 
     `phase` is forward, recompute, backward_input, backward_weight, prefill or decode; `shape` is m, n, k and the batch
@@ -112,7 +112,7 @@ class Roofline:
     """The operators of a report against the roofline of its device; `what` says what the shares are of."""
 
     report: TrainReport | InferReport
-    points: tuple[Point, ...]
+    points: tuple[RooflinePoint, ...]
     what: dict[str, str]
 
     @cached_property
@@ -135,11 +135,11 @@ class Roofline:
             found[key] = found.get(key, 0.0) + point.total_seconds
         return found
 
-    def group(self, point: Point) -> str:
+    def group(self, point: RooflinePoint) -> str:
         """Return what the share of a point is a share of."""
         return "step" if isinstance(self.report, TrainReport) else point.phase
 
-    def share(self, point: Point) -> float:
+    def share(self, point: RooflinePoint) -> float:
         """Return the share of a point in the compute of its group."""
         whole = self.seconds[self.group(point)]
         return point.total_seconds / whole if whole else 0.0
@@ -235,7 +235,9 @@ def _dtype(device: Device, op: Op[float], dtype: str) -> str:
     return attention_dtype(device, dtype) if wide else dtype
 
 
-def _trained(report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]) -> Iterable[Point]:
+def _trained(
+    report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]
+) -> Iterable[RooflinePoint]:
     """Yield the passes of the operators of one part of a model; `times` is how often the part runs in a step."""
     case, rates = report.case, report.evaluation.rates
     device, dtype = case.cluster.device, case.recipe.precision.compute
@@ -250,7 +252,7 @@ def _trained(report: TrainReport, lines: Lines[float], times: float, limits: dic
             def alone(machine: Any, op: Op[float] = op, timed: str = timed) -> float:
                 return float(getattr(trained_seconds(machine, op), timed))
 
-            yield Point(
+            yield RooflinePoint(
                 part=lines.label,
                 operator=op.name,
                 phase=phase,
@@ -285,7 +287,7 @@ def _of_training(report: TrainReport) -> Roofline:
     )
 
 
-def _served(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[Point]:
+def _served(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[RooflinePoint]:
     """Yield the operators of one engine step that runs so many times."""
     case, sizes = report.case, report.evaluation.sizes
     server = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
@@ -301,7 +303,7 @@ def _served(report: InferReport, phase: str, step: EngineStep[float], times: flo
             def alone(machine: Any, op: Op[float] = op) -> float:
                 return float(served_seconds(machine, op))
 
-            yield Point(
+            yield RooflinePoint(
                 part=label,
                 operator=op.name,
                 phase=phase,
@@ -318,15 +320,15 @@ def _served(report: InferReport, phase: str, step: EngineStep[float], times: flo
             )
 
 
-def _mean(points: list[Point]) -> tuple[Point, ...]:
+def _mean(points: list[RooflinePoint]) -> tuple[RooflinePoint, ...]:
     """Return points of the same operator at several contexts as one: means weighted by how often each runs."""
-    found: dict[tuple[str, str], list[Point]] = {}
+    found: dict[tuple[str, str], list[RooflinePoint]] = {}
     for point in points:
         found.setdefault((point.part, point.operator), []).append(point)
     return tuple(own[0] if len(own) == 1 else _merged(own) for own in found.values())
 
 
-def _merged(points: list[Point]) -> Point:
+def _merged(points: list[RooflinePoint]) -> RooflinePoint:
     times = sum(p.times for p in points) or 1.0
 
     def mean(name: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from shardwise.report._page import Page, command_lines
-from shardwise.report._roofline import Point, Roofline, whole_shares
+from shardwise.report._roofline import Roofline, RooflinePoint, whole_shares
 from shardwise.report._train_view import assumptions, describe
 from shardwise.units import show_bytes, show_count, show_seconds
 
@@ -45,7 +45,7 @@ def roofline_page(found: Roofline, command: Sequence[str], width: int = 80) -> P
     return page
 
 
-def _ordered(points: Sequence[Point]) -> list[Point]:
+def _ordered(points: Sequence[RooflinePoint]) -> list[RooflinePoint]:
     """Return points with the passes of a part together, parts and passes in their first order."""
     parts, phases = list(dict.fromkeys(p.part for p in points)), list(dict.fromkeys(p.phase for p in points))
     return sorted(points, key=lambda p: (parts.index(p.part), phases.index(p.phase)))
@@ -75,7 +75,7 @@ def _summary(page: Page, found: Roofline) -> None:
         page.note(f"not here: {lost} by which messages beside compute, and their copies, slow it; `train` has {whole}")
 
 
-def _table(page: Page, found: Roofline, key: tuple[str, str], points: Sequence[Point]) -> None:
+def _table(page: Page, found: Roofline, key: tuple[str, str], points: Sequence[RooflinePoint]) -> None:
     part, phase = key
     share = sum(found.share(p) for p in points)
     title = f"{part}, {_PHASES.get(phase, phase)}"
@@ -100,7 +100,7 @@ def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def _row(p: Point, share: float) -> tuple[str, ...]:
+def _row(p: RooflinePoint, share: float) -> tuple[str, ...]:
     m, n, k, batch = p.shape
     product = p.kind in ("matmul", "grouped", "attention") and m
     shape = f"{m:.0f}x{n:.0f}x{k:.0f}" + (f" x{batch:.0f}" if batch != 1 else "") if product else ""
@@ -121,5 +121,5 @@ def _row(p: Point, share: float) -> tuple[str, ...]:
     )
 
 
-def _small(p: Point) -> str:
+def _small(p: RooflinePoint) -> str:
     return f"{p.flops_per_second / 1e12:.2g}" if p.flops else "-"

@@ -18,7 +18,7 @@ from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
-from shardwise.search._program import MODE, PLACE, ROW, Program, Shape
+from shardwise.search._program import MODE, PLACE, ROW, Program, ProgramShape
 from shardwise.training import Sizes
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import Tables, machine_of, tables_of
@@ -75,7 +75,7 @@ class Columnar:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class PlanBlocks:
     """The blocks of a model under every way of a space to split them.
 
     `plain` and `paired` are the parts of the model as most schedules and as DualPipe run them, with a `Leaf` or a plain
@@ -90,7 +90,7 @@ class Blocks:
     num_modes: int
 
 
-def blocks_of(grid: PlanGrid) -> Blocks:
+def blocks_of(grid: PlanGrid) -> PlanBlocks:
     """Return the blocks of the rows of a space, recorded."""
     base, space = grid.base, grid.space
     ways = [
@@ -134,7 +134,7 @@ def blocks_of(grid: PlanGrid) -> Blocks:
     plain, paired, boundary = (joined([tree[i] for tree in trees], join) for i in range(3))
     both = [tuple(leaf for leaf in leaves.values() if (leaf in sizes) is first) for first in (True, False)]
     of_sizes, of_times = (Columnar(some, _programs(named, some)) for some in both)
-    return Blocks(
+    return PlanBlocks(
         plain=plain,
         paired=paired,
         boundary=boundary,
@@ -199,7 +199,7 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
 
 
 @dataclass(frozen=True)
-class Table:
+class BlockTable:
     """The blocks of some rows: a column for each leaf over row keys or place keys, and the key of each row.
 
     `first` is the place key of a row key and its first domain; places add `domain_of` to it.
@@ -222,20 +222,20 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
+class BlockKeys:
     """The row keys of some rows, all that differ in a block: `columns` of sizes are known, times computed when asked.
 
     `key` is the key of each row and `values` the fields of each key; `part` of the base they come from.
     """
 
-    blocks: Blocks
+    blocks: PlanBlocks
     grid: PlanGrid
     part: tuple[int, int]
     columns: Mapping[str, Any]
     key: Any
     values: Columns
 
-    def timed(self, some: Any) -> Table:
+    def timed(self, some: Any) -> BlockTable:
         """Return the blocks of some of the rows with their times; other rows have no key."""
         values = self.values
         mine = np.flatnonzero(np.bincount(self.key[some], minlength=len(values["tp"])))
@@ -249,20 +249,20 @@ class Keys:
         spans = _spans_of(keys, row, shown[which], self.grid)
         found = _filled_columns(self.blocks, self.blocks.times, (keys, spans, row))
         found |= {name: column[..., mine] for name, column in self.columns.items()}
-        return Table(
+        return BlockTable(
             columns=found, key=number[self.key], first=np.cumsum(sizes) - sizes, sizes=sizes, domain_of=domain_of
         )
 
 
-def tabulate(blocks: Blocks, grid: PlanGrid, columns: Columns, part: tuple[int, int]) -> Keys:
+def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[int, int]) -> BlockKeys:
     """Return the keys of rows that come from one part of the base, with the sizes of their blocks."""
     first, key = distinct_rows([columns[name] for name in (*_SPLIT, *SIZES)])
     keys = {name: v[first] for name, v in columns.items()}
     found = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
-    return Keys(blocks=blocks, grid=grid, part=part, columns=found, key=key, values=keys)
+    return BlockKeys(blocks=blocks, grid=grid, part=part, columns=found, key=key, values=keys)
 
 
-def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, GroupShape, Any]) -> dict[str, Any]:
+def _filled_columns(blocks: PlanBlocks, some: Columnar, known: tuple[Columns, GroupShape, Any]) -> dict[str, Any]:
     """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
     keys, spans, row = known
     found: dict[str, Any] = {}
@@ -274,7 +274,7 @@ def _filled_columns(blocks: Blocks, some: Columnar, known: tuple[Columns, GroupS
         low, high = int(here.argmax()), int(here.argmax() + here.sum())
         if high > low:
             mine, at = slice(low, high), slice(*np.searchsorted(row, (low, high)).tolist())
-            shape = Shape(rows=high - low, modes=1, row=row[at] - low)
+            shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low)
             results = some.programs[way].run(_given(some.programs[way], keys, spans, (mine, at)), shape)
             _fill(found, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
     return found
@@ -327,7 +327,7 @@ def _given(program: Program, keys: Columns, spans: GroupShape, chosen: tuple[sli
 
 
 def _fill(
-    found: dict[str, Any], done: tuple[Columnar, Any, int], at: tuple[slice, slice, int, int], shape: Shape
+    found: dict[str, Any], done: tuple[Columnar, Any, int], at: tuple[slice, slice, int, int], shape: ProgramShape
 ) -> None:
     """Put the results for some keys and places into the columns of all."""
     some, results, num_modes = done
@@ -343,7 +343,7 @@ def _fill(
             column[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
 
 
-def _wide(value: Any, leaf: Leaf, shape: Shape) -> Any:
+def _wide(value: Any, leaf: Leaf, shape: ProgramShape) -> Any:
     """Return a result for every place of a leaf that varies with them, also where this way to split does not."""
     if leaf.level & PLACE and np.ndim(value) and len(value) != len(shape.row):
         return value[shape.row]

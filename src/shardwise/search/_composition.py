@@ -9,11 +9,11 @@ from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
-from shardwise.search._blocks import Blocks, Leaf, sizes_given
+from shardwise.search._blocks import Leaf, PlanBlocks, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
-from shardwise.training import Case, Sizes, stages_of
+from shardwise.training import Sizes, TrainingCase, stages_of
 from shardwise.training._blocks import Elements, Folded
 from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
 from shardwise.training._memory import Parts, Shared, device_bytes
@@ -48,9 +48,9 @@ class Composition:
     Outputs are `held` bytes on a device, `step` seconds and `least` seconds of a step, each by sharding.
     """
 
-    case: Case
+    case: TrainingCase
     grid: PlanGrid
-    blocks: Blocks
+    blocks: PlanBlocks
 
     @property
     def shardings(self) -> Sequence[str]:
@@ -148,7 +148,7 @@ class Compositions:
     """The compositions of a space, recorded when they are first asked for."""
 
     grid: PlanGrid
-    blocks: Blocks
+    blocks: PlanBlocks
 
     def __post_init__(self) -> None:
         self._known: dict[tuple[Any, ...], Composition] = {}

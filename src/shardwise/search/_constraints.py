@@ -20,7 +20,7 @@ from shardwise.plans.laws import (
     tensor_laws,
 )
 from shardwise.search._columns import Columns, distinct_rows, exact_sum
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 
 _WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
 
@@ -43,12 +43,12 @@ def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[
     return problems
 
 
-def staged(case: Case, plan: Plan) -> Plan:
+def staged(case: TrainingCase, plan: Plan) -> Plan:
     """Return a plan with its layers a stage written out where they are not equal, as the stack cuts them."""
     return with_stage_layers(plan, case.model.num_layers, case.stack.partition)
 
 
-def laws_of(case: Case) -> dict[str, Law]:
+def laws_of(case: TrainingCase) -> dict[str, Law]:
     """Return the laws of a model and a job by name, in the order in which they are counted."""
     model, job = case.model, case.job
     seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from shardwise.search._batch import DEGREES, Degrees, Entry, Key, PlanBatch, key_of
-from shardwise.search._blocks import Keys, Table, blocks_of, tabulate
+from shardwise.search._blocks import BlockKeys, BlockTable, blocks_of, tabulate
 from shardwise.search._columns import Columns, distinct_rows, exact_sum, spread
 from shardwise.search._composition import Composition, Compositions
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import STACK, PlanGrid
 from shardwise.search._launch import example
 from shardwise.search._placements import GroupShape
-from shardwise.search._program import PLACE, Program, Shape
+from shardwise.search._program import PLACE, Program, ProgramShape
 from shardwise.search._result import Counts
 
 CELLS = 32_768
@@ -170,7 +170,7 @@ class _Part:
 
     columns: Columns
     degrees: list[Degrees]
-    keys: Keys
+    keys: BlockKeys
     start: int
 
 
@@ -193,16 +193,18 @@ class _Job:
         """The composition of the job."""
         return self.evaluator.compositions.of(*self.composed)
 
-    def _given(self, program: Program, cells: _Cells, table: Keys | Table, least: bool = False) -> dict[str, Any]:
+    def _given(
+        self, program: Program, cells: _Cells, table: BlockKeys | BlockTable, least: bool = False
+    ) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
         found = dict[str, Any]()
         key = table.key[cells.rows]
         domain: Any = None
         for name, level in program.inputs.items():
             if name.startswith("block "):
-                column = (table.least if least and isinstance(table, Table) else table.columns)[name]
+                column = (table.least if least and isinstance(table, BlockTable) else table.columns)[name]
                 at = key
-                if level & PLACE and isinstance(table, Table):
+                if level & PLACE and isinstance(table, BlockTable):
                     if domain is None:
                         domain = table.first[key][cells.row] + table.domain_of[cells.place - self._first]
                     at = domain
@@ -242,12 +244,14 @@ class _Job:
         place, count = spread(places.start[base], places.count[base])
         return _Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
 
-    def all(self, chosen: Any, table: Table) -> Iterator[PlanBatch]:
+    def all(self, chosen: Any, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield memory and time of all plans of some rows."""
         composition, modes = self.composition, self.evaluator.num_modes
         cells = self._cells(chosen)
         program = composition.whole
-        found = program.run(self._given(program, cells, table), Shape(rows=len(chosen), modes=modes, row=cells.row))
+        found = program.run(
+            self._given(program, cells, table), ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
+        )
         for sharding in composition.shardings:
             held = np.broadcast_to(found[f"held {sharding}"], (modes, len(chosen)))
             legal, fits = self._judged(sharding, chosen, held)
@@ -266,7 +270,7 @@ class _Job:
         """Yield those of some rows of which a plan fits, if any."""
         composition, modes, limit = self.composition, self.evaluator.num_modes, len(chosen)
         cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
-        shape = Shape(rows=limit, modes=modes, row=cells.row)
+        shape = ProgramShape(rows=limit, modes=modes, row=cells.row)
         found = composition.held.run(self._given(composition.held, cells, self.part.keys), shape)
         held, fits = {}, {}
         for s in composition.shardings:
@@ -277,12 +281,12 @@ class _Job:
             rows = chosen[mine]
             yield _Fitting(rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()})
 
-    def pruned(self, fitting: _Fitting, table: Table) -> Iterator[PlanBatch]:
+    def pruned(self, fitting: _Fitting, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the plans that fit and may be wanted: those whose bound is not behind."""
         composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
         held, fits = fitting.held, dict(fitting.fits)
         cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
-        shape = Shape(rows=len(chosen), modes=modes, row=cells.row)
+        shape = ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
         least = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
         if self.evaluator.may is not None:
             kind = self._kind(chosen)
@@ -297,7 +301,7 @@ class _Job:
             wanted = np.flatnonzero(np.any([fits[s] for s in group], axis=0))
             yield from self._timed(group, wanted, _Fitting(chosen, held, fits), table)
 
-    def _timed(self, group: tuple[str, ...], wanted: Any, known: _Fitting, table: Table) -> Iterator[PlanBatch]:
+    def _timed(self, group: tuple[str, ...], wanted: Any, known: _Fitting, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
         chosen, held, fits = known.rows, known.held, known.fits
         places, size = self.evaluator.grid.places, len(chosen)
@@ -308,7 +312,7 @@ class _Job:
             row = np.repeat(np.arange(len(rows)), count)
             cells = _Cells(rows=rows, place=place, row=row, modes=some // size)
             program = self.composition.steps[group]
-            found = program.run(self._given(program, cells, table), Shape(rows=len(rows), modes=1, row=row))
+            found = program.run(self._given(program, cells, table), ProgramShape(rows=len(rows), modes=1, row=row))
             for s in group:
                 fit = fits[s].ravel()[some][row]
                 self.evaluator.counts.evaluated += int(np.count_nonzero(fit))

@@ -21,7 +21,7 @@ from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShape, Placements, places_of
 from shardwise.search._space import SearchSpace, chunk_choices
-from shardwise.training import Case
+from shardwise.training import TrainingCase
 
 DEGREES = ("tp", "tp2", "cp", "dp", "pp")
 SUMMA = LAYOUTS.index("summa")
@@ -32,7 +32,7 @@ STACK = "stack"
 class PlanGrid:
     """The rows of a space: one for each set of degrees and each place of the axes that differs."""
 
-    case: Case
+    case: TrainingCase
     space: SearchSpace
     explore: bool = False
 
@@ -288,6 +288,6 @@ def _crossed(columns: Columns, matters: Any, values: Mapping[str, Sequence[Any]]
     return found
 
 
-def case_for(case: Case, **fields: Any) -> Case:
+def case_for(case: TrainingCase, **fields: Any) -> TrainingCase:
     """Return the case under changed fields of its plan."""
     return replace(case, plan=replace(case.plan, **fields))

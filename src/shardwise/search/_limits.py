@@ -17,7 +17,7 @@ from shardwise.plans import Plan
 from shardwise.search._batch import Entry, PlanBatch
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import TRAIN_LIMITS, SearchOptions
-from shardwise.training import Case, TrainReport
+from shardwise.training import TrainingCase, TrainReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ def limits_of(grid: PlanGrid, options: SearchOptions) -> PlanLimits:
     )
 
 
-def goodput_of(case: Case, num_devices: int) -> float:
+def goodput_of(case: TrainingCase, num_devices: int) -> float:
     """Return the share of time that trains on so many devices, as the report of a plan has it."""
     one = TrainReport(case=replace(case, plan=Plan(dp=num_devices)), evaluation=cast(Any, None), assumptions=())
     return one.goodput

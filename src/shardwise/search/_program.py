@@ -34,7 +34,7 @@ _SPREAD = "spread"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProgramShape:
     """PlanGrid, modes and places of a evaluator; `row` is the row of each place."""
 
     rows: int
@@ -147,7 +147,7 @@ class Program:
             slots[into] = (level, slot)
             self._steps.append(_Step(op, _IN_PLACE.get(op), args, into, level, slot))
 
-    def run(self, given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    def run(self, given: Mapping[str, Any], shape: ProgramShape) -> dict[str, Any]:
         """Return the outputs, which stay good until the next run; what varies with nothing is a plain number."""
         values: list[Any] = [None] * self._count
         for place, constant in self._constants:

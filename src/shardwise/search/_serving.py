@@ -25,7 +25,7 @@ from shardwise.search._serving_table import (
     MEMORY,
     TITLES,
     ServingGrid,
-    Table,
+    ServingTable,
     counted_tokens,
     stacked,
     table_of,
@@ -40,7 +40,7 @@ class ServingResult(SearchResult[InferReport]):
     """The answer of a search for a deployment: all plans that obey the laws as a table, and the rest by reason."""
 
     grid: ServingGrid
-    table: Table | None
+    table: ServingTable | None
     seconds: float
 
     covered = 1.0

@@ -13,7 +13,7 @@ from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES
 from shardwise.search._remedy import Remedy, changed_field, loss_of, missed
 from shardwise.search._serving_layouts import Layouts
 from shardwise.search._serving_space import WORDS
-from shardwise.search._serving_table import FORMATS, MEMORY, ServingGrid, Table
+from shardwise.search._serving_table import FORMATS, MEMORY, ServingGrid, ServingTable
 from shardwise.serving import Engine
 
 _TRIED = 64
@@ -24,7 +24,7 @@ class Ranking:
     """A table with the rows that will do, the best first, and which rows fell to each limit."""
 
     grid: ServingGrid
-    table: Table
+    table: ServingTable
     order: Any
     rejected: dict[str, Any]
 

@@ -35,7 +35,7 @@ Word = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class ServingTable:
     """Columns of plans: which setup and layout and batch, and what `infer` says of each."""
 
     setup: Any
@@ -59,14 +59,14 @@ class Table:
         """Which plans fit."""
         return self.short_by_bytes <= 0
 
-    def take(self, rows: Any) -> Table:
+    def take(self, rows: Any) -> ServingTable:
         """Return some rows."""
-        return Table(**{f.name: getattr(self, f.name)[rows] for f in fields(Table)})
+        return ServingTable(**{f.name: getattr(self, f.name)[rows] for f in fields(ServingTable)})
 
 
-def stacked(tables: Sequence[Table]) -> Table:
+def stacked(tables: Sequence[ServingTable]) -> ServingTable:
     """Return the rows of several tables."""
-    return Table(**{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(Table)})
+    return ServingTable(**{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(ServingTable)})
 
 
 _LAW_OF = {"tp": "tensor", "ep": "experts", "etp": "experts", "pp": "pipeline", "stage_layers": "pipeline"}
@@ -307,7 +307,7 @@ def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> Each:
     return Each(**dict(zip((f.name for f in fields(Each)), columns, strict=True)))
 
 
-def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Each) -> Table:
+def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Each) -> ServingTable:
     """Return the table of layouts with their batches, each from what one replica of its kind does."""
     layout, batch, at = cells
     c, legal = grid.layouts.columns, grid.layouts.legal[layout]
@@ -316,7 +316,7 @@ def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Eac
     rate = batch * c["dp"][legal] * counted_tokens(grid.setups[setup][1].job) / values["request_seconds"]
     price = grid.cluster.usd_per_device_hour
     hourly = np.nan if price is None else price
-    return Table(
+    return ServingTable(
         setup=np.full(np.shape(batch), setup),
         layout=layout,
         batch=batch,
@@ -327,7 +327,7 @@ def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Eac
     )
 
 
-def table_of(grid: ServingGrid, setup: int) -> Iterator[Table]:
+def table_of(grid: ServingGrid, setup: int) -> Iterator[ServingTable]:
     """Yield the plans of one setup: every legal layout with every batch, then each with its largest ones."""
     one, kind = grid.kinds
     batches = np.array(grid.space.batches, np.int64)

@@ -27,7 +27,7 @@ from shardwise.search._remedies import Remedies, report_on
 from shardwise.search._remedy import Remedy
 from shardwise.search._result import Counts, Rejection, Reports, SearchResult
 from shardwise.search._space import SearchSpace
-from shardwise.training import Case, TrainReport
+from shardwise.training import TrainingCase, TrainReport
 from shardwise.training._intervals import step_band
 
 
@@ -258,7 +258,7 @@ def work_of(
         found.add("global_batch", job.global_batch, rule, "for example 1024")
     found.items += options.training_problems(cluster, job)
     found.raise_if_any()
-    case = Case(
+    case = TrainingCase(
         model=model,
         cluster=cluster,
         job=job,
@@ -273,7 +273,7 @@ def work_of(
     return SearchTask(grid, options)
 
 
-def _check_job(case: Case) -> None:
+def _check_job(case: TrainingCase) -> None:
     """Raise `InputError` for a precision or an optimizer that the framework does not run."""
     job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
     problems = [p for p in stack_problems(case.stack, Plan(sequence_parallel=False), **job) if p.field in job]

@@ -15,7 +15,7 @@ from shardwise.shell._arithmetic import value_of
 from shardwise.shell._budget import Budget
 from shardwise.shell._conditions import matches, test
 from shardwise.shell._lexer import Word, whole_of
-from shardwise.shell._parser import Case, If, Loop, Node, Simple, parsed
+from shardwise.shell._parser import CaseCommand, If, Loop, Node, Simple, parsed
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)
 _VARIABLE = re.compile(
@@ -186,7 +186,7 @@ class Shell:
                 self._if(node)
             elif isinstance(node, Loop):
                 self._loop(node)
-            elif isinstance(node, Case):
+            elif isinstance(node, CaseCommand):
                 self._case(node)
             else:
                 self.functions[node.name] = node.body
@@ -206,7 +206,7 @@ class Shell:
             self.variables[node.name] = word
             self.run(node.body)
 
-    def _case(self, node: Case) -> None:
+    def _case(self, node: CaseCommand) -> None:
         text = self._known(node.word)
         for patterns, body in node.arms:
             if any(matches(text, self._known(p), self.budget) for p in patterns):

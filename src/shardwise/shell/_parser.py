@@ -59,7 +59,7 @@ class Loop:
 
 
 @dataclass(slots=True)
-class Case:
+class CaseCommand:
     """A word, and what follows each list of patterns."""
 
     word: Word
@@ -74,7 +74,7 @@ class Function:
     body: list[Node]
 
 
-Node: TypeAlias = Simple | If | Loop | Case | Function
+Node: TypeAlias = Simple | If | Loop | CaseCommand | Function
 
 
 class Parser:
@@ -190,7 +190,7 @@ class Parser:
         self._next("done")
         return body
 
-    def _case(self) -> Case:
+    def _case(self) -> CaseCommand:
         word = self._take()
         self._next("in")
         arms: list[tuple[list[Word], list[Node]]] = []
@@ -204,7 +204,7 @@ class Parser:
             self.at += 1
             arms.append((patterns, self.nodes(";;", "esac")))
             self._next(";;")
-        return Case(word, arms)
+        return CaseCommand(word, arms)
 
     def _function(self, token: Word) -> Function:
         self.at += 1

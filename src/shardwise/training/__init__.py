@@ -1,19 +1,19 @@
 """Training: memory at the moments of a step, seconds of the step, and the report of a plan."""
 
 from shardwise.training._comm import CommReport, comm
-from shardwise.training._evaluate import Case, Evaluation, evaluate, stages_of
+from shardwise.training._evaluate import Evaluation, TrainingCase, evaluate, stages_of
 from shardwise.training._intervals import conditions
 from shardwise.training._report import Change, Options, TrainReport, Verdict, train
 from shardwise.training._sizes import Sizes, sizes_of, sizes_of_columns
 
 __all__ = [
-    "Case",
     "Change",
     "CommReport",
     "Evaluation",
     "Options",
     "Sizes",
     "TrainReport",
+    "TrainingCase",
     "Verdict",
     "comm",
     "conditions",

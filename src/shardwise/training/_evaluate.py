@@ -35,7 +35,7 @@ from shardwise.training._memory import (
 )
 from shardwise.training._sizes import Sizes, sizes_of_columns
 from shardwise.training._stages import (
-    Kind,
+    LayerKind,
     Partition,
     Stages,
     block_order,
@@ -49,7 +49,7 @@ from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class TrainingCase:
     """Everything structural about a question: what stays the same for all plans of one column."""
 
     model: Model
@@ -99,7 +99,7 @@ class Case:
         return bool(self.plan.recompute_layers)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layer of the model under the plan's recompute."""
         return kinds_of(self.model, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
 
@@ -128,7 +128,7 @@ class Evaluation(Generic[X]):
     network: Network[X]
 
 
-def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
+def layout_of(case: TrainingCase, z: Sizes[X]) -> Layout[X]:
     """Return the layout of a block under the sizes of a plan."""
     p = case.recipe.precision
     zero = 0 * z.tp
@@ -157,7 +157,7 @@ def layout_of(case: Case, z: Sizes[X]) -> Layout[X]:
     return lay_out(ParallelSizes(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
-def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
+def parts_of(case: TrainingCase, y: Layout[X], m: Machine[X]) -> Parts[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
@@ -181,7 +181,7 @@ def parts_of(case: Case, y: Layout[X], m: Machine[X]) -> Parts[X]:
     )
 
 
-def gather_buffer(case: Case, y: Layout[X]) -> X:
+def gather_buffer(case: TrainingCase, y: Layout[X]) -> X:
     """Return the bytes of the buffer into which the split sequence is gathered for the head, kept for the whole run.
 
     Megatron-LM core/tensor_parallel/layers.py, get_global_memory_buffer "mpu"; Transformer Engine has none.
@@ -192,7 +192,7 @@ def gather_buffer(case: Case, y: Layout[X]) -> X:
     return above(y.degrees.tp, 1, y.a * y.tokens * case.model.hidden, zero)
 
 
-def shared_of(case: Case, y: Layout[X]) -> tuple[Shared[X], ...]:
+def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[Shared[X], ...]:
     """Return the blocks that share their weights, and the kinds of layer that run them (Zamba2, arXiv:2411.15242)."""
     uses: dict[Block, list[int]] = {}
     for i, kind in enumerate(case.kinds):
@@ -206,17 +206,17 @@ def shared_of(case: Case, y: Layout[X]) -> tuple[Shared[X], ...]:
     )
 
 
-def sided(case: Case, found: Elements[X], ops: tuple[Op[X], ...]) -> Elements[X]:
+def sided(case: TrainingCase, found: Elements[X], ops: tuple[Op[X], ...]) -> Elements[X]:
     """Return parameters with the sides of their tensors where the framework's shards pad them."""
     return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
 
 
-def stages_of(case: Case) -> tuple[Stages[Any], ...]:
+def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
     """Return the runs of equal stages of one plan."""
     return runs_of(block_order(case.model), len(case.model.kinds), case.partition)
 
 
-def recomputed_flops_per_token(case: Case) -> float:
+def recomputed_flops_per_token(case: TrainingCase) -> float:
     """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
 
     Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
@@ -241,7 +241,7 @@ def structure(plan: Plan) -> tuple[object, ...]:
     return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
 
 
-def evaluate_columns(case: Case, plans: Sequence[Plan]) -> Evaluation[Any]:
+def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[Any]:
     """Return memory and time of many plans as columns in their order; the plans share their `structure`."""
     order, kinds = block_order(case.model), len(case.model.kinds)
     runs = [runs_of(order, kinds, partition_of(p, case.model.num_layers, case.stack)) for p in plans]
@@ -249,7 +249,7 @@ def evaluate_columns(case: Case, plans: Sequence[Plan]) -> Evaluation[Any]:
     return evaluate(replace(case, plan=plans[0]), sizes, stack_runs(runs))
 
 
-def held_in_flight(case: Case, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
+def held_in_flight(case: TrainingCase, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
     """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
 
     Counted from the order of tasks in github.com/deepseek-ai/DualPipe.
@@ -279,7 +279,7 @@ class Tables(Generic[X]):
     boundary_bytes: X
 
 
-def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
+def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
     stack, precision = case.stack, case.recipe.precision
     compute, narrow = precision.compute, precision.weight_bytes < precision.activation_bytes
@@ -299,14 +299,16 @@ def machine_of(case: Case, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
     )
 
 
-def tables_of(case: Case, m: Machine[X], z: Sizes[X]) -> Tables[X]:
+def tables_of(case: TrainingCase, m: Machine[X], z: Sizes[X]) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans."""
     y = layout_of(case, z)
     parts = beside_experts(m, case.stack, case.plan.schedule, parts_of(case, y, m))
     return Tables(layout=y, parts=parts, boundary_bytes=boundary_bytes(case, y))
 
 
-def memory_of(case: Case, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X], ...]) -> tuple[StageMemory[X], ...]:
+def memory_of(
+    case: TrainingCase, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X], ...]
+) -> tuple[StageMemory[X], ...]:
     """Return the memory of each run of stages."""
     recipe = case.recipe
     return tuple(
@@ -325,23 +327,23 @@ def reserved_of(stack: Stack, stages: tuple[Stages[X], ...], memory: tuple[Stage
     return named(largest(held), "reserved memory")
 
 
-def boundary_bytes(case: Case, y: Layout[X]) -> X:
+def boundary_bytes(case: TrainingCase, y: Layout[X]) -> X:
     """Return the bytes of the residual stream that one stage hands to the next."""
     return y.residual("boundary", case.model.hidden, "").size_bytes
 
 
-def scatters_sends(case: Case) -> bool:
+def scatters_sends(case: TrainingCase) -> bool:
     """Return whether each tensor-parallel rank sends its share of a message that all of them need."""
     # Under sequence parallelism each rank sends its own share already: nothing is left to scatter.
     return case.stack.scattered_sends and not case.plan.sequence_parallel
 
 
-def send_of(case: Case, m: Machine[X], z: Sizes[X], boundary_bytes: X) -> X:
+def send_of(case: TrainingCase, m: Machine[X], z: Sizes[X], boundary_bytes: X) -> X:
     """Return the seconds of one message between stages."""
     return boundary_seconds(m, z, boundary_bytes, scatters_sends(case))
 
 
-def step_job(case: Case, parts: Parts[X], send: X) -> StepJob[X]:
+def step_job(case: TrainingCase, parts: Parts[X], send: X) -> StepJob[X]:
     """Return what the step needs to know beside its blocks."""
     return StepJob(
         schedule=case.plan.schedule,
@@ -351,7 +353,7 @@ def step_job(case: Case, parts: Parts[X], send: X) -> StepJob[X]:
     )
 
 
-def evaluate(case: Case, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
+def evaluate(case: TrainingCase, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
     """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
     machine = machine_of(case, z.spans)
     tables = tables_of(case, machine, z)

@@ -9,7 +9,7 @@ from shardwise.cost import op_seconds
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import keep
 from shardwise.plans import Plan
-from shardwise.training._evaluate import Case, Evaluation, layout_of
+from shardwise.training._evaluate import Evaluation, TrainingCase, layout_of
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stages import Stages, block_order, runs_of
@@ -59,7 +59,7 @@ class Product:
     efficiency_after: float
 
 
-def whole_case(case: Case) -> Case:
+def whole_case(case: TrainingCase) -> TrainingCase:
     """Return the case without parallelism: the same micro-batch on one device."""
     p = case.plan
     plan = Plan(
@@ -69,7 +69,7 @@ def whole_case(case: Case) -> Case:
     return replace(case, plan=plan)
 
 
-def lines_of(case: Case) -> tuple[Lines[float], ...]:
+def lines_of(case: TrainingCase) -> tuple[Lines[float], ...]:
     """Return the ledger of a case's plan, part by part."""
     y = layout_of(case, sizes_of(case.plan, case.job.global_batch, case.domains))
     written = ledger_of(case.model, case.plan, case.kinds, y)
@@ -95,7 +95,7 @@ def _rows(lines: Lines[float], width: float, messages: Sequence[tuple[Message, f
 
 
 def tables_of_lines(
-    case: Case, lines: Sequence[Lines[float]], times: Sequence[float], traffic: Traffic | None
+    case: TrainingCase, lines: Sequence[Lines[float]], times: Sequence[float], traffic: Traffic | None
 ) -> tuple[LayerTable, ...]:
     """Return the tables of the parts that run at all, the embedding first; with traffic, each with its messages."""
     width, found = case.recipe.precision.weight_bytes, []
@@ -108,7 +108,7 @@ def tables_of_lines(
     return tuple(found)
 
 
-def whole_tables(case: Case) -> tuple[LayerTable, ...]:
+def whole_tables(case: TrainingCase) -> tuple[LayerTable, ...]:
     """Return the layers of the model without parallelism."""
     alone = whole_case(case)
     (stage,) = runs_of(block_order(case.model), len(case.model.kinds), alone.partition)
@@ -127,7 +127,7 @@ def _efficiency(e: Evaluation[float], op: Op[float], peak: float) -> float:
     return op.flops / seconds / peak if seconds else 0.0
 
 
-def products_of(case: Case, e: Evaluation[float], lines: Sequence[Lines[float]]) -> tuple[Product, ...]:
+def products_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[Lines[float]]) -> tuple[Product, ...]:
     """Return every matrix product of a part before and after splitting, each once."""
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
     found: dict[tuple[str, str], Product] = {}

@@ -13,7 +13,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.layout import Layout
 from shardwise.plans import Plan
 from shardwise.training._blocks import checkpoints
-from shardwise.training._stages import Kind
+from shardwise.training._stages import LayerKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,12 @@ def modules_of(plan: Plan, block: Block) -> tuple[str, ...]:
     return tuple(name for name in plan.modules if name != other)
 
 
-def units_of(plan: Plan, kind: Kind) -> tuple[Checkpoint, ...]:
+def units_of(plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...]:
     """Return the units of a kind of layer that a plan runs again in backward."""
     return checkpoints(plan.recompute, modules_of(plan, kind.block)) if kind.recomputed else ()
 
 
-def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: Kind) -> tuple[Op[X], ...]:
+def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
     """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
     ops = ledgers.block_ops(y, kind.block, model.hidden)
     split = y.stack.settings.partition_activations and plan.recompute == "full" and kind.recomputed
@@ -82,7 +82,7 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     return tuple(found)
 
 
-def ledger_of(model: Model, plan: Plan, kinds: tuple[Kind, ...], y: Layout[X]) -> Ledger[X]:
+def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[X]) -> Ledger[X]:
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
     whole = y.stack.settings.keeps_products and plan.recompute == "full"

@@ -14,7 +14,7 @@ from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
-from shardwise.training._evaluate import Case, Evaluation, evaluate, recomputed_flops_per_token, stages_of
+from shardwise.training._evaluate import Evaluation, TrainingCase, evaluate, recomputed_flops_per_token, stages_of
 from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._recompute import least_recompute, settled
@@ -60,7 +60,7 @@ class Change:
 class TrainReport:
     """Memory, time and cost of one training plan. Build one with `train`."""
 
-    case: Case
+    case: TrainingCase
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
 
@@ -322,7 +322,7 @@ def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
     return found
 
 
-def try_plan(case: Case) -> TrainReport | None:
+def try_plan(case: TrainingCase) -> TrainReport | None:
     """Return the report of a changed plan, with dp refilled, or None where it is not legal."""
     plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
     if len(plan.stage_layers) != plan.pp * plan.vpp:
@@ -344,7 +344,7 @@ class Options:
     overlap: bool = True
 
 
-def report_of(case: Case, notes: tuple[str, ...]) -> TrainReport:
+def report_of(case: TrainingCase, notes: tuple[str, ...]) -> TrainReport:
     """Return the report of a complete case."""
     sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
     evaluation: Evaluation[float] = evaluate(case, sizes, stages_of(case))
@@ -370,8 +370,8 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
         return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
 
-    def case(p: Plan, j: Training) -> Case:
-        return Case(
+    def case(p: Plan, j: Training) -> TrainingCase:
+        return TrainingCase(
             model=model,
             cluster=cluster,
             job=j,

@@ -43,18 +43,18 @@ class Stages(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayerKind:
     """A distinct block of a model, with or without recompute."""
 
     block: Block
     recomputed: bool
 
 
-def kinds_of(model: Model, partly: bool, recomputes: bool) -> tuple[Kind, ...]:
+def kinds_of(model: Model, partly: bool, recomputes: bool) -> tuple[LayerKind, ...]:
     """Return the kinds of layer that stages may hold, in order of first appearance."""
     blocks = tuple(model.kinds)
     variants = (True, False) if partly else (recomputes,)
-    return tuple(Kind(b, v) for v in variants for b in blocks)
+    return tuple(LayerKind(b, v) for v in variants for b in blocks)
 
 
 def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:

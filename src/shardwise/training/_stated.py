@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shardwise.ops import count_parameters
-from shardwise.training._evaluate import Case
+from shardwise.training._evaluate import TrainingCase
 
 
-def idle_settings(case: Case) -> list[tuple[str, str]]:
+def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     """Return the settings of the framework that change nothing under a plan, and why."""
     s, plan, found = case.stack.settings, case.plan, list[tuple[str, str]]()
     if s.partition_activations and plan.recompute != "full":
@@ -22,7 +22,7 @@ def idle_settings(case: Case) -> list[tuple[str, str]]:
     return found
 
 
-def stated(case: Case) -> tuple[str, ...]:
+def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
     notes = [f"stack {case.stack.name}: {case.stack.title}"]
     if not case.job.precision:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from shardwise.errors import InputError, Problem
 from shardwise.ops.fold import Machine
 from shardwise.plans import Plan
-from shardwise.training._evaluate import Case, Evaluation, machine_of, send_of, step_job
+from shardwise.training._evaluate import Evaluation, TrainingCase, machine_of, send_of, step_job
 from shardwise.training._memory import Parts, Recipe
 from shardwise.training._sharding import sharding_waits, waits_once
 from shardwise.training._sizes import Sizes
@@ -34,7 +34,7 @@ from shardwise.training._step import (
 from shardwise.training._update import muon_seconds, optimizer_seconds
 from shardwise.training.schedules import FULL, B, F, Kind, PipelineShape, W, find_schedule
 from shardwise.training.schedules.simulate import Event, simulate
-from shardwise.training.schedules.simulate import StageSeconds as Chunk
+from shardwise.training.schedules.simulate import SimulatedStage as Chunk
 
 # Beyond these a trace is too large for a viewer, and the parts of each chunk too many to read.
 MOST_TASKS, MOST_DETAILED = 400_000, 40_000
@@ -67,7 +67,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class TimelineMessage:
     """A send between stages: when it leaves its stage, and when the chunk that waits for it starts."""
 
     stage: int
@@ -82,7 +82,7 @@ class StepTimeline:
 
     plan: Plan
     spans: tuple[Span, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[TimelineMessage, ...]
     seconds: float
     step_seconds: float
     detailed: bool
@@ -146,7 +146,7 @@ class _Around:
 class _Drawing:
     """The spans of a step in the making."""
 
-    def __init__(self, case: Case, e: Evaluation[float]) -> None:
+    def __init__(self, case: TrainingCase, e: Evaluation[float]) -> None:
         self.case, self.plan, self.num_micro = case, case.plan, round(e.sizes.num_micro)
         self.machine = machine_of(case, e.sizes.spans)
         self.parts = timed_parts(self.machine, e.parts, case.plan.schedule)
@@ -161,7 +161,7 @@ class _Drawing:
         self.tied = tied_seconds(self.machine, e.sizes, job) if job.tied else 0.0
         self.detailed = self._tasks() <= MOST_DETAILED
         self.spans: list[Span] = []
-        self.messages: list[Message] = []
+        self.messages: list[TimelineMessage] = []
 
     def _tasks(self) -> int:
         tasks = 2 * self.plan.pp * self.plan.vpp * self.num_micro
@@ -324,16 +324,16 @@ class _Drawing:
             if target is not None and made[target].stage != task.stage:
                 to = made[target]
                 self.messages.append(
-                    Message(stage=task.stage, to_stage=to.stage, sent=at + task.end, used=at + to.start)
+                    TimelineMessage(stage=task.stage, to_stage=to.stage, sent=at + task.end, used=at + to.start)
                 )
 
 
-def _job(case: Case, m: Machine[float], e: Evaluation[float]) -> StepJob[float]:
+def _job(case: TrainingCase, m: Machine[float], e: Evaluation[float]) -> StepJob[float]:
     boundary = e.layout.residual("boundary", case.model.hidden, "").size_bytes
     return step_job(case, e.parts, send_of(case, m, e.sizes, boundary))
 
 
-def timeline_of(case: Case, evaluation: Evaluation[float]) -> StepTimeline:
+def timeline_of(case: TrainingCase, evaluation: Evaluation[float]) -> StepTimeline:
     """Return one step of an evaluated case, in seconds; raises `InputError` where it has too many chunks to draw."""
     return _Drawing(case, evaluation).draw(evaluation)
 

@@ -14,7 +14,7 @@ from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
 from shardwise.ops.fold import Machine, waits_of
 from shardwise.training._blocks import Folded
-from shardwise.training._evaluate import Case, Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
+from shardwise.training._evaluate import Evaluation, TrainingCase, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
 from shardwise.training._sharding import end_messages, unit_exposure, unit_rounds
 from shardwise.training._stages import Stages
@@ -96,7 +96,7 @@ class Timed:
 class Traffic:
     """What the messages of an evaluated plan are read from."""
 
-    case: Case
+    case: TrainingCase
     evaluation: Evaluation[float]
     machine: Machine[float]
     ledger: Ledger[float]
@@ -114,7 +114,7 @@ class Traffic:
         return (*written.kinds, written.embedding, written.head, written.loss)
 
 
-def traffic_of(case: Case, evaluation: Evaluation[float]) -> Traffic:
+def traffic_of(case: TrainingCase, evaluation: Evaluation[float]) -> Traffic:
     """Return what the messages of an evaluated plan are read from."""
     written = ledger_of(case.model, case.plan, case.kinds, evaluation.layout)
     spans = {**evaluation.sizes.spans, "table": table_span(evaluation.sizes)}
@@ -122,7 +122,7 @@ def traffic_of(case: Case, evaluation: Evaluation[float]) -> Traffic:
     return Traffic(case=case, evaluation=evaluation, machine=machine, ledger=written)
 
 
-def runs_a_micro_batch(case: Case, s: Stages[float]) -> tuple[float, ...]:
+def runs_a_micro_batch(case: TrainingCase, s: Stages[float]) -> tuple[float, ...]:
     """Return how often a device of a stage runs each part for one micro-batch, in the order of `Traffic.lines`.
 
     Under DualPipe half of the micro-batches run on the mirrored layers.

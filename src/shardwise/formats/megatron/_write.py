@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from shardwise.errors import InputError, Problem
 from shardwise.formats._canonical import canonical, canonical_plan
-from shardwise.formats._exported import Case, Exported, Found, differences, refuse, untold, worded
+from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
@@ -58,7 +58,7 @@ _TOLD = frozenset(
 _BEFORE_FEED_FORWARD = (Attention, LatentAttention, GatedDelta)
 
 
-def export(case: Case) -> Exported:
+def export(case: ExportCase) -> Exported:
     """Return a launch script for a case; raises `InputError` naming every field that Megatron-LM cannot express.
 
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
@@ -77,7 +77,7 @@ def export(case: Case) -> Exported:
     return Exported(system="Megatron-LM", version=version, files={name: script(case, words)}, notes=notes)
 
 
-def arguments(case: Case) -> list[str]:
+def arguments(case: ExportCase) -> list[str]:
     """Return the arguments of a case."""
     return list(spelled({**_model(case.model, case.job), **_plan(case.plan, case.model), **_job(case), **_stack(case)}))
 
@@ -313,7 +313,7 @@ def _recompute(p: Plan) -> Words:
     return {"--recompute-granularity": "selective", "--recompute-modules": tuple(modules)}
 
 
-def _job(case: Case) -> Words:
+def _job(case: ExportCase) -> Words:
     job = case.job
     samples = round(job.token_budget / job.seq_len) if job.token_budget else round(job.sample_budget)
     optimizer = job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None
@@ -321,7 +321,7 @@ def _job(case: Case) -> Words:
     return words | {"--optimizer": optimizer} | _PRECISIONS.get(job.precision or case.stack.precision, {})
 
 
-def _stack(case: Case) -> Words:
+def _stack(case: ExportCase) -> Words:
     s, sharded = case.stack, case.plan.sharding == "distributed-optimizer"
     dense, moe = _first(case.model, MLP), _first(case.model, MoE)
     feed = dense or moe
@@ -342,7 +342,7 @@ def _stack(case: Case) -> Words:
     return words
 
 
-def _lost(case: Case, words: list[str]) -> Found:
+def _lost(case: ExportCase, words: list[str]) -> Found:
     """Return every field that does not come back, as it was and as it came."""
     launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
     back = read_args(words, launch)
@@ -356,7 +356,7 @@ def _lost(case: Case, words: list[str]) -> Found:
     return found
 
 
-def _job_differences(case: Case, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
+def _job_differences(case: ExportCase, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
     job = case.job
     yield "seq_len", (job.seq_len, back.seq_len)
     yield "global_batch", (job.global_batch, back.global_batch)
@@ -369,7 +369,7 @@ def _job_differences(case: Case, back: Training) -> Iterator[tuple[str, tuple[ob
         yield "token_budget", (tokens, back.token_budget)
 
 
-def script(case: Case, words: list[str]) -> str:
+def script(case: ExportCase, words: list[str]) -> str:
     """Return the text of a launch script with the arguments, one to a line."""
     import shlex
 

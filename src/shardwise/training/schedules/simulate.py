@@ -26,7 +26,7 @@ from shardwise.training.schedules import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageSeconds:
+class SimulatedStage:
     """Seconds of one micro-batch on one pipeline stage, all its chunks together."""
 
     forward: float
@@ -36,7 +36,7 @@ class StageSeconds:
     def of(self, kind: Kind) -> float:
         """Return the seconds of one kind of task.
 
-        >>> StageSeconds(forward=1.0, backward_input=1.5, backward_weight=0.5).of("backward")
+        >>> SimulatedStage(forward=1.0, backward_input=1.5, backward_weight=0.5).of("backward")
         2.0
         """
         full = self.backward_input + self.backward_weight
@@ -78,7 +78,7 @@ _Result = tuple[bool, int, int]
 class _Machine:
     """Devices with their place in time, and when each result is there for the device that waits for it."""
 
-    def __init__(self, schedule: Schedule, stages: Sequence[StageSeconds], shape: PipelineShape[float]) -> None:
+    def __init__(self, schedule: Schedule, stages: Sequence[SimulatedStage], shape: PipelineShape[float]) -> None:
         self.mirrored = find_schedule(schedule).mirrored
         self.stages, self.num_chunks = stages, int(shape.num_chunks)
         self.depth = len(stages) * self.num_chunks
@@ -139,12 +139,12 @@ class _Machine:
         self.free[device] = end + (self.send if sends and not self.overlap else 0.0)
 
 
-def simulate(schedule: Schedule, stages: Sequence[StageSeconds], shape: PipelineShape[float]) -> Timeline:
+def simulate(schedule: Schedule, stages: Sequence[SimulatedStage], shape: PipelineShape[float]) -> Timeline:
     """Return the seconds, events and peaks of a schedule run task by task; the shape holds plain whole numbers.
 
     Orders: arXiv:1811.06965, arXiv:2104.04473, arXiv:2401.10241, deepseek-ai/DualPipe; see `_types`.
 
-    >>> stage = StageSeconds(forward=1.0, backward_input=1.0, backward_weight=1.0)
+    >>> stage = SimulatedStage(forward=1.0, backward_input=1.0, backward_weight=1.0)
     >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0, overlap_send=True)
     >>> simulate("1f1b", [stage] * 4, shape).seconds
     33.0
@@ -168,7 +168,7 @@ def simulate(schedule: Schedule, stages: Sequence[StageSeconds], shape: Pipeline
     )
 
 
-def _check(schedule: Schedule, stages: Sequence[StageSeconds], sizes: tuple[int, int, int]) -> None:
+def _check(schedule: Schedule, stages: Sequence[SimulatedStage], sizes: tuple[int, int, int]) -> None:
     p, v, m = sizes
     found = schedule_problems(schedule, p, m, v)
     if len(stages) != p:
