@@ -15,7 +15,7 @@ from laws.strategies import ANY, ORDERS, Wanted, cases, cluster_of, refilled
 from shardwise.hardware import Cluster, device_names, find_device
 from shardwise.ledger.op import Collective
 from shardwise.models import load_model
-from shardwise.ops.fold import Machine, messages
+from shardwise.ops.fold import CostModel, messages
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import TrainingCase, train
 from shardwise.training._step import StageSeconds
@@ -269,7 +269,7 @@ def test_the_best_number_of_panels_is_never_slower_than_waiting(slow: bool) -> N
 def test_panels_expose_one_set_and_what_compute_does_not_cover(panels: int) -> None:
     """Bound by messages, panels cost all of their sets; bound by compute, they expose one set."""
     found = evaluated(_summa(panels, True))
-    machine: Any = Machine(rates=found.rates, network=found.network, spans=found.sizes.spans)
+    machine: Any = CostModel(rates=found.rates, network=found.network, spans=found.sizes.spans)
     pair = tuple(
         Collective(axis=axis, verb="broadcast", size_bytes=1e8 / panels, count=panels, hides="panels", tensor=axis)  # type: ignore[arg-type]
         for axis in ("tp", "tp2")

@@ -19,7 +19,7 @@ class Messages(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine(Generic[X]):
+class CostModel(Generic[X]):
     """What blocks run on: rates of the device, links, and how each axis' groups lie on them.
 
     `replicas` is what messages between replicas take of compute; nothing where it is not given. Weights that are
@@ -53,7 +53,7 @@ class Machine(Generic[X]):
         return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis], c.fanout)
 
 
-def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
+def _exposed(m: CostModel[X], c: Collective[X], compute: X) -> tuple[X, X]:
     """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
     one = m.message(c)
     if c.hides == "exposed" or not m.hides(c.axis):
@@ -66,7 +66,7 @@ def _exposed(m: Machine[X], c: Collective[X], compute: X) -> tuple[X, X]:
     return waits, one * c.count - waits
 
 
-def _panels(m: Machine[X], panels: tuple[Collective[X], ...], compute: X) -> list[tuple[X, X]]:
+def _panels(m: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of the messages of panels, each its share of the set that one panel needs.
 
     With t1 of a set and tc of compute, nb panels take t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is
@@ -83,7 +83,7 @@ def _panels(m: Machine[X], panels: tuple[Collective[X], ...], compute: X) -> lis
 
 
 def waits_of(
-    m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
+    m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
 ) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of each collective of one operator and pass, those in the same compute sharing.
 
@@ -102,7 +102,7 @@ def waits_of(
     return found
 
 
-def messages(m: Machine[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
+def messages(m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
     """Return seconds of the collectives of one operator and pass by axis; `late` are those of the weight gradient."""
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}

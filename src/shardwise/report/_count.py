@@ -24,7 +24,7 @@ from shardwise.ops import (
     train_flops,
 )
 from shardwise.ops.count import Line, lines
-from shardwise.ops.fold import Machine, messages
+from shardwise.ops.fold import CostModel, messages
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Stack, find_precision, find_stack, spans
@@ -180,7 +180,7 @@ class CountReport:
         return lay_out(degrees, work, LayoutOptions(stack=self.stack, sequence_parallel=parallel, cp_kind=p.cp_kind))
 
     @cached_property
-    def machine(self) -> Machine[float] | None:
+    def machine(self) -> CostModel[float] | None:
         """What the operators run on, None where no cluster was given."""
         if self.cluster is None:
             return None
@@ -192,7 +192,7 @@ class CountReport:
             node_busy=self.cluster.num_devices > 1,
         )
         network = network_of(self.cluster, self.efficiencies)
-        return Machine(rates=rates, network=network, spans=spans(self.plan, [t.size for t in self.cluster.tiers]))
+        return CostModel(rates=rates, network=network, spans=spans(self.plan, [t.size for t in self.cluster.tiers]))
 
     @cached_property
     def parts(self) -> tuple[CountPart, ...]:
@@ -208,7 +208,9 @@ class CountReport:
         return CountPart(name=name, times=line.times, copies=line.copies, rows=rows)
 
 
-def _rows(ops: Iterable[Op[float]], kept: set[str], width: float, machine: Machine[float] | None) -> Iterator[CountRow]:
+def _rows(
+    ops: Iterable[Op[float]], kept: set[str], width: float, machine: CostModel[float] | None
+) -> Iterator[CountRow]:
     """Yield the operators; a tensor that several keep stands with the first of them."""
     left = set(kept)
     for op in ops:
@@ -231,7 +233,7 @@ def _rows(ops: Iterable[Op[float]], kept: set[str], width: float, machine: Machi
         )
 
 
-def _seconds(op: Op[float], m: Machine[float]) -> Seconds:
+def _seconds(op: Op[float], m: CostModel[float]) -> Seconds:
     t, r = op_seconds(m.rates, op), m.rates
     backward = t.backward_input + t.backward_weight
     sides = (messages(m, op.forward, t.forward), messages(m, op.backward, t.backward_input, t.backward_weight))

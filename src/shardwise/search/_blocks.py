@@ -19,10 +19,10 @@ from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, Program, ProgramShape
-from shardwise.training import Sizes
-from shardwise.training._blocks import Elements, Folded
+from shardwise.training import PlanSizes
+from shardwise.training._blocks import BlockCost, Elements
 from shardwise.training._evaluate import Tables, machine_of, tables_of
-from shardwise.training._memory import Parts, Shared
+from shardwise.training._memory import ModelBlocks, Shared
 from shardwise.training._step import timed_parts
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
@@ -33,7 +33,7 @@ _Join = Callable[[Sequence[Any]], Any]
 def joined(values: Sequence[Any], join: _Join) -> Any:
     """Return trees of one shape as a single one, numbers in the same place joined; an absent key counts as zero."""
     first = values[0]
-    if isinstance(first, (Parts, Folded, Elements, Shared)):
+    if isinstance(first, (ModelBlocks, BlockCost, Elements, Shared)):
         return replace(first, **{f.name: joined([getattr(v, f.name) for v in values], join) for f in fields(first)})
     if isinstance(first, tuple):
         return tuple(joined(items, join) for items in zip(*values, strict=True))
@@ -42,7 +42,7 @@ def joined(values: Sequence[Any], join: _Join) -> Any:
     return first if isinstance(first, bool) else join(values)
 
 
-def _trimmed(parts: Parts[Any]) -> Parts[Any]:
+def _trimmed(parts: ModelBlocks[Any]) -> ModelBlocks[Any]:
     """Return the parts without what composition does not read: what pairing hides is known before."""
     gone: dict[str, Any] = {n: 0.0 for n in ("flops", "model_flops", "compute")}
     gone |= {n: {} for n in ("hidden", "exposed", "forward_exposed")}
@@ -50,7 +50,7 @@ def _trimmed(parts: Parts[Any]) -> Parts[Any]:
     return replace(parts, kinds=tuple(replace(kind, **gone) for kind in parts.kinds), **ends)
 
 
-def _untimed(parts: Parts[Any]) -> Parts[Any]:
+def _untimed(parts: ModelBlocks[Any]) -> ModelBlocks[Any]:
     """Return the parts without their times."""
     gone: dict[str, Any] = dict.fromkeys(("forward", "backward_input", "backward_weight", "replay"), 0.0)
     gone["replay_exposed"] = {}
@@ -82,8 +82,8 @@ class PlanBlocks:
     number in each place, `boundary` is the message between stages. Of the leaves, `sizes` are all that memory reads.
     """
 
-    plain: Parts[Any]
-    paired: Parts[Any]
+    plain: ModelBlocks[Any]
+    paired: ModelBlocks[Any]
     boundary: Any
     sizes: Columnar
     times: Columnar
@@ -157,7 +157,7 @@ def _first_kind(grid: PlanGrid) -> int:
     return CONTEXT_KINDS.index(grid.space.cp_kind[0])
 
 
-def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> Sizes[Any]:
+def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanSizes[Any]:
     """Return the sizes of a plan as symbols; what all rows of the space share, and what is fixed, is known."""
     known = dict(fixed)
     for name in ("tp", "tp2", "cp", "dp"):
@@ -178,10 +178,12 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> Sizes
 
     axes = (*DEGREES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
     spans = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
-    return Sizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
+    return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
 
 
-def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tuple[Parts[Any], Parts[Any], Any]]:
+def _recorded(
+    grid: PlanGrid, layout: int, sequence: bool, kind: int
+) -> list[tuple[ModelBlocks[Any], ModelBlocks[Any], Any]]:
     """Return for each recompute mode the blocks of one way to split them, plain and paired, and the bytes sent.
 
     What pairs hide is taken off each block, so that a bound of DualPipe can count the messages that they do not hide.

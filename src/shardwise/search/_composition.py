@@ -13,10 +13,10 @@ from shardwise.search._blocks import Leaf, PlanBlocks, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
-from shardwise.training import Sizes, TrainingCase, stages_of
-from shardwise.training._blocks import Elements, Folded
+from shardwise.training import PlanSizes, TrainingCase, stages_of
+from shardwise.training._blocks import BlockCost, Elements
 from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
-from shardwise.training._memory import Parts, Shared, device_bytes
+from shardwise.training._memory import ModelBlocks, Shared, device_bytes
 from shardwise.training._step import (
     least_piped_seconds,
     micro_batch_seconds,
@@ -32,7 +32,7 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
     if isinstance(tree, Leaf):
         return graph.given(tree.name, tree.level & ~PLACE if flat else tree.level)
-    if isinstance(tree, (Parts, Folded, Elements, Shared)):
+    if isinstance(tree, (ModelBlocks, BlockCost, Elements, Shared)):
         return replace(tree, **{f.name: _filled(getattr(tree, f.name), graph, flat) for f in fields(tree)})
     if isinstance(tree, tuple):
         return tuple(_filled(item, graph, flat) for item in tree)
@@ -57,7 +57,7 @@ class Composition:
         """Shardings of the space."""
         return self.grid.space.sharding
 
-    def _start(self, flat: bool) -> tuple[Graph, Sizes[Any], Parts[Any]]:
+    def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
         graph, plan = Graph(), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = graph.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
@@ -65,7 +65,7 @@ class Composition:
         parts = self.blocks.paired if plan.schedule == "dualpipe" else self.blocks.plain
         return graph, z, _filled(parts, graph, flat)
 
-    def _send(self, graph: Graph, z: Sizes[Any]) -> Any:
+    def _send(self, graph: Graph, z: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
         boundary = _filled(self.blocks.boundary, graph, False)
         machine = machine_of(self.case, z.spans)
@@ -79,7 +79,7 @@ class Composition:
         """Seconds of a step under every sharding, as symbols."""
         return self._seconds(*self._start(flat=False))
 
-    def _seconds(self, graph: Graph, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
+    def _seconds(self, graph: Graph, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
         send, machine, stages = self._send(graph, z), machine_of(self.case, z.spans), stages_of(self.case)
         found: dict[str, Any] = {}
         for group in self.groups:
@@ -93,7 +93,7 @@ class Composition:
                 found[f"step {sharding}"] = with_update(machine, z, recipe, own, stages, piped).total
         return found
 
-    def _bytes(self, z: Sizes[Any], parts: Parts[Any]) -> Mapping[str, Any]:
+    def _bytes(self, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
         stages, found = stages_of(self.case), dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)

@@ -31,7 +31,7 @@ from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
 from shardwise.models import Attention
 from shardwise.ops.experts import EXPERTS
-from shardwise.ops.fold import Machine
+from shardwise.ops.fold import CostModel
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._kernels import (
@@ -52,7 +52,7 @@ UNSHARED = 1000  # larger than any group of query heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineCostModel(Machine[X]):
+class EngineCostModel(CostModel[X]):
     """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine.
 
     Widths are bytes of an element of activations and of the cache; `widened` are cached elements that all
@@ -78,7 +78,7 @@ class EngineCostModel(Machine[X]):
 
     def message(self, message: Collective[X]) -> X:
         """Return seconds of one message; inside the fastest tier all-reduces take the engine's own kernels."""
-        seconds = Machine.message(self, message)
+        seconds = CostModel.message(self, message)
         own = self.kernels.all_reduce
         if message.verb != "all_reduce" or own is None:
             return seconds

@@ -4,14 +4,14 @@ from shardwise.training._comm import CommReport, comm
 from shardwise.training._evaluate import Evaluation, TrainingCase, evaluate, stages_of
 from shardwise.training._intervals import conditions
 from shardwise.training._report import Change, Options, TrainReport, Verdict, train
-from shardwise.training._sizes import Sizes, sizes_of, sizes_of_columns
+from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 
 __all__ = [
     "Change",
     "CommReport",
     "Evaluation",
     "Options",
-    "Sizes",
+    "PlanSizes",
     "TrainReport",
     "TrainingCase",
     "Verdict",

@@ -9,19 +9,19 @@ from __future__ import annotations
 from shardwise.ledger.number import X, above, divide, largest, maximum, total
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
-from shardwise.training._parts import Parts, Recipe, StageMemory
-from shardwise.training._sizes import Sizes
+from shardwise.training._parts import ModelBlocks, Recipe, StageMemory
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
 
-def shares(z: Sizes[X], groups: int) -> tuple[X, X]:
+def shares(z: PlanSizes[X], groups: int) -> tuple[X, X]:
     """Return over how many ranks dense and expert state is sharded, where so many groups of replicas shard apart."""
     if groups == 1:
         return z.shard_share, z.expert_share
     return maximum(divide(z.shard_share, groups), 1), maximum(divide(z.expert_share, groups), 1)
 
 
-def _wide_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
+def _wide_gradients(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
     """Return the bytes of a rank's gradients in the type of the optimizer, its own shard where that is sharded."""
     width = r.precision.master_bytes
     dense, expert = width * (params[0] + params[1]), width * (params[2] + params[3])
@@ -31,7 +31,7 @@ def _wide_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
     return divide(dense, share) + divide(expert, expert_share)
 
 
-def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
+def widened_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
     """Return the bytes of 16-bit gradients in fp32, which the optimizer keeps from its step to the next forward pass.
 
     Megatron-LM core/optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads, optimizer.py likewise.
@@ -42,7 +42,7 @@ def widened_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> X:
     return named(_wide_gradients(r, z, params), "gradients in fp32")
 
 
-def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+def late_block(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return the bytes of the gradient of the table of words, which the caching allocator finds no room for.
 
     It is made last of all, dense and in one piece, among the freed segments of smaller tensors, which do not join
@@ -55,7 +55,7 @@ def late_block(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
     return named(above(s.embeddings, 0, size, zero), "segment of the table's gradient")
 
 
-def flat_gradients(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], table: X) -> X:
+def flat_gradients(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], table: X) -> X:
     """Return the bytes of new segments for a shard of 16-bit gradients, made flat for the step, then flat in fp32.
 
     DeepSpeed runtime/zero/stage_1_and_2.py, step: single_grad_partition is flatten(averaged_gradients).to(fp32). The
@@ -75,7 +75,7 @@ def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
     return m.peak * stack.reserved_over_allocated + m.late_block
 
 
-def stand_in_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
+def stand_in_bytes(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return the bytes of the empty tensors that stand for weight gradients added up in the buffer.
 
     One of each shape for the whole run, in the type of the weight (Transformer Engine module/base.py get_dummy_wgrad).
@@ -94,7 +94,7 @@ def stand_in_bytes(r: Recipe, parts: Parts[X], s: Stages[X]) -> X:
     return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "stand-ins of weight gradients")
 
 
-def device_bytes(stack: Stack, z: Sizes[X], reserved: X, workspace: float) -> X:
+def device_bytes(stack: Stack, z: PlanSizes[X], reserved: X, workspace: float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
     held = reserved + workspace * stack.reserved_over_allocated

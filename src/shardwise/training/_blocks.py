@@ -14,7 +14,7 @@ from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
-from shardwise.ops.fold import Machine, merge, messages
+from shardwise.ops.fold import CostModel, merge, messages
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
@@ -121,7 +121,7 @@ def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X) -> X:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Folded(Generic[X]):
+class BlockCost(Generic[X]):
     """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters.
 
     `gradient_shapes` are the elements of the gradient of each weight of a product, where memory depends on them.
@@ -166,7 +166,7 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
 _NO_CORES = ("exposed", "copied")
 
 
-def _slowed(m: Machine[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], back: dict[str, X]) -> PassSeconds[X]:
+def _slowed(m: CostModel[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], back: dict[str, X]) -> PassSeconds[X]:
     """Return the seconds of an operator's passes, slowed by the messages that are hidden beside them, by axis."""
     if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
         return t
@@ -181,7 +181,7 @@ def _slowed(m: Machine[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], ba
     )
 
 
-def _late(m: Machine[X], ops: Sequence[Op[X]], backward: X) -> X:
+def _late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
     """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
 
     Both gradients of a product are launched each.
@@ -195,7 +195,7 @@ def _late(m: Machine[X], ops: Sequence[Op[X]], backward: X) -> X:
     return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")
 
 
-def _frozen(m: Machine[X], op: Op[X], t: PassSeconds[X]) -> PassSeconds[X]:
+def _frozen(m: CostModel[X], op: Op[X], t: PassSeconds[X]) -> PassSeconds[X]:
     """Return the seconds of an operator whose weights are not trained: no weight gradient, and weights made wide.
 
     torch autograd makes no gradient that nothing asks for; bitsandbytes functional.py dequantize_4bit writes the whole
@@ -212,7 +212,7 @@ def _frozen(m: Machine[X], op: Op[X], t: PassSeconds[X]) -> PassSeconds[X]:
     )
 
 
-def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> Folded[X]:
+def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
     forward = backward = weight = replay = compute = zero
@@ -249,7 +249,7 @@ def fold(ops: tuple[Op[X], ...], m: Machine[X], units: tuple[Checkpoint, ...] = 
     late = _late(m, ops, backward + weight)
     backward, compute = backward + late, compute + late
     kept = keep(ops, units)
-    return Folded(
+    return BlockCost(
         forward=named(forward, f"{label}forward"),
         backward_input=named(backward, f"{label}input gradients"),
         backward_weight=named(weight, f"{label}weight gradients"),

@@ -17,23 +17,24 @@ from shardwise.ledger.traced import named
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
-from shardwise.ops.fold import Machine
+from shardwise.ops.fold import CostModel
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
 from shardwise.plans.partition import split_layers
-from shardwise.training._blocks import Elements, Folded, elements, fold, gradient_shapes, tensor_sides
+from shardwise.training._blocks import BlockCost, Elements, elements, fold, gradient_shapes, tensor_sides
+from shardwise.training._expert_overlap import beside_experts
 from shardwise.training._ledger import Lines, ledger_of, units_of
 from shardwise.training._memory import (
     InFlight,
-    Parts,
+    ModelBlocks,
     Recipe,
     Shared,
     StageMemory,
     reserved_bytes,
     stage_memory,
 )
-from shardwise.training._sizes import Sizes, sizes_of_columns
+from shardwise.training._sizes import PlanSizes, sizes_of_columns
 from shardwise.training._stages import (
     LayerKind,
     Partition,
@@ -43,7 +44,7 @@ from shardwise.training._stages import (
     runs_of,
     stack_runs,
 )
-from shardwise.training._step import StepJob, StepSeconds, beside_experts, boundary_seconds, step_seconds
+from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
 from shardwise.training._units import padded
 from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
@@ -121,14 +122,14 @@ class Evaluation(Generic[X]):
     peak: X
     reserved: X
     step: StepSeconds[X]
-    parts: Parts[X]
+    parts: ModelBlocks[X]
     layout: Layout[X]
-    sizes: Sizes[X]
+    sizes: PlanSizes[X]
     rates: Rates[X]
     network: Network[X]
 
 
-def layout_of(case: TrainingCase, z: Sizes[X]) -> Layout[X]:
+def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
     """Return the layout of a block under the sizes of a plan."""
     p = case.recipe.precision
     zero = 0 * z.tp
@@ -157,17 +158,17 @@ def layout_of(case: TrainingCase, z: Sizes[X]) -> Layout[X]:
     return lay_out(ParallelSizes(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
-def parts_of(case: TrainingCase, y: Layout[X], m: Machine[X]) -> Parts[X]:
+def parts_of(case: TrainingCase, y: Layout[X], m: CostModel[X]) -> ModelBlocks[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
-    def folded(lines: Lines[X]) -> Folded[X]:
+    def folded(lines: Lines[X]) -> BlockCost[X]:
         found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
         found = replace(found, elements=sided(case, found.elements, lines.ops))
         return replace(found, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else found
 
     tables = (w for o in written.embedding.ops for w in o.weights if w.role == "embedding")
-    return Parts(
+    return ModelBlocks(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
         kinds=tuple(map(folded, written.kinds)),
         embedding=folded(written.embedding),
@@ -249,7 +250,7 @@ def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[An
     return evaluate(replace(case, plan=plans[0]), sizes, stack_runs(runs))
 
 
-def held_in_flight(case: TrainingCase, z: Sizes[X], s: Stages[X]) -> InFlight[X]:
+def held_in_flight(case: TrainingCase, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
     """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
 
     Counted from the order of tasks in github.com/deepseek-ai/DualPipe.
@@ -275,11 +276,11 @@ class Tables(Generic[X]):
     """
 
     layout: Layout[X]
-    parts: Parts[X]
+    parts: ModelBlocks[X]
     boundary_bytes: X
 
 
-def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> Machine[X]:
+def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostModel[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
     stack, precision = case.stack, case.recipe.precision
     compute, narrow = precision.compute, precision.weight_bytes < precision.activation_bytes
@@ -287,7 +288,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> Machine[
     busy = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
     network = with_peers(network_of(case.cluster, case.efficiencies))
-    return Machine(
+    return CostModel(
         rates=rates,
         network=network,
         spans=shared,
@@ -299,7 +300,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> Machine[
     )
 
 
-def tables_of(case: TrainingCase, m: Machine[X], z: Sizes[X]) -> Tables[X]:
+def tables_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans."""
     y = layout_of(case, z)
     parts = beside_experts(m, case.stack, case.plan.schedule, parts_of(case, y, m))
@@ -307,7 +308,7 @@ def tables_of(case: TrainingCase, m: Machine[X], z: Sizes[X]) -> Tables[X]:
 
 
 def memory_of(
-    case: TrainingCase, z: Sizes[X], parts: Parts[X], stages: tuple[Stages[X], ...]
+    case: TrainingCase, z: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
 ) -> tuple[StageMemory[X], ...]:
     """Return the memory of each run of stages."""
     recipe = case.recipe
@@ -338,12 +339,12 @@ def scatters_sends(case: TrainingCase) -> bool:
     return case.stack.scattered_sends and not case.plan.sequence_parallel
 
 
-def send_of(case: TrainingCase, m: Machine[X], z: Sizes[X], boundary_bytes: X) -> X:
+def send_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X], boundary_bytes: X) -> X:
     """Return the seconds of one message between stages."""
     return boundary_seconds(m, z, boundary_bytes, scatters_sends(case))
 
 
-def step_job(case: TrainingCase, parts: Parts[X], send: X) -> StepJob[X]:
+def step_job(case: TrainingCase, parts: ModelBlocks[X], send: X) -> StepJob[X]:
     """Return what the step needs to know beside its blocks."""
     return StepJob(
         schedule=case.plan.schedule,
@@ -353,7 +354,7 @@ def step_job(case: TrainingCase, parts: Parts[X], send: X) -> StepJob[X]:
     )
 
 
-def evaluate(case: TrainingCase, z: Sizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
+def evaluate(case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
     """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
     machine = machine_of(case, z.spans)
     tables = tables_of(case, machine, z)

@@ -21,15 +21,15 @@ from shardwise.training._beside import (
     stand_in_bytes,
     widened_bytes,
 )
-from shardwise.training._blocks import Folded
-from shardwise.training._parts import InFlight, Parts, Recipe, Shared, StageMemory, held_as, owned, tied_copy
-from shardwise.training._sizes import Sizes
+from shardwise.training._blocks import BlockCost
+from shardwise.training._parts import InFlight, ModelBlocks, Recipe, Shared, StageMemory, held_as, owned, tied_copy
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._units import Gathered, end_units, gathered_bytes, layer_units
 
 __all__ = [
     "InFlight",
-    "Parts",
+    "ModelBlocks",
     "Recipe",
     "Shared",
     "StageMemory",
@@ -42,13 +42,13 @@ __all__ = [
 STATE = "docs/formulas.md, state"
 
 
-def tensors_of(parts: Parts[X], s: Stages[X]) -> X:
+def tensors_of(parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return how many tensors of weights the layers of a stage have, with its tables."""
     layers = total((n * k.elements.tensors for n, k in zip(s.layers, parts.kinds, strict=True)), 0 * s.count)
     return layers + s.embeddings + s.heads
 
 
-def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
+def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
     """Return bytes of (weights, gradients, optimizer state) on a rank under the sharding.
 
     Dense copies sit on dp * cp ranks, experts on their own; ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3
@@ -83,14 +83,14 @@ def state_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X]) -> tuple[X, X
     )
 
 
-def wide_tables(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+def wide_tables(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return bytes that the table of words takes beyond those of other weights, where the recipe keeps it wider."""
     wider = r.precision.embedding_bytes - r.precision.weight_bytes
     held = (s.embeddings * parts.table + tied_copy(parts, s)) * wider
     return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
 
 
-def stage_buffers(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
+def stage_buffers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:
     """Return the bytes of a stage's messages beside what its layers keep: buffers of micro-batches, and outputs.
 
     The input of a layer in flight is the buffer that it came in. Of the messages to the next stage the outputs of the
@@ -126,7 +126,7 @@ def _adds_narrow(r: Recipe) -> bool:
     return r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4
 
 
-def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
+def update_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
     """Return temporaries of the optimizer step.
 
     Two of the largest tensor when tensors are updated one by one, one of everything by foreach, none when fused.
@@ -141,18 +141,18 @@ def update_bytes(r: Recipe, z: Sizes[X], params: tuple[X, X, X, X], biggest: X) 
     return named(divide(width * total(params), share), "optimizer temporaries")
 
 
-def _largest_layer(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
+def _largest_layer(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], X]) -> X:
     held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
     return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(held, parts.kinds, strict=True)])
 
 
-def one_micro(parts: Parts[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
+def one_micro(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
     """Return the bytes saved for backward by the layers and the embedding of one micro-batch."""
     kept = total((n * k.kept_bytes for n, k in zip(layers, parts.kinds, strict=True)), zero)
     return named(kept + embeds * parts.embedding.kept_bytes, "saved for backward, one micro-batch")
 
 
-def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
+def held_bytes(parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:
     """Return the bytes saved for backward by the layers and the embedding of all micro-batches in flight."""
     zero = 0 * s.count
 
@@ -160,7 +160,7 @@ def held_bytes(parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> X:
     return held_as("activations", depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
-def _biggest_tensor(parts: Parts[X], s: Stages[X]) -> X:
+def _biggest_tensor(parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return the parameters of the largest weight of a stage."""
     table = above(s.embeddings + tied_copy(parts, s), 0, parts.embedding.elements.largest, 0 * s.count)
     ends = maximum(table, above(s.heads, 0, parts.head.elements.largest, 0 * s.count))
@@ -185,7 +185,7 @@ class Moment(Generic[X]):
     last_layer: X
 
 
-def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
+def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
     params = owned(parts, s)
     weights, gradients, optimizer = state_bytes(r, z, params)
@@ -219,7 +219,7 @@ def stage_memory(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: I
     )
 
 
-def held_apart(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X], moments: dict[str, X], flat: X) -> X:
+def held_apart(r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], moments: dict[str, X], flat: X) -> X:
     """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
 
     The block of 16-bit logits, freed before backward, is too small for any of the fp32 tensors that follow
@@ -239,7 +239,9 @@ def held_apart(r: Recipe, parts: Parts[X], s: Stages[X], m: Moment[X], moments: 
     return named(largest(others) + m.gradients + gathered, "peak of the pools")
 
 
-def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X]) -> Moment[X]:
+def made_of(
+    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X]
+) -> Moment[X]:
     """Return what the moments of a stage are made of; `state` is what lasts, and the gradients."""
     lasting, gradients = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
@@ -267,7 +269,7 @@ def made_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], depth: InFlig
     )
 
 
-def _table_gradients(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], m: Moment[X]) -> tuple[X, X, X]:
+def _table_gradients(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> tuple[X, X, X]:
     """Return gradients of tables: there before those of layers, made after them, and what is beside all at the end.
 
     Autograd makes the head's first and the embedding's last. Those of a shared table wait for each other, then are
@@ -288,7 +290,7 @@ def _table_gradients(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], m: M
     return early, late, named(maximum(m.flowing + again + shared, 2 * shared + again), "gradients of tables at work")
 
 
-def moments_of(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X], m: Moment[X]) -> dict[str, X]:
+def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> dict[str, X]:
     """Return the bytes at the moments of the passes.
 
     The last forward pass in flight; the loss with its logits; backward of the first layer, with what recompute makes

@@ -9,7 +9,7 @@ from typing import Generic, Literal, TypeAlias, get_args
 from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.traced import Part, Traced, named
 from shardwise.plans import Optimizer, Precision, Sharding, Stack
-from shardwise.training._blocks import Elements, Folded
+from shardwise.training._blocks import BlockCost, Elements
 from shardwise.training._stages import Stages
 
 
@@ -90,7 +90,7 @@ class Shared(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts(Generic[X]):
+class ModelBlocks(Generic[X]):
     """The blocks of a model, folded: one entry a kind of layer, and what stands before and after them.
 
     `stream_bytes` is one tensor of the residual stream. `shared_table` says that the last stage needs the input table
@@ -98,10 +98,10 @@ class Parts(Generic[X]):
     `mask` is that of attention where it comes with the data.
     """
 
-    kinds: tuple[Folded[X], ...]
-    embedding: Folded[X]
-    head: Folded[X]
-    loss: Folded[X]
+    kinds: tuple[BlockCost[X], ...]
+    embedding: BlockCost[X]
+    head: BlockCost[X]
+    loss: BlockCost[X]
     stream_bytes: X
     table: X
     gather_buffer: X
@@ -142,7 +142,7 @@ class StageMemory(Generic[X]):
     peak: X
 
 
-def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
+def owned(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
     """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.
 
     Mirrored ones included; weights that layers share are held once.
@@ -166,7 +166,7 @@ def owned(parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
     )
 
 
-def tied_copy(parts: Parts[X], s: Stages[X]) -> X:
+def tied_copy(parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return the parameters of the second copy of a shared table: on a last stage that does not hold the first too.
 
     Megatron-LM core/models/common/embeddings and core/transformer/multi_token_prediction.py copy the table so.

@@ -7,16 +7,16 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import Machine
-from shardwise.training._blocks import Folded
-from shardwise.training._parts import Parts, Recipe
-from shardwise.training._sizes import Sizes
+from shardwise.ops.fold import CostModel
+from shardwise.training._blocks import BlockCost
+from shardwise.training._parts import ModelBlocks, Recipe
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import StateMessage, gathers, lost_seconds, scatters, state_seconds
 from shardwise.training._units import end_units, unit_elements
 
 
-def unit_rounds(z: Sizes[X], r: Recipe) -> tuple[X, X]:
+def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X]:
     """Return in which share of the micro-batches a unit's weights and gradients move, and whether backward gathers too.
 
     Every micro-batch gathers ahead of forward and, unless weights are kept, of backward, or, where a pipeline keeps
@@ -30,7 +30,7 @@ def unit_rounds(z: Sizes[X], r: Recipe) -> tuple[X, X]:
     return above(z.pp, 1, one / z.num_micro, one), above(z.pp, 1, 0 * one, again)
 
 
-def waits_once(z: Sizes[X], r: Recipe) -> X:
+def waits_once(z: PlanSizes[X], r: Recipe) -> X:
     """Return 1 where a stage waits once a step for what `unit_rounds` spreads over the micro-batches, else 0.
 
     A pipeline that keeps weights gathered gathers before the first forward pass of a stage, and scatters behind its
@@ -40,7 +40,7 @@ def waits_once(z: Sizes[X], r: Recipe) -> X:
     return above(z.pp, 1, one, 0 * one) if r.stack.pipeline_keeps_gathered else 0 * one
 
 
-def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[X, X, X, X, X]:
+def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) -> tuple[X, X, X, X, X]:
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
 
     After them seconds that its compute loses (forward, backward): to the cores that messages hold, and to copies.
@@ -74,7 +74,7 @@ def unit_exposure(m: Machine[X], z: Sizes[X], r: Recipe, k: Folded[X]) -> tuple[
     )
 
 
-def copy_seconds(m: Machine[X], r: Recipe, count: X) -> tuple[X, X]:
+def copy_seconds(m: CostModel[X], r: Recipe, count: X) -> tuple[X, X]:
     """Return seconds that the framework copies gathered weights out of, and gradients into, its messages' buffers."""
     stack = r.stack
     gathered = stack.gather_copy_bytes * count if r.shards_weights else 0 * count
@@ -94,7 +94,7 @@ class EndMessages(Generic[X]):
     hidden: X
 
 
-def _mean_layer(parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+def _mean_layer(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return seconds of (forward, backward) of a stage's layers on the mean."""
     zero, layers = 0 * s.count, maximum(total(s.layers, 0 * s.count), 1)
     forward = total((n * k.forward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
@@ -102,7 +102,9 @@ def _mean_layer(parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     return forward / layers, backward / layers
 
 
-def end_messages(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[EndMessages[X], ...]:
+def end_messages(
+    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]
+) -> tuple[EndMessages[X], ...]:
     """Return the messages of embedding, final norm and head of a stage in one micro-batch.
 
     A root unit has nothing beside it: it is gathered before the first layer and scattered behind the last. Of ends that
@@ -152,7 +154,9 @@ class ShardingSeconds(Generic[X]):
     lost_behind: X
 
 
-def sharding_waits(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> ShardingSeconds[X]:
+def sharding_waits(
+    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]
+) -> ShardingSeconds[X]:
     """Return seconds a stage waits in a micro-batch for sharded weights, and what their messages take of compute."""
     waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
     zero = 0 * s.count

@@ -14,7 +14,7 @@ _DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes(Generic[X]):
+class PlanSizes(Generic[X]):
     """Degrees and batch of a plan; `spans` says how many ranks of each axis' group sit in a domain of each tier."""
 
     tp: X
@@ -56,7 +56,7 @@ def num_micro_batches(plan: Plan, global_batch: int) -> float:
     return divide(global_batch, plan.dp * plan.micro_batch)
 
 
-def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> Sizes[Any]:
+def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> PlanSizes[Any]:
     """Return the numbers of one plan, each a named leaf while tracing."""
     shared = {
         axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at))
@@ -65,10 +65,10 @@ def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> Sizes[Any
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
     if plan.sharding != "hsdp" and not splits_replicas(plan):
         values["shard"] = values["dp"]
-    return Sizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
+    return PlanSizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
 
 
-def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence[int]) -> Sizes[Any]:
+def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence[int]) -> PlanSizes[Any]:
     """Return the numbers of many plans as float64 columns."""
     import numpy
 
@@ -79,4 +79,4 @@ def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence
     shared = {a: tuple(column([s[a][i] for s in placed]) for i in range(len(domains))) for a in placed[0]}
     values = {name: column([getattr(p, name) for p in plans]) for name in _DEGREES}
     values["shard"] = column([shard_of(p) for p in plans])
-    return Sizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)
+    return PlanSizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)

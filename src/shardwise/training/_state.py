@@ -12,10 +12,10 @@ from typing import Generic
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, divide, maximum, minimum
 from shardwise.ledger.op import Verb
-from shardwise.ops.fold import Machine
+from shardwise.ops.fold import CostModel
 from shardwise.training._memory import tensors_of
-from shardwise.training._parts import Parts, Recipe, owned
-from shardwise.training._sizes import Sizes
+from shardwise.training._parts import ModelBlocks, Recipe, owned
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
 
@@ -33,7 +33,7 @@ class StateMessage(Generic[X]):
     tensors: X | None = None
 
 
-def message_seconds(m: Machine[X], one: StateMessage[X]) -> X:
+def message_seconds(m: CostModel[X], one: StateMessage[X]) -> X:
     """Return the seconds of one message, or of one from each rank that has any of its tensors."""
     at = m.spans[one.group]
     if one.tensors is None:
@@ -42,7 +42,7 @@ def message_seconds(m: Machine[X], one: StateMessage[X]) -> X:
     return owners * collective_seconds(m.network, one.verb, divide(one.size_bytes, owners), at)
 
 
-def state_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
+def state_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
     """Return the seconds of messages one after another."""
     found = zero
     for one in messages:
@@ -50,7 +50,7 @@ def state_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], zero: X)
     return found
 
 
-def lost_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
+def lost_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
     """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
     zero = 0 * hidden
     whole = state_seconds(m, messages, zero)
@@ -60,7 +60,7 @@ def lost_seconds(m: Machine[X], messages: tuple[StateMessage[X], ...], hidden: X
     return hidden * (lost / maximum(whole, 1e-30))
 
 
-def scatters(z: Sizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:
+def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:
     """Return what reduce-scatters the gradients of (dense, expert) parameters.
 
     Hybrid sharding then all-reduces the shards over its replicas (torch.distributed.fsdp, HSDP).
@@ -88,7 +88,7 @@ def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     )
 
 
-def reductions(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
+def reductions(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what brings the gradients of a stage together once a step; nothing where a micro-batch does it already."""
     if r.shards_gradients or not r.precision.trains:
         return ()
@@ -96,7 +96,7 @@ def reductions(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X
     return _whole_stage(parts, s, verb, r.precision.gradient_bytes, "gradients")
 
 
-def updates(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
+def updates(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what hands the new weights of a stage to all copies once a step, where the optimizer is sharded."""
     if not r.shards_optimizer or r.shards_weights or not r.precision.trains:
         return ()
@@ -111,7 +111,7 @@ def updates(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[StateMessage[X], 
 
 
 def _whole_stage(
-    parts: Parts[X], s: Stages[X], verb: Verb, width: float, tensor: str
+    parts: ModelBlocks[X], s: Stages[X], verb: Verb, width: float, tensor: str
 ) -> tuple[StateMessage[X], StateMessage[X]]:
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
     dense, expert = width * (dense_matrix + dense_other), width * (expert_matrix + expert_other)
@@ -121,7 +121,7 @@ def _whole_stage(
     )
 
 
-def boundary_messages(z: Sizes[X], size_bytes: X, scattered: bool) -> tuple[StateMessage[X], ...]:
+def boundary_messages(z: PlanSizes[X], size_bytes: X, scattered: bool) -> tuple[StateMessage[X], ...]:
     """Return what hands the residual stream of a micro-batch to the next stage, or its gradient back.
 
     Scattered, each tensor-parallel rank sends its share, and the receivers gather it (arXiv:2104.04473 section 4.1).
@@ -140,13 +140,13 @@ def table_message(size_bytes: X) -> StateMessage[X]:
     return StateMessage(group="table", verb="all_reduce", size_bytes=size_bytes, tensor="tied table gradients")
 
 
-def table_span(z: Sizes[X]) -> tuple[X, ...]:
+def table_span(z: PlanSizes[X]) -> tuple[X, ...]:
     """Return how many of the first and the last stage sit in one domain of each tier."""
     # They share a domain only where the whole pipeline does.
     return tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in z.spans["pp"])
 
 
-def table_seconds(m: Machine[X], z: Sizes[X], size_bytes: X) -> X:
+def table_seconds(m: CostModel[X], z: PlanSizes[X], size_bytes: X) -> X:
     """Return the seconds in which the first and the last stage add up the gradients of a table that they share."""
     seconds = collective_seconds(m.network, table_message(size_bytes).verb, size_bytes, table_span(z))
     return above(z.pp, 1, seconds, 0 * z.pp)

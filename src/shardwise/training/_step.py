@@ -8,12 +8,13 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import Machine
-from shardwise.plans import Schedule, Stack
-from shardwise.training._blocks import Folded
-from shardwise.training._memory import Parts, Recipe
+from shardwise.ops.fold import CostModel
+from shardwise.plans import Schedule
+from shardwise.training._blocks import BlockCost
+from shardwise.training._expert_overlap import paired, slowed
+from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._sharding import sharding_waits, waits_once
-from shardwise.training._sizes import Sizes
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
     boundary_messages,
@@ -74,14 +75,14 @@ class StepSeconds(Generic[X]):
     overhead: X
 
 
-def weighted(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], X]) -> X:
+def weighted(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], X]) -> X:
     """Return a number of every block of a stage, added up."""
     layers = (n * pick(k) for n, k in zip(s.layers, parts.kinds, strict=True))
     ends = s.embeds * pick(parts.embedding) + s.ends * (pick(parts.head) + pick(parts.loss))
     return total(layers, 0 * s.count) + ends
 
 
-def weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], dict[str, X]]) -> dict[str, X]:
+def weighted_axes(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], dict[str, X]]) -> dict[str, X]:
     """Return numbers by axis of every block of a stage, added up."""
     found: dict[str, X] = {}
     rows = [
@@ -96,56 +97,7 @@ def weighted_axes(parts: Parts[X], s: Stages[X], pick: Callable[[Folded[X]], dic
     return found
 
 
-def paired(k: Folded[X], share: X | float = 1.0) -> Folded[X]:
-    """Return a layer whose expert messages, or a share of them, run beside the compute of a paired micro-batch.
-
-    DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both
-    hides behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
-    """
-    if "ep" not in k.exposed:
-        return k
-    waits = k.exposed["ep"]
-    left = maximum(waits - k.compute, 0.0) * share + waits * (1 - share)
-    gone = 1 - left / maximum(waits, 1e-30)
-    hidden = named(waits - left, "expert messages behind the paired micro-batch")
-    ahead = gone * k.forward_exposed.get("ep", 0 * waits)
-    return replace(
-        k,
-        forward=named(k.forward - ahead, "forward, paired"),
-        backward_input=named(k.backward_input - (hidden - ahead), "input gradients, paired"),
-        exposed={**k.exposed, "ep": left},
-        forward_exposed={**k.forward_exposed, "ep": k.forward_exposed.get("ep", 0 * waits) - ahead},
-        hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
-    )
-
-
-def beside_experts(m: Machine[X], stack: Stack, schedule: Schedule, parts: Parts[X]) -> Parts[X]:
-    """Return the blocks as a stack runs them that sends to experts beside the compute of another micro-batch.
-
-    Megatron-Core, --overlap-moe-expert-parallel-comm: forward and backward of two micro-batches interleave by layer.
-    The kernels of the messages hold cores meanwhile.
-    """
-    when = stack.overlap_experts if m.hides("ep") and "ep" in m.spans else "never"
-    if when == "never" or (when == "between nodes" and not find_schedule(schedule).chunked):
-        return parts
-    span = m.spans["ep"]
-    share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
-
-    def beside(k: Folded[X]) -> Folded[X]:
-        return slowed(m, k, paired(k, share))
-
-    return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
-
-
-def slowed(m: Machine[X], alone: Folded[X], beside: Folded[X]) -> Folded[X]:
-    """Return a layer with what its compute loses to the cores of expert messages that run beside it."""
-    if "ep" not in alone.exposed:
-        return beside
-    lost = named(m.slowed(alone.exposed["ep"] - beside.exposed["ep"]), "slowed by expert messages")
-    return replace(beside, backward_input=beside.backward_input + lost, compute=beside.compute + lost)
-
-
-def stage_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], s: Stages[X]) -> StageSeconds[X]:
+def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
     w, zero = sharding_waits(m, z, r, parts, s), 0 * s.count
     once = waits_once(z, r)
@@ -186,7 +138,7 @@ def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
     return maximum(seconds / layers, seconds - compute * (layers - 1) / layers)
 
 
-def covering_passes(z: Sizes[X], schedule: Schedule) -> X:
+def covering_passes(z: PlanSizes[X], schedule: Schedule) -> X:
     """Return beside how many passes of a micro-batch through a stage its gradients are reduced, and weights gathered.
 
     One; interleaved, the last of v chunks waits for its own pass alone, and the p micro-batches of each other chunk
@@ -200,7 +152,7 @@ def covering_passes(z: Sizes[X], schedule: Schedule) -> X:
 
 
 def data_parallel_seconds(
-    m: Machine[X], r: Recipe, parts: Parts[X], s: Stages[X], t: StageSeconds[X], passes: X | float = 1
+    m: CostModel[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X], t: StageSeconds[X], passes: X | float = 1
 ) -> tuple[X, X, X, X]:
     """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
 
@@ -224,7 +176,7 @@ def data_parallel_seconds(
     return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
 
 
-def once_seconds(z: Sizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
+def once_seconds(z: PlanSizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
     """Return seconds that stages take once a step, as the micro-batch that fills or drains the pipeline meets them.
 
     It passes the first chunk of every stage; the other chunks of the slowest stage follow one after another.
@@ -235,7 +187,11 @@ def once_seconds(z: Sizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
 
 
 def with_waits(
-    z: Sizes[X], runs: tuple[Run[X], ...], timed: tuple[StageSeconds[X], ...], alone: PipelineTime[X], mirrored: bool
+    z: PlanSizes[X],
+    runs: tuple[Run[X], ...],
+    timed: tuple[StageSeconds[X], ...],
+    alone: PipelineTime[X],
+    mirrored: bool,
 ) -> PipelineTime[X]:
     """Return the seconds of a pipeline with what stages wait for once a step; what others wait for is bubble."""
     counts = [run.count for run in runs]
@@ -248,7 +204,7 @@ def with_waits(
     return replace(alone, total=busy + bubble + alone.exposed_send, busy=busy, bubble=bubble)
 
 
-def boundary_seconds(m: Machine[X], z: Sizes[X], size: X, scattered: bool) -> X:
+def boundary_seconds(m: CostModel[X], z: PlanSizes[X], size: X, scattered: bool) -> X:
     """Return seconds of one message between stages; scattered sends move 1/tp of it and gather over the fast links."""
     zero = 0 * z.pp
     return above(z.pp, 1, state_seconds(m, boundary_messages(z, size, scattered), zero), zero)
@@ -273,7 +229,7 @@ class Piped(Generic[X]):
     pipeline: PipelineTime[X]
 
 
-def timed_parts(m: Machine[X], parts: Parts[X], schedule: Schedule) -> Parts[X]:
+def timed_parts(m: CostModel[X], parts: ModelBlocks[X], schedule: Schedule) -> ModelBlocks[X]:
     """Return the blocks as a schedule runs them: DualPipe in pairs."""
     if not find_schedule(schedule).mirrored or not m.hides("ep"):
         return parts
@@ -283,7 +239,7 @@ def timed_parts(m: Machine[X], parts: Parts[X], schedule: Schedule) -> Parts[X]:
 
 
 def micro_batch_seconds(
-    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
+    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], job: StepJob[X]
 ) -> tuple[StageSeconds[X], ...]:
     """Return the seconds of one micro-batch on each run; of the sharding they depend on what moves within them."""
     parts = timed_parts(m, parts, job.schedule)
@@ -304,7 +260,12 @@ def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds
 
 
 def least_piped_seconds(
-    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], schedule: Schedule
+    m: CostModel[X],
+    z: PlanSizes[X],
+    r: Recipe,
+    parts: ModelBlocks[X],
+    stages: tuple[Stages[X], ...],
+    schedule: Schedule,
 ) -> X:
     """Return seconds that all micro-batches never take less than, whatever is sent between stages and between copies.
 
@@ -321,7 +282,9 @@ def least_piped_seconds(
     return least_pipeline_seconds(schedule, runs_of_seconds(stages, tuple(timed)), shape)
 
 
-def update_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...]) -> X:
+def update_seconds(
+    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
+) -> X:
     """Return the seconds of the optimizer on the stage that takes longest."""
     return largest(
         [
@@ -332,7 +295,12 @@ def update_seconds(m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stage
 
 
 def piped_seconds(
-    m: Machine[X], z: Sizes[X], r: Recipe, timed: tuple[StageSeconds[X], ...], runs: tuple[Run[X], ...], job: StepJob[X]
+    m: CostModel[X],
+    z: PlanSizes[X],
+    r: Recipe,
+    timed: tuple[StageSeconds[X], ...],
+    runs: tuple[Run[X], ...],
+    job: StepJob[X],
 ) -> Piped[X]:
     """Return the seconds of all micro-batches through the pipeline, and of what stages wait for once a step."""
     shape = PipelineShape(
@@ -348,13 +316,13 @@ def piped_seconds(
     return Piped(job=job, stages=timed, pipeline=pipeline)
 
 
-def tied_seconds(m: Machine[X], z: Sizes[X], job: StepJob[X]) -> X:
+def tied_seconds(m: CostModel[X], z: PlanSizes[X], job: StepJob[X]) -> X:
     """Return seconds in which the first and the last stage add up the gradients of the table that they share."""
     return named(table_seconds(m, z, job.tied_bytes), "tied table gradients")
 
 
 def with_update(
-    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], piped: Piped[X]
+    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], piped: Piped[X]
 ) -> StepSeconds[X]:
     """Return the seconds of a step: its micro-batches, what data parallelism exposes, and the update."""
     job, per_stage, pipeline = piped.job, piped.stages, piped.pipeline
@@ -389,7 +357,7 @@ def with_update(
 
 
 def step_seconds(
-    m: Machine[X], z: Sizes[X], r: Recipe, parts: Parts[X], stages: tuple[Stages[X], ...], job: StepJob[X]
+    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], job: StepJob[X]
 ) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
     timed = micro_batch_seconds(m, z, r, parts, stages, job)

@@ -13,12 +13,12 @@ from itertools import groupby
 from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
-from shardwise.ops.fold import Machine
+from shardwise.ops.fold import CostModel
 from shardwise.plans import Plan
 from shardwise.training._evaluate import Evaluation, TrainingCase, machine_of, send_of, step_job
-from shardwise.training._memory import Parts, Recipe
+from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._sharding import sharding_waits, waits_once
-from shardwise.training._sizes import Sizes
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import (
     StageSeconds,
@@ -98,7 +98,7 @@ class StepTimeline:
         return find_schedule(self.plan.schedule).tolerance
 
 
-def _shares(m: Machine[float], z: Sizes[float], r: Recipe, parts: Parts[float], s: Stages[float]) -> _Cut:
+def _shares(m: CostModel[float], z: PlanSizes[float], r: Recipe, parts: ModelBlocks[float], s: Stages[float]) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
     waits, often = sharding_waits(m, z, r, parts, s), 1 - waits_once(z, r)
     first = weighted_axes(parts, s, lambda k: k.forward_exposed)
@@ -328,7 +328,7 @@ class _Drawing:
                 )
 
 
-def _job(case: TrainingCase, m: Machine[float], e: Evaluation[float]) -> StepJob[float]:
+def _job(case: TrainingCase, m: CostModel[float], e: Evaluation[float]) -> StepJob[float]:
     boundary = e.layout.residual("boundary", case.model.hidden, "").size_bytes
     return step_job(case, e.parts, send_of(case, m, e.sizes, boundary))
 

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
-from shardwise.ops.fold import Machine, waits_of
-from shardwise.training._blocks import Folded
+from shardwise.ops.fold import CostModel, waits_of
+from shardwise.training._blocks import BlockCost
 from shardwise.training._evaluate import Evaluation, TrainingCase, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
 from shardwise.training._sharding import end_messages, unit_exposure, unit_rounds
@@ -98,11 +98,11 @@ class Traffic:
 
     case: TrainingCase
     evaluation: Evaluation[float]
-    machine: Machine[float]
+    machine: CostModel[float]
     ledger: Ledger[float]
 
     @property
-    def folded(self) -> tuple[Folded[float], ...]:
+    def folded(self) -> tuple[BlockCost[float], ...]:
         """The kinds of layer as the schedule runs them, then embedding, head and loss."""
         parts = timed_parts(self.machine, self.evaluation.parts, self.case.plan.schedule)
         return (*parts.kinds, parts.embedding, parts.head, parts.loss)
@@ -182,7 +182,7 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
                     yield Timed(message=one, count=c.count, exposed=exposed, hidden=hidden)
 
 
-def _as_composed(t: Traffic, timed: list[Timed], folded: Folded[float]) -> list[Timed]:
+def _as_composed(t: Traffic, timed: list[Timed], folded: BlockCost[float]) -> list[Timed]:
     """Return the messages of a part with the seconds that composition exposes: pairs of micro-batches hide more."""
     if not find_schedule(t.case.plan.schedule).mirrored and t.case.stack.overlap_experts == "never":
         return timed
@@ -228,7 +228,7 @@ def _shared(messages: list[Message], exposed: float, hidden: float) -> list[Time
     ]
 
 
-def of_units(t: Traffic, part: str, folded: Folded[float]) -> list[Timed]:
+def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[Timed]:
     """Return the messages of sharded weights and gradients of one layer in one micro-batch."""
     z, r = t.evaluation.sizes, t.case.recipe
     if not r.shards_gradients:

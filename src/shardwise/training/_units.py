@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
-from shardwise.training._blocks import Elements, Folded
-from shardwise.training._parts import Parts, Recipe, held_as, owned, tied_copy
-from shardwise.training._sizes import Sizes
+from shardwise.training._blocks import BlockCost, Elements
+from shardwise.training._parts import ModelBlocks, Recipe, held_as, owned, tied_copy
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
 
-def padded(r: Recipe, z: Sizes[X], parts: Parts[X]) -> Parts[X]:
+def padded(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the parts with the parameters that shards hold and messages move: dimensions padded to the group.
 
     A tensor of d rows over n ranks has ceil(d / n) n of them (torch/distributed/fsdp/_fully_shard/_fsdp_param.py), so
@@ -28,19 +28,19 @@ def padded(r: Recipe, z: Sizes[X], parts: Parts[X]) -> Parts[X]:
     return _resized(parts, lambda expert, tensors: _padded(r, z, expert, tensors))
 
 
-def unpadded(parts: Parts[X]) -> Parts[X]:
+def unpadded(parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the parts with the parameters of the model alone."""
     return _resized(parts, lambda _, tensors: total((one[0] for one in tensors), 0 * parts.table))
 
 
-def _resized(parts: Parts[X], size: Callable[[bool, tuple[tuple[X, X, X], ...]], X]) -> Parts[X]:
+def _resized(parts: ModelBlocks[X], size: Callable[[bool, tuple[tuple[X, X, X], ...]], X]) -> ModelBlocks[X]:
     """Return the parts with as many parameters of each class as its tensors have by `size`."""
 
     def of(e: Elements[X]) -> Elements[X]:
         sizes: dict[str, Any] = {name: size(name.startswith("expert"), some) for name, some in e.sides.items()}
         return replace(e, **sizes)
 
-    def whole(k: Folded[X]) -> Folded[X]:
+    def whole(k: BlockCost[X]) -> BlockCost[X]:
         return replace(k, elements=of(k.elements))
 
     words = parts.embedding.elements.sides.get("dense_other", ())[:1]
@@ -54,7 +54,7 @@ def _resized(parts: Parts[X], size: Callable[[bool, tuple[tuple[X, X, X], ...]],
     )
 
 
-def _padded(r: Recipe, z: Sizes[X], expert: bool, tensors: tuple[tuple[X, X, X], ...]) -> X:
+def _padded(r: Recipe, z: PlanSizes[X], expert: bool, tensors: tuple[tuple[X, X, X], ...]) -> X:
     """Return the elements of some tensors over their sharding group, the chunks of the last ranks filled up."""
     ranks = z.expert_share if expert else z.shard_share
 
@@ -70,7 +70,7 @@ def _padded(r: Recipe, z: Sizes[X], expert: bool, tensors: tuple[tuple[X, X, X],
     return found
 
 
-def unit_elements(r: Recipe, z: Sizes[X], e: Elements[X]) -> tuple[X, X]:
+def unit_elements(r: Recipe, z: PlanSizes[X], e: Elements[X]) -> tuple[X, X]:
     """Return the parameters of a layer that are gathered over (the sharding group, that of its experts).
 
     Experts that nothing splits are parameters of their layer.
@@ -82,7 +82,7 @@ def unit_elements(r: Recipe, z: Sizes[X], e: Elements[X]) -> tuple[X, X]:
     return e.dense + (1 - apart) * e.expert, apart * e.expert
 
 
-def end_units(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+def end_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return the parameters of a stage's ends: (unit that is resharded behind forward, unit that is never).
 
     One root unit holds embedding, final norm and head; wrapped apart the embedding is a unit like a layer, and final
@@ -96,7 +96,7 @@ def end_units(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
     return table, head
 
 
-def layer_units(r: Recipe, parts: Parts[X], s: Stages[X]) -> tuple[X, X]:
+def layer_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return the parameters that are gathered at once for the largest layer of a stage, and for all of its layers."""
     alone = r.stack.gathers_tensors
     units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
@@ -115,7 +115,7 @@ class Gathered(Generic[X]):
     complete: X
 
 
-def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> Gathered[X]:
+def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> Gathered[X]:
     """Return the bytes gathered for compute under ZeRO-3 and FSDP.
 
     Of the layers the running unit and the prefetched next one, and the gradients of one unit before their reduction;
@@ -134,7 +134,7 @@ def gathered_bytes(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> Gat
     return Gathered(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
 
 
-def _ends(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
+def _ends(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
     """Return bytes of the gathered ends in forward, at the loss, in backward and at its end."""
     if r.stack.gathers_tensors:
         zero = 0 * s.count
@@ -151,7 +151,7 @@ def _ends(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X, 
     return during, during, during, late
 
 
-def _layers(r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> tuple[X, X, X, X]:
+def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
     """Return bytes of the gathered layers and of whole gradients in forward, at the loss, in backward, at its end."""
     width, made = r.precision.activation_bytes, r.precision.gradient_bytes
     unit, layers = layer_units(r, parts, s)

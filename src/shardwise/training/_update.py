@@ -7,14 +7,14 @@ from collections.abc import Callable
 from shardwise.cost import constants
 from shardwise.ledger.number import X, above, divide, total
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import Machine
+from shardwise.ops.fold import CostModel
 from shardwise.training._blocks import Elements
-from shardwise.training._parts import Parts, Recipe, owned
-from shardwise.training._sizes import Sizes
+from shardwise.training._parts import ModelBlocks, Recipe, owned
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
 
-def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor
@@ -44,7 +44,7 @@ def optimizer_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s:
     return named((streamed + passes) / rate + m.rates.memory_start, "optimizer step")
 
 
-def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stages[X]) -> X:
+def muon_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return seconds of Muon's orthogonalisation of the shard's matrices; zero for other optimizers.
 
     Five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
@@ -58,6 +58,6 @@ def muon_seconds(m: Machine[X], r: Recipe, z: Sizes[X], parts: Parts[X], s: Stag
     return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
 
 
-def _weighted_work(parts: Parts[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
+def _weighted_work(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
     rows = zip(s.layers, s.mirrored, parts.kinds, strict=True)
     return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * s.count)
