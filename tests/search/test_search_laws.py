@@ -43,7 +43,7 @@ def _best(kind: str, options: SearchOptions, space: SearchSpace = SPACE, **worse
     return found.partial.top.entries[0].value if found.best else float("inf")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(kind=KIND, objective=OBJECTIVE, fewer=st.integers(1, 16), more=st.integers(0, 15))
 def test_more_devices_never_hurt(kind: str, objective: str, fewer: int, more: int) -> None:
     """With at most n devices the best never worsens as n grows."""
@@ -52,7 +52,7 @@ def test_more_devices_never_hurt(kind: str, objective: str, fewer: int, more: in
     assert many <= few * SLACK
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(kind=KIND, objective=OBJECTIVE, name=st.sampled_from(LIMITS), tight=st.floats(0.2, 3), looser=st.floats(1, 5))
 def test_a_looser_limit_never_hurts(kind: str, objective: str, name: str, tight: float, looser: float) -> None:
     """The best under a limit is never worse under a looser one, nor without it."""
@@ -76,7 +76,7 @@ NARROW: dict[str, Any] = {
 }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(kind=KIND, objective=OBJECTIVE, fields=st.data())
 def test_a_wider_range_never_hurts(kind: str, objective: str, fields: st.DataObject) -> None:
     """The best of a space is never worse than that of a part of it, nor that worse than of a smaller part."""
@@ -89,7 +89,7 @@ def test_a_wider_range_never_hurts(kind: str, objective: str, fields: st.DataObj
     assert _best(kind, options) <= small * SLACK
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=14, deadline=None)
 @given(
     kind=KIND,
     objective=OBJECTIVE,
