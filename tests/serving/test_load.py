@@ -166,6 +166,15 @@ def test_a_shared_prefix_shortens_first_tokens() -> None:
     assert shared.latencies["ttft"]["mean"] < plain.latencies["ttft"]["mean"]
 
 
+def test_a_scheduler_that_is_not_known_is_an_assumption() -> None:
+    """An engine without a policy of its own is scheduled as another, and the answer says so; a known one is not."""
+    model, cluster, plan, _ = CASES["dense"]
+    options = LoadOptions(serving=ServingOptions(engine="lmdeploy"))
+    found = serve(load_model(model), Cluster.parse(cluster), plan, workload(1.0, 20), None, options)
+    assert any("scheduler is taken as vLLM before V1" in note for note in found.assumptions)
+    assert not any("scheduler is" in note for note in answer("dense", workload(1.0, 20)).assumptions)
+
+
 BAD = {
     "rate": workload(0.0),
     "users": workload(arrivals=Arrivals(kind="closed", users=0)),

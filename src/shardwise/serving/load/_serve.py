@@ -133,13 +133,14 @@ def _answer(base: InferReport, workload: Workload, policy: Policy, options: Load
         f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
         "latencies are the server's: no network, no tokenizer of the client",
     )
+    unknown = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
     form = Replicas(table, policy, cache, _mean_request(workload))
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     steady = form.at(rate / replicas)
     report = ServeReport(
         base=base, workload=workload, policy=policy, steady=steady, traces=(), options=options,
-        assumptions=tuple(dict.fromkeys((*base.assumptions, *notes))),
+        assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
     )  # fmt: skip
     if not base.fits or report.hopeless:
         return report
