@@ -137,8 +137,20 @@ def test_a_load_that_is_not_carried_has_no_percentiles(name: str) -> None:
     assert not found.stable
     assert not found.meets
     assert found.latencies == {}
-    assert found.growth_per_second == pytest.approx(0.5 * most, rel=1e-6)
+    assert found.growth_per_second == pytest.approx(1.5 * most - found.capacity_per_second, rel=1e-6)
+    assert 0.7 * most < found.capacity_per_second < 1.3 * most
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("output", [20, 800])
+def test_a_short_run_does_not_hide_that_a_load_is_too_high(name: str, output: int) -> None:
+    """A tenth above what a full queue is served at is not stable, however long answers are beside the run."""
+    fields = {"input_tokens": Length(mean=200), "output_tokens": Length(mean=output)}
+    near = answer(name, workload(answer(name, workload(1e-3, 20, **fields)).steady.capacity * 0.9, 1000, **fields))
+    assert near.saturated is not None
+    most = max(near.saturated, near.steady.capacity)
+    assert not answer(name, workload(1.1 * most, 1000, **fields)).stable
 
 
 def test_a_full_cache_preempts_and_every_request_still_ends() -> None:

@@ -16,8 +16,6 @@ from shardwise.serving.load._steady import Steady
 
 Router = Literal["round-robin", "random"]
 ROUTERS: tuple[Router, ...] = ("round-robin", "random")
-# The closed form is within 15 % of what a simulation carries.
-_HOPELESS = 1.25
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -62,6 +60,8 @@ class ServeReport:
     policy: Policy
     steady: Steady
     """Closed form of one replica at its share of the load (of a closed loop: at its capacity)."""
+    saturated: float | None
+    """Requests a second of one replica with a full queue, simulated where the load comes near; None elsewhere."""
     traces: tuple[Trace, ...]
     """What each replica did; empty where the load is more than they carry."""
     options: LoadOptions
@@ -89,21 +89,29 @@ class ServeReport:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the load is so far above the closed form's capacity that no simulation is needed to say so."""
-        return self.open_loop and self.steady.utilisation > _HOPELESS
+        """Whether the load is more than a full queue is served at, and more than the closed form carries."""
+        return self.open_loop and self.saturated is not None and self.steady.rate >= self._most
+
+    @property
+    def _most(self) -> float:
+        """Requests a second that one replica may carry: the larger of the closed form and of a full queue.
+
+        A full queue preempts more than a load that the cache just holds, and batches more prompts than the closed form.
+        """
+        return max(self.steady.capacity, self.saturated or 0.0)
 
     @cached_property
     def growth_per_second(self) -> float:
         """Requests a second by which the queue grows; 0 where the load is carried.
 
-        Far above the capacity of the closed form by what is beyond it. Else the simulation decides: if those who arrive
-        in the last quarter wait half as long again as those of the second, and a tenth of a request more, the queue
-        grows by what is not done of the second half of the arrivals.
+        Above what a replica may carry by what is beyond it. Below, the simulation decides: if those who arrive in the
+        last quarter wait half as long again as those of the second, and a tenth of a request more, the queue grows by
+        what is not done of the second half of the arrivals.
         """
         if not self.open_loop:
             return 0.0
         if self.hopeless:
-            return (self.steady.rate - self.steady.capacity) * self.replicas
+            return (self.steady.rate - self._most) * self.replicas
         every = sorted((r for t in self.traces for r in t.finished), key=lambda r: r.arrival)
         quarter = len(every) // 4
         if quarter < 25:
@@ -199,12 +207,12 @@ class ServeReport:
 
     @property
     def capacity_per_second(self) -> float:
-        """Requests a second that all replicas carry at most: by the closed form, or what the simulation showed."""
-        form = self.steady.capacity * self.replicas
-        if self.open_loop and not self.hopeless:
-            shown = self.workload.arrivals.rate - self.growth_per_second
-            return min(form, shown) if self.growth_per_second else max(form, shown)
-        return form
+        """Requests a second that all replicas carry at most: by the closed form, near it as the simulation showed."""
+        if self.saturated is None:
+            return self.steady.capacity * self.replicas
+        if self.growth_per_second:
+            return self.steady.rate * self.replicas - self.growth_per_second
+        return max(self.saturated, self.steady.rate) * self.replicas
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -241,15 +249,33 @@ class ServeReport:
         parts = [*zip(words, waits, strict=True), ("own prompt", prompt)]
         return sorted(((word, seconds) for word, seconds in parts if seconds > 1e-9), key=lambda part: -part[1])
 
+    def _of_a_replica(self) -> dict[str, dict[str, float | None]]:
+        """Return what runs, what waits and what the cache holds, on average over the run and at most."""
+        traces, whole = self.traces, self.span_seconds * self.replicas
+        seconds = (
+            sum(t.running_seconds for t in traces),
+            sum(r.queue_seconds for r in self.requests),
+            sum(t.cache_token_seconds for t in traces),
+        )
+        running, waiting, used = (one / whole if whole else None for one in seconds)
+        return {
+            "running": {"mean": running, "max": max((t.most_running for t in traces), default=None)},
+            "waiting": {"mean": waiting, "max": max((t.most_waiting for t in traces), default=None)},
+            "kv": {
+                "capacity_tokens": self.base.kv_cache_tokens,
+                "used_mean": used,
+                "used_max": max((t.most_cache_tokens for t in traces), default=None),
+            },
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
 
         `running`, `waiting` and `kv` are of one replica.
         """
-        traces, span = self.traces, self.span_seconds
+        traces = self.traces
         offered = self.workload.arrivals.rate or (self.requests_per_second if self.requests else None)
         total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
-        used = sum(t.cache_token_seconds for t in traces) / span / self.replicas if span else None
         seconds = {
             metric: {f"{name}_seconds": value for name, value in found.items()}
             for metric, found in self.latencies.items()
@@ -259,12 +285,7 @@ class ServeReport:
             "fits": self.base.fits,
             "stable": self.stable,
             "model": self.base.case.model.name,
-            "plan": {
-                "tp": self.base.plan.tp,
-                "pp": self.base.plan.pp,
-                "dp": self.base.plan.dp,
-                "ep": self.base.plan.ep,
-            },
+            "plan": {axis: getattr(self.base.plan, axis) for axis in ("tp", "pp", "dp", "ep")},
             "engine": self.base.case.engine.name,
             "load": {"requests_per_second": offered, "growth_per_second": self.growth_per_second},
             "served": {
@@ -276,21 +297,9 @@ class ServeReport:
                 "requests_per_second": self.goodput_share * self.requests_per_second if self.requests else None,
             },
             "capacity": {"requests_per_second": self.capacity_per_second},
-            "utilization": self.steady.utilisation if self.workload.arrivals.kind != "closed" else None,
+            "utilization": self.steady.rate * self.replicas / self.capacity_per_second if self.open_loop else None,
             **seconds,
-            "running": {
-                "mean": sum(t.running_seconds for t in traces) / span / self.replicas if span else None,
-                "max": max((t.most_running for t in traces), default=None),
-            },
-            "waiting": {
-                "mean": sum(r.queue_seconds for r in self.requests) / span / self.replicas if span else None,
-                "max": max((t.most_waiting for t in traces), default=None),
-            },
-            "kv": {
-                "capacity_tokens": self.base.kv_cache_tokens,
-                "used_mean": used,
-                "used_max": max((t.most_cache_tokens for t in traces), default=None),
-            },
+            **self._of_a_replica(),
             "preemptions": sum(t.preemptions for t in traces),
             "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
             "prefix_hit_share": sum(t.hit_tokens for t in traces) / total if total else None,

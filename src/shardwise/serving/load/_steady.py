@@ -82,12 +82,12 @@ class Replicas:
                 capacity=self.capacity, rate=rate, running=math.inf, ttft_seconds=math.inf, tpot_seconds=math.inf,
                 e2e_seconds=math.inf,
             )  # fmt: skip
-        weights, weight = [1.0], 1.0
+        # By logarithms: products over a thousand sequences pass what a number holds.
+        logs = [0.0]
         for n in range(1, self.most + 1):
-            weight *= rate / self.completed(n)
-            weights.append(weight)
-            if weight < 1e-12 * max(weights):
-                break
+            logs.append(logs[-1] + math.log(rate / self.completed(n)) if rate else -math.inf)
+        highest = max(logs)
+        weights = [math.exp(one - highest) for one in logs]
         whole = sum(weights)
         running = sum(n * weight for n, weight in enumerate(weights)) / whole
         tpot = self._tpot(rate, running)
