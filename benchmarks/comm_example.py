@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shardwise as sw
+from shardwise.answers._comm_view import comm_page
 from shardwise.models import MLP, Attention, Block
-from shardwise.report._comm_view import comm_page
 
 
 def example() -> sw.CommReport:

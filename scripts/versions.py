@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
-TESTS = "tests/cli tests/formats tests/shell tests/test_files.py tests/test_public.py src/shardwise/units.py"
+TESTS = "tests/answers tests/formats tests/shell tests/test_files.py tests/test_public.py src/shardwise/units.py"
 
 
 def least() -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli._commands import SUMMARIES
-from shardwise.cli._main import SCHEMA, run
+from shardwise.answers._commands import SUMMARIES
+from shardwise.answers._main import SCHEMA, run
 
 ANSWERS: dict[str, dict[str, Any]] = {
     answer["name"]: answer

@@ -9,8 +9,8 @@ from typing import Any
 
 import shardwise as sw
 from beside.answers import Answer, Setting, Tool
+from shardwise.answers._compare_page import tree_of
 from shardwise.models import MLP, Attention, Block, MoE
-from shardwise.report._compare import tree_of
 from shardwise.serving import ServingOptions
 
 HEAD_DIM, NODE = 128, 8

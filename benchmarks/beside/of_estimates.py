@@ -8,9 +8,9 @@ from typing import Any
 
 import shardwise as sw
 from beside.answers import Answer, Setting, Tool
+from shardwise.answers._compare_page import tree_of
 from shardwise.cost import collective_seconds, network_of
 from shardwise.models import MLP, Attention, Block
-from shardwise.report._compare import tree_of
 
 # Its A100 system: 0.8 of the peak, all of 1555 GB/s, 0.7 of either link.
 MACHINE = sw.Efficiencies(compute=0.8, memory_bytes_per_second=1.555e12, fast_link=0.7, slow_link=0.7, ideal=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import shardwise as sw
 from beside.answers import Answer, Setting, Tool
+from shardwise.answers._compare_page import tree_of
 from shardwise.models import Attention
-from shardwise.report._compare import tree_of
 from shardwise.serving import ServingOptions
 
 GPU = "a100-sxm-80gb"

@@ -12,7 +12,7 @@ from typing import Any
 from cases import JOBS, NETWORK, STACK, cluster_of, model_of, space_of, with_rates
 
 import shardwise as sw
-from shardwise.report import train_tree
+from shardwise.answers import train_tree
 from shardwise.search import SearchOptions, SearchSpace, Wholes, plan_training
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise._version import __version__
 
 if TYPE_CHECKING:
+    from shardwise.answers import Counting, CountReport, Roofline, count, plot, plot_timeline, roofline
     from shardwise.cost import Efficiencies
     from shardwise.errors import InputError, Problem
     from shardwise.formats import Imported, from_megatron_args, import_file
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         find_stack,
         stack_names,
     )
-    from shardwise.report import Counting, CountReport, Roofline, count, plot, plot_timeline, roofline
     from shardwise.search import (
         SearchOptions,
         SearchSpace,
@@ -56,8 +56,8 @@ _HOMES = {
     "Arrivals": "plans",
     "Cluster": "hardware",
     "CommReport": "training",
-    "CountReport": "report",
-    "Counting": "report",
+    "CountReport": "answers",
+    "Counting": "answers",
     "Device": "hardware",
     "Efficiencies": "cost",
     "Imported": "formats",
@@ -70,7 +70,7 @@ _HOMES = {
     "Options": "training",
     "Plan": "plans",
     "Problem": "errors",
-    "Roofline": "report",
+    "Roofline": "answers",
     "SearchOptions": "search",
     "SearchSpace": "search",
     "ServeReport": "serving.load",
@@ -87,7 +87,7 @@ _HOMES = {
     "Wholes": "search",
     "Workload": "plans",
     "comm": "training",
-    "count": "report",
+    "count": "answers",
     "device_names": "hardware",
     "find_device": "hardware",
     "find_stack": "plans",
@@ -99,9 +99,9 @@ _HOMES = {
     "model_names": "models",
     "plan_serving": "search",
     "plan_training": "search",
-    "plot": "report",
-    "plot_timeline": "report",
-    "roofline": "report",
+    "plot": "answers",
+    "plot_timeline": "answers",
+    "roofline": "answers",
     "runners_up": "search",
     "serve": "serving.load",
     "stack_names": "plans",

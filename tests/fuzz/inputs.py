@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardwise.cli import _commands
-from shardwise.cli._flags import Command, Flag
+from shardwise.answers import _commands
+from shardwise.answers._flags import Command, Flag
 from shardwise.models._load import catalogue
 
 SCRIPTS = Path(__file__).parent.parent / "formats" / "scripts"

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fuzz.inputs import Input, drawn
+from shardwise.answers._run import asks_for_json
 from shardwise.cli import main
-from shardwise.cli._run import asks_for_json
 
 MOST_SECONDS = 10.0
 MOST_ERROR_CHARACTERS = 60_000

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli._flags import infer_flags, job_flags, plan_flags, settings_flags
-from shardwise.cli._kinds import kind_of
-from shardwise.cli._space_flags import plan_search_flags
+from shardwise.answers._flags import infer_flags, job_flags, plan_flags, settings_flags
+from shardwise.answers._kinds import kind_of
+from shardwise.answers._space_flags import plan_search_flags
 from shardwise.errors import InputError
 from shardwise.plans import Plan, Serving, Settings, Training
 from shardwise.plans.fields import PLAN, SERVING, SETTINGS, TRAINING, Field, keys

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shardwise.answers._train_tree import step_tree
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, find_device
@@ -15,7 +16,6 @@ from shardwise.models import load_model
 from shardwise.ops.blocks import block_ops
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Settings, Training, find_stack
-from shardwise.report._train import step_tree
 from shardwise.training import Options, TrainReport, train
 
 MODEL = load_model("llama-2-7b")

@@ -1,0 +1,69 @@
+"""Reports as trees for programs and as pages for people."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.answers._compare_page import compare_page, compare_tree
+    from shardwise.answers._count_view import count_page
+    from shardwise.answers._counting import Counting, CountReport, count, count_tree
+    from shardwise.answers._explain_page import explain_page, explain_tree
+    from shardwise.answers._infer_view import infer_page, infer_tree
+    from shardwise.answers._page import Page, text_of
+    from shardwise.answers._plot import plot, plot_timeline
+    from shardwise.answers._roofline_tree import Roofline, roofline
+    from shardwise.answers._train_tree import train_tree
+    from shardwise.answers._train_view import train_page
+
+# Each command needs one of these, so each is loaded when it is used.
+_HOMES = {
+    "CountReport": "_counting",
+    "Counting": "_counting",
+    "Page": "_page",
+    "Roofline": "_roofline_tree",
+    "compare_page": "_compare_page",
+    "compare_tree": "_compare_page",
+    "count": "_counting",
+    "count_page": "_count_view",
+    "count_tree": "_counting",
+    "explain_page": "_explain_page",
+    "explain_tree": "_explain_page",
+    "infer_page": "_infer_view",
+    "infer_tree": "_infer_view",
+    "plot": "_plot",
+    "plot_timeline": "_plot",
+    "roofline": "_roofline_tree",
+    "text_of": "_page",
+    "train_page": "_train_view",
+    "train_tree": "_train_tree",
+}
+
+__all__ = [
+    "CountReport",
+    "Counting",
+    "Page",
+    "Roofline",
+    "compare_page",
+    "compare_tree",
+    "count",
+    "count_page",
+    "count_tree",
+    "explain_page",
+    "explain_tree",
+    "infer_page",
+    "infer_tree",
+    "plot",
+    "plot_timeline",
+    "roofline",
+    "text_of",
+    "train_page",
+    "train_tree",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardwise.answers' has no attribute {name!r}")
+    value = getattr(import_module(f"shardwise.answers.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

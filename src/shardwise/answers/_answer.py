@@ -1,0 +1,49 @@
+"""An answer to a command: the exit status, the tree that `--json` prints and the page that people read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from shardwise.answers._page import Page
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An exit status, and how to make the tree or the page; only the one that is printed is made."""
+
+    status: int
+    tree: Callable[[], Any]
+    page: Callable[[], Page]
+
+
+def check_finite(headlines: Mapping[str, float]) -> None:
+    """Raise `InputError` where a headline is beyond what numbers can hold."""
+    problems = [
+        Problem(name, str(value), "is beyond what can be computed", "use rates and sizes that exist")
+        for name, value in headlines.items()
+        if not math.isfinite(value)
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def nothing_found(what: str, search: str, names: tuple[str, ...]) -> Answer:
+    """Return the answer of a search without results: status 1 and the nearest names."""
+    from shardwise.answers._kinds import nearest
+
+    near = nearest(search, names, 3)
+
+    def page() -> Page:
+        from shardwise.answers._page import Page
+
+        made = Page(80)
+        made.add((f"no {what} match {search!r}; near it: {near}", ""))
+        return made
+
+    return Answer(1, lambda: {what: [], "near": near.split(" or ")}, page)

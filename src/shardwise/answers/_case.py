@@ -1,0 +1,380 @@
+"""From the values of flags to the model, the cluster, the plan and the job; every problem is collected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwise.answers import _flags
+from shardwise.answers._flags import Command
+from shardwise.answers._kinds import nearest
+from shardwise.errors import InputError, Problem, Problems, plain
+
+if TYPE_CHECKING:
+    from shardwise.cost import Efficiencies
+    from shardwise.formats import Imported
+    from shardwise.hardware import Cluster
+    from shardwise.models import Model
+    from shardwise.plans import Plan, Serving, Settings, Stack, Training
+
+# What the layers below call a field -> the flag that sets it, beside those of the table of fields.
+FLAG_OF = {
+    "fast_link_efficiency": "fast_efficiency",
+    "slow_link_efficiency": "slow_efficiency",
+    "matmul_flops_per_second": "matmul_flops",
+    "memory_bytes_per_second": "memory_bandwidth_achieved",
+    "fast_bytes_per_second": "fast_bandwidth_achieved",
+    "slow_bytes_per_second": "slow_bandwidth_achieved",
+    "cluster": "on",
+    "max_step_seconds": "max_step",
+    "max_run_seconds": "max_time",
+    "min_free_bytes": "min_free",
+    "max_ttft_seconds": "max_ttft",
+    "max_tpot_seconds": "max_tpot",
+    "max_latency_seconds": "max_latency",
+    "max_usd": "max_cost",
+    "min_tokens_per_second": "min_rate",
+    "orders": "order",
+}
+_EFFICIENCIES = {
+    "compute_efficiency": "compute",
+    "memory_efficiency": "memory",
+    "fast_efficiency": "fast_link",
+    "slow_efficiency": "slow_link",
+    "matmul_flops": "matmul_flops_per_second",
+    "memory_bandwidth_achieved": "memory_bytes_per_second",
+    "fast_bandwidth_achieved": "fast_bytes_per_second",
+    "slow_bandwidth_achieved": "slow_bytes_per_second",
+    "ideal": "ideal",
+}
+# A problem of the first follows from a wrong value of the others, even where its rule does not name them.
+_FOLLOWS = {
+    "vpp": {"pp"},
+    "schedule": {"pp", "vpp"},
+    "recompute_layers": {"recompute", "modules"},
+    "shard": {"sharding", "dp", "tp", "pp", "cp", "on"},
+    "tp2": {"layout", "seq_len", "cp"},
+    "panels": {"layout"},
+    "sequence_parallel": {"tp", "layout"},
+    "stage_layers": {"pp", "vpp"},
+    "cp": {"seq_len"},
+    "tp": {"seq_len"},
+    "dp": {"tp", "tp2", "cp", "pp", "on"},
+    "ep": {"tp", "tp2", "cp", "dp", "pp", "on", "etp"},
+    "global_batch": {"micro_batch", "accumulation", "dp", "pp", "tp", "tp2", "cp", "vpp", "on", "schedule"},
+    "accumulation": {"global_batch", "dp", "pp", "tp", "tp2", "cp", "on"},
+    "checkpoint_interval": {"checkpoint"},
+    "precision": {"stack"},
+}
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The values of one command, typed, by key; `bad` are the keys that could not be read."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: Problems = field(default_factory=Problems)
+    bad: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    imported: Imported | None = None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, or the default where it was not given."""
+        return self.values.get(key, default)
+
+    def fail(self, key: str, value: object, rule: str, remedy: str) -> None:
+        """Record a problem of a key."""
+        self.problems.add(key, plain(value), rule, remedy)
+        self.bad.add(key)
+
+    def merge(self, error: InputError, dtype: str = "precision") -> None:
+        """Record the problems of an error under the names of flags, leaving out what follows from other problems.
+
+        A data type is set by the flag `dtype`: the precision of training, the weights of serving.
+        """
+        from shardwise.plans.fields import SETTINGS, TRAINING, renamed
+
+        flags = {**FLAG_OF, **{name: key for key, name in renamed((*TRAINING, *SETTINGS)).items()}}
+        for p in error.problems:
+            key = dtype if p.field == "dtype" else flags.get(p.field, p.field)
+            causes = self.bad - {key}
+            named = {word for word in causes if re.search(rf"\b{re.escape(word)}\b", p.rule)}
+            follows = causes & _FOLLOWS.get(key, set())
+            if follows == {"seq_len"} and "tokens" not in p.rule:
+                # Of the laws of an axis only those that divide the sequence follow from its length.
+                follows = set()
+            # A value that could not be read is not asked for a second time.
+            told = key in self.bad and any(known.field == key for known in self.problems.items)
+            if not named and not follows and not told and p not in self.problems.items:
+                self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
+
+
+def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> None:
+    """Convert raw values into typed ones, recording what is wrong with them and what is missing."""
+    inputs.bad |= {p.field for p in inputs.problems.items}
+    for key, value in raw.items():
+        try:
+            inputs.values[key] = command.flags[key].kind.read(value, key)
+        except InputError as error:
+            inputs.problems.items += error.problems
+            inputs.bad.add(key)
+    for key in command.required:
+        from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
+        if key not in raw and not from_sizes and not inputs.bad & {key, "config"}:
+            inputs.fail(key, None, "is missing", _example(key))
+
+
+def _example(key: str) -> str:
+    return {
+        "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
+        "on": "write for example --on 64xh100; `shardwise devices` lists devices",
+        "what": "name what to plan behind the command: train or infer",
+        "target": "name the target behind the command: megatron, deepspeed or fsdp",
+    }.get(key, f"give --{key.replace('_', '-')}")
+
+
+def known_keys(
+    every: Mapping[str, Command], file: Mapping[str, object], command: Command, inputs: Inputs
+) -> dict[str, object]:
+    """Return the keys of a case file that a command takes; keys of no command are problems, of another notes."""
+    known = {"command", *(key for c in every.values() for key in c.flags)}
+    found: dict[str, object] = {}
+    for key, value in file.items():
+        if key in command.flags:
+            found[key] = value
+        elif key not in known:
+            inputs.problems.add(
+                key, plain(value), "is not a key of a case file", f"did you mean {nearest(key, tuple(sorted(known)))}?"
+            )
+        elif key != "command":
+            inputs.notes.append(f"{key}: in the case file, not used by {command.name}")
+    return found
+
+
+def load_the_model(inputs: Inputs) -> Model | None:
+    """Return the model with its overrides, or None with the problems recorded."""
+    given = {key: inputs.values[key] for key in _flags.model_flags() if key in inputs.values}
+    if "part" in inputs.values and "model" not in inputs.values:
+        inputs.fail("part", inputs.values["part"], "is of a model's own file, and none is named", "leave it out")
+    if _flags.FROM.keys() & (inputs.values.keys() | inputs.bad) and "model" not in inputs.values:
+        return _from_model(inputs, given)
+    if inputs.bad & {"model", *_flags.model_flags()} or not (given or "model" in inputs.values):
+        return None
+    from shardwise.models import load_model, model_from_sizes
+
+    try:
+        if "model" not in inputs.values:
+            return model_from_sizes(given)
+        overrides = _overrides(given, inputs.values["model"])
+        return load_model(inputs.values["model"], overrides, part=inputs.get("part", ""))
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("model")
+    return None
+
+
+def _from_model(inputs: Inputs, given: Mapping[str, Any]) -> Model | None:
+    """Return the model of a file of another system, which takes no overrides."""
+    for key, value in given.items():
+        inputs.fail(key, value, "changes the model of a file", "change the file, or name the model too")
+    if inputs.imported is not None and inputs.imported.model is None and "model" not in inputs.bad:
+        inputs.fail("model", None, f"is missing, and {inputs.imported.source} has none", _example("model"))
+    return inputs.imported.model if inputs.imported and not given else None
+
+
+def _overrides(given: dict[str, Any], model: str) -> dict[str, Any]:
+    """Return fields of a model that a named one can take; raises `InputError` for those of sizes alone."""
+    from shardwise.models import SIZE_FIELDS
+
+    rule, remedy = f"describes a model by its sizes alone, and {model} is named", "leave it out, or name no model"
+    found = [Problem(key, given[key], rule, remedy) for key in given if key in SIZE_FIELDS]
+    if found:
+        raise InputError(found)
+    return given
+
+
+def load_the_cluster(inputs: Inputs) -> Cluster | None:
+    """Return the cluster with its overrides, or None with the problems recorded."""
+    if "on" not in inputs.values:
+        return None
+    from shardwise.hardware import Cluster
+
+    text = inputs.values["on"]
+    overrides = {key: inputs.values[key] for key in _flags.cluster_flags() if key in inputs.values}
+    try:
+        if text.endswith(".toml") and not text[0].isdigit():
+            return _from_file(text, overrides, inputs.get("follow", False))
+        return Cluster.parse(text, overrides)
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("on")
+    return None
+
+
+def _from_file(path: str, overrides: Mapping[str, Any], follow: bool) -> Cluster:
+    from shardwise.hardware import Cluster
+
+    if overrides:
+        key, value = next(iter(overrides.items()))
+        rule = f"is given beside {path}, which describes the whole cluster"
+        raise InputError([Problem(key, plain(value), rule, "change the file, or name a device in --on")])
+    return Cluster.load(path, follow)
+
+
+def make_plan(inputs: Inputs) -> Plan:
+    """Return the plan that was asked for; dp and the micro-batch are 0 where they are to be deduced."""
+    from shardwise.plans import Plan
+
+    names = {f.name for f in fields(Plan)}
+    given = {key: value for key, value in inputs.values.items() if key in names}
+    if inputs.imported is not None:
+        from shardwise.answers._from import base_plan
+
+        given = base_plan(inputs.imported, given)
+    given.setdefault("dp", 0)
+    given.setdefault("micro_batch", 0)
+    if given.get("vpp", 1) > 1:
+        given.setdefault("schedule", "interleaved")
+    order = given.get("order")
+    if order is not None and "tp2" not in order and "tp" in order:
+        at = order.index("tp") + 1
+        given["order"] = (*order[:at], "tp2", *order[at:])
+    return Plan(**given)
+
+
+DEFAULT_SEQ_LEN = 4096
+
+
+def seq_len_of(inputs: Inputs, model: Model | None) -> int:
+    """Return the sequence length: as given, or 4096, or what the model can take where that is less."""
+    if "seq_len" in inputs.values:
+        return cast(int, inputs.values["seq_len"])
+    found = usual_length(model, DEFAULT_SEQ_LEN)
+    inputs.notes.append(f"seq_len {found}: not given")
+    return found
+
+
+def usual_length(model: Model | None, default: int) -> int:
+    """Return a default length, or what the model can take where that is less; patches of an image are all there."""
+    limit = (model.positions or model.max_context) if model is not None else 0
+    if not limit:
+        return default
+    return min(default, limit) if model is None or model.embedding else limit
+
+
+def take_dtype(inputs: Inputs, key: str) -> None:
+    """Give a flag the preset of widths that was asked for; unknown ones and two answers are problems."""
+    from shardwise.plans import DTYPES
+
+    name = inputs.values.get("dtype")
+    if name is None or "dtype" in inputs.bad:
+        return
+    if name not in DTYPES:
+        inputs.fail("dtype", name, "is not a preset of bits", f"use {nearest(name, tuple(DTYPES), 3)}")
+    elif inputs.values.get(key, name) != name:
+        inputs.fail("dtype", name, f"gives {key} too", f"give one of dtype and {key}")
+    else:
+        inputs.values[key] = inputs.values.pop("dtype")
+
+
+def make_job(inputs: Inputs, model: Model | None) -> Training:
+    """Return the training job; a global batch of 0 is to be deduced."""
+    from shardwise.plans import Training
+    from shardwise.plans.fields import TRAINING, renamed
+
+    take_dtype(inputs, "precision")
+    names = {f.name for f in fields(Training)}
+    own = renamed(TRAINING)
+    given = {own.get(key, key): value for key, value in inputs.values.items() if own.get(key, key) in names}
+    if inputs.imported is not None:
+        from shardwise.answers._from import base_job
+
+        given = base_job(inputs.imported, given)
+    given.setdefault("global_batch", 0)
+    if not given.get("seq_len"):
+        given["seq_len"] = seq_len_of(inputs, model)
+    lengths = inputs.values.get("document_lengths")
+    if lengths:
+        given["attention_density"] = packed_density(inputs, lengths, given["seq_len"])
+    return Training(**given)
+
+
+def packed_density(inputs: Inputs, lengths: Sequence[int], seq_len: int) -> float:
+    """Return the attention density of packed documents, recording lengths that cannot be."""
+    from shardwise.plans import density_of
+
+    if "attention_density" in inputs.values:
+        inputs.fail(
+            "document_lengths", ",".join(map(str, lengths)), "gives attention_density too", "give one of the two"
+        )
+    if not 1 <= min(lengths) <= max(lengths) <= seq_len:
+        rule = f"are tokens of documents within a sequence of {seq_len}"
+        inputs.fail("document_lengths", ",".join(map(str, lengths)), rule, f"use lengths from 1 to {seq_len}")
+        return 1.0
+    return density_of(lengths, seq_len)
+
+
+def make_efficiencies(inputs: Inputs) -> Efficiencies:
+    """Return the efficiencies that were imposed."""
+    from shardwise.cost import OVERLAP_AXES, Efficiencies
+
+    given = {name: inputs.values[key] for key, name in _EFFICIENCIES.items() if key in inputs.values}
+    exposed = tuple(axis for axis in OVERLAP_AXES if not inputs.get(f"overlap_{axis}", True))
+    return Efficiencies(**given, exposed_axes=exposed)
+
+
+def make_settings(inputs: Inputs) -> Settings:
+    """Return what the flags set of a framework; a flag for one tensor wins over that for all."""
+    from shardwise.plans import Settings
+    from shardwise.plans.fields import SETTINGS
+
+    given: dict[str, Any] = {}
+    for row in SETTINGS:
+        if row.key in inputs.values:
+            given |= dict.fromkeys(row.names, inputs.values[row.key])
+    return Settings(**given)
+
+
+def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
+    """Return the framework, by default the sharding's own, or None with the problem recorded."""
+    from shardwise.answers._settled import usual_stack
+    from shardwise.plans import find_stack
+
+    if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
+        return replace(inputs.imported.stack, settings=make_settings(inputs))
+    try:
+        found = find_stack(cast(str, inputs.get("stack", default) or usual_stack(inputs)))
+        return replace(found, settings=make_settings(inputs))
+    except InputError as error:
+        inputs.merge(error)
+        inputs.bad.add("stack")
+    return None
+
+
+def make_serving(inputs: Inputs, model: Model | None = None) -> Serving:
+    """Return the batch to be served."""
+    from shardwise.plans import Serving
+
+    take_dtype(inputs, "weights")
+
+    names = {f.name for f in fields(Serving)}
+    given = {key: value for key, value in inputs.values.items() if key in names}
+    if model is not None and not model.generates and "input_tokens" not in given:
+        given["input_tokens"] = usual_length(model, Serving().input_tokens)
+        inputs.notes.append(f"input_tokens {given['input_tokens']}: not given")
+    if "misc_memory" in inputs.values:
+        given["misc_bytes"] = inputs.values["misc_memory"]
+    return Serving(**given)
+
+
+def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:
+    """Record a problem where the device has no rate for the compute type of a precision."""
+    from shardwise.plans import find_precision
+
+    dtype = find_precision(precision).compute
+    try:
+        cluster.device.peak_flops(dtype)
+    except InputError as error:
+        inputs.merge(error)

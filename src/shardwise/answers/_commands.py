@@ -1,0 +1,182 @@
+"""The commands: what each takes, and who answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.answers import _flags, _kinds
+from shardwise.answers._flags import OUTPUT, Command, Flag
+
+_MODEL = {
+    "model": Flag("model", _kinds.TEXT, "catalogue name, config.json, folder or hub id", "positional"),
+    "part": Flag("part", _kinds.choice("text"), "the language model alone of a file with other parts", "model"),
+}
+
+SUMMARIES = {
+    "train": "one training plan: does it fit, how long is a step, what does it cost",
+    "infer": "one serving plan: does it fit, how long to the first and the next token, what does it cost",
+    "serve": "a deployment under load: percentiles of latency, what it carries, what it costs, and why",
+    "count": "parameters, FLOPs by every published convention, operators with their shapes",
+    "comm": "who talks to whom under a plan: groups, messages, bytes, links, seconds; layers whole and on a rank",
+    "explain": "any number of an answer, opened down to formulas, inputs and sources",
+    "plan": "the best plans, the Pareto front, and what rejects the others",
+    "compare": "two plans side by side, with what differs",
+    "roofline": "every operator of a plan against what its device can do, and what bounds it",
+    "import": "another system's launch script or configuration as a case, and what became of every word of it",
+    "export": "a plan as another system's launch script or configuration",
+    "validate": "predicted against measured: your own runs of CSV files",
+    "models": "the models that are known by name, or one with its source",
+    "devices": "the devices that are known by name, or one with the source of every figure",
+    "dtypes": "precisions of training, formats of serving and presets of bits, by name",
+}
+BOTH = "exit status: 0 both fit, 1 one does not, 2 bad input"
+COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
+
+
+def _train() -> Command:
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
+    return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
+
+
+def _infer() -> Command:
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.PLOT, **OUTPUT}
+    return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
+
+
+def _serve() -> Command:
+    from shardwise.answers._serve import serve_flags
+
+    exits = "exit status: 0 keeps every limit, 1 does not, does not fit or is not stable, 2 bad input"
+    return Command(
+        "serve", SUMMARIES["serve"], ("model",), {**_MODEL, **serve_flags(), **OUTPUT}, exits, ("model", "on")
+    )
+
+
+def _count() -> Command:
+    plan, job = _flags.plan_flags(), _flags.job_flags()
+    taken = ("tp", "cp", "cp_kind", "ep", "etp", "sequence_parallel", "recompute", "stack")
+    shape = {key: plan[key] for key in taken} | {
+        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision", "dtype")
+    }
+    batch = {"batch": Flag("batch", _kinds.WHOLE, "sequences of a pass", "job")}
+    machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
+    flags = {**_MODEL, **_flags.FROM, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}
+    return Command("count", SUMMARIES["count"], ("model",), flags, COMMON, ("model",))
+
+
+def _comm() -> Command:
+    whole = Flag("all", _kinds.SWITCH, "list every group with every rank, and every stage", "output")
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.PLOT, "all": whole, **OUTPUT}
+    return Command("comm", SUMMARIES["comm"], ("model",), flags, COMMON, ("model", "on"))
+
+
+def _explain() -> Command:
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.EXPLAIN, **OUTPUT}
+    return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
+
+
+def _roofline() -> Command:
+    help_of_what = "operators of training or of serving; left out, as the other flags say"
+    what = {"what": Flag("what", _kinds.choice("train", "infer"), help_of_what, "number")}
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **what, **_flags.PLOT, **OUTPUT}
+    exits = "exit status: 0 done, 2 bad input"
+    return Command("roofline", SUMMARIES["roofline"], ("model",), flags, exits, ("model", "on"))
+
+
+def _compare() -> Command:
+    files = {
+        "first": Flag("first", _kinds.TEXT, "a case file, or the model", "positional"),
+        "second": Flag("second", _kinds.FILE, "the other case file", "positional"),
+    }
+    cases = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.SIDES}
+    output = {**_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
+    return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
+
+
+def _plan(kind: str = "train") -> Command:
+    from shardwise.answers._serve_flags import serve_search_flags
+    from shardwise.answers._space_flags import plan_search_flags
+
+    help_of_what = "train or infer; each has flags of its own: shardwise plan infer --help"
+    what = Flag("what", _kinds.choice("train", "infer"), help_of_what, "positional")
+    own = serve_search_flags() if kind == "infer" else plan_search_flags()
+    flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
+    exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
+    return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
+
+
+def _import() -> Command:
+    file = {
+        "file": Flag(
+            "file",
+            _kinds.FILE,
+            "a launch script, DeepSpeed's JSON, accelerate's YAML or torchtitan's TOML",
+            "positional",
+        )
+    }
+    taken = {key: _flags.FROM[key] for key in ("from_args", "set", "skip")}
+    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    flags = {**file, **_flags.WHERE, **taken, **output}
+    return Command("import", SUMMARIES["import"], ("file",), flags, "exit status: 0 understood, 2 bad input")
+
+
+def _export() -> Command:
+    systems = _kinds.choice("megatron", "deepspeed", "fsdp", "torchtitan", "transformers")
+    target = {"target": Flag("target", systems, "whose files", "positional")}
+    write = {"write": Flag("write", _kinds.FILE, "write the files into this folder", "output")}
+    flags = {**target, **_MODEL, **_flags.train_flags(), **write, **OUTPUT}
+    exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
+    return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
+
+
+def _validate() -> Command:
+    help_of_files = "CSV files of measurements, a row for each"
+    files = {"files": Flag("files", _kinds.WORDS, help_of_files, "positional")}
+    output = {**_flags.VALIDATE, **_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
+    exits = "exit status: 0 done, 1 no row could be predicted, 2 bad input"
+    return Command("validate", SUMMARIES["validate"], ("files",), {**files, **output}, exits, many=True)
+
+
+def _listing(name: str) -> Command:
+    search = {
+        "search": Flag("search", _kinds.TEXT, "words that the name holds", "positional"),
+        "write": Flag("write", _kinds.FILE, "write the one found to a file, as one's own catalogue reads it", "output"),
+    }
+    output = {key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}
+    return Command(
+        name, SUMMARIES[name], ("search",), {**search, **output}, "exit status: 0 found, 1 nothing found, 2 bad input"
+    )
+
+
+_MAKERS: dict[str, Callable[[], Command]] = {
+    "train": _train,
+    "infer": _infer,
+    "serve": _serve,
+    "count": _count,
+    "comm": _comm,
+    "explain": _explain,
+    "plan": _plan,
+    "compare": _compare,
+    "roofline": _roofline,
+    "import": _import,
+    "export": _export,
+    "validate": _validate,
+    "models": lambda: _listing("models"),
+    "devices": lambda: _listing("devices"),
+    "dtypes": lambda: _listing("dtypes"),
+}
+NAMES = tuple(_MAKERS)
+
+
+def command(name: str, kind: str = "") -> Command:
+    """Return a command by name; `plan` takes other flags for each kind of case.
+
+    >>> command("train").positionals
+    ('model',)
+    """
+    return _plan(kind) if name == "plan" else _MAKERS[name]()
+
+
+def every() -> dict[str, Command]:
+    """Return all commands; only reading a case file needs them all."""
+    return {**{name: command(name) for name in NAMES}, "plan infer": command("plan", "infer")}

@@ -1,0 +1,132 @@
+"""`shardwise export`: a plan as another system's files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers import _train
+from shardwise.answers._answer import Answer
+from shardwise.answers._case import Inputs
+from shardwise.answers._kinds import fail
+from shardwise.answers._streams import tell
+from shardwise.units import show_bytes
+
+if TYPE_CHECKING:
+    from shardwise.answers._page import Page
+    from shardwise.formats import Exported
+    from shardwise.training import TrainReport
+
+_STACKS = {
+    "megatron": "megatron",
+    "deepspeed": "deepspeed",
+    "fsdp": "accelerate",
+    "torchtitan": "fsdp2",
+    "transformers": "transformers",
+}
+_SHARDED = ("fsdp", "torchtitan")
+
+
+def _complete(inputs: Inputs, target: str) -> None:
+    """Put the target's framework, and that of FSDP its sharding, where neither flags nor a file name one."""
+    values = inputs.values
+    if target in _SHARDED and inputs.imported is None and not {"stack", "sharding"} & values.keys():
+        values["sharding"] = "fsdp"
+        inputs.notes.append("sharding fsdp: what the file is asked for")
+    if inputs.imported is None or not inputs.imported.stack.name.startswith(_STACKS[target]):
+        plain = target == "fsdp" and values.get("sharding") == "none"
+        values.setdefault("stack", "pytorch" if plain else _STACKS[target])
+
+
+def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
+    """Return the files of a case, what was assumed as comments, and its report.
+
+    Raises `InputError` with every problem, and every field that cannot be told.
+    """
+    from shardwise.formats import ExportCase
+
+    target = inputs.get("target", "megatron")
+    _complete(inputs, target)
+    report = _train.ask(inputs)
+    stated = ExportCase(
+        model=report.case.model,
+        cluster=report.case.cluster,
+        plan=report.plan,
+        job=report.job,
+        stack=report.case.stack,
+    )
+    module = import_module(f"shardwise.formats.{target}")
+    found: Exported = module.export(stated)
+    said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
+    files = {name: commented(name, text, said) for name, text in found.files.items()}
+    return replace(found, files=files), report
+
+
+def commented(name: str, text: str, notes: Sequence[str]) -> str:
+    r"""Return the text of a file with notes as comments, behind those that it begins with; JSON has none.
+
+    >>> commented("run.sh", "#!/bin/bash\n# gpt2\nset -e\n", ["assumed: dp 8"])
+    '#!/bin/bash\n# gpt2\n# assumed: dp 8\nset -e\n'
+    """
+    if name.endswith(".json"):
+        return text
+    lines = text.splitlines(keepends=True)
+    at = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    said = [f"# {' '.join(note.split())}\n" for note in notes]
+    return "".join([*lines[:at], *said, *lines[at:]])
+
+
+def _unfit(report: TrainReport) -> list[str]:
+    more = show_bytes(max(report.verdict.short_by_bytes, 0.0))
+    return [] if report.fits else [f"this plan does not fit, {more} too much on the fullest device"]
+
+
+def _warn(report: TrainReport, files: Iterable[str]) -> None:
+    """Say beside the files that the plan does not fit, and what no comment of theirs can say."""
+    tell("".join(f"warning: {text}\n" for text in _unfit(report)))
+    if all(name.endswith(".json") for name in files):
+        tell("".join(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions))
+
+
+def write(folder: str, files: dict[str, str]) -> None:
+    """Write files into a folder, which is made; raises `InputError` where that cannot be."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name, text in files.items():
+            with open(os.path.join(folder, name), "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+    except OSError as error:
+        raise fail("write", folder, f"cannot be written ({error.strerror})", "give a folder") from None
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise export`."""
+    found, report = ask(inputs)
+    if "write" in inputs.values:
+        write(inputs.values["write"], dict(found.files))
+
+    def tree() -> dict[str, Any]:
+        said = {"system": found.system, "version": found.version, "fits": report.fits}
+        notes = {"notes": list(found.notes), "assumptions": list(report.assumptions)}
+        return {**said, "files": dict(found.files), **notes}
+
+    def page() -> Page:
+        from shardwise.answers._page import Page
+
+        made = Page(width)
+        for name, text in found.files.items():
+            if "write" in inputs.values:
+                made.label("WRITTEN", os.path.join(inputs.values["write"], name))
+                continue
+            for line in text.splitlines():
+                made.add((line, ""))
+        if "write" in inputs.values:
+            made.label("FOR", f"{found.system} {found.version}")
+            made.items(found.notes)
+        return made
+
+    _warn(report, found.files)
+    return Answer(0 if report.fits else 1, tree, page)

@@ -1,0 +1,66 @@
+"""Case files: a whole case (command, model, devices, flags) in TOML or JSON, read and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.answers._kinds import fail
+from shardwise.files import check_tree, read_json, read_toml
+
+
+def read_case(path: str) -> dict[str, Any]:
+    """Return the keys of a case file; dashes in keys become underscores. Raises `InputError` when it cannot be read."""
+    table = read_json(path, "config") if path.endswith(".json") else read_toml(path, "config")
+    if not isinstance(table, dict):
+        raise fail("config", path, "must hold a table of keys", 'write for example tp = 8, or {"tp": 8}')
+    check_tree(table, path, "config")
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        word = key.replace("-", "_")
+        if word in found:
+            raise fail(word, str(value), f"stands twice in {path}", "keep one")
+        found[word] = value
+    return found
+
+
+def write_case(path: str, case: dict[str, Any]) -> None:
+    """Write a case to a file, JSON where its name ends in .json, TOML otherwise; raises `InputError` when it cannot."""
+    table = {key: list(value) if isinstance(value, tuple) else value for key, value in case.items()}
+    try:
+        if path.endswith(".json"):
+            text = json.dumps(table, indent=2) + "\n"
+        else:
+            import tomli_w
+
+            text = tomli_w.dumps(table)
+        data = text.encode("utf-8")
+        with open(path, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as error:
+        raise fail(
+            "save", path, f"cannot be written ({_reason(error)})", "give a file in a folder that exists"
+        ) from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text to a file; raises `InputError` when it cannot be written."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError) as error:
+        rule = f"cannot be written ({_reason(error)})"
+        raise fail("write", path, rule, "give a file in a folder that exists") from None
+
+
+def one_to_write(path: str, names: Sequence[str], what: str) -> str:
+    """Return the only name that was found, to be written; raises `InputError` where there are more."""
+    if len(names) != 1:
+        raise fail("write", path, f"needs one {what}, and {len(names)} match", f"name one, such as {names[0]}")
+    return names[0]
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split())

@@ -1,0 +1,244 @@
+"""Every flag of the command line, once: its key (which is the key of a case file), its kind and its help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from shardwise.answers import _kinds as k
+from shardwise.answers._kinds import Converter
+
+if TYPE_CHECKING:
+    from shardwise.models import ConfigField
+    from shardwise.plans.fields import Field as PlanField
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: `key` is the field in files and in problems, and with dashes the flag."""
+
+    key: str
+    kind: Converter
+    help: str
+    group: str
+    short: str = ""
+
+    @property
+    def option(self) -> str:
+        """The flag as it is typed."""
+        return "--" + self.key.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it does, what it takes by position (`many`: the last as often as wanted), its flags by key."""
+
+    name: str
+    help: str
+    positionals: tuple[str, ...]
+    flags: dict[str, Flag]
+    exits: str = ""
+    required: tuple[str, ...] = ()
+    many: bool = False
+
+
+# Flags that are planned and refused by name until they do something.
+NOT_BUILT = {
+    "offload": "offloading to the host",
+    "optimizer_offload": "offloading to the host",
+    "activation_offload": "offloading to the host",
+    "cpu_offload": "offloading to the host",
+    "offload_optimizer": "offloading to the host",
+    "offload_param": "offloading to the host",
+    "lora": "fine-tuning of adapters",
+    "lora_rank": "fine-tuning of adapters",
+    "lora_alpha": "fine-tuning of adapters",
+    "finetune": "fine-tuning of adapters",
+    "peft": "fine-tuning of adapters",
+    "qlora": "fine-tuning of adapters",
+    "adapter": "fine-tuning of adapters",
+    "adapters": "fine-tuning of adapters",
+    "freeze": "fine-tuning of a part",
+}
+
+
+# One or two letters for the sizes that people type most, as the calculators that they come from have them.
+SHORT = {
+    "num_layers": "-l",
+    "hidden_size": "-hs",
+    "num_attention_heads": "-a",
+    "vocab_size": "-v",
+    "num_experts": "-e",
+    "experts_per_token": "-t",
+    "expert_interval": "-ei",
+    "kv_ratio": "-kv",
+    "ffn_ratio": "-ff",
+    "seq_len": "-s",
+    "output_tokens": "-o",
+    "tp": "-tp",
+    "pp": "-pp",
+    "ep": "-ep",
+}
+
+
+def _flags(group: str, *rows: tuple[str, Converter, str]) -> dict[str, Flag]:
+    return {key: Flag(key, kind, text, group, SHORT.get(key, "")) for key, kind, text in rows}
+
+
+OUTPUT = _flags(
+    "output",
+    ("json", k.SWITCH, "print the answer as JSON"),
+    ("width", k.whole(60, 1000), "columns of the page"),
+    ("config", k.FILE, "read a case from a TOML or JSON file; flags override it"),
+    ("save", k.FILE, "write the case to a TOML or JSON file"),
+    ("catalogue", k.FILE, "a folder of one's own models, devices and precisions"),
+    ("help", k.SWITCH, "show this help"),
+)
+PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
+_TIMELINE = "write one step: .json for Perfetto and chrome://tracing, .svg, .png, .pdf or .html as a drawing"
+TIMELINE = _flags("output", ("timeline", k.file_of(".json", *k.FIGURES), _TIMELINE))
+VALIDATE = _flags(
+    "output",
+    ("by", k.WORDS, "fields to group errors by, such as source,metric,device"),
+    ("rows", k.FILE, "write every row with its prediction to a CSV file"),
+    ("html", k.FILE, "write a report with tables and plots to an HTML file"),
+)
+WHERE = _flags(
+    "where",
+    ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"),
+    ("follow", k.SWITCH, "read files that a file names wherever they are, not only below it"),
+)
+
+FROM = _flags(
+    "where",
+    (
+        "from",
+        k.FILE,
+        "another system's file: Megatron-LM's script, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML",
+    ),
+    ("from_args", k.ARGUMENTS, "a training command, or arguments beside the file's; behind -- at the end of the line"),
+    ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
+    ("skip", k.WORDS, "arguments of the file that are not known, and not to be asked about"),
+)
+
+_SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
+SIDES = _flags(
+    "sides",
+    ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
+    ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
+)
+# Headlines of training and of serving; "memory" is of what the other flags describe.
+_NUMBERS = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu", "ttft", "tpot", "request", "kv_cache")
+EXPLAIN = _flags(
+    "number",
+    ("what", k.choice(*_NUMBERS), "the number to open"),
+    ("path", k.TEXT, "names, or places from 1, that lead further in, such as pipeline/1"),
+    ("depth", k.whole(1, 12), "levels to open"),
+)
+
+
+@cache
+def cluster_flags() -> dict[str, Flag]:
+    """Return the flags that override numbers of the cluster and its device."""
+    from shardwise.hardware._parse import OVERRIDES
+
+    return _flags(
+        "cluster", *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in OVERRIDES if name != "num_devices")
+    )
+
+
+@cache
+def model_flags() -> dict[str, Flag]:
+    """Return the flags that override fields of the model, and those of a model from its sizes alone."""
+    from shardwise.models import FIELDS, SIZE_FIELDS
+
+    def kind(f: ConfigField) -> Converter:
+        most = 10_000 if f.name == "num_layers" else k.MOST_WHOLE
+        if f.kind is bool:
+            return k.SWITCH
+        return k.SHARE_OF if f.kind is float else k.whole(0, most)
+
+    def rows(table: dict[str, ConfigField]) -> list[tuple[str, Converter, str]]:
+        return [(f.name, kind(f), f.help) for f in table.values()]
+
+    return _flags("model", *rows(FIELDS)) | _flags("sizes", *rows(SIZE_FIELDS))
+
+
+@cache
+def efficiency_flags() -> dict[str, Flag]:
+    """Return the flags that impose what the machine reaches."""
+    return _flags(
+        "efficiency",
+        ("compute_efficiency", k.FRACTION, "share of peak FLOP/s that GEMMs reach"),
+        ("memory_efficiency", k.FRACTION, "share of peak memory bandwidth"),
+        ("fast_efficiency", k.FRACTION, "share of the fast links' rate"),
+        ("slow_efficiency", k.FRACTION, "share of the network's rate"),
+        ("matmul_flops", k.FLOPS, "achieved FLOP/s of GEMMs"),
+        ("memory_bandwidth_achieved", k.BANDWIDTH, "achieved memory bandwidth"),
+        ("fast_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the fast links, per device and direction"),
+        ("slow_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the network, per device and direction"),
+        ("ideal", k.SWITCH, "every efficiency one, every start zero"),
+        ("overlap", k.SWITCH, "communication beside compute, where the framework does it; --no-overlap exposes all"),
+        ("overlap_tp", k.SWITCH, "the same of tensor parallelism alone; --no-overlap-tp exposes its messages"),
+        ("overlap_cp", k.SWITCH, "the same of context parallelism alone"),
+        ("overlap_ep", k.SWITCH, "the same of experts alone"),
+        ("overlap_dp", k.SWITCH, "the same of data parallelism alone"),
+        ("overlap_pp", k.SWITCH, "the same of messages between stages alone"),
+    )
+
+
+def _read_from(group: str, table: Iterable[PlanField]) -> dict[str, Flag]:
+    """Return the flags of a table of fields."""
+    return {f.key: Flag(f.key, k.kind_of(f), f.help, group, SHORT.get(f.key, "")) for f in table}
+
+
+@cache
+def plan_flags() -> dict[str, Flag]:
+    """Return the flags of a training plan."""
+    from shardwise.plans.fields import PLAN
+
+    return _read_from("plan", PLAN)
+
+
+@cache
+def job_flags() -> dict[str, Flag]:
+    """Return the flags of a training job."""
+    from shardwise.plans.fields import TRAINING
+
+    return _read_from("job", TRAINING)
+
+
+@cache
+def settings_flags() -> dict[str, Flag]:
+    """Return the flags that set what a framework keeps and sets aside."""
+    from shardwise.plans.fields import SETTINGS
+
+    return _read_from("settings", SETTINGS)
+
+
+@cache
+def train_flags() -> dict[str, Flag]:
+    """Return every flag that describes a training case."""
+    machine = {**settings_flags(), **efficiency_flags(), **cluster_flags()}
+    case = {**plan_flags(), **job_flags(), **machine, **model_flags()}
+    return {**WHERE, **FROM, **case}
+
+
+@cache
+def risk_flags() -> dict[str, Flag]:
+    """Return the flag that asks for a chance to fit."""
+    return _flags("search", ("risk", k.CHANCE, "chance to fit that a plan must have by published peaks, such as 90%"))
+
+
+@cache
+def infer_flags() -> dict[str, Flag]:
+    """Return every flag that describes a serving case."""
+    from shardwise.plans.fields import SERVING
+
+    plan = plan_flags()
+    taken = ("tp", "pp", "dp", "ep", "etp", "stage_layers", "order", "fast")
+    serving = _read_from("job", SERVING)
+    machine = {key: flag for key, flag in efficiency_flags().items() if not key.startswith("overlap")}
+    return {**WHERE, **{key: plan[key] for key in taken}, **serving, **machine, **cluster_flags(), **model_flags()}

@@ -1,0 +1,133 @@
+"""Cases from another system's file or command line: the file says what the flags leave open."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers._case import Inputs
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwise.formats import Imported
+
+_SHOWN = 6
+
+
+def take(inputs: Inputs) -> None:
+    """Read the file or the arguments of a case, and complete where it runs from its launch."""
+    if "set" in inputs.values and not {"from", "file"} & inputs.values.keys():
+        inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
+    if not {"from", "from_args"} & inputs.values.keys():
+        return
+    try:
+        inputs.imported = case = read(inputs)
+    except InputError as error:
+        inputs.problems.items += error.problems
+        inputs.bad |= {"from", "from_args"} & inputs.values.keys()
+        return
+    if case.accumulation:
+        inputs.values.setdefault("accumulation", case.accumulation)
+    _complete(inputs, case)
+    _tell(inputs, case)
+
+
+def read(inputs: Inputs) -> Imported:
+    """Return the case of the file or of the arguments, on the devices that are asked for."""
+    asked = devices_of(inputs)
+    case = _read(inputs, asked)
+    launched = _launched(inputs) if asked else 0
+    if launched > 1 and launched != asked:
+        inputs.notes.append(f"{case.source}: starts {launched} devices, {asked} are asked for with --on")
+    return case
+
+
+def _launched(inputs: Inputs) -> int:
+    """Return the number of devices that the file itself starts, 0 where it does not say or cannot be read so."""
+    try:
+        return _read(inputs, 0).num_devices
+    except InputError:
+        return 0
+
+
+def _read(inputs: Inputs, num_devices: int) -> Imported:
+    from shardwise.formats import Around, import_file
+    from shardwise.formats.megatron import read_command
+
+    around = Around(num_devices=num_devices, skipped=inputs.get("skip", ()), follow=inputs.get("follow", False))
+    if "from" not in inputs.values:
+        return read_command(inputs.values["from_args"], around)
+    more = inputs.get("from_args", ())
+    return import_file(inputs.values["from"], variables(inputs), replace(around, more=more))
+
+
+def variables(inputs: Inputs) -> dict[str, str]:
+    """Return the variables that --set gives."""
+    found: dict[str, str] = {}
+    for pair in inputs.get("set", ()):
+        name, equals, value = pair.partition("=")
+        if not equals:
+            inputs.fail("set", pair, "must be NAME=VALUE", "for example --set NNODES=4")
+        found[name] = value
+    return found
+
+
+def devices_of(inputs: Inputs) -> int:
+    """Return the number of devices that --on names, 0 where it names a device alone or is wrong."""
+    from shardwise.hardware import Cluster
+
+    text = inputs.get("on", "")
+    try:
+        if text.endswith(".toml") and not text[0].isdigit():
+            return Cluster.load(text, inputs.get("follow", False)).num_devices
+        return Cluster.parse(text).num_devices if text[:1].isdigit() else 0
+    except InputError:
+        return 0
+
+
+def _complete(inputs: Inputs, case: Imported) -> None:
+    """Put the number of devices of the launch before a device named alone."""
+    text = inputs.get("on", "")
+    if not text or text[0].isdigit() or text.endswith(".toml"):
+        return
+    if not case.num_devices:
+        rule = f"names no number of devices, and neither does {case.source}"
+        inputs.fail("on", text, rule, f"write for example --on 64x{text}")
+        del inputs.values["on"]
+        return
+    nodes, rest = divmod(case.num_devices, case.devices_per_node or case.num_devices)
+    whole = not rest and nodes > 1
+    inputs.values["on"] = f"{nodes}x{case.devices_per_node}x{text}" if whole else f"{case.num_devices}x{text}"
+
+
+def _tell(inputs: Inputs, case: Imported) -> None:
+    """Note what the file leaves open or says in vain."""
+    inputs.notes += [f"{case.source}: {text}" for text in case.assumed]
+    for word, readings in (("ignored", case.ignored), ("unknown", case.unknown)):
+        names = [reading.argument for reading in readings]
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            inputs.notes.append(f"{case.source}: {word} {', '.join(names[:_SHOWN])}{more}; `shardwise import` says why")
+    if "model" in inputs.values and case.model is not None:
+        inputs.notes.append(f"{case.source}: its model is not used, {inputs.values['model']} is named")
+
+
+def base_plan(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a plan: as given, else as the file has them; what follows from a changed one is deduced."""
+    base = {f.name: getattr(case.plan, f.name) for f in fields(case.plan)}
+    if given.keys() & {"tp", "tp2", "cp", "pp"}:
+        base["dp"] = 0
+    if given.keys() & {"pp", "vpp"}:
+        base["stage_layers"] = ()
+        base["schedule"] = "interleaved" if given.get("vpp", base["vpp"]) > 1 else "1f1b"
+    experts = case.model is not None and case.model.has_experts
+    if "tp" in given and experts and base["etp"] == base["tp"]:
+        base["etp"] = given["tp"]
+    if "tp" in given:
+        base["sequence_parallel"] = base["sequence_parallel"] or base["tp"] == 1
+    return base | given
+
+
+def base_job(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job: as given, else as the file has them."""
+    return {f.name: getattr(case.job, f.name) for f in fields(case.job)} | given

@@ -1,0 +1,215 @@
+"""What is in the catalogues: models and devices, many in a table or one with its sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shardwise.answers._page import Page
+from shardwise.hardware import COMMITMENTS, Device, device_names, find_device, offers
+from shardwise.hardware._catalogue import other_names
+from shardwise.models import Model, load_model
+from shardwise.models._load import all_models, find
+from shardwise.ops import count_parameters
+from shardwise.own import find_own
+from shardwise.units import show_bytes, show_count
+
+_RATE = "bytes_per_second"
+
+
+def _matches(search: str, *words: str) -> bool:
+    pieces = search.lower().replace("_", "-").split()
+    text = " ".join(words).lower()
+    return all(piece in text for piece in pieces)
+
+
+def search_models(search: str = "") -> list[str]:
+    """Return the names of the models that a search means: one for an exact name, all for nothing.
+
+    >>> search_models("meta-llama/Llama-3.1-70B")
+    ['llama-3.1-70b']
+    """
+    own = find_own("models", search) if search else None
+    exact = own.name if own else find(search) if search else None
+    if exact is not None:
+        return [exact]
+    return sorted(name for name, row in all_models().items() if _matches(search, name, *_words(row)))
+
+
+def _words(row: dict[str, Any]) -> list[str]:
+    return [str(row["config"].get("model_type", "")), *row.get("hub", []), *row.get("also", [])]
+
+
+def search_devices(search: str = "") -> list[str]:
+    """Return the names of the devices that a search means: one for an exact name, all for nothing.
+
+    >>> search_devices("h200-sxm")
+    ['h200-sxm-141gb']
+    """
+    names = device_names()
+    if search.lower() in names:
+        return [search.lower()]
+    others: dict[str, list[str]] = {}
+    for other, (name, _) in other_names().items():
+        others.setdefault(name, []).append(other)
+    return [name for name in names if _matches(search, name, *others.get(name, []))]
+
+
+def model_row(name: str) -> dict[str, Any]:
+    """Return what the catalogue says of a model, as one record; what nobody publishes is counted."""
+    row = all_models()[name]
+    published = row.get("parameters")
+    return {
+        "name": name,
+        "family": row["config"].get("model_type"),
+        "parameters": published or count_parameters(load_model(name)),
+        "parameters_published": published is not None,
+        "hub": row.get("hub", []),
+        "source": row.get("source"),
+        "uncertain": row.get("uncertain", []),
+    }
+
+
+def model_record(name: str) -> dict[str, Any]:
+    """Return one model with its sizes, its blocks and its configuration."""
+    model = load_model(name)
+    blocks = [{"layers": count, "block": _say_block(block)} for block, count in model.kinds.items()]
+    sizes = {"hidden": model.hidden, "vocab": model.vocab, "layers": model.num_layers, "max_context": model.max_context}
+    more = {"tied": model.tied, "blocks": blocks, "assumptions": list(model.assumptions)}
+    return {**model_row(name), **sizes, **more, "config": all_models()[name]["config"]}
+
+
+def model_file(name: str) -> str:
+    """Return the text of the file that adds a model to one's own catalogue: its configuration and its source."""
+    row = all_models()[name]
+    return json.dumps({"source": row.get("source"), "config": row["config"]}, indent=2) + "\n"
+
+
+def _say_block(block: Any) -> str:
+    """Return a block in one line: each part with what is not its default."""
+    said = [_say(part) for part in (*block.mixers, *([block.feed_forward] if block.feed_forward is not None else []))]
+    return " + ".join(said)
+
+
+def _say(part: Any) -> str:
+    numbers = {name: value for name, value in asdict(part).items() if type(value) is int and value}
+    return f"{type(part).__name__} ({', '.join(f'{name} {value}' for name, value in numbers.items())})"
+
+
+def device_record(name: str) -> dict[str, Any]:
+    """Return one device with the source and date of every figure."""
+    device = find_device(name).device
+    words = {name: getattr(device, name) for name in ("name", "full_name", "vendor", "fast_link")}
+    facts = {
+        f.field: {"value": f.value, "source": f.source, "date": f.date, "assumed": f.assumed} for f in device.sources
+    }
+    prices = [
+        {"provider": o.provider, "instance": o.instance, "devices": o.devices, "commitment": commitment, "term": o.term,
+         "usd_per_device_hour": o.device_usd(commitment), "source": o.where}
+        for o in offers() if o.device == device.name for commitment in o.usd
+    ]  # fmt: skip
+    return {**words, "facts": facts, "unknown": list(device.unknown), "prices": prices}
+
+
+def _figure(device: Device, field: str) -> str:
+    if not device.knows(field):
+        return "-"
+    value = device.fact(field).value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if field.endswith("memory_bytes"):
+        return show_bytes(value)
+    if field.endswith("usd_per_device_hour"):
+        return f"{value:.2f}"
+    if field.endswith(_RATE):
+        return show_count(value, "B/s")
+    if field == "last_cache_bytes":
+        return show_count(value, "B")
+    return show_count(value, "FLOP/s") if "flops" in field else f"{value:g}"
+
+
+def models_page(names: Sequence[str], width: int = 80) -> Page:
+    """Return models as a table, or one with its source."""
+    page = Page(width)
+    if len(names) == 1:
+        _one_model(page, names[0])
+        return page
+    rows = [["model", "parameters", "family", "hub"]]
+    for name in names:
+        row = model_row(name)
+        count = show_count(row["parameters"]) + (" " if row["parameters_published"] else "*")
+        rows.append([name, count, str(row["family"]), (row["hub"] or ["-"])[0]])
+    page.table(rows, right=(1,), header=True, indent=0)
+    page.blank()
+    page.add(("* counted from the configuration: no count is published", "dim"))
+    page.add((f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it", "dim"))
+    return page
+
+
+def _one_model(page: Page, name: str) -> None:
+    record = model_record(name)
+    model: Model = load_model(name)
+    page.label("MODEL", f"{name} ({record['family']})", "bold", "bold")
+    count = record["parameters"]
+    origin = "" if record["parameters_published"] else ", counted: no count is published"
+    page.note(f"{show_count(count)} parameters ({count:,}){origin}")
+    tied = "tied to the head" if model.tied else "not tied to the head"
+    page.note(f"{model.num_layers} layers of width {model.hidden:,}, context {model.max_context:,}")
+    page.note(f"vocabulary {model.vocab:,}, {tied}")
+    page.blank()
+    for row in record["blocks"]:
+        page.label(f"{row['layers']} x", str(row["block"]))
+    page.blank()
+    page.add(("SOURCE", "bold"))
+    page.add(("  " + str(record["source"]), ""))
+    for hub in record["hub"]:
+        page.add(("  " + hub, "dim"))
+    if record["assumptions"]:
+        page.blank()
+        page.add(("ASSUMED", "bold"))
+        page.items(record["assumptions"], "dim")
+
+
+def devices_page(names: Sequence[str], width: int = 80) -> Page:
+    """Return devices as a table, or one with the source of every figure."""
+    page = Page(width)
+    if len(names) == 1:
+        _one_device(page, names[0])
+        return page
+    fields = ("memory_bytes", "memory_bytes_per_second", "matrix_flops.bf16", "fast_bytes_per_second")
+    rows = [["device", "memory", "bandwidth", "bf16", "link"]]
+    for name in names:
+        device = find_device(name).device
+        rows.append([name, *(_figure(device, field) for field in fields)])
+    page.table(rows, right=(1, 2, 3, 4), header=True, indent=0)
+    page.blank()
+    page.add((f"{len(names)} devices; `shardwise devices NAME` shows one with its sources", "dim"))
+    return page
+
+
+def _one_device(page: Page, name: str) -> None:
+    device = find_device(name).device
+    page.label("DEVICE", f"{device.name}: {device.full_name}", "bold", "bold")
+    page.blank()
+    marks: dict[str, int] = {}
+    for fact in device.sources:
+        mark = marks.setdefault(f"{fact.source}, {fact.date}", len(marks) + 1)
+        figure = f"{_figure(device, fact.field):>18}  "
+        page.add((f"  {fact.field:<26}", "bold"), (figure, ""), (f"[{mark}]", "dim"))
+    page.blank()
+    for source, mark in marks.items():
+        page.label(f"{f'[{mark}]':>9}", source, "dim", "dim")
+    if device.unknown:
+        page.blank()
+        page.label("UNKNOWN", ", ".join(device.unknown))
+    rented = [offer for offer in offers() if offer.device == device.name and (offer.usd or offer.instance)]
+    if rented:
+        page.blank()
+        rows = [["rented as", "by", "devices", *(f"$/h {commitment}" for commitment in COMMITMENTS), "in"]]
+        for offer in rented:
+            usd = (f"{offer.device_usd(c):.2f}" if c in offer.usd else "-" for c in COMMITMENTS)
+            rows.append([offer.instance or "-", offer.provider, f"{offer.devices}", *usd, offer.where.split(",")[0]])
+        page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
+        page.add(("dollars of one device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources", "dim"))

@@ -1,0 +1,355 @@
+"""What every plot shares: style, palette, header, stacked bars, and writing to a file.
+
+Colours are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008) and of Paul Tol (personal.sron.nl/~pault, 2021),
+which people with any kind of colour vision tell apart; what is hidden is hatched as well.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwise._version import __version__
+from shardwise.answers._train_view import describe
+from shardwise.units import show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from shardwise.plans import Plan
+
+WIDTH = 7.6  # inches: the text of a page
+INK, GREY, PALE, RED = "#1a1a1a", "#5f6368", "#d9d9d9", "#b2182b"
+WHISKER = "judged by published runs, 8 of 10 lie here"
+AXES = {
+    "tp": ("tensor parallel", "#D55E00"),
+    "tp2": ("tensor parallel, second axis", "#A63D00"),
+    "cp": ("context parallel", "#E69F00"),
+    "ep": ("expert parallel", "#AA4499"),
+    "etp": ("expert tensor parallel", "#882255"),
+    "pp": ("between stages", "#F0A58F"),
+    "dp": ("data parallel", "#CC79A7"),
+}
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 8.0,
+    "axes.titlesize": 9.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.0,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "legend.fontsize": 7.2,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.5,
+    "svg.hashsalt": "shardwise",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>body {{ margin: 2rem auto; max-width: 75rem; }} svg {{ width: 100%; height: auto; }}</style>
+</head>
+<body>
+{svg}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one part of a bar looks: its label and colour, and whether it is hatched."""
+
+    label: str
+    colour: str
+    hatch: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One stacked bar: its name, its parts by key, and where 8 of 10 measurements of its length lie, if known.
+
+    At `limit` a line crosses it, which no text may stand on; 0 is without one.
+    """
+
+    name: str
+    parts: Mapping[str, float]
+    low: float = 0.0
+    high: float = 0.0
+    limit: float = 0.0
+
+    @property
+    def length(self) -> float:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of an axis: its name, its size in SI units, and how values are printed."""
+
+    name: str
+    size: float
+    show: Callable[[float], str]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and save in the style of this project, whatever the settings of the user are."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write a figure as its file name ends: .svg, .png, .pdf, or .html with the SVG inside."""
+    kind = path.lower().rpartition(".")[2]
+    _settle(figure)
+    if kind != "html":
+        # Without a date the same answer gives the same file.
+        undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+        figure.savefig(path, format=kind, dpi=200, metadata=undated)
+        return
+    import html
+    import io
+
+    made = io.StringIO()
+    figure.savefig(made, format="svg", metadata={"Date": None})
+    drawn = made.getvalue()
+    title = html.escape(str(figure.get_label()))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_PAGE.format(title=title, svg=drawn[drawn.index("<svg") :]))
+
+
+def _settle(figure: Figure) -> None:
+    """Lay a figure out once and keep panels where they are, without the last digits, which vary from run to run."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(float(v), 5) for v in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
+
+
+def sheet(
+    title: str, lines: Sequence[str], heights: Sequence[float], width: float = WIDTH
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a header, and one panel under the other of so many inches each."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    text = [piece for line in lines for piece in textwrap.wrap(line, round(14 * width))]
+    head = 0.3 + 0.16 * len(text)
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
+    figure = Figure(figsize=(width, head + sum(heights)), layout=engine)
+    figure.set_label(title)
+    grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[head, *heights])
+    top = figure.add_subplot(grid[0])
+    header(top, title, text)
+    return figure, [figure.add_subplot(grid[i + 1]) for i in range(len(heights))]
+
+
+def header(axes: Axes, title: str, text: Sequence[str]) -> None:
+    """Write a title and lines below it into axes of their own."""
+    axes.axis("off")
+    axes.text(0, 1, title, fontsize=11, fontweight="bold", va="top", transform=axes.transAxes, color=INK)
+    under: dict[str, Any] = {
+        "xytext": (0, -17),
+        "textcoords": "offset points",
+        "va": "top",
+        "color": GREY,
+        "fontsize": 8,
+    }
+    axes.annotate("\n".join(text), (0, 1), xycoords="axes fraction", linespacing=1.35, **under)
+    right: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes, "color": GREY}
+    axes.text(1, 1, f"shardwise {__version__}", fontsize=6.5, **right)
+
+
+def time_unit(largest: float) -> Unit:
+    """Return the unit in which a time axis is read.
+
+    >>> time_unit(0.05).name, time_unit(12.0).name
+    ('milliseconds', 'seconds')
+    """
+    names = {1e-6: "microseconds", 1e-3: "milliseconds", 1.0: "seconds"}
+    size = next((s for s in (1.0, 1e-3) if largest >= s), 1e-6)
+    return Unit(names[size], size, show_seconds)
+
+
+def bytes_unit() -> Unit:
+    """Return the unit of memory."""
+    return Unit("GiB", 2.0**30, lambda value: f"{value / 2**30:.1f} GiB" if value >= 2**30 / 20 else _mib(value))
+
+
+def _mib(value: float) -> str:
+    return f"{value / 2**20:.0f} MiB"
+
+
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever reads better on a colour (WCAG 2 relative luminance).
+
+    >>> ink_on("#ffffff"), ink_on("#0072B2")
+    ('#1a1a1a', 'white')
+    """
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return INK if luminance > 0.22 else "white"
+
+
+def stack(
+    axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit, most: float, wide: float = 1.0
+) -> None:
+    """Draw stacked bars from the top down, with values in the parts that are wide enough, and whiskers.
+
+    `wide` is the share of the page's width that the panel has.
+    """
+    for row, bar in enumerate(bars):
+        at = 0.0
+        for key, look in looks.items():
+            amount = bar.parts.get(key, 0.0)
+            if amount > 0:
+                _part(axes, (row, at, amount, bar.limit), look, unit, most / wide)
+                at += amount
+        if bar.high > bar.low:
+            _whisker(axes, row, bar, unit)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(bars) - 0.45, -0.55)
+    axes.set_xlim(0, most / unit.size)
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+
+
+def _part(axes: Axes, place: tuple[int, float, float, float], look: Look, unit: Unit, most: float) -> None:
+    """Draw one part; `most` is what an axis as wide as the page would show."""
+    row, at, amount, crossed = place
+    edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
+    face: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "alpha": 0.55 if look.hatch else 1.0}
+    axes.barh(row, amount / unit.size, left=at / unit.size, height=0.62, **face, **edge)
+    text = unit.show(amount)
+    middle = middle_of(at, at + amount, crossed, 0.0112 * len(text) * most)
+    if middle is not None:
+        ink = INK if look.hatch else ink_on(look.colour)
+        axes.text(middle / unit.size, row, text, ha="center", va="center", fontsize=6.8, color=ink)
+
+
+def middle_of(start: float, end: float, crossed: float, width: float) -> float | None:
+    """Return the middle of a text so wide between two ends and off the line that crosses, None where it has no room.
+
+    >>> middle_of(0, 10, 0, 4), middle_of(0, 10, 6, 4), middle_of(0, 10, 5, 6)
+    (5.0, 3.0, None)
+    """
+    middle = (start + end) / 2
+    if start < crossed < end and abs(crossed - middle) < width / 2:
+        start, end = max((start, crossed), (crossed, end), key=lambda part: part[1] - part[0])
+        middle = (start + end) / 2
+    return middle if end - start > width else None
+
+
+def totals(axes: Axes, bars: Sequence[Bar], unit: Unit, most: float, fontsize: float = 8.0) -> None:
+    """Write the length of every bar beside it, or beyond the line of its limit where it would stand on that.
+
+    An axis goes to `most`; its width in points is that of a page's panel, or in small print of half of one.
+    """
+    across = most / (460 if fontsize >= 8 else 150)
+    for row, bar in enumerate(bars):
+        text = unit.show(bar.length)
+        # Bold digits are 0.7 of the size wide, and a line needs two points of air.
+        end = bar.length + (6 + 0.68 * fontsize * len(text)) * across
+        at = bar.limit if bar.length - 2 * across < bar.limit < end else bar.length
+        bold: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontweight": "bold", "color": INK}
+        axes.annotate(text, (at / unit.size, row), (4, 0), fontsize=fontsize, zorder=8, **bold)
+
+
+def _whisker(axes: Axes, row: int, bar: Bar, unit: Unit) -> None:
+    low, end, high = (value / unit.size for value in (bar.low, bar.length, bar.high))
+    reach = [[max(0.0, end - low)], [max(0.0, high - end)]]
+    axes.errorbar(end, row + 0.4, xerr=reach, fmt="|", color=INK, capsize=2.5, linewidth=1.0, markersize=5, zorder=5)
+
+
+def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit) -> None:
+    """Put the parts that occur below a panel, with their amounts and shares where there is one bar."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.transforms import offset_copy
+
+    alone, handles = len(bars) == 1, list[Any]()
+    for key, look in looks.items():
+        amounts = [bar.parts.get(key, 0.0) for bar in bars]
+        if max(amounts) > 0:
+            more = f"  {unit.show(amounts[0])}, {amounts[0] / bars[0].length:.1%}" if alone else ""
+            face: dict[str, Any] = {"facecolor": look.colour, "hatch": look.hatch, "alpha": 0.55 if look.hatch else 1.0}
+            handles.append(Patch(label=look.label + more, edgecolor="white", **face))
+    if any(bar.high > bar.low for bar in bars):
+        handles.append(Line2D([], [], color=INK, marker="|", markersize=4, linewidth=1.0, label=WHISKER))
+    below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
+    place: dict[str, Any] = {
+        "loc": "upper left",
+        "bbox_to_anchor": (0, 0),
+        "bbox_transform": below,
+        "borderaxespad": 0,
+        "borderpad": 0,
+    }
+    columns = columns_of(bars)
+    axes.legend(handles=handles, ncols=columns, handlelength=1.4, handleheight=1.0, columnspacing=1.6, **place)
+
+
+def columns_of(bars: Sequence[Bar]) -> int:
+    """Return the columns of a legend: amounts beside the names take the room of one."""
+    return 2 if len(bars) == 1 else 3
+
+
+def limit(axes: Axes, at: float, text: str, most: float) -> None:
+    """Draw the capacity of the device as a line across a panel, named at its upper end."""
+    axes.axvline(at, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
+    left = at > 0.6 * most
+    axes.annotate(
+        text,
+        (at, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-3 if left else 3, 1),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="bottom",
+        color=RED,
+        fontsize=7.2,
+    )
+
+
+def title_of(model: str, count: int, device: str) -> str:
+    """Return the title of a plot: the model and what it runs on."""
+    return f"{model} on {count:,} \u00d7 {device}"
+
+
+def plan_words(plan: Plan) -> str:
+    """Return a plan in words, the schedule included where there is a pipeline.
+
+    >>> from shardwise import Plan
+    >>> plan_words(Plan(tp=2, pp=4, dp=2, micro_batch=2))
+    'tp 2, pp 4, dp 2, 1f1b, micro-batch 2, sequence parallel'
+    """
+    said = [describe(plan), *([plan.schedule] if plan.pp > 1 else []), f"micro-batch {plan.micro_batch}"]
+    return ", ".join([*said, *(["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else [])])

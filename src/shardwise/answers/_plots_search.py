@@ -1,0 +1,224 @@
+"""The plot of a search: what none beats, what the best plans are made of, and how the job scales."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers._plots import (
+    GREY,
+    INK,
+    WIDTH,
+    Bar,
+    Look,
+    Unit,
+    bytes_unit,
+    header,
+    limit,
+    plan_words,
+    stack,
+    time_unit,
+    title_of,
+    totals,
+)
+from shardwise.answers._plots_bars import MEMORY, TIME, memory_bars, time_bar
+from shardwise.search import TrainingResult
+from shardwise.training import TrainReport
+from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Each number of devices has a colour and a shape (Okabe and Ito, 2008).
+SERIES = (
+    ("#0072B2", "o"),
+    ("#D55E00", "s"),
+    ("#009E73", "^"),
+    ("#CC79A7", "D"),
+    ("#E69F00", "v"),
+    ("#56B4E9", "P"),
+    ("#332288", "X"),
+)
+_MOST_PLANS, _MOST_SERIES = 10, 6
+
+
+def plan_figure(found: TrainingResult) -> Figure:
+    """Return the front in seconds and GiB, the time and memory of the best plans, and strong scaling where searched."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    case, best = found.grid.case, found.best[:_MOST_PLANS]
+    text = _words(found)
+    fastest = _fastest(found.front)
+    heights = [0.3 + 0.16 * len(text), 2.5 + 0.3 * (len(fastest) > 1), *([1.15 + 0.36 * len(best)] if best else [])]
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout=engine)
+    title = title_of(case.model.name, case.cluster.num_devices, case.cluster.device.name)
+    figure.set_label(title)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    header(figure.add_subplot(grid[0]), title, text)
+    upper = grid[1].subgridspec(1, 2 if len(fastest) > 1 else 1)
+    front = figure.add_subplot(upper[0])
+    _front(front, found.front, best)
+    front.set_title("Pareto front" + ("" if len(fastest) > 1 else " in time and memory"), pad=14)
+    if len(fastest) > 1:
+        _scaling(figure.add_subplot(upper[1]), fastest)
+    if best:
+        # The second legend is longer than the first, and the names of the plans stand on the left alone.
+        lower = grid[2].subgridspec(1, 2, width_ratios=[1, 1])
+        left = figure.add_subplot(lower[0])
+        _tops(left, figure.add_subplot(lower[1]), best)
+    return figure
+
+
+def _words(found: TrainingResult) -> list[str]:
+    job, counts = found.grid.case.job, found.counts
+    asked = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, {found.grid.case.stack.name}; "
+    lines = [asked + f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit"]
+    if found.best:
+        first = found.best[0]
+        speed = f"{show_seconds(first.step_seconds)} a step, MFU {first.mfu:.1%}"
+        lines.append(f"best by {found.options.objective}: {speed}: {plan_words(first.plan)}")
+    else:
+        lines.append("no plan of the space fits")
+    return [piece for line in lines for piece in textwrap.wrap(line, 106)]
+
+
+def _fastest(front: Sequence[TrainReport]) -> list[TrainReport]:
+    """Return the fastest plan of each number of devices, fewest devices first."""
+    rows = sorted(front, key=lambda r: (r.plan.num_devices, r.step_seconds))
+    return [next(own) for _, own in groupby(rows, key=lambda r: r.plan.num_devices)]
+
+
+def _groups(front: Sequence[TrainReport]) -> list[tuple[str, list[TrainReport]]]:
+    """Return the front by devices; where there are many numbers of devices, those between are one group."""
+    rows = sorted(front, key=lambda r: (r.plan.num_devices, r.step_seconds))
+    found = [(f"{n:,} devices", list(own)) for n, own in groupby(rows, key=lambda r: r.plan.num_devices)]
+    if len(found) <= _MOST_SERIES:
+        return found
+    every = -(-len(found) // _MOST_SERIES)
+    merged = [found[i : i + every] for i in range(0, len(found), every)]
+    return [
+        (f"{few[0][0].split()[0]} to {few[-1][0]}" if len(few) > 1 else few[0][0], [r for _, own in few for r in own])
+        for few in merged
+    ]
+
+
+def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]) -> None:
+    """Draw time against memory; the plans at the lower left are those that none beats."""
+    axes.set_xlabel("memory of the fullest device, GiB")
+    unit = time_unit(max((r.step_seconds for r in front), default=1.0))
+    axes.set_ylabel(f"time of a step, {unit.name}")
+    axes.grid(True)
+    if not front:
+        axes.text(0.5, 0.5, "none fits", ha="center", va="center", transform=axes.transAxes, color=GREY)
+        return
+    for (name, own), (colour, marker) in zip(_groups(front), SERIES, strict=False):
+        xs, ys = [r.device_bytes / 2**30 for r in own], [r.step_seconds / unit.size for r in own]
+        axes.plot(xs, ys, marker=marker, color=colour, markersize=3.6, linewidth=0, label=name, alpha=0.85)
+    most = front[0].verdict.limit_bytes
+    far = 1.05 * most / 2**30
+    axes.set_xlim(0, far)
+    limit(axes, most / 2**30, f"{front[0].case.cluster.device.name}: {show_bytes(most)}", far)
+    if max(r.step_seconds for r in front) > 6 * min(r.step_seconds for r in front):
+        axes.set_yscale("log")
+        _plain_log(axes.yaxis)
+    else:
+        axes.set_ylim(0)
+    if best:
+        _mark(axes, best[0], unit)
+    if len(_groups(front)) > 1:
+        under: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "borderaxespad": 0}
+        axes.legend(ncols=3, handletextpad=0.1, columnspacing=0.8, labelspacing=0.25, **under)
+
+
+def _plain_log(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _mark(axes: Axes, report: TrainReport, unit: Unit) -> None:
+    """Ring the best plan."""
+    place = (report.device_bytes / 2**30, report.step_seconds / unit.size)
+    axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)
+    axes.annotate("#1", place, (-7, 7), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
+
+
+def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
+    """Draw tokens a second of the fastest plan of each number of devices, beside what perfect scaling would give."""
+    devices = [r.plan.num_devices for r in fastest]
+    rates = [r.tokens_per_second_per_gpu * r.plan.num_devices / 1e3 for r in fastest]
+    axes.set_title("Strong scaling of the fastest plans", pad=14)
+    axes.set_xlabel("devices")
+    axes.set_ylabel("thousand tokens a second")
+    ideal = [rates[0] * n / devices[0] for n in devices]
+    axes.plot(devices, ideal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="in proportion to devices")
+    axes.plot(
+        devices,
+        rates,
+        color="#0072B2",
+        marker="o",
+        markersize=4,
+        linewidth=1.3,
+        label="fastest plan, and its share of that",
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    # Between powers of two the degrees divide little, which says more of the number than of the cluster.
+    shown = [n for n in devices if n & (n - 1) == 0] if len(devices) > 8 else devices
+    axes.set_xticks(shown, [f"{n:,}" for n in shown])
+    axes.minorticks_off()
+    _plain_log(axes.yaxis)
+    for n, rate, whole in zip(devices, rates, ideal, strict=True):
+        if n in shown and n != devices[0]:
+            spot: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "va": "top", "ha": "left"}
+            axes.annotate(f"{rate / whole:.0%}", (n, rate), (3, -5), color="#0072B2", fontweight="bold", **spot)
+    axes.grid(True)
+    axes.legend(loc="upper left")
+
+
+def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
+    """Draw the time and the memory of the best plans beside each other, one row a plan."""
+    times = [time_bar(r, _row_name(i, r)) for i, r in enumerate(best, 1)]
+    most = 1.17 * max(bar.length for bar in times)
+    unit = time_unit(max(bar.length for bar in times))
+    memory = [memory_bars(r, f"#{i}")[0] for i, r in enumerate(best, 1)]
+    ceiling = best[0].verdict.limit_bytes
+    # Totals that would stand on the line of the capacity stand beyond it.
+    far = 1.33 * max(max(bar.length for bar in memory), ceiling)
+    gib = bytes_unit()
+    plain = [Bar(name=bar.name, parts=bar.parts, limit=bar.limit) for bar in memory]
+    bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
+    for axes, bars, looks, scale in ((left, bare, TIME, (unit, most)), (right, plain, MEMORY, (gib, far))):
+        stack(axes, bars, looks, *scale, wide=0.45)
+        totals(axes, bars, *scale, fontsize=7)
+        axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
+        key_below(axes, bars, looks)
+    left.set_title(f"Time of a step, the {len(best)} best" if len(best) > 1 else "Time of a step", pad=14)
+    right.set_title("Memory of the fullest device", pad=14)
+    left.tick_params(axis="y", labelsize=6.2)
+    limit(right, ceiling / gib.size, show_bytes(ceiling), far / gib.size)
+
+
+def _row_name(place: int, report: TrainReport) -> str:
+    return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 34)[:3])
+
+
+def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: int = 2) -> None:
+    """Put the names of the parts that occur below a panel of half the page's width."""
+    from matplotlib.patches import Patch
+    from matplotlib.transforms import offset_copy
+
+    shown = [look for key, look in looks.items() if any(bar.parts.get(key, 0.0) > 0 for bar in bars)]
+    handles = [Patch(label=look.label, facecolor=look.colour) for look in shown]
+    below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
+    tight: dict[str, Any] = {"borderaxespad": 0, "borderpad": 0, "fontsize": 6.6, "handletextpad": 0.5}
+    axes.legend(handles=handles, ncols=columns, handlelength=1.2, columnspacing=1.0, **tight, **place)

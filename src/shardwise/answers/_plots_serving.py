@@ -1,0 +1,152 @@
+"""The plot of a search for a way to serve: latency against throughput, and what the best deployments are made of."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers._plots import (
+    GREY,
+    INK,
+    RED,
+    WIDTH,
+    Bar,
+    bytes_unit,
+    header,
+    limit,
+    stack,
+    time_unit,
+    title_of,
+    totals,
+)
+from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
+from shardwise.answers._plots_search import SERIES, key_below
+from shardwise.answers._train_view import describe
+from shardwise.search import ServingResult
+from shardwise.serving import InferReport
+from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_PLANS = 10
+
+
+def serving_figure(found: ServingResult) -> Figure:
+    """Return the front of seconds a token and tokens a second and device, and the best deployments side by side."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    cluster, best = found.grid.cluster, found.best[:_MOST_PLANS]
+    title = title_of(found.grid.model.name, cluster.num_devices, cluster.device.name)
+    text = _words(found)
+    heights = [0.3 + 0.16 * len(text), 2.7, *([1.75 + 0.36 * len(best)] if best else [])]
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout=engine)
+    figure.set_label(title)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    header(figure.add_subplot(grid[0]), title, text)
+    _front(figure.add_subplot(grid[1]), found)
+    if best:
+        lower = grid[2].subgridspec(1, 2)
+        _tops(figure.add_subplot(lower[0]), figure.add_subplot(lower[1]), best)
+    return figure
+
+
+def _words(found: ServingResult) -> list[str]:
+    job = found.grid.job
+    asked = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out; {found.num_plans:,} plans, "
+    lines = [asked + f"{found.counts.evaluated:,} legal, {found.counts.fitting:,} fit and keep the limits"]
+    if found.best:
+        first = found.best[0]
+        rate = first.output_tokens_per_second / first.plan.num_devices
+        speed = f"{rate:,.0f} output tokens/s per device, a token every {show_seconds(first.tpot_seconds)}"
+        lines.append(f"best by {found.options.objective}: {speed}: {_name(first)}")
+    else:
+        lines.append("no plan of the space fits and keeps the limits")
+    return [piece for line in lines for piece in textwrap.wrap(line, 106)]
+
+
+def _name(report: InferReport) -> str:
+    plan = describe(report.plan).replace("one device, nothing split", "one device")
+    return f"{plan}, batch {report.job.batch}, {report.case.format.name}, {report.case.engine.name}"
+
+
+def _latency(report: InferReport) -> float:
+    """Return seconds between tokens, or of the pass where nothing is generated."""
+    return report.tpot_seconds or report.request_seconds
+
+
+def _rate(report: InferReport) -> float:
+    if report.job.output_tokens:
+        return report.output_tokens_per_second / report.plan.num_devices
+    return report.prefill_tokens_per_second / report.plan.num_devices
+
+
+def _front(axes: Axes, found: ServingResult) -> None:
+    """Draw throughput against latency, one series a layout; what none beats goes up to the right."""
+    front = found.front
+    axes.set_title("Pareto front of deployments", pad=14)
+    unit = time_unit(max((_latency(r) for r in front), default=1.0))
+    generates = bool(found.grid.job.output_tokens)
+    axes.set_xlabel(f"{'time between tokens' if generates else 'time of the pass'}, {unit.name}")
+    axes.set_ylabel(f"{'output' if generates else 'input'} tokens/s per device")
+    axes.grid(True)
+    if not front:
+        axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes, color=GREY)
+        return
+    xs, ys = [_latency(r) / unit.size for r in front], [_rate(r) for r in front]
+    axes.plot(xs, ys, color=GREY, linewidth=0.7, zorder=1)
+    layouts = list(dict.fromkeys(describe(r.plan) for r in front))
+    for i, layout in enumerate(layouts):
+        colour, marker = SERIES[min(i, len(SERIES) - 1)]
+        own = [k for k, r in enumerate(front) if describe(r.plan) == layout]
+        name = layout if i < len(SERIES) - 1 or len(layouts) == len(SERIES) else "others"
+        label = name if i < len(SERIES) else "_nolegend_"
+        face: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 0}
+        axes.plot([xs[k] for k in own], [ys[k] for k in own], label=label, **face)
+    axes.set_xlim(0)
+    axes.set_ylim(0)
+    if generates and found.options.max_tpot_seconds:
+        at = found.options.max_tpot_seconds / unit.size
+        far = max(axes.get_xlim()[1], 1.05 * at)
+        axes.set_xlim(0, far)
+        limit(axes, at, f"limit {show_seconds(found.options.max_tpot_seconds)}", far)
+    if found.best:
+        place = (_latency(found.best[0]) / unit.size, _rate(found.best[0]))
+        axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)
+        axes.annotate("#1", place, (-7, 7), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
+    axes.legend(loc="upper left", handletextpad=0.2, labelspacing=0.3)
+
+
+def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
+    """Draw a decode step and the memory of the best deployments beside each other, one row a deployment."""
+    rows = [served_bars(r, _row_name(i, r)) for i, r in enumerate(best, 1)]
+    generates = any(decode.length for _, _, decode in rows)
+    times = [decode if generates else prefill for _, prefill, decode in rows]
+    bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
+    memory = [Bar(name=f"#{i}", parts=bar.parts, limit=bar.limit) for i, (bar, _, _) in enumerate(rows, 1)]
+    gib, unit = bytes_unit(), time_unit(max(bar.length for bar in bare))
+    ceilings = [r.memory.limit for r in best]
+    # Totals that would stand on the line of what may be used stand beyond it.
+    far = 1.33 * max(*(bar.length for bar in memory), *ceilings)
+    most = 1.2 * max(bar.length for bar in bare)
+    for axes, bars, looks, scale in ((left, bare, PHASE, (unit, most)), (right, memory, SERVED, (gib, far))):
+        stack(axes, bars, looks, *scale, wide=0.45)
+        totals(axes, bars, *scale, fontsize=7)
+        axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
+        key_below(axes, bars, looks, 1)
+    left.set_title("Time of a decode step" if generates else "Time of the pass", pad=14)
+    right.set_title("Memory of the fullest device", pad=14)
+    left.tick_params(axis="y", labelsize=6.2)
+    if len(set(ceilings)) == 1:
+        limit(right, ceilings[0] / gib.size, f"may use {show_bytes(ceilings[0])}", far / gib.size)
+        return
+    for row, most_bytes in enumerate(ceilings):
+        right.plot([most_bytes / gib.size] * 2, [row - 0.45, row + 0.45], color=RED, linewidth=1.2)
+
+
+def _row_name(place: int, report: InferReport) -> str:
+    return f"#{place}  " + "\n".join(textwrap.wrap(_name(report), 34)[:3])

@@ -1,0 +1,386 @@
+"""Every operator against the device's roofline: from the ledger, with the cost functions that time is made of.
+
+What bounds an operator is found by asking those functions again with the other limits taken away, so that nothing is
+priced twice. Roofline: Williams, Waterman, Patterson 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, cast
+
+from shardwise.answers._train_tree import step_tree, without_residue
+from shardwise.answers._train_view import describe
+from shardwise.answers._whole import whole_bytes
+from shardwise.cost import (
+    DECODE_PARTS,
+    PARTS_IN_SECONDS,
+    WIDE_DTYPES,
+    ExpertsFit,
+    KernelCosts,
+    ProductRates,
+    Rates,
+    attention_dtype,
+)
+from shardwise.cost import op_seconds as trained_seconds
+from shardwise.hardware import Device
+from shardwise.ledger.op import Op
+from shardwise.serving import InferReport
+from shardwise.serving._batch import decode_steps, prefill_step
+from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
+from shardwise.serving._cost_model import op_seconds as served_seconds
+from shardwise.serving._kernels import EngineKernels
+from shardwise.serving._ledger import EngineStep, step_ledger
+from shardwise.training import TrainReport
+from shardwise.training._evaluate import machine_of
+from shardwise.training._ledger import Lines, ledger_of
+from shardwise.training._waits import slowest_stage
+
+Bound = Literal["compute", "memory", "start"]
+_NO_LIMIT = 1e30
+_TRAINED = (
+    ("forward", "flops", "forward_bytes"),
+    ("backward_input", "backward_flops", "backward_bytes"),
+    ("backward_weight", "weight_flops", "weight_bytes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflinePoint:
+    """One operator in one pass, on one rank: what a call takes, how often it runs, and what limits it.
+
+    `phase` is forward, recompute, backward_input, backward_weight, prefill or decode; `shape` is m, n, k and the batch
+    of a product. `bound` names the limit that alone takes longest: arithmetic, memory, or starting the kernels.
+    """
+
+    part: str
+    operator: str
+    phase: str
+    kind: str
+    shape: tuple[float, ...]
+    flops: float
+    moved_bytes: float
+    seconds: float
+    times: float
+    bound: Bound
+    dtype: str
+    peak_flops_per_second: float
+    peak_bytes_per_second: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte moved; 0 where no FLOPs are counted."""
+        return self.flops / self.moved_bytes if self.moved_bytes else 0.0
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte at which the device's arithmetic and memory take the same time, by the datasheet."""
+        return self.peak_flops_per_second / self.peak_bytes_per_second
+
+    @property
+    def flops_per_second(self) -> float:
+        """FLOP/s that the operator is predicted to attain."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes a second that the operator is predicted to move."""
+        return self.moved_bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def of_peak(self) -> float:
+        """Share of the device's peak FLOP/s in the operator's data type."""
+        return self.flops_per_second / self.peak_flops_per_second
+
+    @property
+    def of_roof(self) -> float:
+        """Share of what the datasheet allows at this intensity: the roof's seconds over the predicted ones."""
+        roof = max(self.flops / self.peak_flops_per_second, self.moved_bytes / self.peak_bytes_per_second)
+        return roof / self.seconds if self.seconds else 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of all its calls in a step."""
+        return self.seconds * self.times
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The operators of a report against the roofline of its device; `what` says what the shares are of."""
+
+    report: TrainReport | InferReport
+    points: tuple[RooflinePoint, ...]
+    what: dict[str, str]
+
+    @cached_property
+    def lost_seconds(self) -> float:
+        """Seconds that the compute of a training step loses to messages beside it and to their copies; no operator's.
+
+        The operators of serving are all of its compute: 0.
+        """
+        if not isinstance(self.report, TrainReport):
+            return 0.0
+        whole = step_tree(self.report)["compute_seconds"]
+        return without_residue(whole - self.seconds["step"], whole)
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of all operators: of a step in training, of each phase in serving."""
+        found: dict[str, float] = {}
+        for point in self.points:
+            key = self.group(point)
+            found[key] = found.get(key, 0.0) + point.total_seconds
+        return found
+
+    def group(self, point: RooflinePoint) -> str:
+        """Return what the share of a point is a share of."""
+        return "step" if isinstance(self.report, TrainReport) else point.phase
+
+    def share(self, point: RooflinePoint) -> float:
+        """Return the share of a point in the compute of its group."""
+        whole = self.seconds[self.group(point)]
+        return point.total_seconds / whole if whole else 0.0
+
+    def bounds(self) -> dict[str, dict[str, float]]:
+        """Return for each group the share of time that compute, memory and kernel starts bound."""
+        found = {key: {"compute": 0.0, "memory": 0.0, "start": 0.0} for key in self.seconds}
+        for point in self.points:
+            found[self.group(point)][point.bound] += self.share(point)
+        return found
+
+
+def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
+    """Return shares in percent with so many digits, rounded by largest remainder: they add up as the exact ones do.
+
+    >>> whole_shares({"a": 0.505, "b": 0.495}, 0)
+    {'a': '51%', 'b': '49%'}
+    """
+    scale = 10**digits
+    exact = {name: 100 * scale * share for name, share in shares.items()}
+    found = {name: math.floor(value) for name, value in exact.items()}
+    left = round(sum(exact.values())) - sum(found.values())
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[:left]:
+        found[name] += 1
+    return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
+
+
+# Which limit each rate is, and which records hold rates of their own.
+_PRODUCTS: dict[str, Bound] = {
+    "matmul_flops": "compute",
+    "matmul_bytes": "memory",
+    "matmul_start": "start",
+    "ramp_seconds": "start",
+}
+LIMITS: dict[type, dict[str, Bound]] = {
+    ProductRates: _PRODUCTS,
+    Rates: {
+        **_PRODUCTS,
+        **dict.fromkeys(("attention_forward_flops", "attention_backward_flops"), "compute"),
+        **dict.fromkeys(("grouped_flops", "vector_flops"), "compute"),
+        **dict.fromkeys(("attention_start", "grouped_start", "memory_start", "launch"), "start"),
+        "memory_bytes": "memory",
+    },
+    EngineCostModel: {"peak": "compute", "narrow_peak": "compute", "experts_peak": "compute", "bandwidth": "memory"},
+    ExpertsFit: {"compute": "compute", "memory": "memory", "start_seconds": "start", "expert_seconds": "start"},
+    EngineKernels: {},
+    KernelCosts: {},
+}
+INSIDE: dict[type, tuple[str, ...]] = {
+    Rates: ("wide",),
+    EngineCostModel: ("rates", "narrow", "kernels"),
+    EngineKernels: ("decode", "experts_wide", "experts_narrow"),
+}
+
+
+def _only(thing: Any, kept: Bound) -> Any:
+    """Return rates, kernels or a server with every limit taken away but one."""
+    changed: dict[str, Any] = {}
+    for name, bound in LIMITS[type(thing)].items():
+        if bound != kept:
+            changed[name] = 0.0 if bound == "start" else _NO_LIMIT
+    for name in INSIDE.get(type(thing), ()):
+        value = getattr(thing, name)
+        changed[name] = value and _only(value, kept)
+    if isinstance(thing, KernelCosts) and kept != "start":
+        parts = zip(DECODE_PARTS, thing.costs, strict=True)
+        changed["costs"] = tuple(0.0 if part in PARTS_IN_SECONDS else cost for part, cost in parts)
+    return replace(thing, **changed)
+
+
+_BOUNDS: tuple[Bound, ...] = ("compute", "memory", "start")
+
+
+def _bound(price: Callable[[Any], float], limits: dict[Bound, Any]) -> Bound:
+    alone = {kept: price(machine) for kept, machine in limits.items()}
+    return max(_BOUNDS, key=lambda kept: alone[kept])
+
+
+def _shape(op: Op[float], phase: str) -> tuple[float, ...]:
+    m, n, k = float(op.rows), float(op.columns), float(op.inner)
+    if op.kind not in ("matmul", "grouped"):
+        return (m, n, k, float(op.batch))
+    if phase == "backward_input":
+        n, k = k, n
+    elif phase == "backward_weight":
+        m, n, k = k, n, m
+    return (m, n, k, float(op.batch))
+
+
+def _dtype(device: Device, op: Op[float], dtype: str) -> str:
+    """Return the data type whose peak limits an operator; the attention core and the head stay in 16 bit."""
+    wide = op.kind == "attention" or (op.kind == "matmul" and op.dtype in WIDE_DTYPES)
+    return attention_dtype(device, dtype) if wide else dtype
+
+
+def _trained(
+    report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]
+) -> Iterable[RooflinePoint]:
+    """Yield the passes of the operators of one part of a model; `times` is how often the part runs in a step."""
+    case, rates = report.case, report.evaluation.rates
+    device, dtype = case.cluster.device, case.recipe.precision.compute
+    for op in lines.ops:
+        seconds = trained_seconds(rates, op)
+        passes = [*_TRAINED, *([("recompute", "flops", "forward_bytes")] if lines.again(op) else [])]
+        for phase, flops, moved in passes:
+            timed = "forward" if phase == "recompute" else phase
+            if not float(getattr(seconds, timed)):
+                continue
+
+            def alone(machine: Any, op: Op[float] = op, timed: str = timed) -> float:
+                return float(getattr(trained_seconds(machine, op), timed))
+
+            yield RooflinePoint(
+                part=lines.label,
+                operator=op.name,
+                phase=phase,
+                kind=op.kind,
+                shape=_shape(op, phase),
+                flops=float(getattr(op, flops)),
+                moved_bytes=float(getattr(op, moved)),
+                seconds=float(getattr(seconds, timed)),
+                times=times,
+                bound=_bound(alone, limits),
+                dtype=_dtype(device, op, dtype),
+                peak_flops_per_second=device.peak_flops(_dtype(device, op, dtype)),
+                peak_bytes_per_second=device.memory_bytes_per_second,
+            )
+
+
+def _of_training(report: TrainReport) -> Roofline:
+    """Return the operators of one device of the slowest stage, all micro-batches of a step together."""
+    case, e = report.case, report.evaluation
+    index = slowest_stage(e)
+    stage, written = e.stages[index], ledger_of(case.model, case.plan, case.kinds, e.layout)
+    runs = e.step.pipeline.busy / e.step.stages[index].busy
+    rates = machine_of(case, e.sizes.spans).rates
+    limits: dict[Bound, Any] = {kept: _only(rates, kept) for kept in _BOUNDS}
+    rows = [*zip(written.kinds, stage.layers, strict=True), (written.embedding, stage.embeds)]
+    rows += [(written.head, stage.ends), (written.loss, stage.ends)]
+    points = [point for lines, n in rows if n for point in _trained(report, lines, n * runs, limits)]
+    first, count = int(stage.position), int(stage.count)
+    where = f"stage {first}" if count == 1 else f"each of stages {first} to {first + count - 1}"
+    return Roofline(
+        report, tuple(points), {"step": f"one step on a device of {where}" if case.plan.pp > 1 else "one step"}
+    )
+
+
+def _served(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[RooflinePoint]:
+    """Yield the operators of one engine step that runs so many times."""
+    case, sizes = report.case, report.evaluation.sizes
+    server = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
+    limits: dict[Bound, EngineCostModel[float]] = {kept: _only(server, kept) for kept in _BOUNDS}
+    rows = [*case.model.kinds.values(), 1, 1]
+    device = case.cluster.device
+    for (label, ops), count in zip(step_ledger(case, sizes, step).lines, rows, strict=True):
+        for op in ops:
+            seconds = float(served_seconds(server, op))
+            if not seconds:
+                continue
+
+            def alone(machine: Any, op: Op[float] = op) -> float:
+                return float(served_seconds(machine, op))
+
+            yield RooflinePoint(
+                part=label,
+                operator=op.name,
+                phase=phase,
+                kind=op.kind,
+                shape=_shape(op, "forward"),
+                flops=float(op.flops),
+                moved_bytes=float(op.forward_bytes),
+                seconds=seconds,
+                times=count * times,
+                bound=_bound(alone, limits),
+                dtype=_dtype(device, op, op.dtype or case.dtype),
+                peak_flops_per_second=device.peak_flops(_dtype(device, op, op.dtype or case.dtype)),
+                peak_bytes_per_second=device.memory_bytes_per_second,
+            )
+
+
+def _mean(points: list[RooflinePoint]) -> tuple[RooflinePoint, ...]:
+    """Return points of the same operator at several contexts as one: means weighted by how often each runs."""
+    found: dict[tuple[str, str], list[RooflinePoint]] = {}
+    for point in points:
+        found.setdefault((point.part, point.operator), []).append(point)
+    return tuple(own[0] if len(own) == 1 else _merged(own) for own in found.values())
+
+
+def _merged(points: list[RooflinePoint]) -> RooflinePoint:
+    times = sum(p.times for p in points) or 1.0
+
+    def mean(name: str) -> float:
+        return sum(p.times * float(getattr(p, name)) for p in points) / times
+
+    longest = max(points, key=lambda p: p.total_seconds)
+    shape = tuple(sum(p.times * p.shape[i] for p in points) / times for i in range(4))
+    flops, moved, seconds = mean("flops"), mean("moved_bytes"), mean("seconds")
+    return replace(longest, times=times, shape=shape, flops=flops, moved_bytes=moved, seconds=seconds)
+
+
+def _of_serving(report: InferReport) -> Roofline:
+    """Return the operators of a prefill and of the mean decode step, all layers together."""
+    case, sizes = report.case, report.evaluation.sizes
+    step, count = prefill_step(case, sizes)
+    prefill = list(_served(report, "prefill", step, float(count)))
+    steps = decode_steps(case, sizes)
+    decode = [point for at, share in steps if share for point in _served(report, "decode", at, share)]
+    what = {"prefill": "the prefill of a batch", "decode": "a decode step, the mean of the generation"}
+    return Roofline(report, (*prefill, *_mean(decode)), what)
+
+
+def roofline(report: TrainReport | InferReport) -> Roofline:
+    """Return every operator of a report, in FLOPs, bytes and seconds, against the roofline of its device.
+
+    Williams, Waterman, Patterson 2009; costs of the operators as in `shardwise.cost`.
+
+    >>> from shardwise import Cluster, Plan, Training, load_model, train
+    >>> job = Training(seq_len=4096, global_batch=8)
+    >>> report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(tp=8), job)
+    >>> max(roofline(report).points, key=lambda p: p.total_seconds).bound
+    'compute'
+    """
+    return _of_training(report) if isinstance(report, TrainReport) else _of_serving(report)
+
+
+def roofline_tree(found: Roofline) -> dict[str, Any]:
+    """Return a roofline as plain values: FLOPs, bytes, seconds, and shares of the group."""
+    case = found.report.case
+    device = case.cluster.device
+    derived = ("intensity", "ridge", "flops_per_second", "bytes_per_second", "of_peak", "of_roof", "total_seconds")
+    tree = {
+        "model": case.model.name,
+        "device": device.name,
+        "plan": describe(found.report.plan),
+        "memory_bytes_per_second": device.memory_bytes_per_second,
+        "seconds": found.seconds,
+        "lost_seconds": found.lost_seconds,
+        "bound": found.bounds(),
+        "operators": [
+            {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": found.share(point)}
+            for point in found.points
+        ],
+    }
+    return cast(dict[str, Any], whole_bytes(tree))

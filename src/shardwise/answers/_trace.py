@@ -1,0 +1,190 @@
+"""A timeline as a trace that Perfetto and chrome://tracing open (Trace Event Format, catapult project)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from shardwise.answers._train_tree import step_tree
+from shardwise.answers._train_view import describe
+from shardwise.training import TrainReport
+from shardwise.training._timeline import Span, StepTimeline
+
+STAGES, BESIDE = 1, 2
+_NAMES = {
+    "forward": "F",
+    "backward": "B",
+    "backward_input": "B input",
+    "backward_weight": "W",
+    "pair": "F and B, overlapped",
+    "tied": "dp: gradients of the tied table",
+    "overhead": "host work of the step",
+    "optimizer": "optimizer step",
+}
+_MESSAGES = {
+    "tp": "tp messages",
+    "tp2": "tp2 messages",
+    "cp": "cp messages",
+    "ep": "ep messages",
+    "etp": "etp messages",
+    "pp": "pp messages",
+    "send": "pp send",
+}
+# Colours of chrome://tracing; Perfetto takes its own from the names.
+_COLOURS = {
+    "forward": "thread_state_running",
+    "backward": "rail_response",
+    "backward_input": "rail_response",
+    "backward_weight": "rail_animation",
+    "weight gradients": "rail_animation",
+    "recompute": "yellow",
+    "bubble": "white",
+    "optimizer": "thread_state_uninterruptible",
+}
+
+
+def name_of(span: Span) -> str:
+    """Return the name under which a span is shown.
+
+    >>> name_of(Span(stage=0, lane="stage", kind="forward", start=0.0, end=1.0, micro_batch=3, chunk=0))
+    'F3'
+    """
+    if span.kind == "dp":
+        return "dp messages, overlapped" if span.hidden else "dp messages"
+    found = _NAMES.get(span.kind, _MESSAGES.get(span.kind, span.kind))
+    if span.micro_batch is None:
+        return found
+    return f"{found}{'' if len(found) == 1 else ' '}{span.micro_batch}" + (f".{span.chunk}" if span.chunk else "")
+
+
+def _us(seconds: float) -> float:
+    """Return microseconds to the picosecond, which the format counts in."""
+    return round(seconds * 1e6, 6)
+
+
+def _category(span: Span) -> str:
+    if span.kind in ("bubble", "optimizer", "overhead"):
+        return span.kind
+    if span.kind in _MESSAGES or span.kind in ("dp", "tied"):
+        return "overlapped communication" if span.hidden else "exposed communication"
+    return "compute"
+
+
+def _complete(span: Span, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+    start = _us(span.start)
+    row: dict[str, Any] = {
+        "name": name_of(span),
+        "cat": _category(span),
+        "ph": "X",
+        "ts": start,
+        "dur": round(_us(span.end) - start, 6),
+        "pid": pid,
+        "tid": tid,
+    }
+    if span.kind in _COLOURS:
+        row["cname"] = _COLOURS[span.kind]
+    if span.micro_batch is not None:
+        row["args"] = {"micro_batch": span.micro_batch, "chunk": span.chunk}
+    yield row
+    for part in span.parts:
+        yield from _complete(part, pid, tid)
+
+
+def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Return spans in as few rows as keep them apart, in order of their start."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        free = next((row for row in rows if row[-1].end <= span.start), None)
+        if free is None:
+            rows.append([span])
+        else:
+            free.append(span)
+    return rows
+
+
+def _label(pid: int, tid: int, text: str, place: int) -> list[dict[str, Any]]:
+    base = {"ph": "M", "pid": pid, "tid": tid, "ts": 0, "cat": "__metadata"}
+    return [
+        {**base, "name": "thread_name", "args": {"name": text}},
+        {**base, "name": "thread_sort_index", "args": {"sort_index": place}},
+    ]
+
+
+def _process(pid: int, text: str) -> list[dict[str, Any]]:
+    base = {"ph": "M", "pid": pid, "tid": 0, "ts": 0, "cat": "__metadata"}
+    return [
+        {**base, "name": "process_name", "args": {"name": text}},
+        {**base, "name": "process_sort_index", "args": {"sort_index": pid}},
+    ]
+
+
+def _rows(timeline: StepTimeline) -> Iterator[tuple[str, int, Sequence[Span]]]:
+    """Yield the name, the process and the spans of every row: the stages, then what runs beside them."""
+    of_stage = {
+        key: list(own) for key, own in groupby(sorted(timeline.spans, key=_key), key=lambda s: (s.stage, s.lane))
+    }
+    for stage in range(timeline.plan.pp):
+        yield f"stage {stage}", STAGES, of_stage.get((stage, "stage"), [])
+    for stage in range(timeline.plan.pp):
+        for lane in ("sends", "data parallel"):
+            for i, own in enumerate(lanes(of_stage.get((stage, lane), []))):
+                yield f"stage {stage}, {lane}" + (f" {i + 1}" if i else ""), BESIDE, own
+
+
+def _key(span: Span) -> tuple[int, str, float]:
+    return span.stage, span.lane, span.start
+
+
+def _flows(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
+    """Yield an arrow for every message, from the end of the chunk that sends to the start of the one that waits."""
+    for i, message in enumerate(timeline.messages):
+        common = {"name": "boundary", "cat": "pp", "id": i, "pid": STAGES}
+        # An arrow leaves from within its chunk: the end itself belongs to what follows.
+        yield {**common, "ph": "s", "tid": message.stage, "ts": round(_us(message.sent) - 0.001, 6)}
+        yield {**common, "ph": "f", "bp": "e", "tid": message.to_stage, "ts": _us(message.used)}
+
+
+def compared(timeline: StepTimeline) -> dict[str, float]:
+    """Return the length of a timeline in seconds, that of the reported step, and their difference as a share."""
+    return {
+        "seconds": timeline.seconds,
+        "step_seconds": timeline.step_seconds,
+        "difference": timeline.difference,
+        "tolerance": timeline.tolerance,
+    }
+
+
+def trace_tree(report: TrainReport, timeline: StepTimeline) -> dict[str, Any]:
+    """Return a timeline in the JSON object form of the Trace Event Format: complete events, times in microseconds.
+
+    >>> from shardwise import Cluster, Plan, Training, load_model, train
+    >>> report = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), Training(seq_len=1024, global_batch=2))
+    >>> [e["name"] for e in trace_tree(report, report.timeline())["traceEvents"] if e["ph"] == "X"][:2]
+    ['F0', 'compute']
+    """
+    events = [*_process(STAGES, "pipeline stages"), *_process(BESIDE, "messages beside compute")]
+    drawn: list[dict[str, Any]] = []
+    for tid, (text, pid, spans) in enumerate(_rows(timeline)):
+        if spans:
+            events += _label(pid, tid, text, tid)
+            drawn += [row for span in spans for row in _complete(span, pid, tid)]
+    drawn += _flows(timeline)
+    cluster, step = report.case.cluster, step_tree(report)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "model": report.case.model.name,
+            "cluster": f"{cluster.num_devices} x {cluster.device.name}",
+            "plan": describe(report.plan),
+            "schedule": report.plan.schedule,
+            "micro_batches": step["micro_batches"],
+            **compared(timeline),
+            "parts": "sums over the layers of a chunk, one after another"
+            if timeline.detailed
+            else "left out: too many",
+            "hidden_seconds": step["hidden_seconds"],
+        },
+        # Of events that start together the longest comes first, so that parts nest within their chunk.
+        "traceEvents": [*events, *sorted(drawn, key=lambda e: (e["ts"], -e.get("dur", 0.0)))],
+    }

@@ -1,0 +1,111 @@
+"""`shardwise train`: one training plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers import _case, _figures
+from shardwise.answers._answer import Answer, check_finite
+from shardwise.answers._case import Inputs
+from shardwise.answers._settled import settled
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardwise.answers._page import Page
+    from shardwise.training import TrainReport
+
+
+def ask(inputs: Inputs) -> TrainReport:
+    """Return the report of a training case; raises `InputError` with every problem."""
+    from shardwise.training import Options, train
+
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    stack = _case.make_stack(inputs)
+    plan, job = _case.make_plan(inputs), _case.make_job(inputs, model)
+    if model is not None:
+        plan = settled(inputs, stack, model, plan, job.seq_len)
+    if cluster is not None and stack is not None and "precision" not in inputs.bad:
+        _case.check_precision(inputs, cluster, job.precision or stack.precision)
+    if model is not None and cluster is not None and stack is not None:
+        options = Options(
+            stack=stack,
+            efficiencies=_case.make_efficiencies(inputs),
+            accumulation=inputs.get("accumulation", 0),
+            overlap=inputs.get("overlap", True),
+        )
+        try:
+            report = train(model, cluster, plan, job, options)
+        except InputError as error:
+            inputs.merge(error)
+        else:
+            inputs.problems.raise_if_any()
+            return replace(report, assumptions=tuple(dict.fromkeys((*inputs.notes, *report.assumptions))))
+    else:
+        _check_alone(inputs, plan)
+    raise InputError(dict.fromkeys(inputs.problems.items))
+
+
+def _check_alone(inputs: Inputs, plan: Any) -> None:
+    """Record what is wrong with a plan whatever the model and the cluster are."""
+    from shardwise.plans.laws import field_problems
+
+    found = field_problems(replace(plan, dp=plan.dp or 1, micro_batch=plan.micro_batch or 1))
+    inputs.merge(InputError(found.items))
+
+
+def words(inputs: Inputs, report: TrainReport) -> list[str]:
+    """Return the command that gives the same report, every deduction written out."""
+    from shardwise.answers._words import command_words
+
+    if inputs.imported is not None:
+        return command_words("train", inputs.values)
+    plan, job = report.plan, report.job
+    fixed: dict[str, Any] = {
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "dp": plan.dp,
+        "micro_batch": plan.micro_batch,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "precision": report.case.recipe.precision.name,
+        "stack": report.case.stack.name,
+    }
+    if plan.vpp > 1:
+        fixed["schedule"] = plan.schedule
+    if plan.tp > 1 and plan.layout == "1d" and not plan.sequence_parallel:
+        fixed["sequence_parallel"] = False
+    dropped = {"accumulation"}
+    return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
+
+
+def fits_at(report: TrainReport, risk: float) -> bool:
+    """Return whether a plan fits as predicted, with a chance of at least what was asked."""
+    return report.fits and report.chance_to_fit >= risk
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise train`."""
+    _figures.check(inputs)
+    report = ask(inputs)
+    check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
+
+    def tree() -> dict[str, Any]:
+        from shardwise.answers._train_tree import train_tree
+
+        return train_tree(report, inputs.get("risk", 0.0))
+
+    def page() -> Page:
+        from shardwise.answers._train_view import train_page
+
+        return train_page(report, words(inputs, report), width, inputs.get("risk", 0.0))
+
+    def draw() -> Figure:
+        from shardwise.answers._plots_bars import train_figure
+
+        return train_figure(report)
+
+    done = _figures.timed(inputs, Answer(0 if fits_at(report, inputs.get("risk", 0.0)) else 1, tree, page), report)
+    return _figures.plotted(inputs, done, draw)

@@ -1,0 +1,287 @@
+"""A training report as a page: the verdict, memory, time, what was assumed and the command to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
+from shardwise.answers._train_tree import peak_parts, step_tree
+from shardwise.plans import Plan, Sharding, default_stack
+from shardwise.serving import InferReport
+from shardwise.training import Change, TrainReport
+from shardwise.units import counted, show_bytes, show_count, show_seconds
+
+_MEMORY = {
+    "weights": ("weights", FULL, "blue"),
+    "gradients": ("gradients", DARK, "cyan"),
+    "optimizer": ("optimizer state", MEDIUM, "magenta"),
+    "buffers": ("gathered weights", "\u2573", "bright_blue"),
+    "activations": ("activations", LIGHT, "green"),
+    "logits": ("logits and loss", "\u25aa", "yellow"),
+    "recomputed": ("recomputed layer", "\u25b2", "bright_green"),
+    "temporaries": ("temporaries", "\u2571", "bright_yellow"),
+    "allocator": ("allocator reserve", "\u2502", "white"),
+    "context": ("context, communicators", "\u2502", "bright_black"),
+}
+_AXES = {
+    "tp": "tensor parallel",
+    "tp2": "tensor parallel, 2nd axis",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "etp": "expert tensor parallel",
+    "pp": "between stages",
+    "dp": "data parallel",
+}
+
+
+def train_page(report: TrainReport, command: Sequence[str], width: int = 80, risk: float = 0.0) -> Page:
+    """Return a report as a page; `command` are the words that reproduce it, `risk` the chance to fit that was asked."""
+    page = Page(width)
+    _verdict(page, report, risk)
+    page.blank()
+    _speed(page, report)
+    page.blank()
+    _memory(page, report)
+    page.blank()
+    _time(page, report)
+    page.blank()
+    assumptions(page, report.assumptions)
+    page.blank()
+    command_lines(page, "AGAIN", command)
+    return page
+
+
+def describe(plan: Plan) -> str:
+    """Return the degrees of a plan that are above one, and what else stands out.
+
+    >>> describe(Plan(tp=8, pp=4, dp=2))
+    'tp 8, pp 4, dp 2'
+    """
+    axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
+    said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
+    said += [plan.layout] if plan.layout != "1d" else []
+    said += [plan.sharding] if plan.sharding != "none" else []
+    said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    return ", ".join(said) or "one device, nothing split"
+
+
+def _verdict(page: Page, report: TrainReport, risk: float) -> None:
+    verdict, cluster = report.verdict, report.case.cluster
+    style = "bold green" if verdict.fits else "bold red"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+    page.label("FITS" if verdict.fits else "NO FIT", title, style, "bold")
+    gap = show_bytes(abs(verdict.short_by_bytes))
+    more = f"{gap} to spare" if verdict.fits else f"{gap} too much"
+    page.note(
+        f"{show_bytes(verdict.needed_bytes)} of {show_bytes(verdict.limit_bytes)} on the fullest device, {more}", style
+    )
+    _reach(page, report, risk)
+    for problem in report.unlaunched[:3]:
+        page.note(f"no launch: {problem}", "bold yellow")
+    parts = peak_parts(report)
+    largest = max(parts, key=lambda name: parts[name])
+    page.note(
+        f"{_MEMORY[largest][0]} dominate{'' if largest.endswith('s') else 's'} "
+        f"({show_bytes(parts[largest])}) at the peak: {_moment(report)}"
+    )
+    if not verdict.fits:
+        page.note(_nearest(report), "bold")
+
+
+def _reach(page: Page, report: TrainReport, risk: float) -> None:
+    """Append the chance to fit, and the band of the bytes of the device where it crosses the limit."""
+    chance, limit = report.chance_to_fit, report.verdict.limit_bytes
+    wanted = f", and {risk:.0%} was asked: too risky" if chance < risk else ""
+    low, high = report.interval["device_bytes"]
+    style = "bold yellow" if wanted or low < limit < high else "dim"
+    page.note(f"chance to fit {show_chance(chance)}{wanted}: {show_band(report, 'device_bytes', show_bytes)}", style)
+
+
+def show_chance(chance: float) -> str:
+    """Return a chance in percent, its ends as bounds.
+
+    >>> show_chance(0.876), show_chance(0.99999), show_chance(0.0)
+    ('88%', 'over 99%', 'under 1%')
+    """
+    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"
+
+
+def show_band(report: TrainReport | InferReport, name: str, show: Callable[[float], str]) -> str:
+    """Return low, typical and high of a headline in words."""
+    low, high = report.interval[name]
+    return f"typical {show(report.typical[name])}, 8 of 10 published runs {show(low)} to {show(high)}"
+
+
+def _moment(report: TrainReport) -> str:
+    words = {"forward": "end of forward", "loss": "logits and loss", "backward": "start of backward"}
+    return f"{words.get(report.peak_moment, report.peak_moment)}, {_stages(report)}"
+
+
+def _stages(report: TrainReport) -> str:
+    run = report.evaluation.stages[report.peak_stage]
+    first, last = int(run.position), int(run.position + run.count - 1)
+    if report.plan.pp == 1:
+        return "every device alike"
+    return f"stage {first} of {report.plan.pp}" if first == last else f"stages {first} to {last} of {report.plan.pp}"
+
+
+def _nearest(report: TrainReport) -> str:
+    fitting = [c for c in report.changes if c.fits]
+    if fitting:
+        return (
+            f"nearest change that fits: {say_change(report, fitting[0])}, step {show_seconds(fitting[0].step_seconds)}"
+        )
+    if not report.changes:
+        return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
+    best = min(report.changes, key=lambda c: c.needed_bytes)
+    nearest = f"none of the changes tried fits; nearest is {say_change(report, best)}"
+    if report.plan.num_devices == 1:
+        return f"{nearest}; keep fewer bytes (--precision bf16-pure, --optimizer adam8bit), or use more devices"
+    return f"{nearest}; `shardwise plan train` tries every plan"
+
+
+def say_change(report: TrainReport, change: Change) -> str:
+    """Return a change as the flags that make it and the memory it then takes.
+
+    A sharding brings its own framework, so the one that the report is of is named where that is another.
+    """
+    flags = f"--{change.field.replace('_', '-')} {change.value}"
+    stack = report.case.stack.name
+    if (
+        change.field == "sharding"
+        and default_stack(replace(report.plan, sharding=cast(Sharding, change.value))) != stack
+    ):
+        flags += f" --stack {stack}"
+    return f"{flags} ({show_bytes(change.needed_bytes)})"
+
+
+def _speed(page: Page, report: TrainReport) -> None:
+    rate, devices = report.tokens_per_second_per_gpu, report.plan.num_devices
+    tokens = f"{show_seconds(report.step_seconds)} for {report.job.tokens_per_step:,} tokens"
+    page.label("STEP", f"{tokens}; {rate:,.0f} tokens/s per device, {rate * devices:,.0f} in all")
+    work = show_count(report.model_flops_per_second_per_gpu, "FLOP/s")
+    hfu = f", HFU {report.hfu:.1%} with recompute" if report.hfu != report.mfu else ""
+    page.note(f"{work} of model work per device, MFU {report.mfu:.1%} of {report.case.recipe.precision.compute}{hfu}")
+    _measured(page, report)
+    _cost(page, report)
+
+
+def _measured(page: Page, report: TrainReport) -> None:
+    """Append the band of the step, from published runs."""
+    least, most = report.interval["mfu"]
+    page.note(f"{show_band(report, 'step_seconds', show_seconds)}, MFU {least:.1%} to {most:.1%}", "dim")
+
+
+def _cost(page: Page, report: TrainReport) -> None:
+    if not report.job.run_tokens:
+        return
+    time = f"{days(report.training_seconds)}, {report.device_hours:,.0f} device hours"
+    job = report.job
+    passes = f" ({job.epochs:g} times {show_count(job.run_tokens / job.epochs)})" if job.epochs != 1 else ""
+    samples = f", {show_count(job.run_tokens / job.seq_len)} samples" if job.sample_budget else ""
+    text = f"{show_count(job.run_tokens)} tokens{passes}{samples}: {time}"
+    price = report.case.cluster.usd_per_device_hour
+    if report.usd is not None and price is not None:
+        text += f", ${report.usd:,.0f} at ${price:.2f} an hour"
+    if report.goodput < 1:
+        text += f"; {report.goodput:.1%} of the time trains, the rest saves, fails or restarts"
+    page.label("COST", text)
+    (low, high), typical = report.interval["training_seconds"], report.typical["training_seconds"]
+    band = f"typical {days(typical)}, {days(low)} to {days(high)}"
+    if report.usd is not None:
+        dear = (report.typical["usd"], *report.interval["usd"])
+        band += "; typical ${:,.0f}, ${:,.0f} to ${:,.0f}".format(*dear)
+    page.note(band, "dim")
+
+
+def days(seconds: float) -> str:
+    """Return a long time as people plan it: days, or shorter units below two days.
+
+    >>> days(86400 * 2509.7), days(86400 * 12.34), days(7200)
+    ('2,510 days', '12.3 days', '2.00 h')
+    """
+    count = seconds / 86400
+    if count < 2:
+        return show_seconds(seconds)
+    return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"
+
+
+def _label(page: Page) -> int:
+    """Return the columns that a legend has for names."""
+    return min(30, page.body - 24)
+
+
+def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable[[float], str]) -> None:
+    """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
+    for s in segments:
+        if s.amount:
+            row = f" {s.label:<{_label(page)}}{show(s.amount):>13}{s.amount / whole:>9.1%}"
+            page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
+
+
+def mark_limit(page: Page, share: float, words: str, taken: int) -> None:
+    """Append a mark under the bar above at a share of it; `taken` are the columns of the text beside the bar."""
+    cells = max(10, page.body - taken - 2)
+    at = min(cells - 1, round(cells * share))
+    left = at > len(words)
+    page.add(
+        (" " * (MARGIN + at - (len(words) + 1 if left else 0)), ""),
+        (f"{words} ^" if left else f"^ {words}", "bold red"),
+    )
+
+
+def _memory(page: Page, report: TrainReport) -> None:
+    parts, verdict = peak_parts(report), report.verdict
+    free = Segment("free", max(0.0, -verdict.short_by_bytes), DOT, "dim")
+    segments = [*(Segment(_MEMORY[n][0], parts[n], *_MEMORY[n][1:]) for n in _MEMORY), free]
+    scale, shown = max(verdict.needed_bytes, verdict.limit_bytes), show_bytes(verdict.needed_bytes)
+    page.bar("MEMORY", segments, scale, shown)
+    if not verdict.fits:
+        mark_limit(page, verdict.limit_bytes / scale, f"limit {show_bytes(verdict.limit_bytes)}", len(shown))
+    legend(page, segments, verdict.limit_bytes, show_bytes)
+    if report.plan.pp > 1:
+        page.note(f"{counted(report.memory.in_flight, 'micro-batch')} in flight on this stage", "dim")
+
+
+def _time(page: Page, report: TrainReport) -> None:
+    step = step_tree(report)
+    exposed, hidden = step["exposed_seconds"], step["hidden_seconds"]
+    whole = report.step_seconds
+    segments = [
+        Segment("compute", step["compute_seconds"], FULL, "green"),
+        Segment("exposed communication", sum(exposed.values()), DARK, "red"),
+        Segment("pipeline bubble", step["bubble_seconds"], LIGHT, "yellow"),
+        Segment("optimizer step", step["optimizer_seconds"], MEDIUM, "magenta"),
+        Segment("overhead of the framework", step["overhead_seconds"], "\u2571", "bright_black"),
+    ]
+    page.bar("TIME", segments, whole, show_seconds(whole))
+    covered = Segment("overlapped by compute", sum(hidden.values()), "\u2500", "cyan")
+    if covered.amount:
+        page.bar("overlap", [replace(covered, amount=min(covered.amount, whole))], whole, show_seconds(covered.amount))
+    for s in segments:
+        legend(page, [s], whole, show_seconds)
+        if s.label == "compute" and step["recompute_seconds"]:
+            _under(page, "recompute and its messages", step["recompute_seconds"], whole)
+        if s.label.startswith("exposed"):
+            _by_axis(page, exposed, whole)
+    legend(page, [covered], whole, show_seconds)
+    _by_axis(page, hidden, whole)
+
+
+def _by_axis(page: Page, seconds: dict[str, float], whole: float) -> None:
+    for axis, value in sorted(seconds.items(), key=lambda row: -row[1]):
+        _under(page, _AXES.get(axis, axis), value, whole)
+
+
+def _under(page: Page, label: str, seconds: float, whole: float) -> None:
+    row = f"{label:<{_label(page) + 2}}{show_seconds(seconds):>9}{seconds / whole:>9.1%}"
+    page.add((" " * 14, ""), (row, "dim"))
+
+
+def assumptions(page: Page, notes: Sequence[str]) -> None:
+    """Append what was assumed."""
+    if notes:
+        page.add(("ASSUMED", "bold"))
+        page.items(notes, "dim")

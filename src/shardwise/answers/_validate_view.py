@@ -1,0 +1,100 @@
+"""`validate` as a page: coverage, errors by metric, by source and by device, runs that fit, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwise.answers._page import Page
+from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary
+
+_HEAD = ["rows", "bias", "median", "p90", "mean", "in band"]
+_REASONS = 12
+_BLANK = ("", "0")  # what a source does not state, and a year that is not known
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """Return a share as a percentage; beyond tenfold as a factor.
+
+    >>> percent(0.0512), percent(-0.0512, True), percent(23.4)
+    ('5.1%', '-5.1%', 'x24')
+    """
+    if value > 10:
+        return f"x{value + 1:.0f}"
+    return f"{value:+.1%}" if signed else f"{value:.1%}"
+
+
+def _cells(one: Errors) -> list[str]:
+    inside = "-" if one.inside is None else f"{one.inside:.0%}"
+    absolute = (one.median_abs_error, one.p90_abs_error, one.mean_abs_error)
+    return [str(one.count), percent(one.bias, True), *(percent(value) for value in absolute), inside]
+
+
+def _table(page: Page, word: str, found: Iterable[Errors], fields: tuple[str, ...]) -> None:
+    rows = [[*(name if name not in _BLANK else "-" for name in one.group), *_cells(one)] for one in found]
+    if any(row[0] != "-" for row in rows):
+        page.blank()
+        page.add((word, "bold"))
+        width = len(fields)
+        page.table([[*fields, *_HEAD], *rows], right=range(width, width + len(_HEAD)), header=True, indent=0)
+
+
+def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Page:
+    """Return the page of `shardwise validate`."""
+    page = Page(width)
+    total, predicted = len(found.rows), len(found.predicted)
+    others = "" if predicted == total else ", the others refused below"
+    page.label("ROWS", f"{predicted:,} of {total:,} predicted ({found.coverage:.1%}){others}")
+    page.note("errors are predicted over measured, less one; bias is their median, in band the share inside 10-90 %")
+    _unread(page, found)
+    _table(page, "BY METRIC", summary(found.rows, ("metric",)), ("metric",))
+    if by:
+        _table(page, "BY " + ", ".join(by).upper(), summary(found.rows, by), by)
+    else:
+        _table(page, "BY SOURCE", summary(found.rows, ("source", "metric")), ("source", "metric"))
+        _table(page, "BY DEVICE", summary(found.rows, ("device", "metric")), ("device", "metric"))
+        for name, word in (("family", "FAMILY"), ("quality", "QUALITY"), ("year", "YEAR OF THE DEVICE")):
+            _table(page, f"BY {word}", summary(found.rows, (name, "metric")), (name, "metric"))
+    fits = fits_of(found.rows)
+    if fits.ran or fits.failed:
+        page.blank()
+        said = f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"
+        page.label("FITS", f"{said} ({fits.false_alarms:.1%})")
+        if fits.failed:
+            page.note(
+                f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit ({fits.misses:.1%})"
+            )
+    _assumed(page, found)
+    _refused(page, found)
+    return page
+
+
+def _unread(page: Page, found: Validation) -> None:
+    """Append the columns that were passed over: a setting that is misspelt would else be taken for blank."""
+    if found.unread:
+        page.blank()
+        page.add(("NOT READ", "bold"))
+        meant = ((path, name, f"; {near} may be meant" if near else "") for path, name, near in found.unread)
+        page.items(f"column {name} of {path}: not in the schema{hint}" for path, name, hint in meant)
+
+
+def _assumed(page: Page, found: Validation) -> None:
+    """Append how many rows leave which field to a rule."""
+    fields = assumptions(found.predicted)
+    if fields:
+        page.blank()
+        said = ", ".join(f"{name} {count:,}" for name, count in fields[:_REASONS])
+        more = " and others" if len(fields) > _REASONS else ""
+        page.label("ASSUMED", f"rows that leave a field to its rule: {said}{more}; --rows FILE says what was taken")
+
+
+def _refused(page: Page, found: Validation) -> None:
+    why, first = reasons(found.rows), examples(found.rows)
+    if not why:
+        return
+    page.blank()
+    page.add(("REFUSED", "bold"))
+    counted = ((f"{count:,} {'row' if count == 1 else 'rows'}", count, reason) for reason, count in why[:_REASONS])
+    page.items(f"{rows}: {reason} ({'' if count == 1 else 'first '}{first[reason]})" for rows, count, reason in counted)
+    if len(why) > _REASONS:
+        left = sum(count for _, count in why[_REASONS:])
+        page.note(f"and {left:,} rows for {len(why) - _REASONS} other reasons: --json", "dim")

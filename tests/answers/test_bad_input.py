@@ -1,0 +1,294 @@
+"""Bad input: status 2, every field that is wrong is named with a rule and a remedy, and never a traceback."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from answers.command_line import run
+
+T = "train llama-3.1-8b --on 8xh100"
+I = "infer llama-3.1-8b --on 8xh100"  # noqa: E741
+HUGE = "9" * 40
+
+# The words of a command line ({dir} is a folder of broken files), and every field that must be named.
+CASES: dict[str, tuple[str, str]] = {
+    "no command": ("", "command"),
+    "unknown command": ("trian gpt2 --on 8xh100", "command"),
+    "no model and no devices": ("train", "model on"),
+    "no devices": ("train gpt2", "on"),
+    "unknown model": ("train lama-3.1-8b --on 8xh100", "model"),
+    "empty model": ("train '' --on 8xh100", "model"),
+    "unicode model": ("train \u30e2\u30c7\u30eb --on 8xh100", "model"),
+    "model is a folder without a configuration": ("train {dir} --on 8xh100", "model"),
+    "model is broken JSON": ("train {dir}/broken.json --on 8xh100", "model"),
+    "model is no object": ("train {dir}/list.json --on 8xh100", "config"),
+    "model of an unknown type": ("train {dir}/nothing.json --on 8xh100", "model_type"),
+    "model file that is not there": ("train ./no/config.json --on 8xh100", "model"),
+    "unknown device": ("train gpt2 --on 8xh1000", "device"),
+    "no number of devices": ("train gpt2 --on 8", "on"),
+    "zero devices": ("train gpt2 --on 0xh100", "num_devices"),
+    "negative devices": ("train gpt2 --on -8xh100", "on"),
+    "empty devices": ("train gpt2 --on ''", "on"),
+    "devices of a file that is not there": ("train gpt2 --on no.toml", "on"),
+    "model and device unknown at once": ("train lama --on 8xh1000", "model device"),
+    "type of training that a device lacks": ("train gpt2 --on 1xcpu-generic --precision bf16", "precision"),
+    "type of serving that a device lacks": ("infer gpt2 --on 1xcpu-generic", "weights"),
+    "unknown flag": (f"{T} --bogus 3", "bogus"),
+    "unknown flag without a value": (f"{T} --bogus", "bogus"),
+    "unknown short flag": (f"{T} -x", "x"),
+    "flag with underscores": (f"{T} --micro_batch 1", "micro_batch"),
+    "misspelt flag": (f"{T} --micro-bach 1", "micro_bach"),
+    "two unknown flags": (f"{T} --one --two 2", "one two"),
+    "word too many": (f"{T} gpt2", "arguments"),
+    "missing value at the end": (f"{T} --tp", "tp"),
+    "missing value before a flag": (f"{T} --tp --pp 2", "tp"),
+    "given twice": (f"{T} --tp 2 --tp 4", "tp"),
+    "value for a switch": (f"{T} --dropout=maybe", "dropout"),
+    "value for a negated switch": (f"{T} --no-overlap=true", "overlap"),
+    "text for a number": (f"{T} --tp eight", "tp"),
+    "fraction for a whole number": (f"{T} --tp 6.5", "tp"),
+    "zero": (f"{T} --tp 0", "tp"),
+    "negative": (f"{T} --tp -8", "tp"),
+    "negative with equals": (f"{T} --tp=-8", "tp"),
+    "not a number": (f"{T} --tp nan", "tp"),
+    "infinity": (f"{T} --tp inf", "tp"),
+    "minus infinity": (f"{T} --tokens -inf", "tokens"),
+    "huge": (f"{T} --tp {HUGE}", "tp"),
+    "huge sequence": (f"{T} --seq-len {HUGE}", "seq_len"),
+    "exponent": (f"{T} --tp 1e3", "tp"),
+    "empty": (f"{T} --tp ''", "tp"),
+    "empty with equals": (f"{T} --tp=", "tp"),
+    "unicode digits": (f"{T} --tp \uff18", "tp"),
+    "unicode minus": (f"{T} --tp \u22128", "tp"),
+    "several wrong numbers": (f"{T} --tp x --pp -1 --micro-batch 0 --seq-len 1.5", "tp pp micro_batch seq_len"),
+    "wrong numbers beside an unknown flag and model": (
+        "train lama --on 8xh1000 --tp x --bogus --recompute some",
+        "model device tp bogus recompute",
+    ),
+    "unknown choice": (f"{T} --sharding zero4", "sharding"),
+    "unknown layout": (f"{T} --layout 3d", "layout"),
+    "unknown schedule": (f"{T} --schedule 2f2b", "schedule"),
+    "unknown recompute": (f"{T} --recompute everything", "recompute"),
+    "unknown context kind": (f"{T} --cp-kind star", "cp_kind"),
+    "unknown module": (f"{T} --modules attention", "modules"),
+    "unknown stack": (f"{T} --stack tensorflow", "stack"),
+    "unknown precision": (f"{T} --precision fp12", "precision"),
+    "unknown optimizer": (f"{T} --optimizer adamw2", "optimizer"),
+    "precision that the device lacks": ("train gpt2 --on 8xv100-sxm-32gb --precision bf16", "precision"),
+    "precision of the stack that the device lacks": ("train gpt2 --on 8xv100-sxm-32gb", "precision"),
+    "fp8 on Ampere": ("train llama-3.1-8b --on 8xa100 --precision fp8", "precision"),
+    "stage layers that are words": (f"{T} --pp 2 --stage-layers a,b", "stage_layers"),
+    "stage layers of the wrong sum": (f"{T} --pp 2 --stage-layers 10,11", "stage_layers"),
+    "stage layers for other stages": (f"{T} --pp 2 --stage-layers 10,11,11", "stage_layers"),
+    "order of unknown axes": (f"{T} --order tp,up,down", "order"),
+    "order that is empty": (f"{T} --order ''", "order"),
+    "tokens that are words": (f"{T} --tokens many", "tokens"),
+    "tokens of zero": (f"{T} --tokens 0", "tokens"),
+    "tokens with an unknown suffix": (f"{T} --tokens 15Q", "tokens"),
+    "tokens beyond any budget": (f"{T} --tokens 1e300", "tokens"),
+    "tokens beyond numbers": (f"{T} --tokens 1e999", "tokens"),
+    "efficiency above one": (f"{T} --compute-efficiency 1.5", "compute_efficiency"),
+    "efficiency of zero": (f"{T} --memory-efficiency 0", "memory_efficiency"),
+    "efficiency below zero": (f"{T} --fast-efficiency -0.5", "fast_efficiency"),
+    "efficiency that is no number": (f"{T} --slow-efficiency nan", "slow_efficiency"),
+    "rate with an unknown unit": (f"{T} --matmul-flops 700W", "matmul_flops"),
+    "rate of zero": (f"{T} --memory-bandwidth-achieved 0", "memory_bandwidth_achieved"),
+    "imbalance below one": (f"{T} --expert-imbalance 0.5", "expert_imbalance"),
+    "density above one": (f"{T} --attention-density 2", "attention_density"),
+    "documents longer than a sequence": (f"{T} --document-lengths 512,99999999", "document_lengths"),
+    "documents and their density": (f"{T} --document-lengths 512 --attention-density 0.5", "document_lengths"),
+    "negative time": (f"{T} --restart -5min", "restart"),
+    "time with an unknown unit": (f"{T} --checkpoint 5weeks", "checkpoint"),
+    "checkpoint without an interval": (f"{T} --checkpoint 1min", "checkpoint_interval"),
+    "failures below zero": (f"{T} --failures-per-device-hour -1", "failures_per_device_hour"),
+    "tp that divides no heads": (f"{T} --tp 3", "tp"),
+    "more stages than layers": ("train llama-3.1-8b --on 64xh100 --pp 64", "pp"),
+    "chunks without a pipeline": (f"{T} --vpp 2", "vpp"),
+    "interleaved without chunks": (f"{T} --pp 2 --schedule interleaved", "schedule"),
+    "dualpipe of odd stages": ("train gpt2 --on 3xh100 --pp 3 --schedule dualpipe", "pp"),
+    "degrees that exceed the devices": (f"{T} --tp 8 --pp 2", "tp"),
+    "dp that does not fill the devices": (f"{T} --dp 4", "dp"),
+    "experts of a dense model": (f"{T} --ep 2", "ep"),
+    "expert tensor parallelism of a dense model": (f"{T} --etp 2", "etp"),
+    "ep that divides no experts": ("train mixtral-8x7b --on 12xh100 --ep 3", "ep"),
+    "second axis of a one-dimensional layout": (f"{T} --tp2 2", "tp2"),
+    "panels of a one-dimensional layout": (f"{T} --panels 4", "panels"),
+    "shard without hsdp": (f"{T} --shard 4", "shard"),
+    "hsdp that does not divide": (f"{T} --sharding hsdp --shard 3", "shard"),
+    "recompute layers without recompute": (f"{T} --recompute-layers 4", "recompute_layers"),
+    "cp that does not divide the sequence": ("train llama-3.1-8b --on 6xh100 --cp 3", "cp"),
+    "several illegal degrees": ("train mixtral-8x7b --on 24xh100 --tp 3 --ep 5", "tp ep"),
+    "illegal degrees beside a wrong number": (f"{T} --tp 3 --tokens x", "tp tokens"),
+    "batch that replicas do not divide": (f"{T} --global-batch 12 --micro-batch 1", "global_batch"),
+    "batch, micro-batch and accumulation that disagree": (
+        f"{T} --global-batch 64 --micro-batch 1 --accumulation 2",
+        "global_batch",
+    ),
+    "no learned position left": ("train gpt2 --on 8xh100 --seq-len 2048", "seq_len"),
+    "no learned position left for serving": (
+        "infer gpt2 --on 1xh100 --input-tokens 1024 --output-tokens 1",
+        "input_tokens",
+    ),
+    "offload": (f"{T} --offload", "offload"),
+    "adapters": (f"{T} --lora 16", "lora"),
+    "several that are not built": (f"{T} --lora-rank 8 --offload host", "lora_rank offload"),
+    "cluster override without a unit": (f"{T} --nic-bandwidth fast", "nic_bandwidth"),
+    "cluster override of zero": (f"{T} --devices-per-node 0", "devices_per_node"),
+    "cluster override that contradicts": (f"{T} --nics-per-node 2 --slow-bandwidth 10GB/s", "slow_bandwidth"),
+    "negative price": (f"{T} --price -1", "price"),
+    "infinite memory": (f"{T} --memory inf", "memory"),
+    "model override that is no number": (f"{T} --num-layers few", "num_layers"),
+    "model override below zero": (f"{T} --hidden-size -1", "hidden_size"),
+    "model override too deep": (f"{T} --num-layers 1000000000", "num_layers"),
+    "serving batch of zero": (f"{I} --batch 0", "batch"),
+    "serving tokens of words": (f"{I} --input-tokens some --output-tokens -1", "input_tokens output_tokens"),
+    "unknown weight format": (f"{I} --weights fp7", "weights"),
+    "unknown cache format": (f"{I} --kv-cache fp7", "kv_cache"),
+    "unknown engine": (f"{I} --engine torchserve", "engine"),
+    "memory fraction above one": (f"{I} --memory-fraction 1.1", "memory_fraction"),
+    "prefix as long as the prompt": (f"{I} --input-tokens 8 --prefix-tokens 8", "prefix_tokens"),
+    "training flag for serving": (f"{I} --sharding zero1", "sharding"),
+    "serving degrees": (f"{I} --tp 3", "tp"),
+    "count of nothing": ("count", "model"),
+    "count of words": ("count gpt2 --batch x --tokens y", "batch tokens"),
+    "count with a plan that is not legal": ("count gpt2 --tp 5", "tp"),
+    "explain an unknown number": ("explain gpt2 --on 1xh100 --what cost", "what"),
+    "explain a path that leads nowhere": ("explain gpt2 --on 1xh100 --path pipeline/nothing", "path"),
+    "explain too deep": ("explain gpt2 --on 1xh100 --depth 99", "depth"),
+    "compare one": ("compare {dir}/good.toml", "second"),
+    "compare a model with itself": ("compare gpt2 --on 8xh100", "b"),
+    "compare nothing": ("compare", "first"),
+    "compare an unknown flag": ("compare gpt2 --on 8xh100 --a '--bogus 1' --b '--tp 2'", "a.bogus"),
+    "compare two illegal plans": ("compare gpt2 --on 8xh100 --a '--tp 5' --b '--pp 5'", "a.tp b.pp"),
+    "compare unclosed quotes": ('compare gpt2 --on 8xh100 --a "--tp \'" --b "--tp 2"', "a"),
+    "compare training with serving": ("compare gpt2 --on 8xh100 --a '--batch 8' --b '--pp 2'", "b"),
+    "listing with a flag": ("models --tp 2", "tp"),
+    "listing with two words": ("devices a b", "arguments"),
+    "width of words": (f"{T} --width wide", "width"),
+    "width too small": (f"{T} --width 3", "width"),
+    "configuration that is not there": ("train --config {dir}/none.toml", "config"),
+    "configuration that is a folder": ("train --config {dir}", "config"),
+    "configuration that is no TOML": ("train --config {dir}/broken.toml", "config"),
+    "configuration that is no JSON": ("train --config {dir}/broken.json", "config"),
+    "configuration that is a list": ("train --config {dir}/list.json", "config"),
+    "configuration that is not UTF-8": ("train --config {dir}/latin.toml", "config"),
+    "configuration with unknown keys": ("train --config {dir}/unknown.toml", "micro_bacth colour"),
+    "configuration with wrong types": ("train --config {dir}/types.toml", "tp pp tokens dropout modules"),
+    "configuration with infinities": ("train --config {dir}/infinite.toml", "tokens memory compute_efficiency"),
+    "configuration with a key twice": ("train --config {dir}/twice.toml", "micro_batch"),
+    "configuration of no command": ("--config {dir}/types.toml", "command"),
+    "configuration without a name": ("train gpt2 --on 1xh100 --config", "config"),
+    "save into a folder that is not there": ("train gpt2 --on 1xh100 --save {dir}/no/case.toml", "save"),
+    "save over a folder": ("train gpt2 --on 1xh100 --save {dir}", "save"),
+    "flag that is no regular expression": (f"{I} --x[y 1 --engine zz", "x[y engine"),
+    "name of a device that no file can have": (f"train gpt2 --on {'a' * 300}", "device"),
+    "file of a device that no file can have": (f"train gpt2 --on 8x{'a' * 300}.toml", "device"),
+    "folder that no folder can be": (f"{T} --catalogue {'a' * 300}", "catalogue"),
+    "folder of a user that is not there": (f"{T} --catalogue ~nobody-here", "catalogue"),
+    "null character in files": ("import a\0b", "file"),
+    "null character in measurements": ("validate a\0b", "file"),
+    "half a character": (f"{T} --seq-len \udc80", "seq_len"),
+    "null character in a name": ("train gpt\0 --on 1xh100", "model"),
+    "null character in a file": ("train gpt2 --on 1xh100 --config a\0b", "config"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files that cannot be used, and one that can."""
+    found = tmp_path_factory.mktemp("files")
+    (found / "broken.toml").write_text("tp = = 8\n", encoding="utf-8")
+    (found / "broken.json").write_text('{"tp": ', encoding="utf-8")
+    (found / "list.json").write_text("[1, 2]", encoding="utf-8")
+    (found / "nothing.json").write_text('{"model_type": "no-such-model"}', encoding="utf-8")
+    (found / "latin.toml").write_bytes(b'model = "\xe9\xff"\n')
+    head = 'model = "gpt2"\non = "8xh100"\n'
+    (found / "good.toml").write_text(head, encoding="utf-8")
+    (found / "unknown.toml").write_text(head + 'micro_bacth = 1\ncolour = "red"\n', encoding="utf-8")
+    wrong = 'tp = "x"\npp = 2.5\ntokens = [1]\ndropout = 3\nmodules = 5\n'
+    (found / "types.toml").write_text(head + wrong, encoding="utf-8")
+    infinite = "tokens = inf\nmemory = nan\ncompute_efficiency = -inf\n"
+    (found / "infinite.toml").write_text(head + infinite, encoding="utf-8")
+    (found / "twice.toml").write_text(head + "micro_batch = 1\nmicro-batch = 2\n", encoding="utf-8")
+    return found
+
+
+def words_of(line: str, folder: Path) -> list[str]:
+    """Return the words of a line as a shell would split them."""
+    return [word.replace("{dir}", str(folder)) for word in shlex.split(line)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_wrong_field_is_named_as_json(name: str, folder: Path) -> None:
+    """Status 2, nothing on stderr, and each wrong field, and no other, with its value, rule and remedy on stdout."""
+    line, fields = CASES[name]
+    done = run(*words_of(line, folder), "--json")
+    assert done.status == 2, done.out
+    assert done.err == ""
+    assert set(done.fields) == set(fields.split()), done.out
+    for problem in done.tree["error"]["problems"]:
+        assert problem.keys() == {"field", "value", "rule", "remedy"}
+        assert problem["rule"]
+        assert problem["remedy"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_wrong_field_is_named_as_text(name: str, folder: Path) -> None:
+    """Status 2, nothing on stdout, and one line for each problem on stderr that begins with its field."""
+    line, fields = CASES[name]
+    done = run(*words_of(line, folder))
+    assert done.status == 2
+    assert done.out == "" or not line
+    lines = done.err.splitlines() if line else ["error: command = None"]
+    assert all(text.startswith("error: ") and "Traceback" not in text for text in lines)
+    for field in fields.split():
+        assert any(text.startswith(f"error: {field} = ") for text in lines), (field, lines)
+
+
+def test_only_what_is_wrong_is_named() -> None:
+    """A wrong degree is not followed by problems that it alone causes."""
+    assert run(*f"{T} --pp x --vpp 2 --schedule interleaved --stage-layers 16,16 --json".split()).fields == ["pp"]
+    assert run(*f"{T} --layout 4d --tp2 2 --panels 2 --json".split()).fields == ["layout"]
+
+
+def test_a_misspelt_name_is_met_with_the_right_one() -> None:
+    """Unknown models, devices, flags and choices are answered with the nearest known one."""
+    for line, near in (
+        ("train lama-3.1-8b --on 8xh100", "llama-3.1-8b"),
+        ("train gpt2 --on 8xh1000", "h100"),
+        (f"{T} --micro-bach 1", "--micro-batch"),
+        ("trian gpt2", "train"),
+    ):
+        assert near in run(*line.split()).err
+
+
+@pytest.mark.parametrize("line", [I, "models", "devices", "dtypes", "validate", "compare a b"])
+def test_words_of_another_program_need_a_command_that_takes_them(line: str) -> None:
+    """Words behind -- are refused by commands that do not read another program's."""
+    done = run(*shlex.split(line), "--json", "--", "torchrun", "a.py")
+    assert done.status == 2
+    assert "arguments" in done.fields
+
+
+def test_the_table_is_wide() -> None:
+    """At least seventy kinds of bad input are held against the command line."""
+    assert len(CASES) >= 140
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "unsaid"),
+    [
+        ("infer llama-3.1-8b --on 8xh100 --weights int3", "bf16, fp8", ""),
+        ("plan train gpt2 --on 8xh100 --global-batch 1e30", "global_batch = '1e30'", "global_batch = 0"),
+        ("plan", "name what to plan behind the command: train or infer", "--what"),
+        ("export", "name the target behind the command: megatron", "--target"),
+    ],
+)
+def test_a_remedy_is_the_word_to_write(words: str, said: str, unsaid: str) -> None:
+    """A remedy names what is usual, says a place where there is no flag, and nothing is said twice."""
+    done = run(*words.split())
+    assert said in done.err
+    assert not unsaid or unsaid not in done.err

@@ -1,0 +1,191 @@
+"""Case files: what is saved is what is loaded, flags override the file, and any command reads it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import string
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from answers.command_line import run
+from shardwise.answers import _commands, _kinds
+from shardwise.answers._case import Inputs, read_values
+from shardwise.answers._files import read_case, write_case
+from shardwise.answers._run import case_of, split
+from shardwise.answers._scan import scan
+from shardwise.answers._words import command_words
+
+CASE = [
+    "train",
+    "llama-3.1-8b",
+    "--on",
+    "8xh100",
+    "--tp",
+    "2",
+    "--micro-batch",
+    "2",
+    "--global-batch",
+    "64",
+    "--tokens",
+    "1.5T",
+    "--no-overlap",
+]
+_TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(lambda t: t.strip())
+_WORD = st.text(string.ascii_lowercase, min_size=1, max_size=8)
+_BY_KIND: dict[int, st.SearchStrategy[Any]] = {
+    id(_kinds.SWITCH): st.booleans(),
+    id(_kinds.TEXT): _TEXT,
+    id(_kinds.FILE): _TEXT,
+    id(_kinds.ARGUMENTS): st.lists(_WORD, min_size=1, max_size=4).map(tuple),
+    id(_kinds.WORDS): st.lists(_WORD, min_size=1, max_size=4),
+    id(_kinds.ORDER): st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
+    id(_kinds.PLACES): st.just("tp=2,dp=4"),
+    id(_kinds.CHANCE): st.sampled_from([0.5, 0.9]),
+    id(_kinds.WHOLES): st.lists(st.integers(0, 99), min_size=1, max_size=4),
+    id(_kinds.RAW): st.one_of(st.integers(1, 10**6), st.sampled_from(["25GB/s", "400Gb/s", "80GiB"])),
+    id(_kinds.COUNT): st.floats(1, 1e20),
+    id(_kinds.RATIO): st.floats(1, 100),
+    id(_kinds.FRACTION): st.floats(0.001, 1),
+    id(_kinds.SECONDS): st.floats(0.001, 1e9),
+    id(_kinds.RATE_OF_FAILURE): st.floats(1e-9, 100),
+    id(_kinds.BANDWIDTH): st.floats(1, 1e20),
+    id(_kinds.FLOPS): st.floats(1, 1e20),
+}
+
+
+def _values(kind: _kinds.Converter) -> st.SearchStrategy[Any]:
+    if id(kind) in _BY_KIND:
+        return _BY_KIND[id(kind)]
+    if kind.word.startswith("{"):
+        return st.sampled_from(kind.word[1:-1].split(","))
+    return st.integers(1, 8)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> tuple[str, Inputs]:
+    """A command and values for some of its flags, as if they had been read."""
+    name = draw(st.sampled_from(["train", "infer", "count"]))
+    command = _commands.command(name)
+    keys = [k for k, f in command.flags.items() if f.group != "output"]
+    chosen = draw(st.lists(st.sampled_from(keys), unique=True, max_size=12))
+    raw = {key: draw(_values(command.flags[key].kind)) for key in chosen}
+    found = Inputs()
+    read_values({"model": "m", "on": "1xh100", **raw}, command, found)
+    assert not found.problems.items
+    return name, found
+
+
+@pytest.mark.parametrize("ending", ["toml", "json"])
+@given(case=inputs())
+@settings(max_examples=60, deadline=None)
+def test_what_is_saved_is_what_is_loaded(ending: str, case: tuple[str, Inputs]) -> None:
+    """Saving a case and loading it is the identity, in both formats."""
+    name, before = case
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / f"case.{ending}")
+        write_case(path, case_of(name, before))
+        loaded = read_case(path)
+    assert loaded.pop("command") == name
+    after = Inputs()
+    read_values(loaded, _commands.command(name), after)
+    assert after.values == before.values
+    assert not after.problems.items
+
+
+@given(case=inputs())
+@settings(max_examples=60, deadline=None)
+def test_the_words_of_a_case_say_the_case(case: tuple[str, Inputs]) -> None:
+    """A case written as a command line and read again is the same case, to the last digit."""
+    name, before = case
+    words = shlex.split(" ".join(command_words(name, before.values)))
+    assert words[:2] == ["shardwise", name]
+    command = _commands.command(name)
+    ours, behind = split(words)
+    found = scan(ours[2:], command)
+    after = Inputs(problems=found.problems)
+    read_values({"model": found.words[0], **found.given, **({"from_args": behind} if behind else {})}, command, after)
+    assert not after.problems.items
+    # What the cluster reads with its unit stays text on a command line.
+    as_text = {key for key, flag in command.flags.items() if flag.kind is _kinds.RAW}
+    expected = {key: str(value) if key in as_text else value for key, value in before.values.items()}
+    assert after.values == expected
+
+
+@pytest.mark.parametrize("ending", ["toml", "json"])
+def test_a_saved_case_gives_the_same_answer(ending: str, tmp_path: Path) -> None:
+    """A case read from its file is answered as its flags were; the file is plain TOML or JSON."""
+    path = tmp_path / f"case.{ending}"
+    first = run(*CASE, "--save", str(path), "--json")
+    assert run("train", "--config", str(path), "--json").tree == first.tree
+    assert run("--config", str(path), "--json").tree == first.tree
+    text = path.read_text("utf-8")
+    table = tomllib.loads(text) if ending == "toml" else json.loads(text)
+    assert table == {
+        "command": "train",
+        "model": "llama-3.1-8b",
+        "on": "8xh100",
+        "tp": 2,
+        "micro_batch": 2,
+        "global_batch": 64,
+        "tokens": 1.5e12,
+        "overlap": False,
+    }
+
+
+def test_saving_again_changes_nothing(tmp_path: Path) -> None:
+    """Loading a file and saving it gives the same bytes."""
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    run(*CASE, "--save", str(one))
+    run("train", "--config", str(one), "--save", str(two))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    """A flag wins over the file, and so does the model."""
+    path = str(tmp_path / "case.toml")
+    run(*CASE, "--save", path)
+    tree = run("train", "gpt2", "--config", path, "--tp", "4", "--seq-len", "1024", "--json").tree
+    assert (tree["model"], tree["plan"]["tp"], tree["plan"]["micro_batch"]) == ("gpt2", 4, 2)
+
+
+def test_dashes_and_lists_are_read(tmp_path: Path) -> None:
+    """Keys may be written with dashes, and lists as lists or as text."""
+    path = tmp_path / "case.toml"
+    head = 'model = "llama-3.1-8b"\non = "8xh100"\npp = 2\nglobal-batch = "64"\n'
+    path.write_text(head + "stage-layers = [15, 17]\nmodules = ['layernorm']\n", encoding="utf-8")
+    tree = run("train", "--config", str(path), "--json").tree
+    assert tree["plan"]["stage_layers"] == [15, 17]
+    assert tree["plan"]["modules"] == ["layernorm"]
+    assert tree["job"]["global_batch"] == 64
+
+
+@pytest.mark.parametrize("command", ["infer", "count", "explain"])
+def test_any_command_reads_any_case(command: str, tmp_path: Path) -> None:
+    """A training case can be counted, explained or served: keys that a command does not take are left out."""
+    path = str(tmp_path / "case.toml")
+    run(*CASE, "--save", path)
+    assert run(command, "--config", path, "--json").status == 0
+
+
+def test_keys_that_are_left_out_are_said(tmp_path: Path) -> None:
+    """What a command does not use of a file is listed among the assumptions."""
+    path = str(tmp_path / "case.toml")
+    run(*CASE, "--save", path)
+    said = run("infer", "--config", path, "--json").tree["assumptions"]
+    assert "micro_batch: in the case file, not used by infer" in said
+
+
+def test_nothing_is_saved_of_a_case_that_is_wrong(tmp_path: Path) -> None:
+    """A case with problems leaves no file behind; one that does not fit does."""
+    wrong, big = tmp_path / "wrong.toml", tmp_path / "big.toml"
+    assert run(*CASE, "--pp", "3", "--save", str(wrong)).status == 2
+    assert not wrong.exists()
+    assert run("train", "llama-3.1-70b", "--on", "1xh100", "--save", str(big)).status == 1
+    assert big.exists()

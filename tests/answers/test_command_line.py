@@ -1,0 +1,474 @@
+"""What the command line prints: the verdict first, numbers that add up, and a command that says it all again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from answers.command_line import run
+from shardwise.answers import _commands
+
+TRAIN = [
+    "train",
+    "llama-3.1-70b",
+    "--on",
+    "64xh100",
+    "--tp",
+    "8",
+    "--pp",
+    "4",
+    "--seq-len",
+    "8192",
+    "--global-batch",
+    "128",
+]
+TOO_BIG = ["train", "llama-3.1-70b", "--on", "16xh100", "--tp", "8", "--seq-len", "8192", "--micro-batch", "1"]
+INFER = [
+    "infer",
+    "llama-3.1-70b",
+    "--on",
+    "8xh100",
+    "--tp",
+    "8",
+    "--batch",
+    "16",
+    "--input-tokens",
+    "1024",
+    "--output-tokens",
+    "64",
+]
+CASES = {
+    "train": TRAIN,
+    "no fit": TOO_BIG,
+    "experts": [
+        "train",
+        "mixtral-8x7b",
+        "--on",
+        "16xh100",
+        "--tp",
+        "2",
+        "--ep",
+        "8",
+        "--sharding",
+        "zero1",
+        "--recompute",
+        "full",
+        "--seq-len",
+        "4096",
+    ],
+    "fsdp": [
+        "train",
+        "llama-3.1-8b",
+        "--on",
+        "8xa100",
+        "--sharding",
+        "fsdp",
+        "--stack",
+        "fsdp2",
+        "--tokens",
+        "1T",
+        "--price",
+        "2",
+    ],
+    "interleaved": [
+        "train",
+        "llama-3.1-8b",
+        "--on",
+        "8xh100",
+        "--tp",
+        "2",
+        "--pp",
+        "4",
+        "--vpp",
+        "2",
+        "--global-batch",
+        "64",
+    ],
+    "own layers": [
+        "train",
+        "llama-3.1-8b",
+        "--on",
+        "8xh100",
+        "--pp",
+        "8",
+        "--stage-layers",
+        "3,4,4,4,4,4,4,5",
+        "--no-overlap",
+    ],
+    "own model": [
+        "train",
+        "llama-3.1-8b",
+        "--on",
+        "2x4xh100",
+        "--num-layers",
+        "16",
+        "--tied",
+        "--nic-bandwidth",
+        "200Gb/s",
+        "--ideal",
+    ],
+    "infer": INFER,
+    "infer no fit": [
+        "infer",
+        "llama-3.1-70b",
+        "--on",
+        "2xh100",
+        "--tp",
+        "2",
+        "--batch",
+        "256",
+        "--input-tokens",
+        "4096",
+    ],
+    "count": ["count", "mixtral-8x7b", "--on", "8xh100", "--tp", "2", "--seq-len", "2048", "--tokens", "1T"],
+}
+REPORTS = [name for name in CASES if name != "count"]
+
+
+def headline(text: str) -> str:
+    """Return the first word of a page."""
+    return text.split(maxsplit=1)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pages_fit_eighty_columns(name: str) -> None:
+    """A page is plain text of at most 80 columns, without trailing blanks, when it is not a terminal's."""
+    lines = run(*CASES[name]).out.splitlines()
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    assert all(line == line.rstrip() and "\x1b" not in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 100, 140])
+def test_the_width_is_kept(width: int) -> None:
+    """A page asked for in so many columns has no longer lines, and uses them."""
+    lines = run(*TRAIN, "--width", str(width)).out.splitlines()
+    assert width - 20 < max(map(len, lines)) <= width
+
+
+def test_the_verdict_comes_first() -> None:
+    """The first line says whether it fits, the status too, and what does not fit is followed by what would."""
+    fits, too_big = run(*TRAIN), run(*TOO_BIG)
+    assert (fits.status, headline(fits.out)) == (0, "FITS")
+    assert (too_big.status, too_big.out[:6]) == (1, "NO FIT")
+    assert "GiB too much" in too_big.out.splitlines()[1]
+    assert "limit " in too_big.out
+    assert "none of the changes tried fits" in too_big.out
+
+
+def test_the_nearest_change_fits_when_it_is_made() -> None:
+    """The change that a page proposes makes the plan fit, in the time that it states."""
+    case = [
+        "train",
+        "llama-3.1-70b",
+        "--on",
+        "64xh100",
+        "--tp",
+        "8",
+        "--pp",
+        "2",
+        "--seq-len",
+        "8192",
+        "--micro-batch",
+        "1",
+        "--global-batch",
+        "64",
+    ]
+    before = run(*case, "--json")
+    assert before.status == 1
+    best = before.tree["changes"][0]
+    assert best["fits"]
+    name = best["field"].replace("_", "-")
+    assert f"--{name} {best['value']}" in run(*case).out
+    words = [w for i, w in enumerate(case) if w != f"--{name}" and case[i - 1] != f"--{name}"]
+    after = run(*words, f"--{name}", str(best["value"]), "--json")
+    assert after.status == 0
+    assert after.tree["memory"]["device_bytes"] == pytest.approx(best["needed_bytes"])
+    assert after.tree["step_seconds"] == pytest.approx(best["step_seconds"])
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_command_to_copy_gives_the_same_answer(name: str) -> None:
+    """The command at the end of a page reproduces the answer to the last digit."""
+    text = run(*CASES[name]).out.split("AGAIN\n")[1]
+    words = shlex.split(text.replace("\\\n", " "))
+    assert words[0] == "shardwise"
+    first, again = run(*CASES[name], "--json"), run(*words[1:], "--json")
+    assert first.status == again.status
+    left, right = first.tree, again.tree
+    for tree in (left, right):
+        tree.pop("assumptions")
+        tree.get("job", {}).pop("precision", None)
+        tree.get("job", {}).pop("weights", None)
+    assert left == right
+
+
+def test_json_keys_of_training() -> None:
+    """The keys that programs rely on are there, and the parts of memory and time add up."""
+    tree = run(*TRAIN, "--tokens", "15T", "--json").tree
+    wanted = (
+        "fits step_seconds tokens_per_second_per_gpu model_flops_per_second_per_gpu mfu hfu mfu_convention interval "
+        "plan assumptions changes days device_hours usd memory step"
+    )
+    assert not set(wanted.split()) - tree.keys()
+    memory, step = tree["memory"], tree["step"]
+    assert memory["peak_bytes"] < memory["reserved_bytes"] < memory["device_bytes"] < memory["limit_bytes"]
+    assert sum(memory["at_peak"].values()) == pytest.approx(memory["device_bytes"])
+    assert sum(stage["count"] for stage in memory["stages"]) == 4
+    assert sum(stage["count"] * stage["layers"] for stage in memory["stages"]) == 80
+    stage = memory["stages"][memory["peak_stage"]]
+    assert stage["moments"][memory["peak_moment"]] == max(stage["moments"].values()) == stage["peak_bytes"]
+    names = ("compute_seconds", "bubble_seconds", "optimizer_seconds", "overhead_seconds")
+    parts = [step[name] for name in names] + list(step["exposed_seconds"].values())
+    assert sum(parts) == pytest.approx(tree["step_seconds"])
+    assert tree["days"] * 24 * 64 == pytest.approx(tree["device_hours"])
+    assert tree["usd"] == pytest.approx(tree["device_hours"] * tree["cluster"]["usd_per_device_hour"])
+    assert tree["plan"]["dp"] == 2
+    low_high = tree["interval"]["step_seconds"]
+    assert low_high["low"] <= tree["step_seconds"] * 1.001
+    assert low_high["low"] < low_high["high"]
+
+
+@pytest.mark.parametrize("name", ["train", "no fit", "experts", "fsdp", "interleaved", "own layers", "own model"])
+def test_parts_add_up_for_every_plan(name: str) -> None:
+    """Memory at the peak and the seconds of a step are the sums of the parts that bars are made of."""
+    tree = run(*CASES[name], "--json").tree
+    assert sum(tree["memory"]["at_peak"].values()) == pytest.approx(tree["memory"]["device_bytes"])
+    step = tree["step"]
+    names = ("compute_seconds", "bubble_seconds", "optimizer_seconds", "overhead_seconds")
+    seconds = sum(step[name] for name in names) + sum(step["exposed_seconds"].values())
+    assert seconds == pytest.approx(tree["step_seconds"])
+
+
+def test_money_and_days_are_only_given_for_a_budget() -> None:
+    """Without tokens there is no date and no bill."""
+    tree = run(*TRAIN, "--json").tree
+    assert (tree["days"], tree["device_hours"], tree["usd"]) == (None, None, None)
+
+
+def test_json_keys_of_serving() -> None:
+    """The keys that programs rely on are there."""
+    tree = run(*INFER, "--json").tree
+    wanted = (
+        "fits ttft_seconds tpot_seconds request_seconds output_tokens_per_second weights_bytes_per_gpu "
+        "kv_cache_bytes_per_gpu kv_cache_tokens max_concurrency usd_per_million_output_tokens plan changes"
+    )
+    assert not set(wanted.split()) - tree.keys()
+    assert run(*CASES["infer no fit"], "--json").status == 1
+
+
+def test_json_keys_of_counts() -> None:
+    """Counts of GPT-2 are those of its publication and of PyTorch's FLOP counter."""
+    tree = run("count", "gpt2", "--json").tree
+    assert tree["params"]["total"] == tree["params"]["active"] == 124439808
+    assert tree["params"]["embedding"] == (50257 + 1024) * 768
+    assert tree["flops"]["forward_full_attention"] == 291648307200
+    square = 12 * 4 * 768 * 1024 * 1024
+    assert tree["flops"]["forward_full_attention"] - tree["flops"]["forward_causal"] == square / 2
+    assert tree["flops"]["train_per_token"] == pytest.approx(3 * 291648307200 / 1024)
+    layers = [p for p in tree["operators"] if p["part"] == "layer"]
+    assert [p["times"] for p in layers] == [12]
+    assert sum(op["parameters"] for op in layers[0]["operators"]) == 7087872
+
+
+def test_rows_of_operators_add_up_to_the_model() -> None:
+    """Parameters of the operator tables, each as often as it is there, are those of the model, shared blocks once."""
+    for model in ("mixtral-8x7b", "zamba2-7b", "gemma-2-9b", "gpt2"):
+        tree = run("count", model, "--json").tree
+        rows = [part["copies"] * op["parameters"] for part in tree["operators"] for op in part["operators"]]
+        assert sum(rows) == tree["params"]["total"]
+
+
+def test_recompute_adds_a_forward_pass_and_keeps_less() -> None:
+    """Counting with full recompute adds FLOPs a token and leaves the input of each layer alone."""
+    none, full = (run("count", "llama-3.1-8b", "--recompute", mode, "--json").tree for mode in ("none", "full"))
+    assert full["flops"]["train_per_token"] == none["flops"]["train_per_token"]
+    assert full["flops"]["train_per_token_with_recompute"] > none["flops"]["train_per_token_with_recompute"]
+    kept = [op["activation_bytes"] for part in full["operators"] if part["part"] == "layer" for op in part["operators"]]
+    assert sum(kept) == 4096 * 4096 * 2
+
+
+@pytest.mark.parametrize("what", ["step", "memory", "ttft", "tpot"])
+def test_explanations_add_up_at_every_depth(what: str) -> None:
+    """Parts of a number, and of every number below it, sum to it; formulas stand beside them."""
+    case = ["explain", "llama-3.1-8b", "--on", "8xh100", "--tp", "2", "--depth", "6", "--json", "--what"]
+    tree = run(*case, what).tree
+    waiting, opened = [tree], 0
+    while waiting:
+        node = waiting.pop()
+        assert node["name"]
+        if node["parts"]:
+            opened += 1
+            assert node["formula"]
+            assert sum(p["amount"] for p in node["parts"]) == pytest.approx(node["value"], rel=1e-9)
+        for part in node["parts"]:
+            if "node" in part:
+                assert part["times"] * part["node"]["value"] == pytest.approx(part["amount"], rel=1e-9)
+                waiting.append(part["node"])
+    assert opened > 3
+
+
+def test_a_path_opens_what_it_names() -> None:
+    """A path of names leads to the same number as a path of places."""
+    case = ["explain", "llama-3.1-8b", "--on", "8xh100", "--tp", "2", "--json", "--path"]
+    top = run(*case[:-1]).tree
+    names = [part["label"] for part in top["parts"]]
+    by_name, by_place = run(*case, names[0]).tree, run(*case, "1").tree
+    assert by_name == by_place
+    assert by_name["path"] == names[:1]
+    assert by_name["value"] * by_name["times"] == pytest.approx(top["parts"][0]["amount"])
+
+
+def test_comparison_names_the_faster_plan_and_what_differs() -> None:
+    """Both reports, their ratio and the fields that differ stand side by side."""
+    case = ["compare", "llama-3.1-70b", "--on", "64xh100", "--seq-len", "8192", "--global-batch", "128"]
+    sides = ["--a", "--tp 8 --pp 4", "--b", "--tp 4 --pp 8"]
+    tree = run(*case, *sides, "--json").tree
+    assert {"schema": 1, **tree["a"]} == run(*TRAIN, "--json").tree
+    assert tree["ratio"]["step"] == pytest.approx(tree["b"]["step_seconds"] / tree["a"]["step_seconds"])
+    assert tree["differences"]["tp"] == {"a": 8, "b": 4}
+    assert set(tree["differences"]) == {"tp", "pp"}
+    page = run(*case, *sides).out
+    assert page.startswith("COMPARE")
+    assert "faster per device" in page.splitlines()[0]
+
+
+def test_what_rounding_leaves_is_nothing() -> None:
+    """A plan without a pipeline has no bubble at all: one of the other plan is new, and no ratio to a residue."""
+    case = ["compare", "llama-3.1-8b", "--on", "16xh100", "--seq-len", "4096", "--global-batch", "32"]
+    sides = ["--a", "--tp 8 --micro-batch 16", "--b", "--tp 4 --pp 2 --micro-batch 16"]
+    row = next(line.split() for line in run(*case, *sides).out.splitlines() if "bubble" in line)
+    assert (row[1], row[-1]) == ("-", "new")
+    tree = run(*case, *sides, "--json").tree
+    assert tree["a"]["step"]["bubble_seconds"] == 0
+    assert tree["a"]["step"]["pipeline"]["bubble"] == 0
+
+
+def test_two_case_files_compare_like_their_flags(tmp_path: Path) -> None:
+    """Two saved cases give the comparison that their flags give."""
+    files = [str(tmp_path / name) for name in ("a.toml", "b.json")]
+    assert run(*TRAIN, "--save", files[0]).status == 0
+    other = [w if w != "8" else "4" for w in TRAIN]
+    run(*other, "--save", files[1])
+    tree = run("compare", *files, "--json").tree
+    assert {"schema": 1, **tree["a"]} == run(*TRAIN, "--json").tree
+    assert {"schema": 1, **tree["b"]} == run(*other, "--json").tree
+
+
+def test_listings_show_one_with_its_sources() -> None:
+    """An exact name shows one entry, words show a table, nothing found is status 1 and names what is near."""
+    assert "[1] NVIDIA" in run("devices", "h100-sxm-80gb").out
+    assert len(run("devices", "h100", "--json").tree["devices"]) > 2
+    assert run("models", "llama-3.1-70b", "--json").tree["models"][0]["parameters"] == 70553706496
+    nothing = run("models", "lamma-3.1")
+    assert nothing.status == 1
+    assert "llama-3.1" in nothing.out
+
+
+@pytest.mark.parametrize("name", _commands.NAMES)
+def test_help_lists_every_flag(name: str) -> None:
+    """Help names every flag of a command and is status 0, whatever else stands beside it."""
+    done = run(name, "--bogus", "-h")
+    assert done.status == 0
+    assert all(f.option in done.out or f.group == "positional" for f in _commands.command(name).flags.values())
+
+
+def test_overview_and_version() -> None:
+    """Without a command the commands are listed with status 2, on request with 0."""
+    assert (run().status, run("--help").status) == (2, 0)
+    assert all(name in run("--help").out for name in _commands.NAMES)
+    assert run("--version").out.startswith("shardwise ")
+
+
+def _shell(*words: str, **settings: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "shardwise", *words]
+    return subprocess.run(command, capture_output=True, env={**os.environ, **settings}, check=False)
+
+
+def test_output_is_ascii_where_nothing_else_can_be_shown() -> None:
+    """An ASCII terminal gets bars in ASCII rather than an error."""
+    done = _shell(*TRAIN, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert b"#####" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """A closed pipe ends the output without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "shardwise", *TRAIN, "--json"]
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        _, errors = process.communicate(timeout=30)
+    assert errors == b""
+    assert process.returncode == 0
+
+
+def test_an_interrupt_is_no_traceback() -> None:
+    """Ctrl-C ends with status 130 and without a traceback, whenever it comes."""
+    code = """
+import signal, sys
+import shardwise.answers._main as m
+signal.signal(signal.SIGINT, signal.default_int_handler)
+m.answer = lambda words: signal.raise_signal(signal.SIGINT)
+from shardwise.cli import main
+sys.exit(main(["train"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 130
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_fault_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What should never happen is said in one line with status 70, as JSON where JSON was asked for."""
+
+    def broken(words: list[str]) -> None:
+        raise ZeroDivisionError("by accident")
+
+    monkeypatch.setattr("shardwise.answers._main.answer", broken)
+    done = run("train", "gpt2", "--json")
+    assert done.status == 70
+    assert "ZeroDivisionError" in done.tree["error"]["problems"][0]["rule"]
+
+
+def test_colour_is_for_terminals_alone() -> None:
+    """A terminal gets colour, NO_COLOR and pipes do not, and the text is the same."""
+    from shardwise.answers._page import Page, text_of
+
+    class Terminal:
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    page = Page(40)
+    page.label("FITS", "62.1 of 80.0 GiB", "bold green")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        patch.delenv("NO_COLOR", raising=False)
+        coloured = text_of(page, Terminal())  # type: ignore[arg-type]
+        patch.setenv("NO_COLOR", "1")
+        plain = text_of(page, Terminal())  # type: ignore[arg-type]
+    assert "\x1b[" in coloured
+    assert plain == "FITS      62.1 of 80.0 GiB\n"
+
+
+def test_one_plan_needs_no_numpy_and_no_rich() -> None:
+    """The path of one plan imports neither arrays nor a terminal library."""
+    code = "import sys; from shardwise.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *TRAIN], capture_output=True, text=True, check=True)
+    assert not {"numpy", "rich", "argparse", "ray", "torch", "tomli_w"} & set(done.stderr.split())
+
+
+def test_json_is_one_object() -> None:
+    """Standard output holds one JSON object and nothing else, numbers finite."""
+    done = run(*TRAIN, "--json")
+    assert "NaN" not in done.out
+    assert "Infinity" not in done.out
+    json.loads(done.out)

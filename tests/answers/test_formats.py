@@ -1,0 +1,278 @@
+"""The command line with other systems' files: cases from scripts and commands, and plans as files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from answers.command_line import run
+from shardwise.answers import _commands
+
+SCRIPTS = Path(__file__).parents[1] / "formats" / "scripts"
+SMALL = (
+    *("--num-layers", "8", "--hidden-size", "512", "--num-attention-heads", "8", "--seq-length", "1024"),
+    *("--max-position-embeddings", "1024", "--micro-batch-size", "2", "--global-batch-size", "32"),
+    *("--vocab-size", "50257", "--bf16", "--swiglu", "--tensor-model-parallel-size", "2"),
+)
+
+
+def test_a_script_trains_on_the_devices_of_its_launch() -> None:
+    """A device named alone is taken as often as the script's launch has devices."""
+    done = run("train", "--from", str(SCRIPTS / "analysis_tool.sh"), "--on", "h100-sxm-80gb", "--json")
+    assert done.status == 0
+    plan = done.tree["plan"]
+    assert (plan["tp"], plan["pp"], plan["dp"], plan["micro_batch"]) == (2, 2, 4, 4)
+    assert done.tree["cluster"]["num_devices"] == 16
+    assert any("50257" in text for text in done.tree["assumptions"])
+
+
+def test_flags_change_what_the_script_says() -> None:
+    """A flag wins over the file, and what follows from it is deduced again."""
+    words = ("train", "--from", str(SCRIPTS / "analysis_tool.sh"), "--on", "32xh100-sxm-80gb", "--tp", "4", "--json")
+    plan = run(*words).tree["plan"]
+    assert (plan["tp"], plan["pp"], plan["dp"]) == (4, 2, 4)
+
+
+def test_the_training_command_itself_is_a_case() -> None:
+    """Behind -- stands the command that would have started the training, launcher and program included."""
+    launched = ("torchrun", "--nproc_per_node", "8", "--nnodes", "2", "pretrain_gpt.py")
+    whole = run("train", "--on", "h100-sxm-80gb", "--json", "--", *launched, *SMALL)
+    alone = run("train", "--on", "h100-sxm-80gb", "--json", "--", *launched[1:5], *SMALL)
+    assert whole.status == 0
+    assert whole.tree == alone.tree
+    assert whole.tree["plan"]["dp"] == 8
+
+
+TAKE = ("train", "explain", "comm", "count")
+
+
+@pytest.mark.parametrize("command", [name for name in TAKE if name in _commands.NAMES])
+def test_every_command_that_takes_a_plan_takes_a_script(command: str) -> None:
+    """The same file serves every command."""
+    where = () if command == "count" else ("--on", "h100-sxm-80gb")
+    assert run(command, "--from", str(SCRIPTS / "analysis_tool.sh"), *where, "--json").status == 0
+
+
+def test_a_script_with_expert_parallelism_is_counted_without_a_cluster(tmp_path: Path) -> None:
+    """A count needs no devices: the experts' ranks are those of the script, whatever it launches."""
+    script = tmp_path / "experts.sh"
+    experts = [
+        "--num-experts",
+        "8",
+        "--expert-model-parallel-size",
+        "8",
+        "--moe-ffn-hidden-size",
+        "64",
+        "--sequence-parallel",
+    ]
+    script.write_text(" ".join(["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *SMALL, *experts]))
+    done = run("count", "--from", str(script), "--json")
+    assert done.status == 0 and done.tree["params"]["by_component"]["experts"] > 0
+    assert done.tree["params"]["total"] == sum(done.tree["params"]["by_component"].values())
+    assert run("count", "mixtral-8x7b", "--ep", "8").status == 0
+
+
+def test_a_script_with_two_sets_of_flags_is_compared() -> None:
+    """Two sides of one script differ in what --a and --b say."""
+    words = ("compare", "--from", str(SCRIPTS / "analysis_tool.sh"), "--on", "h100-sxm-80gb", "--json")
+    done = run(*words, "--a", "--tp 2", "--b", "--tp 4")
+    assert done.status == 0
+
+
+def test_the_command_to_copy_gives_the_same_answer() -> None:
+    """The page ends with a command that keeps the file, the words behind -- and every flag."""
+    done = run("train", "--on", "h100-sxm-80gb", "--", "--nproc_per_node", "8", *SMALL)
+    command = done.out.rpartition("AGAIN")[2].replace("\\\n", " ").split()
+    assert command[:2] == ["shardwise", "train"]
+    assert run(*command[1:]).out == done.out
+
+
+def test_import_lists_every_word() -> None:
+    """`import` shows the model, the plan, the job, and what was understood, assumed, ignored and unknown."""
+    done = run("import", str(SCRIPTS / "gpt_oss_20b.sh"), "--on", "8xh100-sxm-80gb", "--json")
+    tree = done.tree
+    assert tree["model"]["layers"] == 24
+    assert {"argument": "--swiglu", "value": True, "meaning": "activation"} not in tree["understood"]
+    assert {"argument": "--quick-geglu", "value": True, "meaning": "activation"} in tree["understood"]
+    assert [one["argument"] for one in tree["unknown"]] == ["--enable-gpt-oss"]
+    page = run("import", str(SCRIPTS / "gpt_oss_20b.sh"), "--on", "8xh100-sxm-80gb").out
+    for word in ("FROM", "MODEL", "PLAN", "JOB", "STACK", "UNDERSTOOD", "ASSUMED", "IGNORED", "UNKNOWN", "NEXT"):
+        assert word in page
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    """Problems of the file and of the flags come together, under their own names."""
+    done = run("train", "--on", "h100", "--tp", "x", "--json", "--", "--num-layers", "8", "--bf16", "--fp16")
+    assert done.status == 2
+    assert {"tp", "--fp16", "--hidden-size", "--micro-batch-size"} <= set(done.fields)
+
+
+def test_a_device_alone_needs_a_launch() -> None:
+    """Where neither the file nor the flag says how many devices there are, that is asked for."""
+    done = run("train", "--on", "h100-sxm-80gb", "--json", "--", *SMALL)
+    assert done.fields == ["on"]
+
+
+def test_overrides_of_the_model_need_a_model() -> None:
+    """A flag of the model does not change a file's model in silence."""
+    words = ("train", "--from", str(SCRIPTS / "analysis_tool.sh"), "--on", "h100", "--num-layers", "4", "--json")
+    assert "num_layers" in run(*words).fields
+
+
+def test_a_configuration_without_a_model_asks_for_one(tmp_path: Path) -> None:
+    """DeepSpeed's file has no model; with one named, its plan and batch are used."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+                                "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}))  # fmt: skip
+    assert run("train", "--from", str(file), "--on", "8xh100", "--json").fields == ["model"]
+    tree = run("train", "llama-3.1-8b", "--from", str(file), "--on", "8xh100", "--json").tree
+    assert (tree["plan"]["sharding"], tree["plan"]["dp"], tree["job"]["global_batch"]) == ("zero3", 8, 32)
+
+
+def test_export_writes_what_import_reads(tmp_path: Path) -> None:
+    """A plan written for Megatron-LM gives the same report when its script is read."""
+    words = ("--tp", "2", "--pp", "2", "--sharding", "distributed-optimizer", "--global-batch", "64")
+    case = ("gpt2", "--on", "8xh100-sxm-80gb", *words, "--micro-batch", "4", "--seq-len", "1024")
+    assert run("export", "megatron", *case, "--write", str(tmp_path)).status == 0
+    there = run("train", *case, "--json").tree
+    back = run("train", "--from", str(tmp_path / "gpt2.sh"), "--on", "h100-sxm-80gb", "--json").tree
+    assert back["memory"]["peak_bytes"] == there["memory"]["peak_bytes"]
+    assert back["step_seconds"] == there["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("megatron", "gpt2", "--schedule", "zb-h1", "--pp", "2"), ["schedule"]),
+        (("deepspeed", "gpt2", "--pp", "2"), ["pp"]),
+        (("fsdp", "gpt2", "--sharding", "fsdp", "--recompute", "selective"), ["recompute"]),
+        (("tensorrt", "gpt2"), ["target"]),
+    ],
+)
+def test_what_a_target_cannot_be_told_is_named(words: tuple[str, ...], named: list[str]) -> None:
+    """Exit status 2, and the field that the target has no word for."""
+    more = ("--on", "8xh100-sxm-80gb", "--micro-batch", "1", "--global-batch", "64", "--seq-len", "512", "--json")
+    done = run("export", *words, *more)
+    assert done.status == 2
+    assert done.fields == named
+
+
+def test_an_export_says_which_version_it_was_checked_against() -> None:
+    """Each target states its version."""
+    words = ("gpt2", "--on", "8xh100-sxm-80gb", "--micro-batch", "1", "--global-batch", "64", "--json")
+    assert run("export", "deepspeed", *words, "--sharding", "zero2").tree["version"] == "0.19.8"
+    assert run("export", "fsdp", *words, "--sharding", "fsdp").tree["version"] == "1.15.0"
+    assert run("export", "megatron", *words).tree["version"].startswith("core_v0.19.0")
+
+
+def test_an_export_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    """The files are written all the same; the status is 1, and the reader is warned beside them."""
+    words = ("llama-3.1-8b", "--on", "8xh100", "--write", str(tmp_path))
+    done = run("export", "megatron", *words)
+    assert done.status == 1
+    assert "does not fit" in done.err
+    text = (tmp_path / "llama-3.1-8b.sh").read_text()
+    assert "# this plan does not fit, " in text
+    assert "# assumed: dp 8: fills 8 devices\n" in text
+    assert "# assumed: seq_len 4096: not given\n" in text
+    done = run("export", "deepspeed", *words, "--sharding", "zero3")
+    assert json.loads((tmp_path / "ds_config.json").read_text())["train_batch_size"] == 8
+    assert "assumed: dp 8: fills 8 devices\n" in done.err
+
+
+def test_an_export_names_parts_of_a_model_in_words() -> None:
+    """What a target has no word for is named as a reader would."""
+    done = run("export", "megatron", "bert-base", "--on", "8xh100")
+    assert "error: extras = 'pooler': cannot be said to Megatron-LM; leave it out" in done.err
+    assert "Projection(" not in done.err
+
+
+SCRIPT = (
+    "NNODES=2\nTP=${TP:-2}\ntorchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py --num-layers 8"
+    " --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+    " --micro-batch-size 2 --global-batch-size 32 --vocab-size 50257 --bf16 --tensor-model-parallel-size $TP\n"
+)
+OPEN = SCRIPT.replace("NNODES=2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "more", "said"),
+    [
+        ("empty.yaml", "", "", "empty.yaml: is empty"),
+        ("comment.yaml", "# nothing\n", "", "comment.yaml: holds no keys"),
+        ("empty.json", " \n", "", "empty.json: is empty"),
+        ("empty.sh", "", "", "empty.sh: is empty"),
+        ("list.json", "[]", "", "list.json: must hold an object of keys and values, and holds a list"),
+        ("null.json", "null", "", "null.json: must hold an object of keys and values, and holds null"),
+        ("ds.json", '{"train_batch_size": 64}', "A=1", "set = 'A=1': has no effect: ds.json is no script"),
+        ("run.sh", SCRIPT, "NOSUCH=3", "set = 'NOSUCH=3': sets a variable that run.sh does not use"),
+        ("run.sh", SCRIPT, "NNODES=4", "set = 'NNODES=4': has no effect: run.sh sets NNODES itself, to 2"),
+        ("run.sh", OPEN, "NNODES=x", "set = 'NNODES=x': NNODES must be a whole number"),
+        ("run.sh", OPEN, "TP=x", "tensor-model-parallel-size = 'x'"),
+    ],
+)
+def test_files_and_variables_that_say_nothing_are_refused(
+    name: str, text: str, more: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the file or the variable, its value and the rule."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    done = run("import", name, *(("--set", more) if more else ()))
+    assert done.status == 2
+    assert said in done.err.replace(f"'{name}'", name).replace("file = ", "").replace("from = ", "")
+
+
+@pytest.mark.parametrize(("more", "plan"), [("NNODES=4,TP=4", (32, 4, 8)), ("NNODES=1", (8, 2, 4))])
+def test_variables_of_a_caller_are_used(more: str, plan: tuple[int, ...], tmp_path: Path) -> None:
+    """What the script leaves open or gives a default, its caller may set."""
+    path = tmp_path / "run.sh"
+    path.write_text(OPEN)
+    tree = run("import", str(path), "--set", more, "--json").tree
+    assert (tree["num_devices"], tree["plan"]["tp"], tree["plan"]["dp"]) == plan
+
+
+def test_other_devices_than_the_script_starts_are_said() -> None:
+    """Devices that --on counts take the place of the launch's, and the answer says so; the same number says nothing."""
+    words = ("train", "--from", str(SCRIPTS / "analysis_tool.sh"), "--json", "--on")
+    for devices, said in (("32xh100-sxm-80gb", True), ("16xh100-sxm-80gb", False), ("h100-sxm-80gb", False)):
+        notes = run(*words, devices).tree["assumptions"]
+        assert any("starts 16 devices, 32 are asked for" in note for note in notes) is said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("config.json", '{"hidden_size": 4096}'), ("values.yaml", "replicas: 2\n"), ("run.sh", "echo a\n")],
+)
+def test_a_file_of_another_system_is_not_taken_for_one_that_is_read(tmp_path: Path, name: str, text: str) -> None:
+    """A file without any setting that its system knows is refused, with what can be read."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    done = run("import", str(path))
+    assert done.status == 2
+    assert "DeepSpeed's JSON" in done.err
+
+
+def test_degrees_that_are_left_open_are_not_said_to_be_zero(tmp_path: Path) -> None:
+    """A file that leaves replicas and micro-batch to the trainer has none of them in its plan's line."""
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    page = run("import", str(path)).out
+    plan = page[page.index("PLAN") : page.index("JOB")]
+    assert "zero2" in plan and "micro_batch" not in plan and "dp" not in plan.split()
+
+
+def test_an_export_needs_a_model_and_devices_alone() -> None:
+    """Every target has a framework and a sharding of its own, so that the shortest command gives a file."""
+    for target in ("megatron", "deepspeed", "fsdp"):
+        assert run("export", target, "gpt2", "--on", "8xh100").status == 0
+    assert "distributed_type: FSDP" in run("export", "fsdp", "gpt2", "--on", "8xh100").out
+    assert "MULTI_GPU" in run("export", "fsdp", "gpt2", "--on", "8xh100", "--sharding", "none").out
+
+
+def test_layers_without_a_letter_are_named() -> None:
+    """Megatron-LM's hybrids have no Mamba of the first kind: the error names the layers, not words of the script."""
+    done = run("export", "megatron", "mamba-2.8b", "--on", "8xh100", "--json")
+    (problem,) = done.tree["error"]["problems"]
+    assert problem["field"] == "model" and "Mamba1" in problem["rule"]

@@ -1,0 +1,49 @@
+"""Categories of memory: they are those of the terms, not of what a page calls them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.answers._train_tree import peak_parts
+from shardwise.hardware import Cluster
+from shardwise.ledger.traced import parts
+from shardwise.models import load_model
+from shardwise.plans import Plan, Training
+from shardwise.training import Options, TrainReport, train
+from shardwise.training._parts import MEMORY_CATEGORIES, category_of
+
+PLANS = (
+    (Plan(dp=8, sharding="fsdp", micro_batch=1), "fsdp2"),
+    (Plan(tp=4, dp=2, sharding="distributed-optimizer", micro_batch=1, recompute="full"), "megatron"),
+    (Plan(dp=8, sharding="zero2", micro_batch=1), "deepspeed"),
+    (Plan(pp=4, dp=2, schedule="gpipe", micro_batch=1), "pytorch"),
+)
+
+
+def answer(plan: Plan, stack: str) -> TrainReport:
+    """Return the answer for Llama-8B on eight A100."""
+    cluster = Cluster.parse("8xa100-sxm-80gb")
+    return train(
+        load_model("llama-3.1-8b"), cluster, plan, Training(seq_len=4096, global_batch=16), Options(stack=stack)
+    )
+
+
+@pytest.mark.parametrize(("plan", "stack"), PLANS, ids=[stack for _, stack in PLANS])
+def test_state_is_counted_in_its_own_category(plan: Plan, stack: str) -> None:
+    """Weights and optimizer state of the peak are the stage's own, and all categories add up to the device's bytes."""
+    report = answer(plan, stack)
+    shares = peak_parts(report)
+    assert shares["weights"] == pytest.approx(report.memory.weights)
+    assert shares["optimizer"] == pytest.approx(report.memory.optimizer)
+    assert shares["gradients"] <= report.memory.gradients * (1 + 1e-12)
+    assert sum(shares.values()) == pytest.approx(report.device_bytes)
+
+
+@pytest.mark.parametrize(("plan", "stack"), PLANS, ids=[stack for _, stack in PLANS])
+def test_every_large_term_has_a_category(plan: Plan, stack: str) -> None:
+    """At every moment no more than a tenth of the bytes is temporaries, and no term has an unknown category."""
+    report = answer(plan, stack)
+    for moment in report.traced.memory[report.peak_stage].moments.values():
+        terms = parts(moment)
+        assert {category_of(p) for p in terms} <= set(MEMORY_CATEGORIES)
+        assert sum(p.amount for p in terms if category_of(p) == "temporaries") < 0.1 * float(moment)

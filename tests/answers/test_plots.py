@@ -1,0 +1,224 @@
+"""Plots: the bars are as long as the answer, every file kind is written, and what cannot be drawn is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from answers.command_line import run
+from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
+from shardwise.answers._plot import figure_of
+from shardwise.answers._plots import ink_on, save, styled
+from shardwise.answers._plots_bars import (
+    HIDDEN,
+    MEMORY,
+    PHASE,
+    TIME,
+    compare_figure,
+    infer_figure,
+    memory_bars,
+    time_bar,
+    train_figure,
+)
+
+CASES = {
+    "pipeline": (
+        "llama-3.1-70b",
+        "64xh100",
+        Plan(tp=8, pp=4, dp=0, sequence_parallel=True, sharding="distributed-optimizer", recompute="full"),
+    ),
+    "experts": ("mixtral-8x7b", "64xh100", Plan(pp=2, ep=8, dp=0, sharding="zero2", recompute="selective")),
+    "sharded": ("llama-3.1-8b", "8xh100", Plan(dp=0, sharding="fsdp")),
+    "paired": ("mixtral-8x7b", "64xh100", Plan(pp=4, ep=8, dp=0, schedule="dualpipe", recompute="full")),
+}
+
+
+def reports(name: str) -> Any:
+    """Return a report of a named case."""
+    model, cluster, plan = CASES[name]
+    return train(load_model(model), Cluster.parse(cluster), plan, Training(seq_len=4096, global_batch=256))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bars_are_as_long_as_the_answer(name: str) -> None:
+    """Parts of the time add up to the step, parts of the memory to what the device shows, and none is below zero."""
+    report = reports(name)
+    step = time_bar(report, "step")
+    assert step.length == pytest.approx(report.step_seconds)
+    memory = memory_bars(report)
+    assert max(bar.length for bar in memory) == pytest.approx(report.device_bytes)
+    assert len(memory) == len(report.evaluation.stages)
+    for bar, looks in ((step, TIME), *((bar, MEMORY) for bar in memory)):
+        assert all(amount > -1e-9 for amount in bar.parts.values())
+        assert bar.parts.keys() <= looks.keys(), "every part has a colour and a name"
+    assert bar.low <= bar.length or not bar.low
+
+
+def served(on: str, plan: Plan) -> Any:
+    """Return a serving report."""
+    return infer(load_model("llama-3.1-70b"), Cluster.parse(on), plan, Serving(batch=8, input_tokens=2000))
+
+
+def texts(figure: Any) -> str:
+    """Return everything that is written in a figure."""
+    import matplotlib.text
+
+    return "\n".join(t.get_text() for t in figure.findobj(matplotlib.text.Text))
+
+
+def test_figures_say_what_they_show() -> None:
+    """Title, plan, units, capacity and every part stand in the figure itself."""
+    with styled():
+        said = texts(train_figure(reports("pipeline")))
+    for word in ("llama-3.1-70b on 64", "tp 8, pp 4", "GiB", "seconds", "79.18 GiB", "exposed", "overlapped", "bubble"):
+        assert word in said
+    with styled():
+        both = texts(compare_figure(reports("pipeline"), reports("sharded")))
+    assert "A: llama-3.1-70b on 64" in both and "B: llama-3.1-8b on 8" in both
+    with styled():
+        said = texts(infer_figure(served("8xh100", Plan(tp=4, pp=2))))
+    assert all(word in said for word in ("Prefill", "Decode", "milliseconds", "vllm may use", "key-value cache"))
+    with styled():
+        assert "Two cases" in texts(compare_figure(served("4xh100", Plan(tp=4)), served("8xh100", Plan(tp=8))))
+
+
+def test_what_does_not_happen_is_not_drawn() -> None:
+    """One pass without generation has no decode panel, a plan without messages no panel of hidden ones."""
+    job = Serving(batch=2, input_tokens=512, output_tokens=0)
+    report = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), job)
+    with styled():
+        assert len(infer_figure(report).axes) == 3
+    alone = train(load_model("gpt2"), Cluster.parse("1xh100"), Plan(), Training(seq_len=1024, global_batch=8))
+    with styled():
+        figure = train_figure(alone)
+    assert len(figure.axes) == 3
+    assert "overlapped" not in texts(figure)
+
+
+def test_a_search_without_plans_is_drawn() -> None:
+    """Where nothing fits the plot says so."""
+    from shardwise import plan_training
+    from shardwise.answers._plots_search import plan_figure
+
+    job = Training(seq_len=4096, global_batch=8)
+    with styled():
+        figure = plan_figure(plan_training(load_model("llama-3.1-70b"), Cluster.parse("1xh100"), job))
+    assert "no plan of the space fits" in texts(figure)
+
+
+@pytest.mark.parametrize(("on", "output"), [("8xh100", 200), ("1xh100", 200), ("8xh100", 0)])
+def test_a_search_for_deployments_is_drawn(on: str, output: int) -> None:
+    """The front, its limit and the best deployments are drawn; nothing found and nothing generated are said."""
+    job = Serving(input_tokens=1000, output_tokens=output)
+    options = sw.SearchOptions(max_tpot_seconds=0.05, top=4)
+    found = sw.plan_serving(load_model("llama-3.1-70b"), Cluster.parse(on), job, sw.ServingSpace(), options)
+    with styled():
+        said = texts(figure_of(found))
+    assert ("#1" in said) == bool(found.best)
+    assert ("limit 50.00 ms" in said) == (bool(found.best) and output > 0)
+    assert "no plan of the space fits" in said or "per device" in said
+
+
+def test_no_two_parts_look_alike() -> None:
+    """Within a panel every part has its own colour, except communication, which keeps its axis' colour everywhere."""
+    for looks in (MEMORY, TIME, HIDDEN, PHASE):
+        assert len({look.colour for look in looks.values()}) == len(looks)
+    for axis, look in HIDDEN.items():
+        assert look.colour == TIME[f"exposed {axis}"].colour == PHASE[f"exposed {axis}"].colour
+
+
+def contrast(a: float, b: float) -> float:
+    """Return the contrast of two luminances (WCAG 2)."""
+    return (max(a, b) + 0.05) / (min(a, b) + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour (WCAG 2)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_text_on_every_part_can_be_read() -> None:
+    """Text on a bar has a contrast of at least 3 with it, as WCAG 2 asks of graphics."""
+    for look in (*MEMORY.values(), *TIME.values()):
+        ink = 1.0 if ink_on(look.colour) == "white" else luminance(ink_on(look.colour))
+        assert contrast(ink, luminance(look.colour)) >= 3, look.label
+
+
+MAGIC = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
+
+
+@pytest.mark.parametrize("kind", MAGIC)
+def test_every_kind_of_file_is_written_and_the_same_each_time(kind: str, tmp_path: Path) -> None:
+    """The suffix says what is written, and the same answer gives the same bytes."""
+    written = []
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.{kind}"
+        with styled():
+            save(train_figure(reports("sharded")), str(path))
+        written.append(path.read_bytes())
+    assert written[0].startswith(MAGIC[kind])
+    assert written[0] == written[1]
+    if kind == "html":
+        page = written[0].decode()
+        assert "<title>llama-3.1-8b on 8" in page
+        xml.etree.ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
+TRAIN = ("train", "llama-3.1-8b", "--on", "8xh100", "--sharding", "fsdp", "--stack", "fsdp2", "--global-batch", "64")
+INFER = ("infer", "llama-3.1-8b", "--on", "1xh100", "--batch", "4")
+COMPARE = ("compare", "llama-3.1-8b", "--on", "8xh100", "--global-batch", "64", "--a", "--tp 8", "--b", "--tp 4 --pp 2")
+PLAN = ("plan", "train", "gpt2", "--on", "4xa100", "--global-batch", "32", "--seq-len", "1024", "--at-most")
+
+
+@pytest.mark.parametrize("words", [TRAIN, INFER, COMPARE, PLAN], ids=lambda w: w[0])
+def test_commands_draw_their_answer(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A plot changes neither status nor answer, says where it is, and stays out of the command to copy."""
+    path = tmp_path / "answer.svg"
+    plain, done = run(*words), run(*words, "--plot", str(path))
+    assert (done.status, done.err) == (plain.status, plain.err)
+    assert f"written to {path}" in " ".join(done.out.split())
+    assert "--plot" not in done.out
+    root = xml.etree.ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+
+
+@pytest.mark.parametrize("words", [TRAIN, INFER, COMPARE, PLAN], ids=lambda w: w[0])
+@pytest.mark.parametrize("name", ["plot.jpg", "plot", "missing/plot.svg"])
+def test_what_cannot_be_written_is_refused(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    """An unknown ending and a folder that is not there are bad input, said under the flag's name."""
+    done = run(*words, "--plot", str(tmp_path / name), "--json")
+    assert done.status == 2
+    assert done.fields == ["plot"]
+
+
+def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nothing can draw, the command says what to install, and a trace is written all the same."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "shardwise.answers._figures.find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+    )
+    done = run(*TRAIN, "--plot", str(tmp_path / "a.svg"))
+    assert done.status == 2
+    assert "pip install 'shardwise[plots]'" in done.err
+    assert run(*TRAIN, "--timeline", str(tmp_path / "a.json")).status == 0
+
+
+def test_answers_are_drawn_from_python(tmp_path: Path) -> None:
+    """`plot` draws every kind of answer, `plot_timeline` a step; a name that says nothing is refused."""
+    report = reports("sharded")
+    for name, answer in (("a.svg", report), ("b.pdf", served("4xh100", Plan(tp=4))), ("c.png", sw.roofline(report))):
+        sw.plot(answer, str(tmp_path / name))
+        assert (tmp_path / name).read_bytes().startswith(MAGIC[name[2:]])
+    for name in ("d.json", "e.html"):
+        timeline = sw.plot_timeline(report, str(tmp_path / name))
+        assert timeline.seconds == report.timeline().seconds
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(sw.InputError, match="does not say what to write"):
+        sw.plot(report, "a.json")

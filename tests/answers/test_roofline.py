@@ -1,0 +1,168 @@
+"""Rooflines: every second of compute is an operator's, and none is faster than its device."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from answers.command_line import run
+from shardwise import Cluster, Efficiencies, InferReport, Options, Plan, Roofline, Serving, Training, TrainReport
+from shardwise.answers._roofline_tree import INSIDE, LIMITS, whole_shares
+from shardwise.answers._train_tree import step_tree
+
+TRAINED = {
+    "dense": ("llama-3.1-8b", Plan(tp=4, pp=2, dp=0, recompute="selective"), {}),
+    "full recompute": ("llama-3.1-8b", Plan(tp=2, pp=4, dp=0, recompute="full"), {}),
+    "part recompute": ("llama-3.1-8b", Plan(tp=2, pp=4, dp=0, recompute="full", recompute_layers=3), {}),
+    "experts": ("mixtral-8x7b", Plan(pp=2, ep=8, dp=0, recompute="full"), {}),
+    "pairs": ("mixtral-8x7b", Plan(pp=4, ep=4, dp=0, schedule="dualpipe"), {}),
+    "mixed layers": ("jamba-v0.1", Plan(tp=8, dp=0), {}),
+    "predictions": ("deepseek-v3", Plan(tp=8, ep=8, dp=0), {"num_layers": 6}),
+}
+SERVED = {
+    "dense": ("llama-3.1-8b", Plan(tp=2), Serving(batch=8)),
+    "chunked": ("llama-3.1-8b", Plan(tp=2), Serving(batch=8, input_tokens=3000, max_batched_tokens=1024)),
+    "experts in fp8": ("deepseek-v3", Plan(tp=8), Serving(batch=8)),
+    "windows": ("mistral-7b-v0.1", Plan(), Serving(batch=2, input_tokens=4000, output_tokens=500)),
+}
+
+
+def trained(name: str, options: Options | None = None) -> TrainReport:
+    """Return a training report of a named case."""
+    model, plan, overrides = TRAINED[name]
+    job = Training(seq_len=2048, global_batch=128)
+    return sw.train(sw.load_model(model, overrides), Cluster.parse("32xh100"), plan, job, options)
+
+
+def served(name: str) -> InferReport:
+    """Return a serving report of a named case."""
+    model, plan, job = SERVED[name]
+    return sw.infer(sw.load_model(model), Cluster.parse(f"{plan.tp}xh100"), plan, job)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_operators_add_up_to_the_compute_of_the_step(name: str) -> None:
+    """Seconds of all passes of all operators are the compute that `train` reports, recompute included."""
+    report = trained(name, replace(Options(), efficiencies=Efficiencies(ideal=True)))
+    found = sw.roofline(report)
+    assert found.seconds["step"] == pytest.approx(step_tree(report)["compute_seconds"])
+    assert sum(map(found.share, found.points)) == pytest.approx(1)
+    # What messages beside them cost operators is part of the step, and of no operator.
+    real = trained(name)
+    assert 0.9 < sw.roofline(real).seconds["step"] / step_tree(real)["compute_seconds"] < 1 + 1e-9
+    lost = sw.roofline(real).lost_seconds
+    assert lost + sw.roofline(real).seconds["step"] == pytest.approx(step_tree(real)["compute_seconds"])
+    assert lost >= 0 and found.lost_seconds == 0
+
+
+def test_what_messages_slow_is_said_with_its_seconds() -> None:
+    """A page and its JSON say which seconds of the compute of `train` no operator has."""
+    found = sw.roofline(trained("dense"))
+    assert found.lost_seconds > 0
+    done = run(*TRAIN, "--json")
+    assert json.loads(done.out)["lost_seconds"] > 0
+    assert "not here:" in run(*TRAIN).out
+
+
+def test_rounded_shares_add_up() -> None:
+    """Shares that each round up still add up to the whole."""
+    assert whole_shares({"a": 0.505, "b": 0.495, "c": 0.0}, 0) == {"a": "51%", "b": "49%", "c": "0%"}
+    assert whole_shares({"a": 0.3335, "b": 0.3335, "c": 0.333}, 1) == {"a": "33.4%", "b": "33.3%", "c": "33.3%"}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_operators_add_up_to_those_of_each_phase(name: str) -> None:
+    """Seconds of prefill and of the mean decode step are those that `infer` reports."""
+    report = served(name)
+    found = sw.roofline(report)
+    for phase in ("prefill", "decode"):
+        assert found.seconds[phase] == pytest.approx(sum(getattr(report.evaluation, phase).operators.values()))
+
+
+def every() -> list[Roofline]:
+    """Return the rooflines of all named cases."""
+    return [*(sw.roofline(trained(name)) for name in TRAINED), *(sw.roofline(served(name)) for name in SERVED)]
+
+
+def test_no_operator_is_above_its_roof() -> None:
+    """Arithmetic stays below the peak of its data type, and both below what the intensity allows."""
+    for found in every():
+        for point in found.points:
+            assert 0 <= point.of_peak <= 1 + 1e-9, point
+            assert 0 <= point.of_roof <= 1 + 1e-9, point
+        for shares in found.bounds().values():
+            assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_an_ideal_device_runs_long_products_at_its_roof() -> None:
+    """With every efficiency at one, what only arithmetic or memory bounds sits on the roof, smoothing aside."""
+    ideal = replace(Options(), efficiencies=Efficiencies(ideal=True))
+    found = sw.roofline(trained("dense", ideal))
+    assert all(p.bound != "start" for p in found.points if p.moved_bytes)
+    assert all(p.of_roof > 0.9 for p in found.points if p.moved_bytes and p.kind != "matmul"), "one limit is the time"
+    assert all(p.of_roof > 0.7 for p in found.points if p.kind == "matmul"), "near the ridge both limits cost"
+
+
+def test_prefill_is_bound_by_arithmetic_and_decode_by_memory() -> None:
+    """The products of a long prefill lie right of the ridge, those of a small decode batch left of it."""
+    points = sw.roofline(served("dense")).points
+    up = {p.phase: p for p in points if p.operator == "mlp.up"}
+    assert up["prefill"].bound == "compute" and up["prefill"].intensity > up["prefill"].ridge
+    assert up["decode"].bound == "memory" and up["decode"].intensity < up["decode"].ridge
+    assert up["decode"].intensity < 2 * SERVED["dense"][2].batch
+
+
+def test_recompute_runs_the_forward_pass_again() -> None:
+    """What runs again costs what its forward pass costs, and only the regions of the plan do."""
+    points = sw.roofline(trained("dense")).points
+    again = [p for p in points if p.phase == "recompute"]
+    forward = {p.operator: p for p in points if p.phase == "forward"}
+    assert {p.operator for p in again} == {"attention"}
+    assert all(p.seconds == forward[p.operator].seconds and p.times == forward[p.operator].times for p in again)
+
+
+TRAIN = ("roofline", "llama-3.1-8b", "--on", "16xh100", "--tp", "2", "--pp", "2", "--global-batch", "64")
+INFER = ("roofline", "deepseek-v3", "--on", "16xh100", "--tp", "16", "--batch", "8")
+
+
+@pytest.mark.parametrize("words", [TRAIN, INFER, (*TRAIN[:4], "--what", "infer")], ids=["train", "infer", "what"])
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_the_command_prints_and_draws_every_operator(words: tuple[str, ...], width: str, tmp_path: Path) -> None:
+    """Page, JSON and plot answer with status 0; lines keep to the width, operators stand on the page by name."""
+    path = tmp_path / "roofline.svg"
+    done = run(*words, "--plot", str(path), "--width", width)
+    assert done.status == 0
+    assert max(len(line) for line in done.out.splitlines() if str(path) not in line) <= int(width)
+    tree: dict[str, Any] = run(*words, "--json").tree
+    assert all(row["operator"] in done.out for row in tree["operators"])
+    assert {row["bound"] for row in tree["operators"]} <= {"compute", "memory", "start"}
+    assert sum(row["share"] for row in tree["operators"]) == pytest.approx(len(tree["seconds"]))
+    assert xml.etree.ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+# Shares, widths and numbers of items: no limit of a device, so that they stay where one limit is left.
+NO_LIMITS = {
+    "ProductRates": "sharpness tiling ramp_traffic secondary",
+    "Rates": "sharpness tiling ramp_traffic secondary pair_dims grouped_each grouped_gradients contention"
+    " weight_gradient cast_traffic family assumptions blocks streams experts_in_turn",
+    "EngineCostModel": "network spans overlap exposed_axes replicas frozen widened_bytes narrow_dtype fused_experts"
+    " cores activation_width cache_width engine decoding starts widened attention",
+    "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",
+    "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second unsplit_bytes_per_second"
+    " thin_bytes_per_second cached_rate sources",
+    "KernelCosts": "costs packs scale",
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_rate_is_a_limit_or_none(kind: type) -> None:
+    """A field that is added to the rates is named here or among the limits of the roofline."""
+    limits = {*LIMITS[kind], *INSIDE.get(kind, ())}
+    assert limits | set(NO_LIMITS[kind.__name__].split()) == {f.name for f in fields(kind)}
+    assert not limits & set(NO_LIMITS[kind.__name__].split())

@@ -1,0 +1,60 @@
+"""What pages say beside their figures: intervals, rates in plain words, and the nearest change."""
+
+from __future__ import annotations
+
+import pytest
+
+from answers.command_line import run
+
+
+def test_latencies_come_with_their_intervals() -> None:
+    """The page prints the intervals of both latencies, as `train` does of the step; one pass has none to print."""
+    page = run("infer", "llama-3.1-8b", "--on", "h100", "--width", "120").out
+    assert "8 of 10 take TTFT " in page and ", TPOT " in page
+    assert "published runs" not in run("infer", "bert-base", "--on", "h100").out
+
+
+def test_rates_say_what_they_count() -> None:
+    """Tokens a second of a deployment count the prompts' time, those of a request its decoding alone."""
+    page = run("infer", "llama-3.1-8b", "--on", "h100", "--width", "120").out
+    assert "per device, prompts included" in page
+    assert "tokens/s for each request once it decodes" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("deepseek-v3", "--on", "8xh200"), "nearest change that fits: --tp 8"),
+        (("llama-3.1-70b", "--on", "4xh100"), "nearest change that fits: --tp "),
+        (("llama-3.1-405b", "--on", "8xa100"), "none of the changes tried fits; nearest is --tp 8, "),
+    ],
+)
+def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:
+    """The nearest change splits a model over as many devices as it needs, and is named where nothing fits."""
+    done = run("infer", *words, "--width", "120")
+    assert done.status == 1
+    assert says in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("llama-3.1-70b", "--on", "16xh100"), "`shardwise plan train` tries every plan"),
+        (("llama-3.1-8b", "--on", "rtx-4090"), "--optimizer adam8bit"),
+    ],
+)
+def test_where_no_change_fits_the_next_step_is_named(words: tuple[str, ...], says: str) -> None:
+    """A training plan that no single change makes fit points to the search; one device, to smaller copies."""
+    done = run("train", *words, "--width", "160")
+    assert done.status == 1
+    assert says in done.out
+
+
+def test_the_nearest_change_does_what_it_says() -> None:
+    """The flags of the nearest change, added to the command that is printed, give the memory that they promise."""
+    words = ("train", "llama-3.1-8b", "--on", "8xh100", "--micro-batch", "1", "--global-batch", "8", "--width", "160")
+    line = next(line for line in run(*words).out.splitlines() if "nearest change that fits" in line)
+    flags, promised = line.split("fits: ")[1].split(" (")
+    again = run(*words, *flags.split())
+    assert again.status == 0
+    assert f"{promised.split(')')[0]} of " in again.out
