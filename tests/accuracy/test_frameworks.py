@@ -54,7 +54,7 @@ def test_every_entry_has_a_source() -> None:
         ("megatron", {"attention_kernel": "unfused"}, "none", "megatron-scores"),
         ("megatron-2021", {"attention_kernel": "unfused"}, "none", "megatron-2021"),
         ("megatron-scores", {"attention_kernel": "flash"}, "none", "megatron"),
-        ("automodel", {}, "none", "transformers"),
+        ("automodel", {}, "none", "automodel-dense"),
         ("automodel", {}, "gated", "automodel"),
         ("megatron-bridge-2606", {}, "ungated", "megatron-bridge"),
     ],

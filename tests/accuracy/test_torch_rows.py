@@ -65,12 +65,15 @@ def test_selective_checkpointing_of_fms_is_a_share_of_the_blocks(tmp_path: Path)
 
 
 def test_automodel_runs_its_own_layers_for_mixtures(tmp_path: Path) -> None:
-    """NeMo AutoModel's mixtures have fused norms and one sequence a micro-batch in a pipeline."""
+    """NeMo AutoModel's mixtures fuse norms, keep weights gathered and send a pipeline single sequences."""
     mixture = {"model": "qwen3-30b-a3b", "device": "h100-sxm-80gb", "num_gpus": "32", "dp": "32", "ep": "8"}
     own, eager = (
         only(tmp_path, framework=name, **mixture).predicted or 0.0 for name in ("NeMo AutoModel", "torchtitan (2024)")
     )
     assert own > eager
+    kept = only(tmp_path, framework="NeMo AutoModel", **mixture)
+    assert any(one.startswith("sharding: shard-grad-op") for one in kept.assumed)
+    assert not any(one.startswith("sharding: shard") for one in only(tmp_path, framework="NeMo AutoModel").assumed)
     piped = only(tmp_path, framework="NeMo AutoModel", **{**mixture, "pp": "2", "dp": "16", "micro_batch": "4"})
     assert any(one.startswith("micro_batch: one sequence") for one in piped.assumed)
 

@@ -19,8 +19,9 @@ Table: TypeAlias = Mapping[str, Any]
 class Framework:
     """What a framework does where a row is silent: its stack, sharding, and sequence parallelism with tp.
 
-    An entry for a part of the runs of a framework asks for matching record with `where`. `pipeline_batch` is what a
-    stated micro-batch of a pipeline is, `recompute_policy` that nobody prints how much selective recompute runs again.
+    An entry for a part of the runs of a framework asks for matching record with `where`. `mixture_sharding` is
+    what FSDP is for models with experts, where it differs. `pipeline_batch` is what a stated micro-batch of a pipeline
+    is, `recompute_policy` that nobody prints how much selective recompute runs again.
     """
 
     pattern: str
@@ -29,6 +30,7 @@ class Framework:
     sequence_parallel: bool
     source: str
     where: Mapping[str, str] = field(default_factory=dict)
+    mixture_sharding: str = ""
     pipeline_batch: Literal["stated", "replica", "sequence"] = "stated"
     recompute_policy: bool = False
 

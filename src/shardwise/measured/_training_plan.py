@@ -41,7 +41,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         sequence_parallel=_sequence_parallel(record, framework, tp, experts),
         schedule="interleaved" if vpp > 1 else "1f1b",
         cp_kind=_cp_kind(record, cp),
-        sharding=_sharding(record, framework),
+        sharding=_sharding(record, framework, experts),
     )
     plan = _shard(record, plan)
     if pp > model.num_layers + 2:
@@ -121,14 +121,16 @@ def _cp_kind(record: Record, cp: int) -> ContextKind:
     return cast(ContextKind, kind)
 
 
-def _sharding(record: Record, framework: Framework) -> Sharding:
+def _sharding(record: Record, framework: Framework, experts: bool) -> Sharding:
     word = record.text("sharding")
     if not word:
         record.taken("sharding")
-        return cast(Sharding, framework.sharding)
-    found = words("sharding").get(word)
+    found = words("sharding").get(word) if word else framework.sharding
     if found is None:
         raise refuse("sharding", word, "is not a known kind of sharding")
+    if experts and found == "fsdp" and framework.mixture_sharding:
+        found = framework.mixture_sharding
+        record.assume(f"sharding: {found}, what the framework's recipes of mixtures make of FSDP")
     return cast(Sharding, found)
 
 

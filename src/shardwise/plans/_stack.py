@@ -23,6 +23,7 @@ NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
 LossKernel: TypeAlias = Literal[
     "eager",
+    "eager-narrow",
     "eager-shifted",
     "chunked",
     "compiled",
