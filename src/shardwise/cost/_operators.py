@@ -254,13 +254,15 @@ def _finish(r: Rates[X], op: Op[X]) -> X | float:
 
 
 def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:
-    """Return seconds of every pass of an operator that has it."""
+    """Return seconds of every pass of an operator that has it, gradients that nothing asks for left out."""
     zero = 0 * op.forward_bytes
     two = op.kind in ("matmul", "grouped") and not op.region.endswith("core")
-    has_weight_pass = two and bool(op.weights or op.weight_flops is not zero)
+    has_weight_pass = two and bool(op.weights or op.weight_flops is not zero) and "weight" not in op.without
     return PassSeconds(
         forward=named(kernel_seconds(r, op, "forward"), f"{op.name}, forward"),
-        backward_input=named(kernel_seconds(r, op, "input"), f"{op.name}, input gradient"),
+        backward_input=zero
+        if "input" in op.without
+        else named(kernel_seconds(r, op, "input"), f"{op.name}, input gradient"),
         backward_weight=named(kernel_seconds(r, op, "weight"), f"{op.name}, weight gradient")
         if has_weight_pass
         else zero,

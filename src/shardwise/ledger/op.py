@@ -13,6 +13,9 @@ from shardwise.ledger.number import X
 
 Verb: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 GroupAxis: TypeAlias = Literal["tp", "tp2", "cp", "ep", "etp", "pp", "dp_cp", "edp"]
+Gradient: TypeAlias = str
+"""Whose gradient reads something: "input", "weight", "either", "later" (an operator of another block), or the name of a
+tensor that must need one."""
 Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels", "copied"]
 OpKind: TypeAlias = Literal["matmul", "grouped", "attention", "memory", "scan", "none"]
 WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
@@ -54,12 +57,14 @@ class Tensor(Generic[X]):
 
     `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads
     from outside and drops what is born within. `product` marks what the last product of a feed-forward keeps.
+    `read_for` says which gradient of the operator that keeps it reads it.
     """
 
     name: str
     size_bytes: X
     born: str
     product: bool = False
+    read_for: Gradient = "either"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +74,8 @@ class Collective(Generic[X]):
     `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
     step behind each block of attention, "panels" is pipelined behind panels of a product, "copied" too but by copy
     engines, "exposed" waits. `count` repeats the message. `fanout` is set where copies of a token for one domain travel
-    to it once: how many a token has. `shape` is that of the tensor, rows first.
+    to it once: how many a token has. `shape` is that of the tensor, rows first. In backward it is sent for the gradient
+    that it is `read_for`.
     """
 
     axis: GroupAxis
@@ -80,6 +86,7 @@ class Collective(Generic[X]):
     tensor: str = ""
     fanout: int = 0
     shape: tuple[X | float, ...] = ()
+    read_for: Gradient = "either"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +101,9 @@ class Op(Generic[X]):
     `parts` are the columns of the products that a joint one stands for, in their order. `host_seconds` is what the
     host needs to launch the kernels of one pass: they never take less. `unaligned` operands have rows that do not
     start at multiples of 16 bytes. `apart` is how often kernels read or write the input gradient to add up those of
-    `parts` that run as products of their own, 0 where one product stands for them.
+    `parts` that run as products of their own, 0 where one product stands for them. `takes` and `makes` are the names of
+    the tensors that it reads and writes where `reads` and its own name do not say (`ledger.flow`); one that makes none
+    works in place. `without` are the gradients that nothing asks for.
     """
 
     name: str
@@ -115,7 +124,9 @@ class Op(Generic[X]):
     forward: tuple[Collective[X], ...] = ()
     backward: tuple[Collective[X], ...] = ()
     kernels: float = 1
-    output: str = ""
+    takes: tuple[str, ...] = ()
+    makes: tuple[str, ...] | None = None
+    without: tuple[Gradient, ...] = ()
     dtype: str = ""
     transient_bytes: X | float = 0
     batch: X | float = 1

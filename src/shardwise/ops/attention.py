@@ -5,6 +5,8 @@ Letters: T tokens on the rank, N query and K key-value heads on the rank, H head
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
@@ -13,6 +15,8 @@ from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
 
 REGION = "attention"
+STREAMS = ("attention.queries", "attention.keys", "attention.values")
+"""What the projections of attention make."""
 
 
 def head_norm(y: Layout[X], name: str, heads: tuple[X, int], dim: int, rule: tuple[str, NormKind]) -> Op[X]:
@@ -28,7 +32,9 @@ def head_norm(y: Layout[X], name: str, heads: tuple[X, int], dim: int, rule: tup
     width = dim + 0 * local if how == "head" else local * dim
     n = Norm(name=name, region=REGION, kind=kind, rows=rows, elements=elements, width=width,
              whole=dim if how == "head" else whole * dim)  # fmt: skip
-    return norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * elements, born=REGION))
+    op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * elements, born=REGION))
+    stream = f"attention.{name.rpartition('.')[2]}"
+    return replace(op, takes=(stream,), makes=(stream,)) if stream in STREAMS else op
 
 
 def head_norms(y: Layout[X], m: Attention) -> list[Op[X]]:
@@ -55,7 +61,7 @@ def rotary(y: Layout[X], width: X) -> Op[X]:
     stream = y.a * y.tokens * width
     kernels, passes = (1, 2) if y.stack.activation == "fused" else (8, 10)
     return memory_op(y, "rotary", REGION, (passes * stream, passes * stream), kernels=kernels, output_bytes=stream,
-                     role="rotary")  # fmt: skip
+                     role="rotary", makes=())  # fmt: skip
 
 
 def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
@@ -150,9 +156,10 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
         y.activation("attention.values", stored, REGION),
     )
     core = core_of(y, m)
-    ops = [y.column("qkv", REGION, projections(y, m, D), source), *head_norms(y, m)]
+    ops = [y.column("qkv", REGION, projections(y, m, D), source, makes=STREAMS), *head_norms(y, m)]
     if m.rotary:
-        ops.append(rotary(y, (heads + (0 if m.kv_from_earlier else kv)) * m.head_dim))
+        turned = rotary(y, (heads + (0 if m.kv_from_earlier else kv)) * m.head_dim)
+        ops.append(replace(turned, takes=STREAMS[:2]))
     if m.fused_projection or y.stack.activation == "fused":
         ops.append(_split(y, inputs))
     ops += attention_core(y, core, inputs)

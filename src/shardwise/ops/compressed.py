@@ -122,7 +122,8 @@ def _outputs(y: Layout[X], m: CompressedAttention, D: int) -> list[Op[X]]:
         name="out_groups", kind="matmul", region=REGION, flops=flops, forward_bytes=moved, backward_flops=flops,
         backward_bytes=moved, weight_flops=flops, weight_bytes=edges + 2 * y.work.gradient_bytes * elements, rows=T,
         columns=0 * T + m.out_lora_rank, inner=0 * T + wide, batch=groups, weights=(weight,), reads=(out,),
-        saves=(out,), model_flops=flops, dtype=y.work.dtype, output_bytes=y.a * T * groups * m.out_lora_rank,
+        saves=(replace(out, read_for="weight"),), model_flops=flops, dtype=y.work.dtype,
+        output_bytes=y.a * T * groups * m.out_lora_rank,
     )  # fmt: skip
     ranks = m.out_groups * m.out_lora_rank
     entry = y.activation("out_groups.output", groups * m.out_lora_rank, REGION)

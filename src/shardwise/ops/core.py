@@ -260,6 +260,11 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
     with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
     """
     queries, keys, values = _repeated(y, c, inputs)
+    # Each operand of a product is read for the gradient of the other.
+    queries, keys, values = (
+        replace(t, read_for=other)
+        for t, other in ((queries, inputs[1].name), (keys, inputs[0].name), (values, "attention.softmax"))
+    )
     T, keys_seen = y.tokens, y.work.S + y.work.context
     scores = T * c.heads * keys_seen
     ahead, back = context_messages(y, c)
@@ -276,8 +281,12 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
         y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores,
         role="softmax",
     )  # fmt: skip
-    first = replace(first, forward=ahead, backward=back, unaligned=is_unaligned(y, c.key_dim), role="scores")
-    return first, softmax, replace(last, unaligned=is_unaligned(y, c.value_dim), role="context")
+    first = replace(
+        first, forward=ahead, backward=back, unaligned=is_unaligned(y, c.key_dim), role="scores",
+        takes=(inputs[0].name, inputs[1].name),
+    )  # fmt: skip
+    takes = ("attention.softmax", inputs[2].name)
+    return first, softmax, replace(last, unaligned=is_unaligned(y, c.value_dim), role="context", takes=takes)
 
 
 def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:

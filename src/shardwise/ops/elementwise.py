@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.ledger.number import X
-from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.models import NormKind
 from shardwise.ops.layout import Layout, memory_op
 
@@ -86,20 +86,20 @@ def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X
     make a vector that is kept. Cohere's LayerNorm keeps the centred input twice, for the variance and for the output.
     """
 
-    def made(part: str, size: X) -> Tensor[X]:
-        return Tensor(name=f"{n.name}.{part}", size_bytes=size, born=n.region)
+    def made(part: str, size: X, read_for: Gradient = "input") -> Tensor[X]:
+        return Tensor(name=f"{n.name}.{part}", size_bytes=size, born=n.region, read_for=read_for)
 
     statistics, four = made("statistics", 4 * n.rows), 4 * n.elements
     if n.kind == "layernorm-float":
-        kept = [made("centred", four), made("centred again", four), made("normalised", four), statistics]
+        kept = [made("centred", four), made("centred again", four), made("normalised", four, "weight"), statistics]
         return (*kept, *(() if y.a == 4 else (made("fp32 weight", 4 * n.width),)))
-    kept = [source if y.a == 4 else made("fp32", four), statistics]
+    kept = [replace(source, read_for="input") if y.a == 4 else made("fp32", four), statistics]
     if n.kind == "rmsnorm":
-        kept.append(made("normalised", y.a * n.elements))
+        kept.append(made("normalised", y.a * n.elements, "weight"))
     elif n.kind == "rmsnorm-float":
-        kept.append(made("normalised", four))
+        kept.append(made("normalised", four, "weight"))
     elif n.kind == "rmsnorm-offset":
-        kept += [made("normalised", four), made("shifted weight", 4 * n.width)]
+        kept += [made("normalised", four, "weight"), made("shifted weight", 4 * n.width)]
     return tuple(kept)
 
 

@@ -14,7 +14,7 @@ from shardwise.ledger.number import X, divide, maximum, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
-from shardwise.ops.feed_forward import activation_op, mlp
+from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, Shape, memory_op
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
@@ -90,7 +90,8 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Te
         name=name, kind="grouped", region=name.rpartition(".")[0], flops=flops, forward_bytes=edges + weight,
         backward_flops=flops, backward_bytes=edges + weight, weight_flops=flops, weight_bytes=edges + gradient,
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
-        saves=(source,), model_flops=2 * e.fair * n * k, dtype=y.work.dtype, output_bytes=y.a * e.rows * n,
+        saves=(replace(source, read_for="weight"),), model_flops=2 * e.fair * n * k, dtype=y.work.dtype,
+        output_bytes=y.a * e.rows * n,
         host_seconds=e.local * _launch_seconds(y), role=shape.role,
     )  # fmt: skip
 
@@ -110,7 +111,7 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
         _grouped(y, e, f"{region}.up", up, permuted),
         *_clamps(y, m, e, region),
         act,
-        _grouped(y, e, f"{region}.down", down, _weighted(y, region, product)),
+        _grouped(y, e, f"{region}.down", down, _weighted(y, m, region, product)),
     )
     return (*found, *_added_bias(y, m, e, region))
 
@@ -153,12 +154,9 @@ def _added_bias(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X]
     return (memory_op(y, f"{region}.bias", region, (moved[0], moved[1]), kernels=5, role="steps"),)
 
 
-def _weighted(y: Layout[X], region: str, product: Tensor[X]) -> Tensor[X]:
-    """Return what the second product keeps: the activated rows, weighted in a tensor of their own by separate kernels.
-
-    Megatron-LM core/transformer/mlp.py, per_token_scale: the gradient of the weights reads the activated rows too.
-    """
-    if y.stack.experts != "permuted" or y.stack.activation != "eager":
+def _weighted(y: Layout[X], m: MoE, region: str, product: Tensor[X]) -> Tensor[X]:
+    """Return what the second product keeps: the activated rows, in a tensor of their own where kernels weight them."""
+    if not weights_rows(y, m):
         return product
     return Tensor(name=f"{region}.weighted", size_bytes=product.size_bytes, born=product.born)
 
@@ -185,8 +183,8 @@ def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]
     return Op(
         name=region, kind="matmul", region=region, flops=flops, forward_bytes=moved, backward_flops=flops,
         backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=zero + E, inner=zero + D,
-        weights=tuple(weights), reads=(source,), saves=(source, *kept), model_flops=flops, dtype=y.work.dtype,
-        kernels=4, output_bytes=4 * T * E, role="router",
+        weights=tuple(weights), reads=(source,), saves=(replace(source, read_for="weight"), *kept), model_flops=flops,
+        dtype=y.work.dtype, kernels=4, output_bytes=4 * T * E, role="router",
     )  # fmt: skip
 
 

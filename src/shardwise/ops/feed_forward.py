@@ -5,6 +5,8 @@ Letters: T tokens on the rank, D hidden, F ffn. Source of gated ones: arXiv:2002
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import MLP, MoE
@@ -34,6 +36,14 @@ def activation_tensors(y: Layout[X], m: MLP | MoE) -> tuple[tuple[str, int], ...
     return tuple((name, 1) for name in names)
 
 
+def weights_rows(y: Layout[X], m: MLP | MoE) -> bool:
+    """Return whether rows of experts are multiplied by their weights between activation and second product, eagerly.
+
+    Megatron-LM core/transformer/mlp.py, per_token_scale: the gradient of the weights reads the activated rows too.
+    """
+    return isinstance(m, MoE) and y.stack.experts == "permuted" and y.stack.activation == "eager"
+
+
 def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> tuple[Op[X], Tensor[X]]:
     """Return the activation function over `width` elements a row and its output, which the next product keeps."""
     region, one = f"{name}.act", y.a * rows * width
@@ -47,7 +57,10 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
     # Each separate kernel reads and writes once more.
     moved = (inputs + 1 + 2 * (steps - 1)) * one, (2 * inputs + 1 + 3 * (steps - 1)) * one
     entry = Tensor(name=f"{name}.up", size_bytes=one * inputs, born=name)
-    op = memory_op(y, f"{name}.activation", region, moved, reads=(entry,), saves=(*saves, out), kernels=steps,
+    # The gradient of ReLU reads what it made, as that of the weights of Megatron-LM's eager experts does; that of other
+    # functions leaves it to the weight of the product behind it.
+    own = (*saves, replace(out, read_for="weight" if kept and not weights_rows(y, m) else "input"))
+    op = memory_op(y, f"{name}.activation", region, moved, reads=(entry,), saves=own, kernels=steps,
                    output_bytes=one, role="activation")  # fmt: skip
     return op, out
 

@@ -76,9 +76,9 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     width = m.embedding_width or m.hidden
     stream = y.a * y.tokens * width
     ahead, back = _table_messages(y, stream, width)
-    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born=""), *rotary_tables(y, m)]
+    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born="", read_for="weight"), *rotary_tables(y, m)]
     if m.positions:
-        saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born=""))
+        saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born="", read_for="weight"))
     if y.drops("hidden"):
         elements = y.residual_tokens * y.residual_width(m.hidden)
         saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born="embedding"))
@@ -96,7 +96,8 @@ def rotary_tables(y: Layout[X], m: Model) -> tuple[Tensor[X], ...]:
     if not width:
         return ()
     positions = divide(y.tokens, y.work.B)
-    return (Tensor(name="rotary tables", size_bytes=2 * y.a * positions * width, born="embedding"),)
+    size = 2 * y.a * positions * width
+    return (Tensor(name="rotary tables", size_bytes=size, born="embedding", read_for="later"),)
 
 
 def _table_messages(y: Layout[X], stream: X, width: int) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:

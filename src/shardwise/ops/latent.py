@@ -79,6 +79,7 @@ def _whole_gradient(y: Layout[X], rank: int) -> tuple[Collective[X], ...]:
             hides="compute",
             tensor="latent gradient",
             shape=(y.tokens, rank),
+            read_for="input",
         ),
     )
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Generic, Literal, cast
 
 from shardwise.ledger.number import X, divide, maximum
-from shardwise.ledger.op import Collective, Hiding, Op, OpRole, Tensor, Weight
+from shardwise.ledger.op import Collective, Gradient, Hiding, Op, OpRole, Tensor, Weight
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.plans import Stack
 
@@ -184,7 +184,7 @@ def matmul(
         inner=k,
         weights=weights,
         reads=(source,),
-        saves=cast(tuple[Tensor[X], ...], more.pop("saves", (source,))),
+        saves=tuple(replace(t, read_for="weight") for t in cast(tuple[Tensor[X], ...], more.pop("saves", (source,)))),
         dtype=y.work.dtype,
         model_flops=flops,
         output_bytes=y.a * m * n,
@@ -233,8 +233,9 @@ class OneD(Layout[X]):
         gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
         last: Hiding = "late" if self.stack.overlap_input_gradients else "exposed"
         if self.choices.sequence_parallel:
-            again = (replace(gather, hides="compute"),) if self.stack.regathers_inputs else ()
-            back = (*again, replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient"))
+            again = (replace(gather, hides="compute", read_for="weight"),) if self.stack.regathers_inputs else ()
+            scatter = replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient", read_for="input")
+            back = (*again, scatter)
             forward: tuple[Collective[X], ...] = (self._pipelined(gather),)
             kept = Tensor(name=f"{region}: gathered {source.name}", size_bytes=full, born=region)
             more |= {} if again else {"saves": (kept,)}
@@ -242,7 +243,8 @@ class OneD(Layout[X]):
             forward = ()
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).
             times = shape.kernels if self.stack.reduces_apart else 1
-            back = (replace(gather, verb="all_reduce", hides=last, tensor="input gradient", count=times),)
+            reduced = replace(gather, verb="all_reduce", hides=last, tensor="input gradient", count=times)
+            back = (replace(reduced, read_for="input"),)
         more |= {"apart": self._adding_passes(region, len(shape.parts))}
         return self._product(name, region, shape, source, forward=forward, backward=back, **more)
 
@@ -316,19 +318,30 @@ class Summa(Layout[X]):
         thin = inner / nb
 
         def panel(
-            axis: Literal["tp", "tp2"], verb: Literal["broadcast", "reduce"], size: X, tensor: str
+            axis: Literal["tp", "tp2"],
+            verb: Literal["broadcast", "reduce"],
+            size: X,
+            tensor: str,
+            of: Gradient = "either",
         ) -> Collective[X]:
             at = (m, thin) if axis == "tp" else (thin, outputs)
             return Collective(
-                axis=axis, verb=verb, size_bytes=size / nb, count=nb, hides="panels", tensor=tensor, shape=at
+                axis=axis,
+                verb=verb,
+                size_bytes=size / nb,
+                count=nb,
+                hides="panels",
+                tensor=tensor,
+                shape=at,
+                read_for=of,
             )
 
         forward = (panel("tp", "broadcast", left, "input"), panel("tp2", "broadcast", right, "weight"))
         back = (
-            panel("tp2", "broadcast", right, "weight"),
-            panel("tp", "reduce", left, "input gradient"),
-            panel("tp", "broadcast", left, "input"),
-            panel("tp2", "reduce", right, "weight gradient"),
+            panel("tp2", "broadcast", right, "weight", "input"),
+            panel("tp", "reduce", left, "input gradient", "input"),
+            panel("tp", "broadcast", left, "input", "weight"),
+            panel("tp2", "reduce", right, "weight gradient", "weight"),
         )
         weights = linear_weights(name, shape, (outputs, divide(inner, self.degrees.tp2)))
         return matmul(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, cast
 
 from shardwise.cost import PassSeconds, op_seconds
+from shardwise.ledger.flow import gradient_passes
 from shardwise.ledger.number import X, divide, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep, run_again
@@ -269,5 +270,5 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
         elements=elements(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
         + total((again[id(o)] * o.flops for o in ops if id(o) in again), zero),
-        model_flops=total((3 * (zero + o.model_flops) for o in ops), zero),
+        model_flops=total(((1 + gradient_passes(o)) * (zero + o.model_flops) for o in ops), zero),
     )
