@@ -284,7 +284,7 @@ def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> TrainingCase:
         seq_len=seq_len,
         global_batch=plan.dp * plan.micro_batch * count,
         precision=draw(st.sampled_from(("", *_WIDE_RECIPES))),
-        optimizer=draw(st.sampled_from(("adam", "adam8bit", "lion", "muon", "sgd"))),
+        optimizer=draw(st.sampled_from(("adam", "adam8bit", "adam4bit", "adafactor", "galore", "lion", "muon", "sgd"))),
         expert_imbalance=draw(st.sampled_from((1.0, 1.5))),
     )
     stack = find_stack(draw(st.sampled_from(wanted.stacks or stack_names())))

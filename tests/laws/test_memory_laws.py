@@ -75,7 +75,7 @@ def test_state_summed_over_a_sharding_group_is_one_copy(case: TrainingCase, shar
     found = evaluated(case)
     recipe, z = case.recipe, found.sizes
     precision, optimizer = recipe.precision, recipe.optimizer
-    moment = optimizer.moment_bytes or precision.state_bytes
+    widths_of = [one.element_bytes(precision.state_bytes) for one in (optimizer.matrix, optimizer.other)]
     for stage in found.stages:
         dense_matrix, dense_other, expert_matrix, expert_other = owned(found.parts, stage)
         for params, ranks in (
@@ -83,12 +83,11 @@ def test_state_summed_over_a_sharding_group_is_one_copy(case: TrainingCase, shar
             ((0, 0, expert_matrix, expert_other), case.plan.expert_dp),
         ):
             matrix, other = params[0] + params[2], params[1] + params[3]
-            weights, gradients, state = state_bytes(recipe, z, params)
+            weights, gradients, state = state_bytes(recipe, z, params, (0, 0))
             widths = (
                 precision.weight_bytes * (matrix + other),
                 precision.gradient_bytes * (matrix + other),
-                (precision.master_bytes + optimizer.matrix_moments * moment) * matrix
-                + (precision.master_bytes + optimizer.vector_moments * moment) * other,
+                (precision.master_bytes + widths_of[0]) * matrix + (precision.master_bytes + widths_of[1]) * other,
             )
             sharded = (recipe.shards_weights, recipe.shards_gradients, recipe.shards_optimizer)
             for got, one_copy, is_sharded in zip((weights, gradients, state), widths, sharded, strict=True):

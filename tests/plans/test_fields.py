@@ -23,7 +23,6 @@ IMPORTED = {
     "keeps_products",
     "optimizer_instances",
     "separate_weight_gradients",
-    "updates_in_backward",
 }
 RECORDS: tuple[tuple[type, tuple[Field, ...], set[str]], ...] = (
     (Plan, PLAN, set()),

@@ -19,7 +19,18 @@ from shardwise.plans import Plan, Training
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute"))
 # A recipe -> accelerate's mixed_precision and the type in which the script loads the weights.
 _PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"), "fp32": ("no", "float32")}
-_OPTIMIZERS = {"adam": "adamw_torch", "adam8bit": "adamw_bnb_8bit"}
+_OPTIMIZERS = {
+    "adam": "adamw_torch",
+    "adam8bit": "adamw_bnb_8bit",
+    "adam4bit": "adamw_torch_4bit",
+    "ademamix8bit": "ademamix_8bit",
+    "adafactor": "adafactor",
+    "galore": "galore_adamw",
+    "apollo": "apollo_adamw",
+    "lion": "lion_32bit",
+    "lion8bit": "lion_8bit",
+    "sgd-plain": "sgd",
+}
 
 
 def _words(case: ExportCase) -> dict[str, Any]:

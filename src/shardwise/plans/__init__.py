@@ -3,6 +3,7 @@
 from shardwise.plans._capabilities import Capabilities, alike
 from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import Serving, Training, density_of
+from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     Whole,
     degrees,
@@ -29,15 +30,7 @@ from shardwise.plans._plan import (
     Schedule,
     Sharding,
 )
-from shardwise.plans._precision import (
-    OPTIMIZERS,
-    Optimizer,
-    Precision,
-    find_optimizer,
-    find_precision,
-    precision_names,
-    precision_to_toml,
-)
+from shardwise.plans._precision import Precision, find_precision, precision_names, precision_to_toml
 from shardwise.plans._settings import Settings
 from shardwise.plans._stack import LossKernel, Stack, default_stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
@@ -65,6 +58,7 @@ __all__ = [
     "Length",
     "Limit",
     "LossKernel",
+    "Moments",
     "Optimizer",
     "Partition",
     "Plan",

@@ -26,6 +26,8 @@ class Training:
     precision: str = ""
     """A recipe of precisions.toml; empty: that of the stack."""
     optimizer: str = "adam"
+    optimizer_rank: int = 0
+    """Rank of the projected gradients of GaLore and APOLLO; 0: the optimizer's own."""
     dropout: bool | None = None
     """Whether dropout is on; None is the model's own. The three that follow take this where they are None."""
     softmax_dropout: bool | None = None

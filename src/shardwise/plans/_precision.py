@@ -1,4 +1,4 @@
-"""Precision recipes and optimizers: how many bytes each trainable parameter costs, by what they are kept for."""
+"""Precision recipes: how many bytes each trainable parameter costs, by what they are kept for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.files import read_toml
 from shardwise.own import OwnFile, find_own, note_of, own_files
 from shardwise.plans._dtypes import DTYPES
-
-OptimizerName: TypeAlias = Literal["adam", "adam8bit", "lion", "muon", "sgd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,30 +45,6 @@ class Precision:
 def _table() -> dict[str, Any]:
     text = resources.files("shardwise.plans").joinpath("precisions.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Optimizer:
-    """How many moments an optimizer keeps per parameter, and how wide; `vector_moments` where it treats matrices apart.
-
-    A `moment_bytes` of 0 takes the recipe's state width. Sources: Adam arXiv:1412.6980, Lion arXiv:2302.06675 (one
-    moment), 8-bit Adam arXiv:2110.02861 (one byte a moment, one fp32 scale per 256 elements), Muon (one momentum for
-    matrices; embeddings, head, norms and biases use Adam; github.com/KellerJordan/Muon).
-    """
-
-    name: OptimizerName
-    matrix_moments: int
-    vector_moments: int
-    moment_bytes: float = 0.0
-
-
-OPTIMIZERS: dict[str, Optimizer] = {
-    "adam": Optimizer(name="adam", matrix_moments=2, vector_moments=2),
-    "adam8bit": Optimizer(name="adam8bit", matrix_moments=2, vector_moments=2, moment_bytes=1 + 4 / 256),
-    "lion": Optimizer(name="lion", matrix_moments=1, vector_moments=1),
-    "muon": Optimizer(name="muon", matrix_moments=1, vector_moments=2),
-    "sgd": Optimizer(name="sgd", matrix_moments=1, vector_moments=1),
-}
 
 
 def find_precision(name: str) -> Precision:
@@ -176,16 +150,3 @@ def precision_to_toml(precision: Precision) -> str:
     """
     lines = [f'name = "{precision.name}"', f'compute = "{precision.compute}"']
     return "\n".join([*lines, *(f"{key} = {getattr(precision, key)}" for key in _BYTES)]) + "\n"
-
-
-def find_optimizer(name: str) -> Optimizer:
-    """Return the named optimizer; raises `InputError` naming the known ones.
-
-    >>> find_optimizer("lion").matrix_moments
-    1
-    """
-    if name not in OPTIMIZERS:
-        raise InputError(
-            [Problem("optimizer", name, "is not a known optimizer", "use one of " + ", ".join(OPTIMIZERS))]
-        )
-    return OPTIMIZERS[name]

@@ -111,6 +111,8 @@ class Stack:
     """16-bit gradients are kept in fp32 too from a step to the next."""
     accumulates_whole: bool
     """Gradients stay whole between micro-batches though they are sharded (FSDP's no_sync)."""
+    wide_embedding_moments: bool
+    """Optimizers of bitsandbytes keep fp32 moments of the embedding."""
     optimizer_step: Literal["single", "foreach", "fused"]
     """Which temporaries the update makes: of one tensor, of all, or none."""
     buffer_passes: float

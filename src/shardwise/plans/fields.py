@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
-from shardwise.plans._precision import OPTIMIZERS
 
 # What a value is; numbers are read with the unit of their type.
 Type: TypeAlias = Literal[
@@ -116,6 +116,7 @@ TRAINING: tuple[Field, ...] = (
     _job("precision", "precision", "bytes of each copy of a parameter; left out, the framework's own"),
     _job("dtype", "text", "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them", sets=()),
     _job("optimizer", "choice", "optimizer", choices=tuple(OPTIMIZERS)),
+    _job("optimizer_rank", "whole", "rank of projected gradients; left out, 128 of galore and 256 of apollo"),
     _job("dropout", "switch", "whether dropout keeps masks; left out, as the model says"),
     _job("softmax_dropout", "switch", "the same of the attention probabilities alone"),
     _job("attention_dropout", "switch", "the same of what attention adds to the stream"),
@@ -145,6 +146,12 @@ SETTINGS: tuple[Field, ...] = (
     _job("activation_input_bits", "whole", "bits of the input of its activation", most=32),
     _job("mlp_product_bits", "whole", "bits of the input of its last GEMM", most=32),
     _job("partition_activations", "switch", "split checkpoints over the tensor-parallel ranks (ZeRO-R)"),
+    _job(
+        "optimizer_in_backward",
+        "switch",
+        "update each tensor as soon as its gradient is there, and free that (LOMO, torchtune)",
+        sets=("updates_in_backward",),
+    ),
     _job("bucket_elements", "count", "elements of a bucket of gradients or weights, such as 5e8"),
     _job("max_live_parameters", "count", "parameters that ZeRO-3 keeps gathered, such as 1e9"),
     _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),

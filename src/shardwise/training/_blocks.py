@@ -57,6 +57,9 @@ class Elements(Generic[X]):
     expert_work: X
     largest: X
     tensors: int
+    dense_states: X
+    """Bytes of optimizer state beyond those that grow with the elements, which single tensors decide."""
+    expert_states: X
     sides: dict[str, tuple[tuple[X, X, X], ...]] = field(default_factory=dict)
     """Of each class its tensors: elements, rows and columns on a rank, where sharding reads them."""
 
@@ -88,6 +91,8 @@ def elements(ops: Sequence[Op[X]], zero: X) -> Elements[X]:
         expert_work=newton_schulz_flops(ops, True, zero),
         largest=largest([zero, *(w.elements for w in weights)]),
         tensors=len(weights),
+        dense_states=zero,
+        expert_states=zero,
     )
 
 

@@ -46,6 +46,7 @@ from shardwise.training._stages import (
 )
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
 from shardwise.training._units import padded
+from shardwise.training._update import with_states
 from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
 
@@ -67,7 +68,7 @@ class TrainingCase:
         precision = find_precision(self.job.precision or self.stack.precision)
         return Recipe(
             precision=precision,
-            optimizer=find_optimizer(self.job.optimizer),
+            optimizer=find_optimizer(self.job.optimizer, self.job.optimizer_rank),
             sharding=self.plan.sharding,
             stack=self.stack,
             splits_replicas=splits_replicas(self.plan),
@@ -208,7 +209,8 @@ def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[Shared[X], ...]:
 
 
 def sided(case: TrainingCase, found: Elements[X], ops: tuple[Op[X], ...]) -> Elements[X]:
-    """Return parameters with the sides of their tensors where the framework's shards pad them."""
+    """Return parameters with their optimizer state, and the sides of their tensors where shards pad them."""
+    found = with_states(case.recipe, found, ops)
     return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
 
 

@@ -22,7 +22,17 @@ from shardwise.training._beside import (
     widened_bytes,
 )
 from shardwise.training._blocks import BlockCost
-from shardwise.training._parts import InFlight, ModelBlocks, Recipe, Shared, StageMemory, held_as, owned, tied_copy
+from shardwise.training._parts import (
+    InFlight,
+    ModelBlocks,
+    Recipe,
+    Shared,
+    StageMemory,
+    held_as,
+    owned,
+    owned_states,
+    tied_copy,
+)
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._units import Gathered, end_units, gathered_bytes, layer_units
@@ -48,34 +58,37 @@ def tensors_of(parts: ModelBlocks[X], s: Stages[X]) -> X:
     return layers + s.embeddings + s.heads
 
 
-def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> tuple[X, X, X]:
+def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], states: tuple[X, X]) -> tuple[X, X, X]:
     """Return bytes of (weights, gradients, optimizer state) on a rank under the sharding.
 
     Dense copies sit on dp * cp ranks, experts on their own; ZeRO-1 shards the optimizer, ZeRO-2 gradients too, ZeRO-3
-    and FSDP everything (arXiv:1910.02054 section 5).
+    and FSDP everything (arXiv:1910.02054 section 5). `states` are the bytes of optimizer state that single tensors
+    decide, (dense, of experts).
     """
     dense_matrix, dense_other, expert_matrix, expert_other = params
 
-    def spread(matrix: float, other: float, sharded: bool, groups: int = 1) -> X:
+    def spread(matrix: float, other: float, sharded: bool, groups: int = 1, more: bool = False) -> X:
         dense = dense_matrix * matrix + dense_other * other
         expert = expert_matrix * matrix + expert_other * other
+        if more and o.by_tensor:
+            dense, expert = dense + states[0], expert + states[1]
         if not sharded:
             return dense + expert
         share, expert_share = shares(z, groups)
         return divide(dense, share) + divide(expert, expert_share)
 
     p, o = r.precision, r.optimizer
-    moment = o.moment_bytes or p.state_bytes
     return (
         held_as("weights", spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", STATE),
         held_as("gradients", spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", STATE),
         held_as(
             "optimizer",
             spread(
-                p.master_bytes + o.matrix_moments * moment,
-                p.master_bytes + o.vector_moments * moment,
+                p.master_bytes + o.matrix.element_bytes(p.state_bytes),
+                p.master_bytes + o.other.element_bytes(p.state_bytes),
                 r.shards_optimizer,
                 r.stack.settings.optimizer_instances,
+                more=True,
             ),
             "optimizer state",
             STATE,
@@ -127,15 +140,17 @@ def _adds_narrow(r: Recipe) -> bool:
 
 
 def update_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
-    """Return temporaries of the optimizer step.
+    """Return temporaries of the optimizer step: those of the framework, and fp32 copies of a tensor that it makes.
 
     Two of the largest tensor when tensors are updated one by one, one of everything by foreach, none when fused.
     Source: torch/optim/adamw.py _single_tensor_adamw and _multi_tensor_adamw (the square root of the second moment).
     """
+    share = z.shard_share if r.shards_optimizer else 1
+    if r.optimizer.by_tensor or r.optimizer.temporaries:
+        return named(divide(4 * r.optimizer.temporaries * biggest, share), "optimizer temporaries")
     if r.stack.optimizer_step == "fused":
         return 0 * biggest
     width = r.precision.state_bytes
-    share = z.shard_share if r.shards_optimizer else 1
     if r.stack.optimizer_step == "single":
         return named(divide(2 * width * biggest, share), "optimizer temporaries")
     return named(divide(width * total(params), share), "optimizer temporaries")
@@ -188,7 +203,7 @@ class Moment(Generic[X]):
 def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
     params = owned(parts, s)
-    weights, gradients, optimizer = state_bytes(r, z, params)
+    weights, gradients, optimizer = state_bytes(r, z, params, owned_states(parts, s))
     if r.stack.settings.updates_in_backward:
         one = r.precision.gradient_bytes * _biggest_tensor(parts, s)
         gradients = held_as("gradients", minimum(one, gradients), "gradient of the largest tensor")

@@ -147,23 +147,28 @@ def owned(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
 
     Mirrored ones included; weights that layers share are held once.
     """
-    zero = 0 * s.count
-
-    def of(pick: Callable[[Elements[X]], X]) -> X:
-        layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
-        ends = s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
-        own = total(layers, zero) + ends
-        for block in parts.shared:
-            held = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
-            own = own - maximum(held - 1, 0) * pick(block.elements)
-        return own
-
     return (
-        of(lambda e: e.dense_matrix),
-        of(lambda e: e.dense_other) + tied_copy(parts, s),
-        of(lambda e: e.expert_matrix),
-        of(lambda e: e.expert_other),
+        _owned(parts, s, lambda e: e.dense_matrix),
+        _owned(parts, s, lambda e: e.dense_other) + tied_copy(parts, s),
+        _owned(parts, s, lambda e: e.expert_matrix),
+        _owned(parts, s, lambda e: e.expert_other),
     )
+
+
+def owned_states(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+    """Return bytes of optimizer state of a stage that single tensors decide, (dense, of experts)."""
+    return _owned(parts, s, lambda e: e.dense_states), _owned(parts, s, lambda e: e.expert_states)
+
+
+def _owned(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
+    """Return a number of every block that a stage owns, added up."""
+    zero = 0 * s.count
+    layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
+    own = total(layers, zero) + s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
+    for block in parts.shared:
+        held = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
+        own = own - maximum(held - 1, 0) * pick(block.elements)
+    return own
 
 
 def tied_copy(parts: ModelBlocks[X], s: Stages[X]) -> X:

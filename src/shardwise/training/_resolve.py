@@ -12,7 +12,7 @@ from typing import cast
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Sharding, Stack, Training, divisors, one_of, with_stage_layers
+from shardwise.plans import Plan, Sharding, Stack, Training, divisors, find_optimizer, one_of, with_stage_layers
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.units import counted
 
@@ -57,6 +57,8 @@ def job_problems(job: Training, model: Model) -> Problems:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
             found.add(name, value, "must be a number of at least 0", "use 0 to leave it out")
     _budget(job, found)
+    with found.collect():
+        find_optimizer(job.optimizer, job.optimizer_rank)
     if not job.expert_imbalance >= 1:
         found.add(
             "expert_imbalance",
@@ -161,8 +163,17 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     found.raise_if_any()
     plan, job = _batch(q, plan, found, notes, seconds)
     found.items += batch_problems(plan, job.global_batch)
+    _updates(q.stack, plan, job, found)
     found.raise_if_any()
     return plan, job, tuple(notes)
+
+
+def _updates(stack: Stack, plan: Plan, job: Training, found: Problems) -> None:
+    """Record an update in backward of gradients that are not whole: torchtune's optimizer_in_bwd refuses it too."""
+    count = job.global_batch // (plan.dp * plan.micro_batch)
+    if stack.settings.updates_in_backward and count > 1:
+        rule = f"updates with the gradients of one micro-batch, and a step has {count}"
+        found.add("updates_in_backward", True, rule, f"use --accumulation 1 (micro_batch {plan.micro_batch * count})")
 
 
 def _worded(q: Question, plan: Plan, notes: list[str]) -> Plan:

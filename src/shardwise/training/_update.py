@@ -1,17 +1,75 @@
-"""Seconds of the optimizer's update: what it streams, and the products of Muon."""
+"""The optimizer: what it keeps of single tensors, and seconds of its update: what it streams, and Muon's GEMMs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from shardwise.cost import constants
-from shardwise.ledger.number import X, above, divide, total
+from shardwise.ledger.number import X, above, ceil, divide, is_plain, maximum, minimum, total
+from shardwise.ledger.op import Op, Weight
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import CostModel
+from shardwise.plans import Moments
 from shardwise.training._blocks import Elements
-from shardwise.training._parts import ModelBlocks, Recipe, owned
+from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
+
+
+def tensor_bytes(moments: Moments, sides: tuple[X, X, X], width: float) -> X:
+    """Return the bytes that an optimizer keeps of one tensor: `sides` are its elements, rows and columns.
+
+    The columns of a vector are 1. Sources stand beside the optimizers (plans/_optimizers.py).
+    """
+    n, rows, columns = sides
+    if moments.factored:
+        return width * above(columns, 1, divide(n, columns) + divide(n, rows), n)
+    if moments.rank:
+        small, large = minimum(rows, columns), maximum(rows, columns)
+        return width * divide(n, rows * columns) * minimum(small, moments.rank) * (2 * large + small)
+    if not moments.block:
+        return moments.element_bytes(width) * n
+    blocks = ceil(divide(n, moments.block))
+    whole = moments.count * (moments.small_width or width) * n
+    found = above(n, moments.least - 1, moments.count * (moments.width * n + 4 * blocks + moments.table_bytes), whole)
+    return above(blocks * moments.block, n, whole, found) if moments.whole_blocks else found
+
+
+def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
+    """Yield the trained tensors of an operator with elements, rows and columns; joint GEMMs are of several."""
+    for w in op.weights:
+        if not w.trainable or is_plain(w.elements, 0):
+            continue
+        sides = w.shape or ((op.columns, op.inner) if w.kind == "matrix" and op.kind == "matmul" else ())
+        one = 0 * w.elements + 1
+        rows, columns = (one * sides[-2], one * sides[-1]) if len(sides) > 1 else (w.elements, one)
+        joint = op.parts if len(op.parts) > 1 and not w.expert and w.kind in ("matrix", "vector") else (rows,)
+        whole = total(joint, 0 * rows)
+        for part in joint:
+            yield w, (divide(w.elements * part, whole), one * part, columns)
+
+
+def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]]) -> Elements[X]:
+    """Return parameters with the bytes of optimizer state that their single tensors decide."""
+    if not r.optimizer.by_tensor:
+        return found
+    width = r.precision.state_bytes
+
+    def more(w: Weight[X], sides: tuple[X, X, X]) -> X:
+        moments = r.optimizer.matrix if w.kind == "matrix" else r.optimizer.other
+        held = tensor_bytes(moments, sides, width)
+        if w.kind == "embedding" and moments.small_width and r.stack.wide_embedding_moments:
+            held = moments.count * moments.small_width * sides[0]
+        return held - moments.element_bytes(width) * sides[0]
+
+    states = [(w.expert, more(w, sides)) for op in ops for w, sides in _tensors(op)]
+    zero = 0 * found.largest
+    return replace(
+        found,
+        dense_states=named(total((b for expert, b in states if not expert), zero), "states of single tensors"),
+        expert_states=named(total((b for expert, b in states if expert), zero), "states of single tensors, experts"),
+    )
 
 
 def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
@@ -25,16 +83,19 @@ def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     if not p.trains:
         return 0 * s.count
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    moment = o.moment_bytes or p.state_bytes
-    apart = 0.0 if r.stack.optimizer_step == "fused" else constants().rules.update_in_steps.accesses
+    one_pass = r.stack.optimizer_step == "fused" or o.by_tensor
+    apart = 0.0 if one_pass else constants().rules.update_in_steps.accesses
     extra = apart * p.state_bytes
 
-    def moved(moments: int) -> float:
+    def moved(moments: Moments) -> float:
         base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
-        return base + 2 * moments * moment + extra + r.stack.update_copy_bytes
+        return base + 2 * moments.element_bytes(p.state_bytes) + extra + r.stack.update_copy_bytes
 
-    dense = dense_matrix * moved(o.matrix_moments) + dense_other * moved(o.vector_moments)
-    expert = expert_matrix * moved(o.matrix_moments) + expert_other * moved(o.vector_moments)
+    dense = dense_matrix * moved(o.matrix) + dense_other * moved(o.other)
+    expert = expert_matrix * moved(o.matrix) + expert_other * moved(o.other)
+    if o.by_tensor:
+        dense_states, expert_states = owned_states(parts, s)
+        dense, expert = dense + 2 * dense_states, expert + 2 * expert_states
     streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
     whole = dense_matrix + dense_other + expert_matrix + expert_other
     every = r.stack.buffer_passes * p.gradient_bytes * whole
