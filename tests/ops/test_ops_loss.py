@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ops.helpers import layout
+from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.ops.head import local_vocab, loss
-from shardwise.ops.layout import lay_out
-from shardwise.plans import find_stack
+from shardwise.ops.head import head, local_vocab, loss
+from shardwise.ops.layout import Layout, lay_out
+from shardwise.plans import Plan, Recompute, Settings, Training, find_stack
+from shardwise.training import Options, train
+from shardwise.training._blocks import BlockCost
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,49 @@ def test_a_logit_takes_the_bytes_of_its_kernel(stack: str, kernel: str, bytes_pe
     assert held == bytes_per_logit * 64 * local_vocab(y, model)
 
 
+@pytest.mark.parametrize(("tokens", "chunk"), [(64, 1), (4096, 64), (5000, 128), (131072, 2048)])
+def test_a_fused_linear_loss_holds_one_chunk_of_logits(tokens: int, chunk: int) -> None:
+    """A chunk has next_power_of_2(ceil(T / ceil(V / D))) tokens, and forward keeps both gradients of the head."""
+    model = Model.load("gpt2")
+    y = _with_loss(tokens, "fused-linear")
+    (op,), (before,) = loss(y, model), head(y, model)
+    assert op.transient_bytes == 2 * chunk * model.vocab
+    assert sum(t.size_bytes for t in before.saves) == 2 * tokens * 768 + 2 * 768 * model.vocab
+    assert not op.saves
+
+
+def test_cut_cross_entropy_computes_logits_again() -> None:
+    """CCE keeps the head's input and the log-sum of each token, and backward has the head's FLOPs once more."""
+    model, y, plain = Model.load("gpt2"), _with_loss(512, "cce"), _with_loss(512, "")
+    (op,), (cut,), (whole,) = loss(y, model), head(y, model), head(plain, model)
+    assert sum(t.size_bytes for t in op.saves) == 4 * 512 + 4 * model.vocab
+    assert cut.backward_flops == whole.backward_flops + whole.flops
+    assert cut.saves == whole.saves
+
+
+@pytest.mark.parametrize("kernel", ["fused-linear", "cce"])
+@pytest.mark.parametrize("tokens", [512, 8192, 65536])
+def test_losses_without_logits_hold_less(kernel: str, tokens: int) -> None:
+    """What loss and head hold together is below that of whole logits at any length from 512 tokens on."""
+    model = Model.load("llama-3.1-8b")
+
+    def held(which: str) -> float:
+        y = _with_loss(tokens, which)
+        return sum(
+            op.transient_bytes + op.output_bytes + sum(t.size_bytes for t in op.saves)
+            for op in (*head(y, model), *loss(y, model))
+        )
+
+    gradient = 2 * model.hidden * model.vocab if kernel == "fused-linear" else 0
+    assert held(kernel) - gradient < held("")
+
+
+def _with_loss(tokens: int, kernel: str) -> Layout[float]:
+    found, base = find_stack("transformers"), layout({"B": 1, "S": tokens}, "transformers")
+    settings = replace(found.settings, loss=kernel)
+    return lay_out(base.degrees, base.work, replace(base.choices, stack=replace(found, settings=settings)))
+
+
 def test_a_loss_in_its_logits_holds_them_and_the_gradient_behind_the_head() -> None:
     """Transformer Engine's cross entropy writes the gradient over the 16-bit logits."""
     model, base = Model.load("gpt2"), layout({"B": 1}, "megatron")
@@ -42,3 +88,25 @@ def test_a_loss_in_its_logits_holds_them_and_the_gradient_behind_the_head() -> N
     (op,) = loss(y, model)
     assert op.saves[0].size_bytes == 2 * 64 * local_vocab(y, model)
     assert op.transient_bytes == 2 * 64 * model.hidden
+
+
+def test_a_tiled_feed_forward_holds_one_piece() -> None:
+    """Of 8 pieces the layer keeps the feed-forward's input, holds an eighth of the rest, and runs it once more."""
+    model, cluster = Model.load("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb")
+    job, plan = Training(seq_len=8192, global_batch=1), Plan(micro_batch=1)
+
+    def layer(recompute: Recompute, pieces: int) -> BlockCost[float]:
+        stack = replace(find_stack("transformers"), settings=Settings(tile_mlp=pieces))
+        return (
+            train(model, cluster, replace(plan, recompute=recompute), job, Options(stack=stack))
+            .evaluation.parts.kinds[0]
+        )  # fmt: skip
+
+    whole, tiled = layer("none", 1), layer("none", 8)
+    internals = 8 * 8192 * 14336
+    assert whole.kept_bytes - tiled.kept_bytes == internals
+    assert tiled.dropped_bytes == internals / 8
+    again, both = layer("full", 1), layer("full", 8)
+    assert again.dropped_bytes - both.dropped_bytes == internals * 7 / 8
+    assert both.kept_bytes == again.kept_bytes
+    assert both.replay > again.replay

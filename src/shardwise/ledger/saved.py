@@ -22,7 +22,9 @@ class Checkpoint:
     run when everything that backward needs is there again. `alternates` keeps what fused attention makes, scattered
     sums, and the result of every second product, the first one's with them (github.com/pytorch/torchtitan
     parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block: selective, by operator); `prunes` leaves
-    out of these what no gradient reads, as a compiler does.
+    out of these what no gradient reads, as a compiler does. `tiles` runs the unit piece by piece, each again just
+    before its own backward pass, whatever units around it run again (DeepSpeed runtime/sequence_parallel/ulysses_sp.py
+    SequenceTiledCompute).
     """
 
     regions: tuple[str, ...]
@@ -30,6 +32,7 @@ class Checkpoint:
     stops_early: bool = False
     alternates: bool = False
     prunes: bool = False
+    tiles: bool = False
 
     def holds(self, path: str) -> bool:
         """Return whether a path lies in the unit."""
@@ -113,8 +116,10 @@ def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
 def run_again(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, X | float]:
     """Return which share of each operator backward runs again, by identity; others are left out."""
     ops = tuple(ops)
-    found: dict[int, X | float] = {id(op): 1.0 for op in rerun(ops, units)}
+    found: dict[int, X | float] = {id(op): 1.0 for op in rerun(ops, tuple(u for u in units if not u.tiles))}
     for unit in units:
+        if unit.tiles:
+            found |= {id(op): found.get(id(op), 0.0) + 1.0 for op in _inside(ops, unit)}
         if unit.alternates:
             inside = _inside(ops, unit)
             kept: dict[int, X | float] = {id(op): share for op, share in _chosen(inside)}

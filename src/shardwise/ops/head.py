@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.ledger.number import X, ceil, divide
+from shardwise.ledger.number import X, ceil, divide, log2, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
 from shardwise.ops.block import projection
@@ -165,7 +165,49 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
         op = replace(op, forward=(), backward=())
     if tokens is not None:
         op = _last_tokens(y, op, tokens)
+    if y.work.phase == "train" and y.stack.loss_kernel in LINEAR_LOSSES:
+        return (_within_loss(y, op, width),)
     return (_capped(y, op) if m.logit_softcap else op,)
+
+
+LINEAR_LOSSES = ("fused-linear", "cce")
+
+
+def _within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
+    """Return the head as part of its cross entropy, which caps logits too and never holds all of them.
+
+    "fused-linear" (github.com/linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py) takes both gradients of a chunk
+    in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py) keeps the input and
+    computes the logits again in backward.
+    """
+    op = replace(op, output_bytes=0 * op.output_bytes)
+    if y.stack.loss_kernel == "cce":
+        return replace(op, backward_flops=op.backward_flops + op.flops)
+    kept: tuple[Tensor[X], ...] = (
+        Tensor(name="head.input.gradient", size_bytes=y.a * y.tokens * width, born="head", read_for="input"),
+        Tensor(name="head.weight.gradient", size_bytes=y.a * op.columns * width, born="head", read_for="weight"),
+    )
+    return replace(op, saves=kept, reads=())
+
+
+def _chunk_tokens(T: X, D: int, V: X) -> X:
+    """Return the tokens of a chunk of Liger's loss: the next power of two above T / ceil(V / D), at most T."""
+    chunk = raised(2.0, ceil(log2(ceil(divide(T, ceil(divide(V, D)))))))
+    return minimum(chunk, T)
+
+
+def _linear_loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+    """Return a cross entropy that takes the head with it: what it keeps a token, and the logits of a chunk."""
+    T, width, V = y.tokens, m.embedding_width or m.hidden, local_vocab(y, m)
+    if y.stack.loss_kernel == "cce":
+        # The log-sum of each token, the mean of each logit, and the input's gradient as backward makes it.
+        kept = Tensor(name="loss.lse", size_bytes=4 * T + 4 * V, born="loss")
+        moved = 2 * y.a * T * width
+        return (memory_op(y, "loss", "loss", (moved, moved), saves=(kept,), transient_bytes=y.a * T * width,
+                          kernels=5, role="loss"),)  # fmt: skip
+    # The kernel reads the logits of a chunk twice and writes their gradient in place.
+    chunk = y.a * _chunk_tokens(T, width, V) * V
+    return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)
 
 
 def _last_tokens(y: Layout[X], op: Op[X], tokens: X) -> Op[X]:
@@ -228,7 +270,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
     fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
     reduction, backward reads them again and writes their gradient, 4 T V; "chunked" (litgpt, torchtune)
-    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "fused" keeps one fp32 copy.
+    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "fused" keeps one fp32 copy. Those of
+    `LINEAR_LOSSES` hold no logits but of a chunk.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -238,14 +281,17 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """
     if not m.head:
         return ()
+    if y.stack.loss_kernel in LINEAR_LOSSES:
+        return _linear_loss(y, m)
     scores = y.tokens * local_vocab(y, m)
-    in_place = y.stack.loss in ("vocab-parallel-in-place", "vocab-parallel-narrow")
-    narrow = in_place or y.stack.loss in ("compiled", "eager-narrow")
+    kernel = y.stack.loss_kernel
+    in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")
+    narrow = in_place or kernel in ("compiled", "eager-narrow")
     kept = Tensor(name="loss.softmax", size_bytes=(y.a if narrow else 4) * scores, born="loss")
-    extra = (_EAGER.get(y.stack.loss) or y.a * (y.stack.loss != "fused") + _COPIES.get(y.stack.loss, 0)) * scores
+    extra = (_EAGER.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
     if in_place:
         extra = y.a * y.tokens * m.hidden
-    ahead, back = _TRAFFIC[y.stack.loss]
+    ahead, back = _TRAFFIC[kernel]
     ahead += y.stack.metric_logit_bytes
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
                                       tensor="maximum, target, sum", shape=(y.tokens, 1))  # fmt: skip

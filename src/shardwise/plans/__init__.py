@@ -31,8 +31,8 @@ from shardwise.plans._plan import (
     Sharding,
 )
 from shardwise.plans._precision import Precision, find_precision, precision_names, precision_to_toml
-from shardwise.plans._settings import Settings
-from shardwise.plans._stack import LossKernel, Stack, default_stack, find_stack, stack_names
+from shardwise.plans._settings import LOSSES, LossKernel, Settings
+from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans._workload import METRICS, MOST_REQUESTS, QUANTILES, Arrivals, Length, Limit, Workload
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
@@ -42,6 +42,7 @@ __all__ = [
     "CONTEXT_KINDS",
     "DTYPES",
     "LAYOUTS",
+    "LOSSES",
     "METRICS",
     "MOST_REQUESTS",
     "OPTIMIZERS",

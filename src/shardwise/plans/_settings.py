@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
+
+LossKernel: TypeAlias = Literal[
+    "eager",
+    "eager-narrow",
+    "eager-shifted",
+    "chunked",
+    "compiled",
+    "fused",
+    "fused-linear",
+    "cce",
+    "vocab-parallel",
+    "vocab-parallel-copied",
+    "vocab-parallel-compiled",
+    "vocab-parallel-in-place",
+    "vocab-parallel-narrow",
+]
+
+LOSSES: tuple[LossKernel, ...] = get_args(LossKernel)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +48,10 @@ class Settings:
     """Size of a bucket of gradients and of one of weights (DeepSpeed's reduce_ and allgather_bucket_size)."""
     max_live_parameters: float = 0.0
     """Parameters that ZeRO-3 keeps gathered (DeepSpeed's stage3_max_live_parameters)."""
+    loss: LossKernel | Literal[""] = ""
+    """The cross entropy; empty: the framework's own."""
+    tile_mlp: int = 1
+    """Pieces of the tokens in which a feed-forward runs, each again in backward (ALST, arXiv:2506.13996)."""
     misc_bytes: float = 0.0
     """Bytes beside all else on every device."""
     blas_workspace_bytes: float = 0.0
@@ -58,6 +81,10 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
                 found.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
+        if self.loss and self.loss not in LOSSES:
+            found.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
+        if isinstance(self.tile_mlp, bool) or not isinstance(self.tile_mlp, int) or self.tile_mlp < 1:
+            found.add("tile_mlp", self.tile_mlp, "must be a whole number of pieces of at least 1", "use 1 for none")
         if isinstance(self.optimizer_instances, bool) or not self.optimizer_instances >= 1:
             found.add("optimizer_instances", self.optimizer_instances, "must be at least 1", "use 1")
         for one in fields(self):

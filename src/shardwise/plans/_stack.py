@@ -15,25 +15,12 @@ from typing import Any, Literal, TypeAlias
 from shardwise.errors import InputError, Problem
 from shardwise.plans._capabilities import Capabilities, alike, capabilities_of, refusals
 from shardwise.plans._plan import Plan
-from shardwise.plans._settings import Settings
+from shardwise.plans._settings import LossKernel, Settings
 from shardwise.plans.partition import Partition
 
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
 AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
-LossKernel: TypeAlias = Literal[
-    "eager",
-    "eager-narrow",
-    "eager-shifted",
-    "chunked",
-    "compiled",
-    "fused",
-    "vocab-parallel",
-    "vocab-parallel-copied",
-    "vocab-parallel-compiled",
-    "vocab-parallel-in-place",
-    "vocab-parallel-narrow",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +175,11 @@ class Stack:
     """Scratch of the library's own products, by family of devices."""
     grouped_streams: int
     """Streams that run grouped products, each with scratch of its own."""
+
+    @property
+    def loss_kernel(self) -> LossKernel:
+        """The cross entropy that runs: what the user set, else the framework's own."""
+        return self.settings.loss or self.loss
 
     def workspace_bytes(self, family: str, grouped: bool = False) -> float:
         """Return the bytes of scratch that products, grouped ones too, hold for the whole run on a device of a family.

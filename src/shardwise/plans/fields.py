@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+from shardwise.plans._settings import LOSSES
 
 # What a value is; numbers are read with the unit of their type.
 Type: TypeAlias = Literal[
@@ -152,6 +153,8 @@ SETTINGS: tuple[Field, ...] = (
         "update each tensor as soon as its gradient is there, and free that (LOMO, torchtune)",
         sets=("updates_in_backward",),
     ),
+    _job("loss", "choice", "cross entropy; left out, the framework's own", choices=LOSSES),
+    _job("tile_mlp", "whole", "pieces in which a feed-forward runs, each again in backward (ALST)", most=4096),
     _job("bucket_elements", "count", "elements of a bucket of gradients or weights, such as 5e8"),
     _job("max_live_parameters", "count", "parameters that ZeRO-3 keeps gathered, such as 1e9"),
     _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),

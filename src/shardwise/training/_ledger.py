@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.ledger.number import X, divide, total
-from shardwise.ledger.op import Collective, Op, Tensor
+from shardwise.ledger.op import Collective, Op, Tensor, within
 from shardwise.ledger.saved import Checkpoint, rerun
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
@@ -56,11 +56,31 @@ def units_of(plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...]:
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
     """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
     ops = ledgers.block_ops(y, kind.block, model.hidden)
+    if tiles(y, kind):
+        ops = tiled(ops, y.stack.settings.tile_mlp)
     split = y.stack.settings.partition_activations and plan.recompute == "full" and kind.recomputed
     # Sequence parallelism and the two-dimensional layout have split the stream already.
     if not split or plan.sequence_parallel or plan.layout != "1d":
         return ops
     return partitioned(y, ops)
+
+
+def tiles(y: Layout[X], kind: LayerKind) -> bool:
+    """Return whether the feed-forward of a kind of layer runs in pieces; experts run whole."""
+    return y.stack.settings.tile_mlp > 1 and not isinstance(kind.block.feed_forward, MoE)
+
+
+def tiled(ops: tuple[Op[X], ...], pieces: int) -> tuple[Op[X], ...]:
+    """Return the operators of a layer whose feed-forward holds one of so many pieces of what it makes within."""
+
+    def piece(tensors: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+        return tuple(replace(t, size_bytes=t.size_bytes / pieces) if within(t.born, "mlp") else t for t in tensors)
+
+    return tuple(
+        replace(op, saves=piece(op.saves), reads=piece(op.reads), output_bytes=op.output_bytes / pieces,
+                transient_bytes=op.transient_bytes / pieces) if within(op.region, "mlp") else op
+        for op in ops
+    )  # fmt: skip
 
 
 def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
@@ -93,8 +113,9 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
             Lines(
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
                 ops=layer_ops(y, model, plan, kind),
-                units=tuple(
-                    replace(u, stops_early=early, alternates=whole, prunes=compiled) for u in units_of(plan, kind)
+                units=(
+                    *(replace(u, stops_early=early, alternates=whole, prunes=compiled) for u in units_of(plan, kind)),
+                    *((Checkpoint(("mlp",), tiles=True),) if tiles(y, kind) else ()),
                 ),
             )
             for i, kind in enumerate(kinds)

@@ -243,7 +243,7 @@ def held_apart(r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], mom
     Gradients that are made `flat` for the update find no room among what the passes have freed.
     """
     found = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
-    if r.stack.loss.startswith("eager") and r.stack.reserved_over_allocated > 1:
+    if r.stack.loss_kernel.startswith("eager") and r.stack.reserved_over_allocated > 1:
         found["loss"] = found["loss"] + s.heads * parts.loss.kept_bytes * r.precision.activation_bytes / 4
     if not (r.stack.apart_pools and r.shards_weights):
         return largest(found.values())

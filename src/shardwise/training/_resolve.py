@@ -12,7 +12,7 @@ from typing import cast
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Sharding, Stack, Training, divisors, find_optimizer, one_of, with_stage_layers
+from shardwise.plans import LOSSES, Plan, Sharding, Stack, Training, divisors, find_optimizer, one_of, with_stage_layers
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.units import counted
 
@@ -163,13 +163,22 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     found.raise_if_any()
     plan, job = _batch(q, plan, found, notes, seconds)
     found.items += batch_problems(plan, job.global_batch)
-    _updates(q.stack, plan, job, found)
+    _settings_laws(q.stack, plan, job, found)
     found.raise_if_any()
     return plan, job, tuple(notes)
 
 
-def _updates(stack: Stack, plan: Plan, job: Training, found: Problems) -> None:
-    """Record an update in backward of gradients that are not whole: torchtune's optimizer_in_bwd refuses it too."""
+def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> None:
+    """Record settings that the plan does not allow.
+
+    A loss over a split vocabulary needs one, and others a whole one. torchtune's optimizer_in_bwd refuses gradients
+    that are not whole.
+    """
+    loss, split = stack.settings.loss, stack.vocab_parallel and plan.tp > 1
+    if loss and loss.startswith("vocab-parallel") != stack.vocab_parallel and (split or not stack.vocab_parallel):
+        rule = f"is no cross entropy of {stack.name}, which {'splits' if split else 'does not split'} the vocabulary"
+        able = [one for one in LOSSES if one.startswith("vocab-parallel") == stack.vocab_parallel]
+        found.add("loss", loss, rule, one_of(able))
     count = job.global_batch // (plan.dp * plan.micro_batch)
     if stack.settings.updates_in_backward and count > 1:
         rule = f"updates with the gradients of one micro-batch, and a step has {count}"
