@@ -9,7 +9,7 @@ from typing import Any
 
 import shardwise as sw
 from beside.answers import Answer, Setting, Tool
-from shardwise.answers._compare_page import tree_of
+from shardwise.answers._compare import tree_of
 from shardwise.models import MLP, Attention, Block, MoE
 from shardwise.serving import ServingOptions
 

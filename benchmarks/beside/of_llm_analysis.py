@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import shardwise as sw
 from beside.answers import Answer, Setting, Tool
-from shardwise.answers._compare_page import tree_of
+from shardwise.answers._compare import tree_of
 from shardwise.models import Attention
 from shardwise.serving import ServingOptions
 

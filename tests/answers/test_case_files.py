@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from answers.command_line import run
-from shardwise.answers import _commands, _kinds
+from shardwise.answers import _commands, _converters
 from shardwise.answers._case import Inputs, read_values
-from shardwise.answers._files import read_case, write_case
-from shardwise.answers._run import case_of, split
-from shardwise.answers._scan import scan
-from shardwise.answers._words import command_words
+from shardwise.answers._files import command_words, read_case, write_case
+from shardwise.answers._run import case_of, scan, split
 
 CASE = [
     "train",
@@ -40,27 +38,27 @@ CASE = [
 _TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(lambda t: t.strip())
 _WORD = st.text(string.ascii_lowercase, min_size=1, max_size=8)
 _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
-    id(_kinds.SWITCH): st.booleans(),
-    id(_kinds.TEXT): _TEXT,
-    id(_kinds.FILE): _TEXT,
-    id(_kinds.ARGUMENTS): st.lists(_WORD, min_size=1, max_size=4).map(tuple),
-    id(_kinds.WORDS): st.lists(_WORD, min_size=1, max_size=4),
-    id(_kinds.ORDER): st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
-    id(_kinds.PLACES): st.just("tp=2,dp=4"),
-    id(_kinds.CHANCE): st.sampled_from([0.5, 0.9]),
-    id(_kinds.WHOLES): st.lists(st.integers(0, 99), min_size=1, max_size=4),
-    id(_kinds.RAW): st.one_of(st.integers(1, 10**6), st.sampled_from(["25GB/s", "400Gb/s", "80GiB"])),
-    id(_kinds.COUNT): st.floats(1, 1e20),
-    id(_kinds.RATIO): st.floats(1, 100),
-    id(_kinds.FRACTION): st.floats(0.001, 1),
-    id(_kinds.SECONDS): st.floats(0.001, 1e9),
-    id(_kinds.RATE_OF_FAILURE): st.floats(1e-9, 100),
-    id(_kinds.BANDWIDTH): st.floats(1, 1e20),
-    id(_kinds.FLOPS): st.floats(1, 1e20),
+    id(_converters.SWITCH): st.booleans(),
+    id(_converters.TEXT): _TEXT,
+    id(_converters.FILE): _TEXT,
+    id(_converters.ARGUMENTS): st.lists(_WORD, min_size=1, max_size=4).map(tuple),
+    id(_converters.WORDS): st.lists(_WORD, min_size=1, max_size=4),
+    id(_converters.ORDER): st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
+    id(_converters.PLACES): st.just("tp=2,dp=4"),
+    id(_converters.CHANCE): st.sampled_from([0.5, 0.9]),
+    id(_converters.WHOLES): st.lists(st.integers(0, 99), min_size=1, max_size=4),
+    id(_converters.RAW): st.one_of(st.integers(1, 10**6), st.sampled_from(["25GB/s", "400Gb/s", "80GiB"])),
+    id(_converters.COUNT): st.floats(1, 1e20),
+    id(_converters.RATIO): st.floats(1, 100),
+    id(_converters.FRACTION): st.floats(0.001, 1),
+    id(_converters.SECONDS): st.floats(0.001, 1e9),
+    id(_converters.RATE_OF_FAILURE): st.floats(1e-9, 100),
+    id(_converters.BANDWIDTH): st.floats(1, 1e20),
+    id(_converters.FLOPS): st.floats(1, 1e20),
 }
 
 
-def _values(kind: _kinds.Converter) -> st.SearchStrategy[Any]:
+def _values(kind: _converters.Converter) -> st.SearchStrategy[Any]:
     if id(kind) in _BY_KIND:
         return _BY_KIND[id(kind)]
     if kind.word.startswith("{"):
@@ -113,7 +111,7 @@ def test_the_words_of_a_case_say_the_case(case: tuple[str, Inputs]) -> None:
     read_values({"model": found.words[0], **found.given, **({"from_args": behind} if behind else {})}, command, after)
     assert not after.problems.items
     # What the cluster reads with its unit stays text on a command line.
-    as_text = {key for key, flag in command.flags.items() if flag.kind is _kinds.RAW}
+    as_text = {key for key, flag in command.flags.items() if flag.kind is _converters.RAW}
     expected = {key: str(value) if key in as_text else value for key, value in before.values.items()}
     assert after.values == expected
 

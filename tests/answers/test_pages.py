@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.answers._explain_page import Opened, explain_page, explain_tree, follow
+from shardwise.answers._explain import Opened, explain_page, explain_tree, follow
 from shardwise.answers._page import Page, Segment, cells_of, command_lines
 from shardwise.errors import InputError
 from shardwise.ledger.number import maximum

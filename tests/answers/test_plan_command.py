@@ -293,7 +293,7 @@ def test_an_interrupted_search_says_so() -> None:
     from dataclasses import replace
 
     from shardwise.answers._page import text_of
-    from shardwise.answers._plan_view import plan_page
+    from shardwise.answers._plan_page import plan_page
     from shardwise.hardware import Cluster
     from shardwise.models import load_model
     from shardwise.plans import Training

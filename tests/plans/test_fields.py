@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from shardwise.answers._converters import converter_of
 from shardwise.answers._flags import infer_flags, job_flags, plan_flags, settings_flags
-from shardwise.answers._kinds import kind_of
-from shardwise.answers._space_flags import plan_search_flags
+from shardwise.answers._search_flags import plan_search_flags
 from shardwise.errors import InputError
 from shardwise.plans import Plan, Serving, Settings, Training
 from shardwise.plans.fields import PLAN, SERVING, SETTINGS, TRAINING, Field, keys
@@ -55,7 +55,7 @@ def test_flags_are_the_rows_of_the_table() -> None:
 @pytest.mark.parametrize("row", [row for row in PLAN if row.names], ids=lambda row: row.key)
 def test_flags_and_checks_agree(row: Field) -> None:
     """A value that a flag refuses is refused by the checks of a plan, and a choice that it takes is taken."""
-    kind = kind_of(row)
+    kind = converter_of(row)
     if row.type == "whole":
         assert kind.read(str(row.least), row.key) == row.least
         assert field_problems(replace(Plan(), **{row.key: row.least - 1})).items

@@ -4,38 +4,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.answers._compare_page import compare_page, compare_tree
-    from shardwise.answers._count_view import count_page
+    from shardwise.answers._compare import compare_page, compare_tree
+    from shardwise.answers._count import count_page
     from shardwise.answers._counting import Counting, CountReport, count, count_tree
-    from shardwise.answers._explain_page import explain_page, explain_tree
-    from shardwise.answers._infer_view import infer_page, infer_tree
+    from shardwise.answers._explain import explain_page, explain_tree
+    from shardwise.answers._infer import infer_page, infer_tree
     from shardwise.answers._page import Page, text_of
     from shardwise.answers._plot import plot, plot_timeline
-    from shardwise.answers._roofline_tree import Roofline, roofline
-    from shardwise.answers._train_tree import train_tree
-    from shardwise.answers._train_view import train_page
+    from shardwise.answers._roofline_points import Roofline, roofline
+    from shardwise.answers._train import train_tree
+    from shardwise.answers._train_page import train_page
 
 # Each command needs one of these, so each is loaded when it is used.
 _HOMES = {
     "CountReport": "_counting",
     "Counting": "_counting",
     "Page": "_page",
-    "Roofline": "_roofline_tree",
-    "compare_page": "_compare_page",
-    "compare_tree": "_compare_page",
+    "Roofline": "_roofline_points",
+    "compare_page": "_compare",
+    "compare_tree": "_compare",
     "count": "_counting",
-    "count_page": "_count_view",
+    "count_page": "_count",
     "count_tree": "_counting",
-    "explain_page": "_explain_page",
-    "explain_tree": "_explain_page",
-    "infer_page": "_infer_view",
-    "infer_tree": "_infer_view",
+    "explain_page": "_explain",
+    "explain_tree": "_explain",
+    "infer_page": "_infer",
+    "infer_tree": "_infer",
     "plot": "_plot",
     "plot_timeline": "_plot",
-    "roofline": "_roofline_tree",
+    "roofline": "_roofline_points",
     "text_of": "_page",
-    "train_page": "_train_view",
-    "train_tree": "_train_tree",
+    "train_page": "_train_page",
+    "train_tree": "_train",
 }
 
 __all__ = [

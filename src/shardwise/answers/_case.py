@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
+from shardwise.answers._converters import nearest
 from shardwise.answers._flags import Command
-from shardwise.answers._kinds import nearest
 from shardwise.errors import InputError, Problem, Problems, plain
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Inputs:
     bad: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     imported: Imported | None = None
+    command: str = ""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default where it was not given."""
@@ -339,7 +340,7 @@ def make_settings(inputs: Inputs) -> Settings:
 
 def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
     """Return the framework, by default the sharding's own, or None with the problem recorded."""
-    from shardwise.answers._settled import usual_stack
+    from shardwise.answers._from import usual_stack
     from shardwise.plans import find_stack
 
     if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():

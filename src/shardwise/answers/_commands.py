@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _flags, _kinds
+from shardwise.answers import _converters, _flags
+from shardwise.answers._answer import Answer
 from shardwise.answers._flags import OUTPUT, Command, Flag
 
+if TYPE_CHECKING:
+    from shardwise.answers._page import Page
+
+
 _MODEL = {
-    "model": Flag("model", _kinds.TEXT, "catalogue name, config.json, folder or hub id", "positional"),
-    "part": Flag("part", _kinds.choice("text"), "the language model alone of a file with other parts", "model"),
+    "model": Flag("model", _converters.TEXT, "catalogue name, config.json, folder or hub id", "positional"),
+    "part": Flag("part", _converters.choice("text"), "the language model alone of a file with other parts", "model"),
 }
 
 SUMMARIES = {
@@ -44,7 +51,7 @@ def _infer() -> Command:
 
 
 def _serve() -> Command:
-    from shardwise.answers._serve import serve_flags
+    from shardwise.answers._search_flags import serve_flags
 
     exits = "exit status: 0 keeps every limit, 1 does not, does not fit or is not stable, 2 bad input"
     return Command(
@@ -58,14 +65,14 @@ def _count() -> Command:
     shape = {key: plan[key] for key in taken} | {
         key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision", "dtype")
     }
-    batch = {"batch": Flag("batch", _kinds.WHOLE, "sequences of a pass", "job")}
+    batch = {"batch": Flag("batch", _converters.WHOLE, "sequences of a pass", "job")}
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
     flags = {**_MODEL, **_flags.FROM, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}
     return Command("count", SUMMARIES["count"], ("model",), flags, COMMON, ("model",))
 
 
 def _comm() -> Command:
-    whole = Flag("all", _kinds.SWITCH, "list every group with every rank, and every stage", "output")
+    whole = Flag("all", _converters.SWITCH, "list every group with every rank, and every stage", "output")
     flags = {**_MODEL, **_flags.train_flags(), **_flags.PLOT, "all": whole, **OUTPUT}
     return Command("comm", SUMMARIES["comm"], ("model",), flags, COMMON, ("model", "on"))
 
@@ -77,7 +84,7 @@ def _explain() -> Command:
 
 def _roofline() -> Command:
     help_of_what = "operators of training or of serving; left out, as the other flags say"
-    what = {"what": Flag("what", _kinds.choice("train", "infer"), help_of_what, "number")}
+    what = {"what": Flag("what", _converters.choice("train", "infer"), help_of_what, "number")}
     flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **what, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 done, 2 bad input"
     return Command("roofline", SUMMARIES["roofline"], ("model",), flags, exits, ("model", "on"))
@@ -85,8 +92,8 @@ def _roofline() -> Command:
 
 def _compare() -> Command:
     files = {
-        "first": Flag("first", _kinds.TEXT, "a case file, or the model", "positional"),
-        "second": Flag("second", _kinds.FILE, "the other case file", "positional"),
+        "first": Flag("first", _converters.TEXT, "a case file, or the model", "positional"),
+        "second": Flag("second", _converters.FILE, "the other case file", "positional"),
     }
     cases = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.SIDES}
     output = {**_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
@@ -94,11 +101,10 @@ def _compare() -> Command:
 
 
 def _plan(kind: str = "train") -> Command:
-    from shardwise.answers._serve_flags import serve_search_flags
-    from shardwise.answers._space_flags import plan_search_flags
+    from shardwise.answers._search_flags import plan_search_flags, serve_search_flags
 
     help_of_what = "train or infer; each has flags of its own: shardwise plan infer --help"
-    what = Flag("what", _kinds.choice("train", "infer"), help_of_what, "positional")
+    what = Flag("what", _converters.choice("train", "infer"), help_of_what, "positional")
     own = serve_search_flags() if kind == "infer" else plan_search_flags()
     flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
@@ -109,7 +115,7 @@ def _import() -> Command:
     file = {
         "file": Flag(
             "file",
-            _kinds.FILE,
+            _converters.FILE,
             "a launch script, DeepSpeed's JSON, accelerate's YAML or torchtitan's TOML",
             "positional",
         )
@@ -121,9 +127,9 @@ def _import() -> Command:
 
 
 def _export() -> Command:
-    systems = _kinds.choice("megatron", "deepspeed", "fsdp", "torchtitan", "transformers")
+    systems = _converters.choice("megatron", "deepspeed", "fsdp", "torchtitan", "transformers")
     target = {"target": Flag("target", systems, "whose files", "positional")}
-    write = {"write": Flag("write", _kinds.FILE, "write the files into this folder", "output")}
+    write = {"write": Flag("write", _converters.FILE, "write the files into this folder", "output")}
     flags = {**target, **_MODEL, **_flags.train_flags(), **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
     return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
@@ -131,7 +137,7 @@ def _export() -> Command:
 
 def _validate() -> Command:
     help_of_files = "CSV files of measurements, a row for each"
-    files = {"files": Flag("files", _kinds.WORDS, help_of_files, "positional")}
+    files = {"files": Flag("files", _converters.WORDS, help_of_files, "positional")}
     output = {**_flags.VALIDATE, **_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
     exits = "exit status: 0 done, 1 no row could be predicted, 2 bad input"
     return Command("validate", SUMMARIES["validate"], ("files",), {**files, **output}, exits, many=True)
@@ -139,8 +145,10 @@ def _validate() -> Command:
 
 def _listing(name: str) -> Command:
     search = {
-        "search": Flag("search", _kinds.TEXT, "words that the name holds", "positional"),
-        "write": Flag("write", _kinds.FILE, "write the one found to a file, as one's own catalogue reads it", "output"),
+        "search": Flag("search", _converters.TEXT, "words that the name holds", "positional"),
+        "write": Flag(
+            "write", _converters.FILE, "write the one found to a file, as one's own catalogue reads it", "output"
+        ),
     }
     output = {key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}
     return Command(
@@ -180,3 +188,94 @@ def command(name: str, kind: str = "") -> Command:
 def every() -> dict[str, Command]:
     """Return all commands; only reading a case file needs them all."""
     return {**{name: command(name) for name in NAMES}, "plan infer": command("plan", "infer")}
+
+
+_GROUPS = {
+    "positional": "what",
+    "where": "where",
+    "plan": "plan",
+    "job": "job",
+    "sides": "the two sides",
+    "number": "number",
+    "shape": "shape",
+    "settings": "what the framework keeps and sets aside",
+    "efficiency": "what the machine reaches",
+    "cluster": "override the cluster",
+    "model": "override the model, or its sizes where none is named",
+    "sizes": "more sizes of a model that is not named",
+    "output": "output",
+}
+
+
+_LEFT = 32
+
+
+def overview(status: int = 0, width: int = 80) -> Answer:
+    """Return what `shardwise` alone prints."""
+
+    def page() -> Page:
+        from shardwise.answers._page import Page
+
+        made = Page(width)
+        made.add(("shardwise: know before you launch", "bold"))
+        made.blank()
+        for name in NAMES:
+            _line(made, f"shardwise {name}", SUMMARIES[name], 20)
+        made.blank()
+        made.add(("Every command takes --json and --help; cases are read with --config FILE.", ""))
+        made.add((COMMON, "dim"))
+        return made
+
+    def tree() -> Any:
+        return {"commands": dict(SUMMARIES)}
+
+    return Answer(status, tree, page)
+
+
+def _line(page: Page, left: str, text: str, column: int = _LEFT) -> None:
+    """Append a flag and its help, the help wrapped in its own column."""
+    pieces = textwrap.wrap(text, page.width - column - 2, break_long_words=False, break_on_hyphens=False)
+    if len(left) >= column:
+        page.add(("  " + left, "cyan"))
+        left = ""
+    for piece in pieces:
+        page.add((f"  {left:<{column}}", "cyan"), (piece, ""))
+        left = ""
+
+
+def _usage(flag: Flag) -> tuple[str, str]:
+    """Return what stands on the left and on the right of a flag's line; choices stand on the right."""
+    if flag.group == "positional":
+        return flag.key.upper(), flag.help
+    if flag.kind.word.startswith("{"):
+        return f"{flag.option} WORD", f"{flag.help}: {flag.kind.word[1:-1].replace(',', ', ')}"
+    short = f"{flag.short}, " if flag.short else ""
+    return f"{short}{flag.option} {flag.kind.word}".rstrip(), flag.help
+
+
+def help_of(command: Command, width: int = 80) -> Answer:
+    """Return the help of one command."""
+
+    def page() -> Page:
+        from shardwise.answers._page import Page
+
+        made = Page(width)
+        made.add((f"shardwise {command.name} {' '.join(p.upper() for p in command.positionals)} [flags]", "bold"))
+        made.add((command.help, ""))
+        others = dict.fromkeys(f.group for f in command.flags.values())
+        for group, title in (_GROUPS | {name: name for name in others if name not in _GROUPS}).items():
+            flags = [f for f in command.flags.values() if f.group == group]
+            if flags:
+                made.blank()
+                made.add((title, "bold"))
+            for f in flags:
+                _line(made, *_usage(f))
+        made.blank()
+        made.add((command.exits, "dim"))
+        return made
+
+    def tree() -> Any:
+        flags = {f.key: {"flag": f.option, "help": f.help, "group": f.group} for f in command.flags.values()}
+        return {"command": command.name, "flags": flags}
+
+    return Answer(0, tree, page)

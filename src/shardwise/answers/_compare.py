@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _figures, _infer, _train
+from shardwise.answers import _infer, _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs, known_keys, read_values
-from shardwise.answers._files import read_case
+from shardwise.answers._converters import fail
+from shardwise.answers._files import check_drawable, plotted, read_case
 from shardwise.answers._from import take
-from shardwise.answers._kinds import fail
-from shardwise.answers._scan import ScannedWords, scan
+from shardwise.answers._infer import infer_tree
+from shardwise.answers._page import Page
+from shardwise.answers._run import ScannedWords, scan
+from shardwise.answers._train import train_tree, without_residue
+from shardwise.answers._train_page import describe
 from shardwise.errors import InputError, Problem
+from shardwise.serving import InferReport
+from shardwise.training import TrainReport
+from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from shardwise.answers._compare_page import Report
-    from shardwise.answers._page import Page
 
 _OWN = ("first", "second", "a", "b", "plot", "json", "width", "help")
 
@@ -115,18 +121,14 @@ def _told(side: str, problem: Problem, shared: dict[str, Any]) -> Problem:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise compare`."""
     _check_words(inputs)
-    _figures.check(inputs)
+    check_drawable(inputs)
     inputs.problems.raise_if_any()
     a, b = _reports(inputs)
 
     def tree() -> dict[str, Any]:
-        from shardwise.answers._compare_page import compare_tree
-
         return compare_tree(a, b)
 
     def page() -> Page:
-        from shardwise.answers._compare_page import compare_page
-
         return compare_page(a, b, width)
 
     def draw() -> Figure:
@@ -134,7 +136,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return compare_figure(a, b)
 
-    return _figures.plotted(inputs, Answer(0 if a.fits and b.fits else 1, tree, page), draw)
+    return plotted(inputs, Answer(0 if a.fits and b.fits else 1, tree, page), draw)
 
 
 def _check_words(inputs: Inputs) -> None:
@@ -147,3 +149,178 @@ def _check_words(inputs: Inputs) -> None:
         )
     elif first is not None and second is None and not {"a", "b"} & inputs.values.keys():
         inputs.fail("b", None, "is missing", 'say what differs: --a "--tp 8" --b "--tp 4 --pp 2"')
+
+
+Report = TrainReport | InferReport
+Row = tuple[str, float, float, str]
+_TRAIN = (
+    ("memory", "memory.device_bytes", "bytes"),
+    ("step", "step_seconds", "seconds"),
+    ("tokens/s per device", "tokens_per_second_per_gpu", "count"),
+    ("MFU", "mfu", "share"),
+    ("days", "days", "count"),
+    ("dollars", "usd", "count"),
+)
+_INFER = (
+    ("memory", "memory.peak_bytes", "bytes"),
+    ("first token", "ttft_seconds", "seconds"),
+    ("next token", "tpot_seconds", "seconds"),
+    ("request", "request_seconds", "seconds"),
+    ("output tokens/s", "output_tokens_per_second", "count"),
+    ("requests that fit", "max_concurrency", "count"),
+    ("$ per M output tokens", "usd_per_million_output_tokens", "count"),
+)
+
+_PASS = (
+    ("memory", "memory.peak_bytes", "bytes"),
+    ("a pass", "ttft_seconds", "seconds"),
+    ("samples/s", "samples_per_second", "count"),
+    ("tokens/s", "prefill_tokens_per_second", "count"),
+    ("largest batch", "max_concurrency", "count"),
+    ("$ per M input tokens", "usd_per_million_input_tokens", "count"),
+)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+_SHOW: dict[str, Callable[[float], str]] = {
+    "bytes": show_bytes,
+    "seconds": show_seconds,
+    "count": _number,
+    "share": _share,
+}
+
+
+def tree_of(report: Report) -> dict[str, Any]:
+    """Return a report of either kind as plain values."""
+    return train_tree(report) if isinstance(report, TrainReport) else infer_tree(report)
+
+
+def differences(a: Report, b: Report) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two cases: fields of model, cluster, plan and job with both values."""
+    left, right = _case_of(a), _case_of(b)
+    return {key: (left[key], right[key]) for key in left if key in right and left[key] != right[key]}
+
+
+def _case_of(report: Report) -> dict[str, Any]:
+    cluster = report.case.cluster
+    runs = report.case.stack.name if isinstance(report, TrainReport) else report.case.engine.name
+    where = {"model": report.case.model.name, "device": cluster.device.name, "num_devices": cluster.num_devices}
+    settings = asdict(report.case.stack.settings) if isinstance(report, TrainReport) else {}
+    return {**where, **asdict(report.plan), **asdict(report.job), **settings, "stack": runs}
+
+
+def compare_tree(a: Report, b: Report) -> dict[str, Any]:
+    """Return both reports, what differs and B over A for every headline."""
+    left, right = tree_of(a), tree_of(b)
+    rows = _headlines(a, left, right)
+    return {
+        "fits": bool(a.fits and b.fits),
+        "ratio": {name: y / x if x else None for name, x, y, _ in rows},
+        "differences": {key: {"a": x, "b": y} for key, (x, y) in differences(a, b).items()},
+        "a": left,
+        "b": right,
+    }
+
+
+def _headlines(report: Report, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Row]:
+    names = _TRAIN if isinstance(report, TrainReport) else _INFER if report.job.output_tokens else _PASS
+    found = ((label, _at(left, path), _at(right, path), kind) for label, path, kind in names)
+    return [(label, x, y, kind) for label, x, y, kind in found if x is not None and y is not None]
+
+
+def _at(tree: Mapping[str, Any], path: str) -> Any:
+    found: Any = tree
+    for key in path.split("."):
+        found = found[key]
+    return found
+
+
+def compare_page(a: Report, b: Report, width: int = 80) -> Page:
+    """Return two reports as a page, the verdict first."""
+    page = Page(width)
+    left, right = tree_of(a), tree_of(b)
+    page.label("COMPARE", _verdict(a, b), "bold", "bold")
+    for word, report in (("A", a), ("B", b)):
+        page.label(f"{word:>9}", _title(report), "bold cyan")
+    page.blank()
+    table = [["", "A", "B", "B over A"]]
+    table += [["fits", _yes(a), _yes(b), ""]]
+    table += [compared(row, 0.0) for row in _headlines(a, left, right)]
+    page.table(table, right=(1, 2, 3), header=True)
+    for title, rows, whole in _details(left, right):
+        page.blank()
+        page.add((title, "bold"))
+        page.table([compared(row, whole) for row in rows], right=(1, 2, 3))
+    changed = differences(a, b)
+    if changed:
+        page.blank()
+        page.add(("DIFFERENT", "bold"))
+        page.table([["", "A", "B"], *([key, str(x), str(y)] for key, (x, y) in changed.items())], right=(1, 2))
+    return page
+
+
+def _yes(report: Report) -> str:
+    return "yes" if report.fits else "no"
+
+
+def _title(report: Report) -> str:
+    cluster = report.case.cluster
+    return f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+
+
+def _verdict(a: Report, b: Report) -> str:
+    fits = {(True, True): "both fit", (True, False): "only A fits", (False, True): "only B fits"}
+    said = fits.get((bool(a.fits), bool(b.fits)), "neither fits")
+    rates = [_rate(r) for r in (a, b)]
+    if not min(rates) or abs(rates[0] / rates[1] - 1) < 5e-4:
+        return f"{said}; equally fast"
+    word = "B" if rates[1] > rates[0] else "A"
+    return f"{said}; {word} is {max(rates) / min(rates) - 1:.1%} faster per device"
+
+
+def _rate(report: Report) -> float:
+    if isinstance(report, TrainReport):
+        return report.tokens_per_second_per_gpu
+    one_pass = not report.job.output_tokens
+    tokens = report.prefill_tokens_per_second if one_pass else report.output_tokens_per_second
+    return tokens / report.plan.num_devices
+
+
+def compared(row: Row, whole: float) -> list[str]:
+    """Return the words of a row: both amounts, and B over A; what rounding leaves of the whole is nothing.
+
+    >>> compared(("bubble", 2e-16, 0.5, "seconds"), 1.0)
+    ['bubble', '-', '500.00 ms', 'new']
+    """
+    label, a, b, kind = row
+    x, y = without_residue(a, whole), without_residue(b, whole)
+    show = _SHOW[kind]
+    change = (f"{y / x - 1:+.1%}" if x else "new") if without_residue(y - x, max(whole, abs(x))) else ""
+    return [label, show(x) if x else "-", show(y) if y else "-", change]
+
+
+def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Sequence[Row], float]]:
+    """Return tables of memory and time by what they are made of, for training, and the whole that each is of."""
+    if "step" not in left:
+        return []
+    memory = [(k, v, right["memory"]["at_peak"][k], "bytes") for k, v in left["memory"]["at_peak"].items()]
+    time = [
+        (k.removesuffix("_seconds"), left["step"][k], right["step"][k], "seconds")
+        for k in ("compute_seconds", "bubble_seconds", "optimizer_seconds", "overhead_seconds")
+    ]
+    for word, key in (("exposed", "exposed_seconds"), ("overlapped", "hidden_seconds")):
+        x, y = (side["step"][key] for side in (left, right))
+        time += [(f"{word} {axis}", x.get(axis, 0.0), y.get(axis, 0.0), "seconds") for axis in {**x, **y}]
+    found: list[tuple[str, Sequence[Row], float]] = []
+    for title, rows, path in (("MEMORY", memory, "memory.device_bytes"), ("TIME", time, "step_seconds")):
+        whole = max(_at(left, path), _at(right, path))
+        shown = [row for row in rows if without_residue(row[1], whole) or without_residue(row[2], whole)]
+        found.append((title, shown, whole))
+    return found

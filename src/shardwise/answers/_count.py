@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._settled import settled
-from shardwise.answers._words import command_words
+from shardwise.answers._counting import CountPart, CountReport, CountRow
+from shardwise.answers._files import command_words
+from shardwise.answers._from import settled
+from shardwise.answers._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.answers._train_page import assumptions, legend
 from shardwise.errors import InputError
+from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.answers._counting import CountReport
-    from shardwise.answers._page import Page
     from shardwise.models import Model
     from shardwise.plans import Plan
 
@@ -81,8 +84,118 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return count_tree(report)
 
     def page() -> Page:
-        from shardwise.answers._count_view import count_page
-
         return count_page(report, words, width)
 
     return Answer(0, tree, page)
+
+
+_SQUARES = {
+    "full_attention": "attention over the full square",
+    "causal": "half the square",
+    "masked": "what masks leave",
+}
+_GLYPHS = (
+    (FULL, "blue"),
+    (DARK, "cyan"),
+    (MEDIUM, "magenta"),
+    (LIGHT, "green"),
+    ("\u2573", "yellow"),
+    ("\u2571", "red"),
+)
+
+
+def count_page(report: CountReport, command: Sequence[str], width: int = 80) -> Page:
+    """Return counts as a page."""
+    page = Page(width)
+    _parameters(page, report)
+    page.blank()
+    _flops(page, report)
+    for part in report.parts:
+        page.blank()
+        _operators(page, report, part)
+    page.blank()
+    assumptions(page, report.assumptions)
+    page.blank()
+    command_lines(page, "AGAIN", command)
+    return page
+
+
+def _parameters(page: Page, report: CountReport) -> None:
+    total, active = report.parameters, report.active_parameters
+    page.label("COUNT", f"{report.model.name}: {show_count(total)} parameters ({total:,})", "bold", "bold")
+    if active != total:
+        page.note(f"a token meets {show_count(active)} of them ({active:,})")
+    ordered = sorted(report.components.items(), key=lambda row: -row[1])
+    segments = [Segment(name.replace("_", " "), n, *_GLYPHS[i % len(_GLYPHS)]) for i, (name, n) in enumerate(ordered)]
+    page.bar("", segments, total, show_count(total))
+    legend(page, segments, total, show_count)
+    if report.predictions:
+        page.note(f"and {show_count(report.predictions)} in multi-token-prediction layers, not counted above", "dim")
+
+
+def _flops(page: Page, report: CountReport) -> None:
+    c, forward = report.counting, report.forward
+    page.label("FLOPS", f"of a forward pass of {c.batch:,} x {c.seq_len:,} tokens", "bold", "bold")
+    page.table([[_SQUARES[name], show_count(value, "FLOP")] for name, value in forward.items()], right=(1,))
+    page.blank()
+    head = ["of training, a token, by convention", "a token"]
+    budget = c.token_budget
+    rows = [[*head, f"{show_count(budget)} tokens"] if budget else head]
+    for name, value in report.per_token.items():
+        rows.append([name, show_count(value, "FLOP"), *([f"{value * budget:.3e} FLOP"] if budget else [])])
+    if c.recompute != "none":
+        value = report.hardware_per_token
+        more = [f"{value * budget:.3e} FLOP"] if budget else []
+        rows.append([f"model-full with recompute {c.recompute}", show_count(value, "FLOP"), *more])
+    page.table(rows, right=(1, 2), header=True)
+
+
+def _operators(page: Page, report: CountReport, part: CountPart) -> None:
+    plural = "s, each" if part.times > 1 else ""
+    title = f"{part.times} {part.name}{plural}" if "layer" in part.name else part.name
+    page.add((title.upper(), "bold"), (_aside(report, part), "dim"))
+    priced = report.cluster is not None
+    head = ["operator", "m x k x n", "params", "saved", "FLOPs", "FLOP/B"]
+    rows = [head, *(_counts(row) for row in part.rows)]
+    if len(part.rows) > 1:
+        rows.append(_sum(part.rows))
+    page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
+    if priced:
+        page.blank()
+        times = ["seconds", "forward", "backward", "compute", "memory", "messages"]
+        page.table([times, *(_times(row) for row in part.rows)], right=(1, 2, 3, 4, 5), header=True, indent=0)
+
+
+def _aside(report: CountReport, part: CountPart) -> str:
+    shared = f"  {part.copies} of their weights" if part.copies != part.times else ""
+    return shared + ("  on one rank" if report.plan.tp * report.plan.ep > 1 else "")
+
+
+def _counts(row: CountRow) -> list[str]:
+    shape = "x".join(f"{n:g}" if n < 1e6 else f"{n:.0f}" for n in row.shape)
+    return [row.name, shape, *_amounts(row.parameters, row.activation_bytes, row.forward_flops), _ratio(row.intensity)]
+
+
+def _amounts(parameters: float, saved: float, flops: float) -> list[str]:
+    return [
+        show_count(parameters) if parameters else "-",
+        show_bytes(saved) if saved else "-",
+        show_count(flops, "F") if flops else "-",
+    ]
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value else "-"
+
+
+def _sum(rows: Sequence[CountRow]) -> list[str]:
+    sums = [float(sum(getattr(r, name) for r in rows)) for name in ("parameters", "activation_bytes", "forward_flops")]
+    moved = sum(r.forward_bytes for r in rows)
+    return ["together", "", *_amounts(*sums), _ratio(sums[2] / moved if moved else 0.0)]
+
+
+def _times(row: CountRow) -> list[str]:
+    if row.seconds is None:
+        return [row.name]
+    names = ("forward", "backward", "compute", "memory", "communication")
+    return [row.name, *(show_seconds(v) if (v := getattr(row.seconds, n)) else "-" for n in names)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from shardwise.answers._whole import whole_bytes
+from shardwise.answers._answer import whole_bytes
 from shardwise.cost import Efficiencies, network_of, op_seconds, rates_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster

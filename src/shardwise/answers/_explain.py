@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._words import command_words
-
-if TYPE_CHECKING:
-    from shardwise.answers._explain_page import Opened
-    from shardwise.answers._page import Page
+from shardwise.answers._files import command_words
+from shardwise.answers._page import Page, command_lines
+from shardwise.errors import InputError, Problem
+from shardwise.ledger.traced import Part, Traced, formula, operands, parts, plain, ratio
+from shardwise.units import show_bytes, show_seconds
 
 UNITS = {
     "step": "seconds",
@@ -28,8 +32,6 @@ _SERVING = ("ttft", "tpot", "request", "kv_cache")
 
 
 def _root(inputs: Inputs, what: str) -> Opened:
-    from shardwise.answers._explain_page import Opened
-
     if what in _SERVING or (what == "memory" and _serves(inputs)):
         from shardwise.answers._infer import ask
 
@@ -46,8 +48,6 @@ def _serves(inputs: Inputs) -> bool:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise explain`."""
-    from shardwise.answers._explain_page import explain_page, explain_tree, follow
-
     what, depth = inputs.get("what", "step"), inputs.get("depth", 2)
     at = follow(_root(inputs, what), inputs.get("path", ""))
     words = command_words("explain", {k: v for k, v in inputs.values.items() if k != "path"})
@@ -59,3 +59,233 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return explain_page(at, what, depth, words, width)
 
     return Answer(0, tree, page)
+
+
+_LONGEST_FORMULA = 400
+_MOST_ROWS = 12
+# A part that counts less often than this was divided by a rate, not repeated.
+_A_COUNT = 1e-6
+# Longer names in a path are cut short, and longer paths are typed in places.
+_A_NAME, _A_PATH = 50, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A number being explained: how often it counts, its unit, and the names that lead to it.
+
+    `places` is the same path in places from 1.
+    """
+
+    node: Traced
+    unit: str
+    times: float = 1.0
+    path: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @property
+    def typed(self) -> str:
+        """The path as it is typed: in names, or in places where names are long."""
+        names = "/".join(self.path)
+        return names if len(names) <= _A_PATH else "/".join(map(str, self.places))
+
+    @property
+    def value(self) -> float:
+        """The number itself, in its own unit."""
+        return float(plain(self.node))
+
+
+def show_value(value: float, unit: str) -> str:
+    """Return a number in the unit of its headline.
+
+    >>> show_value(0.25, "seconds"), show_value(2048, "bytes"), show_value(12.5, "")
+    ('250.00 ms', '2.00 KiB', '12.5')
+    """
+    if unit == "seconds":
+        return show_seconds(value)
+    return show_bytes(value) if unit == "bytes" else f"{value:.6g}"
+
+
+def follow(root: Opened, path: str) -> Opened:
+    """Return the number that a path of names, or of places from 1, leads to; raises `InputError` where it does not."""
+    at, rest = root, path.strip("/ ")
+    while rest:
+        below = _below(at)
+        found, rest = _step(below, rest)
+        if found is None:
+            names = ", ".join(repr(b.path[-1]) for b in below[:_MOST_ROWS]) or "nothing: it is an input"
+            where = "/".join(at.path) or "the top"
+            raise InputError([Problem("path", path, f"leads nowhere at {where}", f"it holds {names}")])
+        at = found
+    return at
+
+
+def _below(at: Opened) -> list[Opened]:
+    """Return what a number opens to: its parts, or the named numbers of its formula."""
+    found = parts(at.node)
+    if not at.node.op:
+        return []
+    if not found:
+        below = [Opened(o, _unit(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
+    else:
+        below = [_opened(at, part) for part in found if part.node is not None]
+    return [replace(b, places=(*at.places, place)) for place, b in enumerate(below, 1)]
+
+
+def _opened(at: Opened, part: Part) -> Opened:
+    # Once divided by a rate, what is below is no longer in the unit of its parent.
+    node = cast(Traced, part.node)
+    unit = _unit(node.unit) or (at.unit if abs(part.times) >= _A_COUNT else "")
+    return Opened(node, unit, at.times * part.times, (*at.path, part.label))
+
+
+def _unit(word: str) -> str:
+    """Return a unit as headlines have it.
+
+    >>> _unit("s"), _unit("tokens")
+    ('seconds', 'tokens')
+    """
+    return {"s": "seconds", "B": "bytes"}.get(word, word)
+
+
+def _step(below: Sequence[Opened], path: str) -> tuple[Opened | None, str]:
+    """Return the number that a path starts with, and the rest of the path; the longest name wins, then a place."""
+    lower = path.lower()
+    for one in sorted(below, key=lambda b: -len(b.path[-1])):
+        name = one.path[-1].lower()
+        if lower == name or lower.startswith(name + "/"):
+            return one, path[len(name) :].strip("/ ")
+    word, _, rest = path.partition("/")
+    place = word.strip()
+    if place.isascii() and place.isdigit() and 1 <= int(place[:9]) <= len(below):
+        return below[int(place) - 1], rest.strip("/ ")
+    return None, path
+
+
+def explain_tree(at: Opened, depth: int) -> dict[str, Any]:
+    """Return a number as a tree: the amounts of its parts are in its own unit and add up to its value.
+
+    A number that is no sum has no parts but `where`, the named numbers of its formula.
+    """
+    opened = parts(at.node)
+    found: dict[str, Any] = {
+        "name": at.node.name or _short(formula(at.node), _LONGEST_FORMULA),
+        "value": at.value,
+        "unit": at.unit,
+        "formula": _short(formula(at.node), _LONGEST_FORMULA) if at.node.op else "",
+        "source": at.node.source,
+    }
+    terms = ratio(at.node)
+    if terms is not None:
+        found["ratio"] = {side: _term(term) for side, term in zip(("numerator", "denominator"), terms, strict=True)}
+    found["parts"] = [_part(at, part, depth) for part in opened] if depth > 0 else []
+    if at.node.op and not opened:
+        found["where"] = [{"name": o.name, "value": float(plain(o)), "source": o.source} for o in operands(at.node)]
+    return found
+
+
+def _term(term: Any) -> dict[str, Any]:
+    return {"name": _short(formula(term, False), _LONGEST_FORMULA), "value": float(plain(term))}
+
+
+def _part(at: Opened, part: Part, depth: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "label": _short(part.label, _LONGEST_FORMULA),
+        "amount": part.amount,
+        "times": part.times,
+        "share": part.amount / at.value if at.value else 0.0,
+        "choice": part.choice,
+        "against": [{"label": r.label, "amount": r.amount, "slack": r.slack} for r in part.against],
+    }
+    if part.node is not None and depth > 1:
+        row["node"] = explain_tree(_opened(at, part), depth - 1)
+    return row
+
+
+def explain_page(at: Opened, what: str, depth: int, words: Sequence[str], width: int = 80) -> Page:
+    """Return a number opened to a depth as a page; shares are of the number at the top."""
+    page = Page(width)
+    name = " / ".join(_short(step, _A_NAME) for step in at.path) or at.node.name
+    page.label(what.upper(), f"{name} = {show_value(at.value, at.unit)}", "bold", "bold")
+    if at.node.op:
+        page.note("= " + _short(formula(at.node), 4 * page.body), "cyan")
+    if at.node.source:
+        page.note("source: " + at.node.source, "dim")
+    _ratio(page, at)
+    page.blank()
+    rows = parts(at.node)
+    if rows:
+        _rows(page, at, rows, _Scale(at.value, at.unit, depth))
+    else:
+        _where(page, at)
+    page.blank()
+    below = [b for b in _below(at) if b.node.op]
+    if below:
+        command_lines(page, "DEEPER", [*words, f"--path {shlex.quote(below[0].typed)}"])
+    return page
+
+
+def _ratio(page: Page, at: Opened) -> None:
+    terms = ratio(at.node)
+    for word, term in zip(("numerator", "denominator"), terms or (), strict=False):
+        page.note(f"{word}: {_short(formula(term, False), 100)} = {float(plain(term)):.6g}")
+
+
+def _where(page: Page, at: Opened) -> None:
+    """Append the named numbers of a formula, or that the number is an input."""
+    found = operands(at.node) if at.node.op else []
+    if not found:
+        page.note("an input: it opens no further")
+    for o in found:
+        page.add((f"{float(plain(o)):>13.6g}  ", ""), (_short(o.name, page.width - 15), "bold"))
+        for line in textwrap.wrap(o.source, page.width - 15):
+            page.add((" " * 15, ""), (line, "dim"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What rows of a page are shares of, and how deep they go."""
+
+    whole: float
+    unit: str
+    depth: int
+    factor: float = 1.0
+    indent: str = ""
+
+    def lead(self, amount: float) -> str:
+        """Return the columns before a label."""
+        share = f"{amount / self.whole:8.1%}" if self.whole else " " * 8
+        return f"{share}{show_value(amount, self.unit):>13}  {self.indent}"
+
+    def counts(self, part: Part) -> bool:
+        """Return whether `times` is a count worth printing."""
+        return abs(part.times) >= _A_COUNT
+
+
+def _rows(page: Page, at: Opened, rows: Sequence[Part], scale: _Scale) -> None:
+    said: set[tuple[object, ...]] = set()
+    for part in rows[:_MOST_ROWS]:
+        amount = part.amount * scale.factor
+        left = scale.lead(amount)
+        count = "" if part.times == 1.0 or not scale.counts(part) else f"{part.times:.4g} x "
+        page.add((left, "dim" if scale.indent else ""), (_short(count + part.label, page.width - len(left)), ""))
+        if part.against not in said:
+            _against(page, part, scale, len(left))
+            said.add(part.against)
+        if part.node is not None and scale.depth > 1:
+            below = _Scale(scale.whole, scale.unit, scale.depth - 1, scale.factor * part.times, scale.indent + "  ")
+            _rows(page, _opened(at, part), parts(part.node), below)
+    rest = rows[_MOST_ROWS:]
+    if rest:
+        page.add((f"{scale.lead(sum(p.amount for p in rest) * scale.factor)}and {len(rest)} more", "dim"))
+
+
+def _against(page: Page, part: Part, scale: _Scale, indent: int) -> None:
+    """Append what a maximum chose against, and by how much."""
+    for rival in part.against[:3]:
+        amount, slack = (show_value(v * scale.factor, scale.unit) for v in (rival.amount, rival.slack))
+        text = f"{'above' if part.choice == 'max' else 'below'} {rival.label}: {amount} (slack {slack})"
+        page.add((" " * indent, ""), (_short(text, page.width - indent), "dim"))
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: max(0, most - 3)] + "..."

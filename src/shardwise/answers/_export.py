@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._kinds import fail
+from shardwise.answers._converters import fail
 from shardwise.answers._streams import tell
 from shardwise.units import show_bytes
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from shardwise.answers import _kinds as k
-from shardwise.answers._kinds import Converter
+from shardwise.answers import _converters as k
+from shardwise.answers._converters import Converter
 
 if TYPE_CHECKING:
     from shardwise.models import ConfigField
@@ -191,7 +191,7 @@ def efficiency_flags() -> dict[str, Flag]:
 
 def _read_from(group: str, table: Iterable[PlanField]) -> dict[str, Flag]:
     """Return the flags of a table of fields."""
-    return {f.key: Flag(f.key, k.kind_of(f), f.help, group, SHORT.get(f.key, "")) for f in table}
+    return {f.key: Flag(f.key, k.converter_of(f), f.help, group, SHORT.get(f.key, "")) for f in table}
 
 
 @cache

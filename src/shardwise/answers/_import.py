@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
 
 from shardwise.answers import _from
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
+from shardwise.answers._page import Page, command_lines
 from shardwise.errors import InputError
-
-if TYPE_CHECKING:
-    from shardwise.answers._page import Page
+from shardwise.formats import Imported, Reading
+from shardwise.models import Model
+from shardwise.ops.count import count_parameters
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.units import counted, show_count
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -26,7 +31,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         raise InputError(inputs.problems.items)
 
     def words() -> list[str]:
-        from shardwise.answers._words import command_words
+        from shardwise.answers._files import command_words
 
         kept = {key: value for key, value in inputs.values.items() if key in ("from", "from_args", "set", "skip")}
         named = {"model": "MODEL"} if case.model is None else {}
@@ -34,13 +39,112 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return command_words("train", {**named, **kept, "on": inputs.get("on", usual)})
 
     def tree() -> dict[str, Any]:
-        from shardwise.answers._imported import import_tree
-
         return import_tree(case)
 
     def page() -> Page:
-        from shardwise.answers._imported import import_page
-
         return import_page(case, words(), width)
 
     return Answer(0, tree, page)
+
+
+def import_tree(case: Imported) -> dict[str, Any]:
+    """Return an imported case as the record that `--json` prints."""
+
+    def listed(readings: Sequence[Reading]) -> list[dict[str, object]]:
+        return [{**asdict(reading), "value": _plain(reading.value)} for reading in readings]
+
+    return {
+        "system": case.system,
+        "version": case.version,
+        "source": case.source,
+        "model": None if case.model is None else {"name": case.model.name, **_sizes(case.model)},
+        "plan": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(case.plan).items()},
+        "job": asdict(case.job),
+        "stack": {"name": case.stack.name, "changed": {k: _plain(v) for k, v in stack_changes(case).items()}},
+        "num_devices": case.num_devices,
+        "devices_per_node": case.devices_per_node,
+        "accumulation": case.accumulation,
+        "understood": listed(case.understood),
+        "assumed": list(case.assumed),
+        "ignored": listed(case.ignored),
+        "silent": list(case.silent),
+        "unknown": listed(case.unknown),
+    }
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def stack_changes(case: Imported) -> dict[str, object]:
+    """Return what a file changes in the behaviour of its framework."""
+    base = find_stack(case.stack.name)
+    changed = _differing(case.stack, base, ("sources", "settings"))
+    changed |= _differing(case.stack.settings, base.settings)
+    return dict(sorted(changed.items()))
+
+
+def _differing(record: Any, base: Any, left_out: tuple[str, ...] = ()) -> dict[str, object]:
+    names = (f.name for f in fields(base) if f.name not in left_out)
+    return {name: getattr(record, name) for name in names if getattr(base, name) != getattr(record, name)}
+
+
+def _sizes(model: Model) -> dict[str, object]:
+    return {
+        "parameters": count_parameters(model),
+        "hidden": model.hidden,
+        "layers": model.num_layers,
+        "vocab": model.vocab,
+    }
+
+
+def import_page(case: Imported, command: Sequence[str], width: int) -> Page:
+    """Return an imported case as a page."""
+    page = Page(width)
+    page.label("FROM", f"{case.source}, read as {case.system} {case.version}")
+    if case.model is not None:
+        sizes = _sizes(case.model)
+        page.label("MODEL", f"{show_count(float(str(sizes['parameters'])))} parameters: {model_line(case.model)}")
+    launch = counted(case.num_devices, "device") if case.num_devices else "a number of devices that is not said"
+    page.label("PLAN", f"{launch}: {_said(case.plan, Plan())}")
+    page.label("JOB", _said(case.job, Training(seq_len=0, global_batch=0)))
+    changes = ", ".join(f"{name} {_word(value)}" for name, value in stack_changes(case).items())
+    page.label("STACK", case.stack.name + (f": {changes}" if changes else ""))
+    page.blank()
+    page.add((f"UNDERSTOOD ({len(case.understood)})", "bold"))
+    page.table([(r.argument, _word(r.value), r.meaning.replace("+", ", ")) for r in case.understood])
+    _listed(page, "ASSUMED", case.assumed)
+    _listed(page, "IGNORED", [f"{r.argument} {_word(r.value)}: {r.meaning}" for r in case.ignored])
+    unknown = [f"{r.argument} {_word(r.value)}: {r.meaning}, taken to change nothing" for r in case.unknown]
+    _listed(page, "UNKNOWN", unknown)
+    _listed(page, "WITHOUT EFFECT ON BYTES AND SECONDS", [", ".join(case.silent)] if case.silent else [])
+    page.blank()
+    command_lines(page, "NEXT", command)
+    return page
+
+
+def model_line(model: Model) -> str:
+    """Return a model's sizes in one line."""
+    return f"{model.num_layers} layers of width {model.hidden}, vocabulary of {model.vocab}"
+
+
+def _listed(page: Page, word: str, texts: Sequence[str]) -> None:
+    if texts:
+        page.blank()
+        page.add((word, "bold"))
+        page.items(texts)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _said(record: Any, plain: Any) -> str:
+    """Return the fields of a record that differ from a plain one, in one line; a degree of 0 is left to be deduced."""
+    said = {f.name: getattr(record, f.name) for f in fields(record)}
+    changed = [name for name, value in said.items() if value != getattr(plain, name) and (value or value is False)]
+    return ", ".join(f"{name} {_word(getattr(record, name))}" for name in changed) or "nothing beyond the defaults"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from shardwise.answers import _case, _figures
-from shardwise.answers._answer import Answer, check_finite
+from shardwise.answers import _case
+from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._case import Inputs
-from shardwise.answers._words import command_words
+from shardwise.answers._files import check_drawable, command_words, plotted
+from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.answers._train import interval_tree
+from shardwise.answers._train_page import assumptions, describe, legend, mark_limit
 from shardwise.errors import InputError
+from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from shardwise.answers._page import Page
-    from shardwise.serving import InferReport
 
 
 def ask(inputs: Inputs) -> InferReport:
@@ -63,18 +66,14 @@ def words(inputs: Inputs, report: InferReport) -> list[str]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise infer`."""
-    _figures.check(inputs)
+    check_drawable(inputs)
     report = ask(inputs)
     check_finite({"request_seconds": report.request_seconds, "usd": report.usd_per_million_output_tokens or 0.0})
 
     def tree() -> dict[str, Any]:
-        from shardwise.answers._infer_view import infer_tree
-
         return infer_tree(report)
 
     def page() -> Page:
-        from shardwise.answers._infer_view import infer_page
-
         return infer_page(report, words(inputs, report), width)
 
     def draw() -> Figure:
@@ -82,4 +81,214 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return infer_figure(report)
 
-    return _figures.plotted(inputs, Answer(0 if report.fits else 1, tree, page), draw)
+    return plotted(inputs, Answer(0 if report.fits else 1, tree, page), draw)
+
+
+_MEMORY = {
+    "weights": ("weights", FULL, "blue"),
+    "working": ("activations or sampling", LIGHT, "green"),
+    "kv_cache": ("key-value cache of the batch", DARK, "cyan"),
+    "context": ("context", "\u2571", "bright_black"),
+    "communicators": ("communicators", "\u2571", "bright_black"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServingChange:
+    """A change of one flag of a serving plan and what it would do."""
+
+    field: str
+    value: object
+    short_by_bytes: float
+    tpot_seconds: float
+    fits: bool
+
+
+def infer_tree(report: InferReport) -> dict[str, Any]:
+    """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
+    cluster = report.case.cluster
+    found = {
+        **report.to_dict(),
+        "interval": interval_tree(report),
+        "model": report.case.model.name,
+        "cluster": {"name": cluster.name, "device": cluster.device.name, "num_devices": cluster.num_devices},
+        "plan": {**asdict(report.plan), "engine": report.case.engine.name},
+        "job": asdict(report.job),
+        "changes": [asdict(c) for c in infer_changes(report)],
+    }
+    return cast(dict[str, Any], whole_bytes(found))
+
+
+def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
+    """Return changes of one flag that may need less memory, those that fit first, the fastest first.
+
+    None are sought for a plan that fits. A replica over more devices leaves fewer replicas, so `tp` and `pp` grow by
+    what divides them.
+    """
+    if report.fits:
+        return ()
+    plan, job = report.plan, report.job
+    options: list[tuple[str, object, dict[str, Any], dict[str, Any]]] = [
+        (axis, wider, {axis: wider, "dp": plan.dp // times, "etp": 1}, {})
+        for axis in ("tp", "pp")
+        for times in (2, 4, 8, 16)
+        if plan.dp % times == 0
+        for wider in (times * getattr(plan, axis),)
+    ]
+    options.append(("weights", "fp8", {}, {"weights": "fp8"}))
+    if report.kv_cache_bytes_per_gpu:
+        options.append(("kv_cache", "fp8", {}, {"kv_cache": "fp8"}))
+    most = report.max_concurrency
+    if 0 < most < job.batch:
+        options.append(("batch", most, {}, {"batch": most}))
+    if not job.max_batched_tokens:
+        options.append(("max_batched_tokens", 8192, {}, {"max_batched_tokens": 8192}))
+    found = [_change(report, field, value, (p, j)) for field, value, p, j in options]
+    kept = [c for c in found if c is not None]
+    return tuple(sorted(kept, key=lambda c: (not c.fits, c.tpot_seconds if c.fits else c.short_by_bytes)))
+
+
+def _change(
+    report: InferReport, field: str, value: object, new: tuple[dict[str, Any], dict[str, Any]]
+) -> ServingChange | None:
+    """Return what a change of (plan, job) fields would do; None where it is no change or not legal."""
+    case = report.case
+    if new[1] and getattr(report.job, field) == value:
+        return None
+    options = ServingOptions(engine=case.engine, efficiencies=case.efficiencies)
+    plan = replace(report.plan, **{"stage_layers": (), **new[0]})
+    try:
+        tried = infer(case.model, case.cluster, plan, replace(report.job, **new[1]), options)
+    except InputError:
+        return None
+    return ServingChange(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
+
+
+def infer_page(report: InferReport, command: Sequence[str], width: int = 80) -> Page:
+    """Return a serving report as a page; `command` are the words that reproduce it."""
+    page = Page(width)
+    _verdict(page, report)
+    page.blank()
+    (_speed if report.job.output_tokens else _pass)(page, report)
+    page.blank()
+    _memory(page, report)
+    phases = (("PREFILL", "prefill"), ("DECODE", "decode")) if report.job.output_tokens else (("PASS", "prefill"),)
+    for word, key in phases:
+        page.blank()
+        _phase(page, word, report.to_dict()["time"][key])
+    page.blank()
+    assumptions(page, report.assumptions)
+    page.blank()
+    command_lines(page, "AGAIN", command)
+    return page
+
+
+def _verdict(page: Page, report: InferReport) -> None:
+    cluster, job = report.case.cluster, report.job
+    style = "bold green" if report.fits else "bold red"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+    page.label("FITS" if report.fits else "NO FIT", title, style, "bold")
+    gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
+    memory = report.memory
+    page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} on the fullest device, {gap}", style)
+    where = " on each replica" if report.plan.dp > 1 else ""
+    out = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out"
+    out = out if job.output_tokens else f"{job.input_tokens:,} tokens each, in one pass"
+    page.note(f"{job.batch:,} {'request' if job.batch == 1 else 'requests'} at once{where}, {out}")
+    if not report.fits:
+        page.note(_nearest(report), "bold")
+
+
+def _nearest(report: InferReport) -> str:
+    changes = infer_changes(report)
+    if not changes:
+        return "no change of one flag takes less; use more devices, or a smaller job"
+    near = changes[0]
+    flag = f"--{near.field.replace('_', '-')} {near.value}"
+    if not near.fits:
+        nearest = f"nearest is {flag}, {show_bytes(near.short_by_bytes)} too much"
+        return f"none of the changes tried fits; {nearest}; `shardwise plan infer` tries every plan"
+    rate = f", a token every {show_seconds(near.tpot_seconds)}" if report.job.output_tokens else ""
+    return f"nearest change that fits: {flag}{rate}"
+
+
+def _pass(page: Page, report: InferReport) -> None:
+    """Append latency and rates of a pass after which nothing is generated."""
+    page.label("LATENCY", f"a pass over the batch takes {show_seconds(report.ttft_seconds)}")
+    rate = report.samples_per_second
+    each = f"{rate / 1e3:,.1f}k" if rate >= 1e4 else f"{rate:,.4g}"
+    tokens = report.prefill_tokens_per_second
+    per_device = tokens / report.plan.num_devices
+    page.label("RATE", f"{each} samples/s, {tokens:,.0f} tokens/s in all, {per_device:,.0f} per device")
+    page.label("ROOM", f"a batch of {report.max_concurrency:,} such samples on each replica")
+    price = report.usd_per_million_input_tokens
+    if price is not None:
+        page.label("COST", f"${price:,.4g} per million input tokens")
+
+
+def _speed(page: Page, report: InferReport) -> None:
+    page.label(
+        "LATENCY",
+        f"first tokens after {show_seconds(report.ttft_seconds)} (TTFT), then one every "
+        f"{show_seconds(report.tpot_seconds)} (TPOT); a request takes {show_seconds(report.request_seconds)}",
+    )
+    _measured(page, report)
+    rate, each = report.output_tokens_per_second, 1 / report.tpot_seconds
+    per_device = rate / report.plan.num_devices
+    page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device, prompts included")
+    page.note(f"{each:,.1f} tokens/s for each request once it decodes")
+    room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
+    full = f"{room}: a batch of {report.max_concurrency:,} such requests"
+    none = "none for cache: weights and working memory fill the budget"
+    if not report.job.use_kv_cache:
+        full = none = f"no cache: a batch of {report.max_concurrency:,} such requests"
+    page.label("ROOM", full if report.kv_cache_tokens else none)
+    price = report.usd_per_million_output_tokens
+    if price is not None:
+        page.label("COST", f"${price:,.2f} per million output tokens, the whole request charged to them")
+
+
+def _measured(page: Page, report: InferReport) -> None:
+    """Append the bands of both latencies, from published batches."""
+    bands = [
+        f"{word} {show_seconds(low)} to {show_seconds(high)}"
+        for word, name in (("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"))
+        for low, high in (report.interval[name],)
+    ]
+    page.note(f"judged by published runs, 8 of 10 take {', '.join(bands)}", "dim")
+
+
+def _memory(page: Page, report: InferReport) -> None:
+    memory = report.memory
+    segments = [Segment(_MEMORY[n][0], float(getattr(memory, n)), *_MEMORY[n][1:]) for n in _MEMORY]
+    free = max(0.0, memory.limit - memory.needed)
+    shown = show_bytes(memory.needed)
+    scale = max(memory.needed, memory.limit)
+    page.bar("MEMORY", [*segments, Segment("free for cache", free, DOT, "dim")], scale, shown)
+    if not report.fits:
+        mark_limit(page, memory.limit / scale, f"limit {show_bytes(memory.limit)}", len(shown))
+    legend(page, [*segments, Segment("free for cache", free, DOT, "dim")], memory.limit, show_bytes)
+
+
+_PARTS = (
+    ("attention and cache", LIGHT, "cyan", ("attention", "cache_write", "rotary", "indexer")),
+    ("embedding, head, sampling", "\u25aa", "yellow", ("embedding", "final_norm", "head", "sampling")),
+)
+
+
+def _phase(page: Page, word: str, time: Mapping[str, Any]) -> None:
+    operators: Mapping[str, float] = time["operators"]
+    small = sum(s for name, s in operators.items() if name.startswith(("norm", "add")) or name.endswith("activation"))
+    named = {label: sum(s for n, s in operators.items() if n in names) for label, _, _, names in _PARTS}
+    products = sum(operators.values()) - small - sum(named.values())
+    exposed = {axis: row["exposed"] for axis, row in time["axes"].items() if row["exposed"]}
+    segments = [
+        Segment("GEMMs", products, FULL, "green"),
+        *(Segment(label, named[label], glyph, style) for label, glyph, style, _ in _PARTS),
+        Segment("norms and element-wise", small, "\u2571", "bright_black"),
+        *(Segment(f"exposed messages, {axis}", s, DARK, "red") for axis, s in exposed.items()),
+        Segment("host work of a step", time["overhead"], MEDIUM, "magenta"),
+        Segment("overlapped", -time["overlapped"], " ", ""),
+    ]
+    page.bar(word, segments, time["seconds"], show_seconds(time["seconds"]))
+    legend(page, segments, time["seconds"], show_seconds)

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from shardwise.answers._answer import Answer, nothing_found
+from shardwise.answers._case import Inputs
+from shardwise.answers._files import one_to_write, write_text
 from shardwise.answers._page import Page
-from shardwise.hardware import COMMITMENTS, Device, device_names, find_device, offers
+from shardwise.hardware import COMMITMENTS, Device, device_names, device_to_toml, find_device, offers
 from shardwise.hardware._catalogue import other_names
-from shardwise.models import Model, load_model
+from shardwise.models import Model, load_model, model_names
 from shardwise.models._load import all_models, find
 from shardwise.ops import count_parameters
 from shardwise.own import find_own
@@ -213,3 +216,20 @@ def _one_device(page: Page, name: str) -> None:
             rows.append([offer.instance or "-", offer.provider, f"{offer.devices}", *usd, offer.where.split(",")[0]])
         page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
         page.add(("dollars of one device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources", "dim"))
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise models` and of `shardwise devices`."""
+    inputs.problems.raise_if_any()
+    search, what = inputs.get("search", ""), inputs.command
+    names = search_models(search) if what == "models" else search_devices(search)
+    if not names:
+        return nothing_found(what, search, model_names() if what == "models" else device_names())
+    if "write" in inputs.values:
+        path = inputs.values["write"]
+        name = one_to_write(path, names, what[:-1])
+        write_text(path, model_file(name) if what == "models" else device_to_toml(find_device(name).device))
+    if what == "devices":
+        return Answer(0, lambda: {what: [device_record(name) for name in names]}, lambda: devices_page(names, width))
+    show = model_record if len(names) == 1 else model_row
+    return Answer(0, lambda: {what: [show(name) for name in names]}, lambda: models_page(names, width))

@@ -7,20 +7,23 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _case, _figures
+from shardwise.answers import _case
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._space_flags import FAST, LIMITS, WHOLES, WORDS
+from shardwise.answers._files import plotted
+from shardwise.answers._search_flags import FAST, LIMITS, WHOLES, WORDS
 from shardwise.answers._streams import is_terminal, tell
 from shardwise.errors import InputError
+from shardwise.search import TrainingResult
+from shardwise.training import TrainReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.answers._page import Page
     from shardwise.plans import Stack
-    from shardwise.search import SearchOptions, SearchSpace, SearchTask, TrainingResult
-    from shardwise.training import TrainReport
+    from shardwise.search import SearchOptions, SearchSpace, SearchTask
+
 
 INTERRUPTED = 130
 
@@ -142,7 +145,7 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
     """Return the case of `train` that one plan of the answer is."""
     from dataclasses import fields
 
-    from shardwise.answers._space_flags import plan_search_flags
+    from shardwise.answers._search_flags import plan_search_flags
     from shardwise.plans import Plan
 
     plan, plain = report.plan, inputs.imported.plan if inputs.imported else Plan()
@@ -160,7 +163,7 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
 
 def words(inputs: Inputs, report: TrainReport) -> list[str]:
     """Return the command that evaluates one plan of the answer."""
-    from shardwise.answers._words import command_words
+    from shardwise.answers._files import command_words
 
     return command_words("train", case_of(inputs, report))
 
@@ -185,7 +188,7 @@ def status_of(covered: float, found: bool) -> int:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan`."""
-    from shardwise.answers._plan_files import check_files
+    from shardwise.answers._files import check_files
 
     check_files(inputs)
     if inputs.get("what") == "infer":
@@ -193,20 +196,20 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return _plan_infer.answer(inputs, width)
     if "scaling" in inputs.values:
-        from shardwise.answers import _plan_scaling
+        from shardwise.answers import _scaling
 
-        return _plan_scaling.answer(inputs, width)
+        return _scaling.answer(inputs, width)
 
     found = ask(inputs, question(inputs))
     save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
 
     def tree() -> dict[str, Any]:
-        from shardwise.answers._plan_tree import plan_tree
+        from shardwise.answers._plan_page import plan_tree
 
         return plan_tree(found, [words(inputs, report) for report in found.best])
 
     def page() -> Page:
-        from shardwise.answers._plan_view import plan_page
+        from shardwise.answers._plan_page import plan_page
 
         report = found.best[0] if found.best else found.nearest
         return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
@@ -216,4 +219,4 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return plan_figure(found)
 
-    return _figures.plotted(inputs, Answer(status_of(found.covered, bool(found.best)), tree, page), draw)
+    return plotted(inputs, Answer(status_of(found.covered, bool(found.best)), tree, page), draw)

@@ -11,7 +11,7 @@ from shardwise.errors import InputError, Problem
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from shardwise.answers._roofline_tree import Roofline
+    from shardwise.answers._roofline_points import Roofline
     from shardwise.search import ServingResult, TrainingResult
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
@@ -22,7 +22,7 @@ FIGURES = (".svg", ".png", ".pdf", ".html")
 
 def figure_of(answer: TrainReport | InferReport | Roofline | TrainingResult | ServingResult) -> Figure:
     """Return the figure of an answer, to be changed further or shown in a notebook; draw it within `styled`."""
-    from shardwise.answers._roofline_tree import Roofline
+    from shardwise.answers._roofline_points import Roofline
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 

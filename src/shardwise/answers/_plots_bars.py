@@ -24,8 +24,8 @@ from shardwise.answers._plots import (
     title_of,
     totals,
 )
-from shardwise.answers._train_tree import stage_parts, step_tree
-from shardwise.answers._train_view import describe
+from shardwise.answers._train import stage_parts, step_tree
+from shardwise.answers._train_page import describe
 from shardwise.serving import InferReport
 from shardwise.serving._report import time_tree
 from shardwise.training import TrainReport

@@ -22,7 +22,7 @@ from shardwise.answers._plots import (
 )
 from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
 from shardwise.answers._plots_search import SERIES, key_below
-from shardwise.answers._train_view import describe
+from shardwise.answers._train_page import describe
 from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds

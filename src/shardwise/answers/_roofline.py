@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _figures, _infer, _train
+from shardwise.answers import _infer, _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._words import command_words
+from shardwise.answers._files import check_drawable, command_words, plotted
+from shardwise.answers._page import Page, command_lines
+from shardwise.answers._roofline_points import Roofline, RooflinePoint, whole_shares
+from shardwise.answers._train_page import assumptions, describe
+from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from shardwise.answers._page import Page
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
@@ -28,17 +33,15 @@ def ask(inputs: Inputs) -> TrainReport | InferReport:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise roofline`."""
-    from shardwise.answers._roofline_tree import roofline, roofline_tree
+    from shardwise.answers._roofline_points import roofline, roofline_tree
 
-    _figures.check(inputs)
+    check_drawable(inputs)
     found = roofline(ask(inputs))
 
     def tree() -> dict[str, Any]:
         return roofline_tree(found)
 
     def page() -> Page:
-        from shardwise.answers._roofline_view import roofline_page
-
         return roofline_page(found, command_words("roofline", inputs.values), width)
 
     def draw() -> Figure:
@@ -46,4 +49,119 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return roofline_figure(found)
 
-    return _figures.plotted(inputs, Answer(0, tree, page), draw)
+    return plotted(inputs, Answer(0, tree, page), draw)
+
+
+_PHASES = {
+    "backward_input": "input gradients",
+    "backward_weight": "weight gradients",
+    "recompute": "recompute in backward",
+    "decode": "decode step",
+}
+_BOUNDS = {"compute": "by arithmetic", "memory": "by memory", "start": "by starting kernels"}
+# Left out in this order where the page is narrow.
+_SPARE = ("ridge", "bytes", "FLOPs", "peak", "a call", "TFLOP/s")
+_LEFT = ("operator", "m x n x k", "bound")
+_HEAD = (*_LEFT[:2], "FLOPs", "bytes", "FLOP/B", "ridge", "bound", "TFLOP/s", "peak", "roof", "a call", "share")
+_NOTES = (
+    "peak: share of the dense peak in the operator's data type; roof: share of what the datasheet allows at its "
+    "FLOP/byte, memory included; bound: the limit that alone would take longest",
+    "a narrow page leaves out columns: a larger --width shows them, --json has everything",
+    "messages are not here: `shardwise train` and `infer` show what they expose",
+)
+
+
+def roofline_page(found: Roofline, command: Sequence[str], width: int = 80) -> Page:
+    """Return a roofline as a page; `command` are the words that reproduce it."""
+    page = Page(width)
+    _summary(page, found)
+    for (part, phase), own in groupby(_ordered(found.points), key=lambda p: (p.part, p.phase)):
+        page.blank()
+        _table(page, found, (part, phase), list(own))
+    page.blank()
+    page.items(_NOTES, "dim")
+    page.blank()
+    assumptions(page, found.report.assumptions)
+    page.blank()
+    command_lines(page, "AGAIN", command)
+    return page
+
+
+def _ordered(points: Sequence[RooflinePoint]) -> list[RooflinePoint]:
+    """Return points with the passes of a part together, parts and passes in their first order."""
+    parts, phases = list(dict.fromkeys(p.part for p in points)), list(dict.fromkeys(p.phase for p in points))
+    return sorted(points, key=lambda p: (parts.index(p.part), phases.index(p.phase)))
+
+
+def _summary(page: Page, found: Roofline) -> None:
+    case = found.report.case
+    device = case.cluster.device
+    title = f"{case.model.name} on {case.cluster.num_devices} x {device.name}: {describe(found.report.plan)}"
+    page.label("ROOFLINE", title, "bold", "bold")
+    rate = f"memory {show_count(device.memory_bytes_per_second, 'B/s')}"
+    peaks = dict(sorted({p.dtype: p.peak_flops_per_second for p in found.points if p.flops}.items()))
+    said = [
+        f"{show_count(p, 'FLOP/s')} in {dtype} (ridge {p / device.memory_bytes_per_second:,.0f} FLOP/byte)"
+        for dtype, p in peaks.items()
+    ]
+    page.note(f"{rate}; dense peak {' and '.join(said)}")
+    for group, shares in found.bounds().items():
+        own = [p for p in found.points if found.group(p) == group]
+        work = sum(p.flops * p.times for p in own) / found.seconds[group]
+        rounded = whole_shares(shares, 1)
+        bound = ", ".join(f"{rounded[name]} {words}" for name, words in _BOUNDS.items() if rounded[name] != "0.0%")
+        seconds = show_seconds(found.seconds[group])
+        page.note(f"{found.what[group]}: {seconds} of compute at {show_count(work, 'FLOP/s')}; bound {bound}")
+    if found.lost_seconds:
+        lost, whole = show_seconds(found.lost_seconds), show_seconds(found.lost_seconds + found.seconds["step"])
+        page.note(f"not here: {lost} by which messages beside compute, and their copies, slow it; `train` has {whole}")
+
+
+def _table(page: Page, found: Roofline, key: tuple[str, str], points: Sequence[RooflinePoint]) -> None:
+    part, phase = key
+    share = sum(found.share(p) for p in points)
+    title = f"{part}, {_PHASES.get(phase, phase)}"
+    aside = f"{points[0].times:,.0f} times, {share:.1%} of the compute"
+    beside = len(title) + 2 + len(aside) <= page.width
+    page.add((title.upper(), "bold"), ("  " + aside if beside else "", "dim"))
+    if not beside:
+        page.add((aside, "dim"))
+    rows = _fitting([_HEAD, *(_row(p, found.share(p)) for p in points)], page.width)
+    flush = [i for i, name in enumerate(rows[0]) if name not in _LEFT]
+    page.table(rows, right=flush, header=True, indent=0)
+
+
+def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Return a table without the columns that a reader misses least, until it fits the width."""
+    for spare in _SPARE:
+        longest = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        if sum(longest) + len(longest) - 1 <= width:
+            break
+        at = rows[0].index(spare)
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    return rows
+
+
+def _row(p: RooflinePoint, share: float) -> tuple[str, ...]:
+    m, n, k, batch = p.shape
+    product = p.kind in ("matmul", "grouped", "attention") and m
+    shape = f"{m:.0f}x{n:.0f}x{k:.0f}" + (f" x{batch:.0f}" if batch != 1 else "") if product else ""
+    counted = p.flops > 0
+    return (
+        p.operator,
+        shape,
+        show_count(p.flops, "F") if counted else "-",
+        show_bytes(p.moved_bytes),
+        f"{p.intensity:,.0f}" if p.intensity >= 10 else f"{p.intensity:.1f}" if counted else "-",
+        f"{p.ridge:,.0f}" if counted else "-",
+        p.bound,
+        f"{p.flops_per_second / 1e12:,.0f}" if p.flops_per_second >= 1e13 else _small(p),
+        f"{p.of_peak:.1%}" if counted else "-",
+        f"{p.of_roof:.1%}",
+        show_seconds(p.seconds),
+        f"{share:.1%}",
+    )
+
+
+def _small(p: RooflinePoint) -> str:
+    return f"{p.flops_per_second / 1e12:.2g}" if p.flops else "-"

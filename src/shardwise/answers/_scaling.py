@@ -1,17 +1,56 @@
-"""Strong scaling as a tree and as a page: the best plan on each count of devices."""
+"""`shardwise plan train --scaling A..B`: the best plan of one job on each of so many devices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._answer import Answer
+from shardwise.answers._case import Inputs
+from shardwise.answers._files import plotted
 from shardwise.answers._page import FULL, Page, command_lines
-from shardwise.answers._plan_tree import assumed, short_tree
-from shardwise.answers._plan_view import describe_placed
-from shardwise.answers._train_tree import train_tree
-from shardwise.answers._train_view import assumptions
+from shardwise.answers._plan_page import assumed, describe_placed, short_tree
+from shardwise.answers._train import train_tree
+from shardwise.answers._train_page import assumptions
 from shardwise.search import ScalingRow
 from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of a search on more and more devices."""
+    from shardwise.answers import _plan
+    from shardwise.errors import InputError
+    from shardwise.search import doubling, scaled_rows, scaled_task
+
+    whole = _plan.question(inputs)
+    try:
+        works = [(count, scaled_task(whole, count)) for count in doubling(*inputs.values["scaling"])]
+    except InputError as error:
+        inputs.merge(error)
+    inputs.problems.raise_if_any()
+    rows = tuple(scaled_rows(works, lambda work: _plan.ask(inputs, work)))
+    best = [row.best for row in rows if row.best is not None]
+    covered = min(rows[-1].found.covered, 1.0 if len(rows) == len(works) else 0.0)
+    commands = [_plan.words(inputs, report) for report in best]
+    _plan.save_best(inputs, "train", _plan.case_of(inputs, best[-1]) if best else None)
+
+    def tree() -> dict[str, Any]:
+        return scaling_tree(rows, commands)
+
+    def page() -> Page:
+        return scaling_page(rows, commands[-1] if commands else [], (tuple(inputs.notes), width))
+
+    def draw() -> Figure:
+        from shardwise.answers._plots_search import plan_figure
+        from shardwise.search import scaled_result
+
+        return plan_figure(scaled_result(rows))
+
+    return plotted(inputs, Answer(_plan.status_of(covered, bool(best)), tree, page), draw)
+
 
 _BAR = 12
 

@@ -2,95 +2,22 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
-from shardwise.answers import _kinds as k
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._flags import Flag, _flags, infer_flags
-from shardwise.answers._words import command_words
+from shardwise.answers._files import command_words
+from shardwise.answers._page import FULL, Page, Segment, command_lines
+from shardwise.answers._search_flags import TOKENS_RANGE
 from shardwise.errors import InputError
-from shardwise.units import parse_count
+from shardwise.serving.load import PERCENTILES, ServeReport
+from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.answers._page import Page
     from shardwise.plans import Arrivals, Length, Limit, Workload
-    from shardwise.serving.load import ServeReport
-
-_RANGE = re.compile(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*", re.ASCII)
-_PER = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
-_GONE = ("batch", "prefix_tokens", "same_prompts", "use_kv_cache", "shard_weights")
-
-
-def parse_rate(text: str, field: str) -> float:
-    """Return requests a second of a text such as 50/s, 3000/min or 50.
-
-    >>> parse_rate("3000/min", "rate"), parse_rate("50", "rate")
-    (50.0, 50.0)
-    """
-    number, slash, unit = text.partition("/")
-    if slash and unit.strip() not in _PER:
-        raise k.fail(field, text, "is not requests a second, minute or hour", "write for example 50/s")
-    return parse_count(number.strip(), field) / _PER.get(unit.strip(), 1.0)
-
-
-def _read_tokens(value: object, field: str) -> str:
-    """Return a number of tokens, or a range of them, as it is written."""
-    if isinstance(value, str) and _RANGE.fullmatch(value):
-        return value.replace(" ", "")
-    return str(k.WHOLE.read(value, field))
-
-
-_TOKENS = k.Converter(_read_tokens, "N|A..B")
-_RATE = k.number(parse_rate, "RATE", k.Range(above=True, most=1e6, example='"50/s"'))
-_CV = k.number(parse_count, "X", k.Range(least=0, most=10, example="0.8"))
-_SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
-
-
-@cache
-def serve_flags() -> dict[str, Flag]:
-    """Return every flag of a deployment under load."""
-    kept = {key: flag for key, flag in infer_flags().items() if key not in _GONE}
-    load = _flags(
-        "load",
-        ("rate", _RATE, "requests that arrive: 50/s, 3000/min"),
-        ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
-        ("users", k.WHOLE, "a closed loop of users who each wait for their answer"),
-        ("think", k.SECONDS, "what a user waits before the next request"),
-        (
-            "trace",
-            k.FILE,
-            "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake, or arrival_seconds,input_tokens,...",
-        ),
-        ("speed", k.SHARE_OF, "play the trace so many times as fast"),
-        ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
-        ("finite", k.SWITCH, "just these requests, as a benchmark asks them: latencies though the queue grows"),
-        ("seed", k.whole(0), "seed of lengths and arrivals"),
-        ("router", k.choice("round-robin", "random"), "how replicas share requests"),
-    )
-    lengths = _flags(
-        "job",
-        ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
-        ("output_tokens", _TOKENS, "tokens generated for a request: their mean, or a range A..B"),
-        ("input_cv", _CV, "spread of prompts, lognormal: standard deviation over mean"),
-        ("output_cv", _CV, "spread of answers, lognormal: standard deviation over mean"),
-        ("prefix_tokens", k.whole(0), "tokens at the start of every prompt that all share, such as a system prompt"),
-        (
-            "cached_share",
-            _SHARE,
-            "share of requests whose whole prompt is cached, as where a benchmark repeats them",
-        ),
-    )
-    from shardwise.plans import METRICS, QUANTILES
-
-    limits = _flags(
-        "limits", *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS)
-    )
-    return {**kept, **lengths, **load, **limits}
 
 
 def _length(inputs: Inputs, name: str, usual: int) -> Length:
@@ -100,7 +27,7 @@ def _length(inputs: Inputs, name: str, usual: int) -> Length:
     text, cv = str(inputs.get(name, usual)), float(inputs.get(f"{name.partition('_')[0]}_cv", 0.0))
     if name not in inputs.values:
         inputs.notes.append(f"{name} {usual}: not given")
-    if match := _RANGE.fullmatch(text):
+    if match := TOKENS_RANGE.fullmatch(text):
         low, high = int(match[1]), int(match[2])
         return Length(kind="uniform", mean=(low + high) / 2, low=low, high=high)
     return Length(kind="lognormal" if cv else "fixed", mean=int(text), cv=cv)
@@ -201,8 +128,99 @@ def answer(inputs: Inputs, width: int) -> Answer:
     fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "requests": report.workload.count}
 
     def page() -> Page:
-        from shardwise.answers._serve_view import serve_page
-
         return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width)
 
     return Answer(0 if report.meets else 1, report.to_dict, page)
+
+
+_ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queue": "queueing"}
+_STYLES = ("blue", "green", "cyan", "yellow", "magenta")
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.2f} requests/s"
+
+
+def _verdict(report: ServeReport, page: Page) -> None:
+    base = report.base
+    name = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
+    many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
+    where = f"{name}: tp {base.plan.tp}, pp {base.plan.pp}, {many}, {base.case.engine.name}"
+    if not base.fits:
+        page.label("NO FIT", where, "bold red", "bold")
+        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
+    elif not report.stable:
+        page.label("UNSTABLE", where, "bold red", "bold")
+        page.note(
+            f"the queue grows by {_rate(report.growth_per_second)}; stable up to {_rate(report.capacity_per_second)}"
+        )
+    elif report.broken:
+        page.label("MISSES", where, "bold red", "bold")
+        for limit in report.broken:
+            value = show_seconds(report.value(limit))
+            page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
+    else:
+        page.label("MEETS" if report.options.limits else "SERVES", where, "bold green", "bold")
+        for limit in report.options.limits:
+            value = show_seconds(report.value(limit))
+            page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
+
+
+def _latencies(report: ServeReport, page: Page) -> None:
+    page.blank()
+    page.add(("LATENCY  of the server, from arrival", "bold"))
+    rows = [["", "mean", *PERCENTILES]]
+    for key, word in _ROWS.items():
+        found = report.latencies.get(key)
+        if found:
+            rows.append([word, *(show_seconds(found[name]) for name in ("mean", *PERCENTILES))])
+    page.table(rows, right=(1, 2, 3, 4, 5), header=True, indent=0)
+
+
+def _load(report: ServeReport, page: Page) -> None:
+    tree = report.to_dict()
+    page.blank()
+    served = f"{_rate(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
+    page.label("LOAD", f"serves {served}; carries up to about {_rate(report.capacity_per_second)}")
+    running, waiting, cache = tree["running"], tree["waiting"], tree["kv"]
+    page.note(f"a replica runs {running['mean']:.1f} requests on average, {running['max']} at most")
+    page.note(f"and {waiting['mean']:.1f} wait on average, {waiting['max']} at most")
+    share = cache["used_max"] / cache["capacity_tokens"] if cache["capacity_tokens"] else 0.0
+    page.note(f"cache {cache['used_max']:,.0f} of {cache['capacity_tokens']:,} tokens a replica at most ({share:.0%})")
+    if tree["preemptions"]:
+        page.note(f"{tree['preemptions']:,} preemptions, {tree['recomputed_tokens']:,} tokens recomputed")
+    if tree["prefix_hit_share"]:
+        page.note(f"{tree['prefix_hit_share']:.0%} of prompt tokens come from the prefix cache")
+    if report.options.limits:
+        page.note(f"{report.goodput_share:.1%} of requests keep every limit")
+
+
+def _cost(report: ServeReport, page: Page) -> None:
+    hourly, million = report.usd_per_hour, report.usd_per_million_output_tokens
+    if hourly is not None:
+        text = f"${hourly:,.2f} an hour"
+        page.label("COST", text + (f", ${million:,.2f} a million output tokens" if million else ""))
+
+
+def serve_page(report: ServeReport, words: Sequence[str], width: int) -> Page:
+    """Return the page of a deployment under load."""
+    page = Page(width)
+    _verdict(report, page)
+    if report.requests:
+        _latencies(report, page)
+        _load(report, page)
+        parts = report.why()
+        if parts:
+            page.blank()
+            whole = sum(seconds for _, seconds in parts)
+            segments = [Segment(word, s, FULL, _STYLES[i % 5]) for i, (word, s) in enumerate(parts)]
+            page.bar("WHY", segments, whole, f"p99 TTFT {show_seconds(report.latencies['ttft']['p99'])}")
+            for word, seconds in parts:
+                page.note(f"{show_seconds(seconds):>10}  {word}")
+        page.blank()
+    _cost(report, page)
+    page.blank()
+    page.label("ASSUMED", "")
+    page.items(report.assumptions)
+    command_lines(page, "AGAIN", words)
+    return page

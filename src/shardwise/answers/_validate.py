@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _figures
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
+from shardwise.answers._files import check_drawable, plotted
+from shardwise.answers._page import Page
+from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from shardwise.answers._page import Page
-    from shardwise.measured import Validation
 
 
 def ask(inputs: Inputs) -> Validation:
@@ -31,19 +31,15 @@ def ask(inputs: Inputs) -> Validation:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise validate`."""
-    _figures.check(inputs)
+    check_drawable(inputs)
     found = ask(inputs)
     by = tuple(inputs.get("by", ()))
     _write(inputs, found)
 
     def tree() -> dict[str, Any]:
-        from shardwise.answers._validate_tree import validate_tree
-
         return validate_tree(found, by or ("source", "metric", "device"))
 
     def page() -> Page:
-        from shardwise.answers._validate_view import validate_page
-
         return validate_page(found, by, width)
 
     def draw() -> Figure:
@@ -52,7 +48,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return validate_figure(found)
 
     status = 0 if found.predicted or not found.rows else 1
-    return _figures.plotted(inputs, Answer(status, tree, page), draw)
+    return plotted(inputs, Answer(status, tree, page), draw)
 
 
 def _write(inputs: Inputs, found: Validation) -> None:
@@ -64,6 +60,144 @@ def _write(inputs: Inputs, found: Validation) -> None:
 
         write_text(inputs.values["rows"], rows_csv(found.rows))
     if "html" in inputs.values:
-        from shardwise.answers._validate_html import validate_html
+        from shardwise.answers._plots_validate import validate_html
 
         write_text(inputs.values["html"], validate_html(found))
+
+
+TABLES = ("metric", "source", "device", "family", "quality", "year")
+
+
+def errors_record(errors: Errors, by: tuple[str, ...]) -> dict[str, Any]:
+    """Return one group of errors as a record."""
+    return {
+        **dict(zip(by, errors.group, strict=True)),
+        "count": errors.count,
+        "bias": errors.bias,
+        "median_abs_error": errors.median_abs_error,
+        "p90_abs_error": errors.p90_abs_error,
+        "mean_abs_error": errors.mean_abs_error,
+        "largest_abs_error": errors.largest_abs_error,
+        "inside": errors.inside,
+    }
+
+
+def validate_tree(found: Validation, by: tuple[str, ...] = ("source", "metric", "device")) -> dict[str, Any]:
+    """Return the record that `validate --json` prints; errors are predicted over measured less one."""
+    fits, first = fits_of(found.rows), examples(found.rows)
+
+    def table(fields: tuple[str, ...]) -> list[dict[str, Any]]:
+        return [errors_record(one, fields) for one in summary(found.rows, fields)]
+
+    return {
+        "files": list(found.files),
+        "coverage": found.coverage,
+        "rows": {
+            "total": len(found.rows),
+            "predicted": len(found.predicted),
+            "refused": len(found.rows) - len(found.predicted),
+        },
+        "summary": table(by),
+        "tables": {name: table(tuple(dict.fromkeys(("metric", name)))) for name in TABLES},
+        "refused": [{"reason": r, "count": count, "first": first[r]} for r, count in reasons(found.rows)],
+        "unread": [{"file": file, "column": column, "meant": meant} for file, column, meant in found.unread],
+        "fits": {
+            "ran": fits.ran,
+            "ran_called_unfit": fits.ran_called_unfit,
+            "failed": fits.failed,
+            "failed_called_fit": fits.failed_called_fit,
+        },
+    }
+
+
+_HEAD = ["rows", "bias", "median", "p90", "mean", "in band"]
+_REASONS = 12
+_BLANK = ("", "0")  # what a source does not state, and a year that is not known
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """Return a share as a percentage; beyond tenfold as a factor.
+
+    >>> percent(0.0512), percent(-0.0512, True), percent(23.4)
+    ('5.1%', '-5.1%', 'x24')
+    """
+    if value > 10:
+        return f"x{value + 1:.0f}"
+    return f"{value:+.1%}" if signed else f"{value:.1%}"
+
+
+def _cells(one: Errors) -> list[str]:
+    inside = "-" if one.inside is None else f"{one.inside:.0%}"
+    absolute = (one.median_abs_error, one.p90_abs_error, one.mean_abs_error)
+    return [str(one.count), percent(one.bias, True), *(percent(value) for value in absolute), inside]
+
+
+def _table(page: Page, word: str, found: Iterable[Errors], fields: tuple[str, ...]) -> None:
+    rows = [[*(name if name not in _BLANK else "-" for name in one.group), *_cells(one)] for one in found]
+    if any(row[0] != "-" for row in rows):
+        page.blank()
+        page.add((word, "bold"))
+        width = len(fields)
+        page.table([[*fields, *_HEAD], *rows], right=range(width, width + len(_HEAD)), header=True, indent=0)
+
+
+def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Page:
+    """Return the page of `shardwise validate`."""
+    page = Page(width)
+    total, predicted = len(found.rows), len(found.predicted)
+    others = "" if predicted == total else ", the others refused below"
+    page.label("ROWS", f"{predicted:,} of {total:,} predicted ({found.coverage:.1%}){others}")
+    page.note("errors are predicted over measured, less one; bias is their median, in band the share inside 10-90 %")
+    _unread(page, found)
+    _table(page, "BY METRIC", summary(found.rows, ("metric",)), ("metric",))
+    if by:
+        _table(page, "BY " + ", ".join(by).upper(), summary(found.rows, by), by)
+    else:
+        _table(page, "BY SOURCE", summary(found.rows, ("source", "metric")), ("source", "metric"))
+        _table(page, "BY DEVICE", summary(found.rows, ("device", "metric")), ("device", "metric"))
+        for name, word in (("family", "FAMILY"), ("quality", "QUALITY"), ("year", "YEAR OF THE DEVICE")):
+            _table(page, f"BY {word}", summary(found.rows, (name, "metric")), (name, "metric"))
+    fits = fits_of(found.rows)
+    if fits.ran or fits.failed:
+        page.blank()
+        said = f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"
+        page.label("FITS", f"{said} ({fits.false_alarms:.1%})")
+        if fits.failed:
+            page.note(
+                f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit ({fits.misses:.1%})"
+            )
+    _assumed(page, found)
+    _refused(page, found)
+    return page
+
+
+def _unread(page: Page, found: Validation) -> None:
+    """Append the columns that were passed over: a setting that is misspelt would else be taken for blank."""
+    if found.unread:
+        page.blank()
+        page.add(("NOT READ", "bold"))
+        meant = ((path, name, f"; {near} may be meant" if near else "") for path, name, near in found.unread)
+        page.items(f"column {name} of {path}: not in the schema{hint}" for path, name, hint in meant)
+
+
+def _assumed(page: Page, found: Validation) -> None:
+    """Append how many rows leave which field to a rule."""
+    fields = assumptions(found.predicted)
+    if fields:
+        page.blank()
+        said = ", ".join(f"{name} {count:,}" for name, count in fields[:_REASONS])
+        more = " and others" if len(fields) > _REASONS else ""
+        page.label("ASSUMED", f"rows that leave a field to its rule: {said}{more}; --rows FILE says what was taken")
+
+
+def _refused(page: Page, found: Validation) -> None:
+    why, first = reasons(found.rows), examples(found.rows)
+    if not why:
+        return
+    page.blank()
+    page.add(("REFUSED", "bold"))
+    counted = ((f"{count:,} {'row' if count == 1 else 'rows'}", count, reason) for reason, count in why[:_REASONS])
+    page.items(f"{rows}: {reason} ({'' if count == 1 else 'first '}{first[reason]})" for rows, count, reason in counted)
+    if len(why) > _REASONS:
+        left = sum(count for _, count in why[_REASONS:])
+        page.note(f"and {left:,} rows for {len(why) - _REASONS} other reasons: --json", "dim")

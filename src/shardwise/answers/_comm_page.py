@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from shardwise.answers._comm_tree import total_tree
+from shardwise.answers._comm import total_tree
 from shardwise.answers._page import Page, command_lines
-from shardwise.answers._train_view import assumptions, describe
+from shardwise.answers._train_page import assumptions, describe
 from shardwise.training._comm import Axis, CommReport
 from shardwise.training._layer_tables import LayerRow, LayerTable
 from shardwise.training._report import CATEGORIES

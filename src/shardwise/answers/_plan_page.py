@@ -1,18 +1,21 @@
-"""The answer of a search as a page: the best plans, the front, the reasons for the others, the command to copy."""
+"""The answer of a search as the tree that `--json` prints, whose keys are stable, and as a page."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from shardwise.answers._page import Page, command_lines
-from shardwise.answers._plan_tree import assumed, limits_of, placed_words, placement, tiers_words
-from shardwise.answers._rejected import next_best, rejected, wrapped
-from shardwise.answers._train_tree import step_tree
-from shardwise.answers._train_view import assumptions, describe, show_band, show_chance
+from shardwise.answers._train import step_tree, train_tree
+from shardwise.answers._train_page import assumptions, describe, show_band, show_chance
 from shardwise.errors import Problem
-from shardwise.plans import Plan
-from shardwise.search import TrainingResult, runners_up
-from shardwise.training import TrainReport
+from shardwise.plans import Plan, spans
+from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TrainingResult, runners_up
+from shardwise.serving import InferReport
+from shardwise.training import TrainingCase, TrainReport
+from shardwise.training._stated import stated
 from shardwise.units import show_bytes, show_seconds
 
 _FRONT = 8
@@ -22,6 +25,99 @@ _LIMITS: dict[str, Callable[[float], str]] = {
     "max_usd": lambda v: f"a run up to ${v:,.0f}",
     "min_free_bytes": lambda v: f"{show_bytes(v)} free on every device",
 }
+
+
+def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
+    counts, nearest = found.counts, found.nearest
+    best = [
+        {
+            **train_tree(_with_assumptions(report), found.options.risk),
+            "alternatives": list(found.alternatives(report)[1:]),
+            "placement": placement(report),
+            "command": " ".join(words),
+        }
+        for report, words in zip(found.best, commands, strict=True)
+    ]
+    return {
+        "search": {
+            "plans": found.num_plans,
+            "legal": counts.legal,
+            "fitting": counts.fitting,
+            "evaluated": counts.evaluated,
+            "seconds": found.seconds,
+            "covered": found.covered,
+            "objective": found.options.objective,
+            "limits": limits_of(found),
+            "risk": found.options.risk,
+        },
+        "best": best,
+        "front": [short_tree(report) for report in found.front],
+        "runners_up": [
+            {**short_tree(report), **runner_up_tree(runner_up)}
+            for runner_up in runners_up(found)
+            if isinstance(report := runner_up.report, TrainReport)
+        ],
+        "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
+        "nearest": short_tree(nearest) if nearest is not None else None,
+    }
+
+
+def limits_of(found: TrainingResult) -> dict[str, float]:
+    """Return the limits that were asked for."""
+    return {name: value for name in TRAIN_LIMITS if (value := getattr(found.options, name, 0.0))}
+
+
+def short_tree(report: TrainReport) -> dict[str, Any]:
+    """Return a plan with its headlines."""
+    return {
+        "step_seconds": report.step_seconds,
+        "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
+        "device_bytes": report.device_bytes,
+        "chance_to_fit": report.chance_to_fit,
+        "devices": report.plan.num_devices,
+        "launchable": not report.unlaunched,
+        "plan": asdict(report.plan),
+    }
+
+
+def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
+    """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
+    said = [*case.model.assumptions, *case.cluster.assumptions]
+    if report is not None:
+        said += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
+    return tuple(dict.fromkeys(said))
+
+
+def _with_assumptions(report: TrainReport) -> TrainReport:
+    return replace(report, assumptions=assumed(report.case, report))
+
+
+def placed_words(place: dict[str, int]) -> str:
+    """Return in words what shares a domain of the fastest tier.
+
+    >>> placed_words({"tp": 4, "dp": 2}), placed_words({})
+    ('tp 4 dp 2', 'alone')
+    """
+    return " ".join(f"{axis} {n}" for axis, n in place.items()) or "alone"
+
+
+def tiers_words(report: TrainReport | InferReport) -> list[str]:
+    """Return in words which ranks share a domain of each tier but that of all devices, none where one holds them."""
+    placed, domains, tiers = spans(report.plan, report.case.domains), report.case.domains, report.case.cluster.tiers
+    said = []
+    for i, size in enumerate(domains[:-1]):
+        if size >= report.plan.num_devices:
+            break
+        inside = {str(axis): placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
+        said.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
+    return said
+
+
+def placement(report: TrainReport) -> dict[str, int]:
+    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
+    placed = spans(report.plan, report.case.domains)
+    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
 
 
 def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
@@ -180,3 +276,56 @@ def _front(page: Page, front: Sequence[TrainReport]) -> None:
         row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
         rows += wrapped(row, describe_placed(report), page.width - 36)
     page.table(rows, right=range(3), header=True, indent=2)
+
+
+_INDENT = 17
+
+
+def change_tree(remedy: Remedy | None) -> dict[str, Any] | None:
+    """Return the change of a remedy as plain values, None where no single change is known that helps."""
+    if remedy is None or not remedy.field:
+        return None
+    value = list(remedy.value) if isinstance(remedy.value, tuple) else remedy.value
+    return {"field": remedy.field, "value": value, "loss": remedy.loss, "best": remedy.best}
+
+
+def runner_up_tree(runner_up: RunnerUp) -> dict[str, Any]:
+    """Return by how much a plan is behind the best, and the constants that could put it ahead."""
+    return {"behind": runner_up.behind, "sensitivity": [asdict(swap) for swap in runner_up.sensitivity]}
+
+
+def wrapped(row: tuple[str, ...], text: str, room: int) -> list[tuple[str, ...]]:
+    """Return a row of a table with its text in as many lines as it takes.
+
+    >>> wrapped(("1", "2"), "tp 4, dp 2", 6)
+    [('1', '2', 'tp 4,'), ('', '', 'dp 2')]
+    """
+    first, *more = textwrap.wrap(text, max(room, 24) if room > 6 else 6, break_long_words=False) or [""]
+    return [(*row, first), *(((*("",) * len(row), line)) for line in more)]
+
+
+def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
+    """Append the next plans, each with what is other than in the best, and which constants could put it ahead."""
+    if near:
+        page.add(("NEXT", "bold"), ("      what is behind the best, and what could put it ahead", ""))
+    for runner_up, text in near:
+        page.note(f"{runner_up.behind:.2%} behind: {text}")
+        page.items([_swaps(runner_up)], "dim")
+
+
+def _swaps(runner_up: RunnerUp) -> str:
+    """Return in words what puts a runner_up ahead."""
+    at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f}; the best would then cost {:.1%})"
+    said = [at.format(s.constant, s.factor, s.low, s.high, s.regret) for s in runner_up.sensitivity]
+    return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
+
+
+def rejected(page: Page, rows: Sequence[Rejection]) -> None:
+    """Append the laws and limits that reject plans."""
+    if not rows:
+        return
+    page.add(("REJECTED", "bold"))
+    for row in rows:
+        page.add((f"{row.count:>15,}" if row.count else " " * 15, ""), (f"  {row.title}", ""))
+        for line in textwrap.wrap(row.remedy, page.width - _INDENT, break_long_words=False, break_on_hyphens=False):
+            page.add((" " * _INDENT, ""), (line, "dim"))

@@ -14,6 +14,7 @@ from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flo
 if TYPE_CHECKING:
     from shardwise.plans.fields import Field
 
+
 # Beyond these no model, cluster or job is meant, and products of them stay finite.
 MOST_WHOLE = 10**9
 MOST_ITEMS = 10_000
@@ -285,11 +286,11 @@ FLOPS = number(parse_flops, "RATE", Range(above=True, example='"700T"'))
 BYTES = number(parse_bytes, "SIZE", Range(above=True, example='"80GiB"'))
 
 
-def kind_of(field: Field) -> Converter:
+def converter_of(field: Field) -> Converter:
     """Return the kind of the values of a field of a plan, a job or a framework.
 
     >>> from shardwise.plans.fields import PLAN
-    >>> kind_of(PLAN[0]).read("8", "tp")
+    >>> converter_of(PLAN[0]).read("8", "tp")
     8
     """
     if field.type == "whole":

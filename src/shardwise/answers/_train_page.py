@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
-from shardwise.answers._train_tree import peak_parts, step_tree
+from shardwise.answers._train import peak_parts, step_tree
 from shardwise.plans import Plan, Sharding, default_stack
 from shardwise.serving import InferReport
 from shardwise.training import Change, TrainReport

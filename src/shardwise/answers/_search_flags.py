@@ -1,0 +1,206 @@
+"""Flags of what is asked beyond one plan: what a search may try and what is wanted of it, and load on a deployment."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from shardwise.answers import _converters as k
+from shardwise.answers._converters import Converter
+from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
+from shardwise.plans.fields import PLAN, TRAINING, keys
+from shardwise.units import parse_count, parse_seconds
+
+_RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
+WHOLES = keys(PLAN, "whole", searched="values")
+FAST = ("fast_tp", "fast_tp2", "fast_cp", "fast_dp", "fast_pp")
+WORDS = keys(PLAN, "choice", searched="values")
+# What a wish calls a limit -> its flag.
+LIMITS = {
+    "max_step_seconds": "max_step",
+    "max_run_seconds": "max_time",
+    "max_usd": "max_cost",
+    "min_free_bytes": "min_free",
+}
+OBJECTIVES = ("step", "throughput", "cost", "days", "memory", "headroom", "devices")
+# Fields of a single plan that a search has no range of.
+_GONE = keys((*PLAN, *TRAINING), searched="no")
+
+
+def _read_range(value: object, field: str) -> str:
+    """Return the text of a set of whole numbers, such as 1..8 or 1,2,4.
+
+    >>> _read_range("1..4,16", "tp"), _read_range(8, "tp")
+    ('1..4,16', '8')
+    """
+    text = str(value).replace(" ", "")
+    pairs = [tuple(map(int, p.split(".."))) for p in text.split(",") if _RANGE.fullmatch(p)]
+    if isinstance(value, bool) or len(pairs) < len(text.split(",")) or any(p[0] > p[-1] for p in pairs):
+        raise k.fail(field, value, "must be whole numbers and ranges of them", "write for example 1..8 or 1,2,4")
+    return text
+
+
+def _read_doubling(value: object, field: str) -> tuple[int, int]:
+    """Return the least and the most of counts that double.
+
+    >>> _read_doubling("128..1024", "scaling")
+    (128, 1024)
+    """
+    found = re.fullmatch(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})", str(value).replace(" ", ""))
+    if found is None or int(found[1]) > int(found[2]):
+        raise k.fail(field, value, "must be a range of numbers of devices", "write for example 128..16384")
+    return int(found[1]), int(found[2])
+
+
+def _time(example: str) -> Converter:
+    return k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example=example))
+
+
+RANGE = Converter(_read_range, "N|A..B|N,N")
+
+
+@cache
+def plan_search_flags() -> dict[str, Flag]:
+    """Return every flag of a search of training plans."""
+    plan = plan_flags()
+    kept = {key: flag for key, flag in train_flags().items() if key not in _GONE}
+    ranges = {key: Flag(key, RANGE, f"{plan[key].help}: the values to try", "space") for key in WHOLES}
+    fast = {
+        key: Flag(key, RANGE, f"ranks of {key[5:]} that share the fastest domain: the values to try", "space")
+        for key in FAST
+    }
+    words = {key: Flag(key, k.WORDS, f"{plan[key].help}: the choices to try", "space") for key in WORDS}
+    wanted = _flags(
+        "search",
+        ("objective", k.choice(*OBJECTIVES), "what the best plan has least of, or most"),
+        ("top", k.whole(1, 1000), "plans to show; left out, ten"),
+        ("at_most", k.SWITCH, "try every smaller number of devices too"),
+        ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
+        ("scaling", Converter(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
+        ("save_best", k.FILE, "write the best plan as a case of train to a TOML or JSON file"),
+        ("explore", k.SWITCH, "try layouts too that the framework cannot launch, each marked so"),
+        ("workers", k.whole(1, 1024), "most processes; never more than cores or parts of the search"),
+    )
+    above = k.Range(above=True, example="1e6")
+    limits = _flags(
+        "limits",
+        ("max_step", _time("2s"), "longest step"),
+        ("max_time", _time("30d"), "longest run of the tokens, such as 30d"),
+        ("max_cost", k.number(parse_count, "USD", above), "dearest run of the tokens"),
+        ("min_free", k.BYTES, "memory that stays free on the fullest device, such as 5GiB"),
+    )
+    return {**kept, **ranges, **fast, **words, **limits, **wanted, **risk_flags()}
+
+
+SERVE_WHOLES = ("tp", "pp", "dp", "ep", "etp", "batch")
+SERVE_WORDS = ("engine", "weights", "kv_cache", "compute")
+# What a wish calls a limit -> its flag.
+SERVE_LIMITS = {
+    "max_ttft_seconds": "max_ttft",
+    "max_tpot_seconds": "max_tpot",
+    "max_latency_seconds": "max_latency",
+    "max_usd": "max_cost",
+    "min_tokens_per_second": "min_rate",
+}
+_ABOVE = k.Range(above=True, example="2.5")
+_TIME = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"50ms"'))
+_SERVE_GONE = ("stage_layers",)
+
+
+@cache
+def serve_search_flags() -> dict[str, Flag]:
+    """Return every flag of a search of deployments."""
+    one = infer_flags()
+    kept = {key: flag for key, flag in one.items() if key not in _SERVE_GONE}
+    ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in SERVE_WHOLES}
+    words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in SERVE_WORDS}
+    step = _flags("space", ("batch_step", k.WHOLE, "try every multiple of it in the range of batches too"))
+    limits = _flags(
+        "limits",
+        ("max_ttft", _TIME, "latest first tokens"),
+        ("max_tpot", _TIME, "longest time between tokens"),
+        ("max_latency", _TIME, "longest time of a request"),
+        ("max_cost", k.number(parse_count, "USD", _ABOVE), "dearest million of output tokens"),
+        ("min_rate", k.number(parse_count, "N", _ABOVE), "fewest output tokens a second of all devices together"),
+    )
+    objectives = k.choice("throughput", "cost", "ttft", "tpot", "latency", "devices")
+    wanted = _flags(
+        "search",
+        ("objective", objectives, "what the best has most or least of; left out, tokens a second and device"),
+        ("top", k.whole(1, 1000), "deployments to show, each with its best batch; left out, ten"),
+        ("at_most", k.SWITCH, "try every smaller number of devices too"),
+        ("save_best", k.FILE, "write the best plan as a case of infer to a TOML or JSON file"),
+    )
+    return {**kept, **ranges, **words, **step, **limits, **wanted}
+
+
+TOKENS_RANGE = re.compile(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*", re.ASCII)
+_PER = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_LOAD_GONE = ("batch", "prefix_tokens", "same_prompts", "use_kv_cache", "shard_weights")
+
+
+def parse_rate(text: str, field: str) -> float:
+    """Return requests a second of a text such as 50/s, 3000/min or 50.
+
+    >>> parse_rate("3000/min", "rate"), parse_rate("50", "rate")
+    (50.0, 50.0)
+    """
+    number, slash, unit = text.partition("/")
+    if slash and unit.strip() not in _PER:
+        raise k.fail(field, text, "is not requests a second, minute or hour", "write for example 50/s")
+    return parse_count(number.strip(), field) / _PER.get(unit.strip(), 1.0)
+
+
+def _read_tokens(value: object, field: str) -> str:
+    """Return a number of tokens, or a range of them, as it is written."""
+    if isinstance(value, str) and TOKENS_RANGE.fullmatch(value):
+        return value.replace(" ", "")
+    return str(k.WHOLE.read(value, field))
+
+
+_TOKENS = k.Converter(_read_tokens, "N|A..B")
+_RATE = k.number(parse_rate, "RATE", k.Range(above=True, most=1e6, example='"50/s"'))
+_CV = k.number(parse_count, "X", k.Range(least=0, most=10, example="0.8"))
+_SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
+
+
+@cache
+def serve_flags() -> dict[str, Flag]:
+    """Return every flag of a deployment under load."""
+    kept = {key: flag for key, flag in infer_flags().items() if key not in _LOAD_GONE}
+    load = _flags(
+        "load",
+        ("rate", _RATE, "requests that arrive: 50/s, 3000/min"),
+        ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
+        ("users", k.WHOLE, "a closed loop of users who each wait for their answer"),
+        ("think", k.SECONDS, "what a user waits before the next request"),
+        (
+            "trace",
+            k.FILE,
+            "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake, or arrival_seconds,input_tokens,...",
+        ),
+        ("speed", k.SHARE_OF, "play the trace so many times as fast"),
+        ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
+        ("finite", k.SWITCH, "just these requests, as a benchmark asks them: latencies though the queue grows"),
+        ("seed", k.whole(0), "seed of lengths and arrivals"),
+        ("router", k.choice("round-robin", "random"), "how replicas share requests"),
+    )
+    lengths = _flags(
+        "job",
+        ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
+        ("output_tokens", _TOKENS, "tokens generated for a request: their mean, or a range A..B"),
+        ("input_cv", _CV, "spread of prompts, lognormal: standard deviation over mean"),
+        ("output_cv", _CV, "spread of answers, lognormal: standard deviation over mean"),
+        ("prefix_tokens", k.whole(0), "tokens at the start of every prompt that all share, such as a system prompt"),
+        (
+            "cached_share",
+            _SHARE,
+            "share of requests whose whole prompt is cached, as where a benchmark repeats them",
+        ),
+    )
+    from shardwise.plans import METRICS, QUANTILES
+
+    limits = _flags(
+        "limits", *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS)
+    )
+    return {**kept, **lengths, **load, **limits}
