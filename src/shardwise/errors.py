@@ -13,12 +13,13 @@ _MOST_SAID = 2000
 
 
 def plain(value: object) -> object:
-    """Return a value that a problem can hold: text and numbers as they are, anything else as its text.
+    """Return a value as JSON has it: text and numbers as they are, anything else and other numbers as their text.
 
-    >>> plain(8), plain([1, 2])
-    (8, '[1, 2]')
+    >>> plain(8), plain([1, 2]), plain(math.nan)
+    (8, '[1, 2]', 'nan')
     """
-    return value if value is None or isinstance(value, (str, int, float, bool)) else _text(value)
+    odd = (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
+    return value if not odd and (value is None or isinstance(value, (str, int, float, bool))) else _text(value)
 
 
 def cut(text: str, most: int = MOST_SHOWN) -> str:
@@ -58,13 +59,9 @@ class Problem:
     def as_dict(self) -> dict[str, object]:
         """Return the problem as the record that `--json` prints; numbers that JSON lacks are text."""
         value = plain(self.value)
-        if isinstance(value, str):
-            value = cut(value)
-        elif (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63):
-            value = cut(_text(value))
         return {
             "field": cut(self.field),
-            "value": value,
+            "value": cut(value) if isinstance(value, str) else value,
             "rule": cut(self.rule, _MOST_SAID),
             "remedy": cut(self.remedy, _MOST_SAID),
         }

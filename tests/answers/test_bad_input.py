@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, str]] = {
     "infinity": (f"{T} --tp inf", "tp"),
     "minus infinity": (f"{T} --tokens -inf", "tokens"),
     "huge": (f"{T} --tp {HUGE}", "tp"),
+    "huge ranks of an axis": (f"{T} --fast tp=4,dp={'9' * 5000}", "fast"),
     "huge sequence": (f"{T} --seq-len {HUGE}", "seq_len"),
     "exponent": (f"{T} --tp 1e3", "tp"),
     "empty": (f"{T} --tp ''", "tp"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, _yaml, deepspeed, fsdp, import_file
+from shardwise.formats import Around, _yaml, deepspeed, fsdp, import_file, torchtitan
 from shardwise.formats._files import SYSTEMS
 
 # Facts of https://huggingface.co/docs/transformers/main_classes/deepspeed, ZeRO-3 with offloading, in other words.
@@ -200,3 +200,18 @@ def test_each_system_is_known_by_the_name_of_its_file(tmp_path: Path) -> None:
     for system in SYSTEMS:
         module = import_module(f"shardwise.formats.{system}")
         assert callable(module.recognises) and callable(module.read) and callable(module.export)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1e308", "1e400", "0", "-2", "1.5", "9" * 30, "true", "[1]", '"8"'])
+@pytest.mark.parametrize("key", ["training.seq_len", "training.steps", "parallelism.data_parallel_shard_degree"])
+def test_a_value_of_torchtitan_that_counts_nothing_is_refused(key: str, value: str) -> None:
+    """What is no whole number, or none that could be counted to, is refused by its key, whichever key it is."""
+    section, name = key.split(".")
+    with pytest.raises(InputError, match=key):
+        torchtitan.read(f'[model]\nname = "llama3"\nflavor = "8B"\n[{section}]\n{name} = {value}\n')
+
+
+def test_every_value_that_was_read_is_json() -> None:
+    """What a file holds and nobody knows is said as text where JSON has no such number."""
+    case = torchtitan.read(f'[model]\nname = "llama3"\nflavor = "8B"\n[other]\nx = nan\ny = {"9" * 30}\n')
+    assert [json.loads(json.dumps(r.value, allow_nan=False)) for r in case.unknown] == ["nan", "9" * 30]

@@ -183,6 +183,8 @@ TOKENS += [
 MODELS = ["gpt2", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "mamba-2.8b", "t5-base", "bert-base", "qwen3-8b"]
 PLACES = ["1xh100", "8xh100", "4x8xa100", "16xb200-sxm-180gb", "8xmi300x", "1xcpu-generic", "64xh100", "h100"]
 COUNTS = ["1", "2", "3", "4", "8", "16", "64", "1024", "4096"]
+# Share of files that are only read, or asked about one micro-batch: what is asked of the rest takes ten times as long.
+READ = 0.8
 WRITES = {"save", "plot", "timeline", "write", "rows", "html"}
 SLOW = {"plan", "compare", "explain"}
 Files = dict[str, bytes]
@@ -293,7 +295,7 @@ def script(random: random.Random) -> Input:
     """Return a launch script with mistakes."""
     text = random.choice(sorted(SCRIPTS.iterdir())).read_text(encoding="utf-8")
     start = ["train", "--from", "run.sh", "--on", random.choice(PLACES)]
-    found = ["import", "run.sh"] if random.random() < 0.4 else start
+    found = ["import", "run.sh"] if random.random() < READ else start
     for name in dict.fromkeys(re.findall(r"\$\{?([A-Z_]{3,20})\b", text)):
         if random.random() < 0.5 and f"{name}=" not in text:
             found += ["--set", f"{name}={random.choice(COUNTS) if random.random() < 0.9 else random.choice(ODD)}"]
@@ -332,7 +334,8 @@ def config(random: random.Random) -> Input:
     text = json.dumps(tree)
     if random.random() < 0.2:
         text = _mutated(random, text)
-    first = random.choice(["count config.json", "train config.json --on 8xh100", "infer config.json --on 8xh100"])
+    asked = ["train config.json --on 8xh100 --micro-batch 1", "infer config.json --on 8xh100"]
+    first = "count config.json" if random.random() < READ else random.choice(asked)
     return Input(_with_json(random, first.split()), {"config.json": _encoded(random, text)})
 
 
@@ -414,7 +417,7 @@ def settings(random: random.Random) -> Input:
     files = {"ds.json": _encoded(random, deepspeed), "a.yaml": _encoded(random, _mutated(random, yaml))}
     files["t.toml"] = _encoded(random, _mutated(random, TORCHTITAN))
     name = random.choice(list(files))
-    found = ["import", name] if random.random() < 0.5 else ["train", "gpt2", "--from", name, "--on", "16xh100"]
+    found = ["import", name] if random.random() < READ else ["train", "gpt2", "--from", name, "--on", "16xh100"]
     return Input(_with_json(random, found), files)
 
 
@@ -422,6 +425,7 @@ def case(random: random.Random) -> Input:
     """Return a case file, in TOML or JSON, of one command's flags."""
     given = words(random)
     table: dict[str, Any] = {"command": given.words[0], "model": "gpt2", "on": "8xh100"}
+    table |= {"micro_batch": 1} if random.random() < READ else {}
     for key in random.sample(sorted(_commands.command("train").flags.keys() - WRITES), random.choice([0, 1, 2, 5])):
         flag = _commands.command("train").flags[key]
         table[key] = random.choice([*JSON_ODD, 8, 2]) if random.random() < 0.3 else _value(random, flag)
@@ -445,7 +449,8 @@ def _toml(value: Any) -> str:
 def cluster(random: random.Random) -> Input:
     """Return a cluster's file with mistakes."""
     text = _mutated(random, CLUSTER)
-    found = ["train", "gpt2", "--on", "lab.toml", "--micro-batch", "1"]
+    found = "count gpt2 --seq-len 64" if random.random() < READ else "train gpt2 --micro-batch 1"
+    found = [*found.split(), "--on", "lab.toml"]
     return Input(_with_json(random, found), {"lab.toml": _encoded(random, text)})
 
 

@@ -224,9 +224,13 @@ def _read_places(value: object, field: str) -> tuple[int, ...]:
         return _read_wholes(value, field)
     pairs = [str(item).partition("=")[::2] for item in _items(value, field)]
     found = {axis.strip(): ranks for axis, ranks in pairs}
-    if len(found) < len(pairs) or not set(found) <= set(AXES) or not all(_DIGITS.fullmatch(r) for r in found.values()):
-        raise fail(field, value, "must be axes with their ranks, each once", "for example tp=4,dp=2")
-    return tuple(int(found.get(axis, "1")) for axis in AXES)
+    one = whole(0)
+    try:
+        if len(found) == len(pairs) and set(found) <= set(AXES):
+            return tuple(one.read(found.get(axis, "1"), field) for axis in AXES)
+    except InputError:
+        pass
+    raise fail(field, value, "must be axes with their ranks, each once", "for example tp=4,dp=2")
 
 
 def file_of(*endings: str) -> Converter:

@@ -156,7 +156,7 @@ def _step(below: Sequence[Opened], path: str) -> tuple[Opened | None, str]:
             return one, path[len(name) :].strip("/ ")
     word, _, rest = path.partition("/")
     place = word.strip()
-    if place.isascii() and place.isdigit() and 1 <= int(place[:9]) <= len(below):
+    if place.isascii() and place.isdigit() and len(place) < 10 and 1 <= int(place) <= len(below):
         return below[int(place) - 1], rest.strip("/ ")
     return None, path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ def table(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("shardwise.formats").joinpath(name).read_text(encoding="utf-8"))
 
 
+MOST_WHOLE = 10**15
 _KINDS: dict[type, str] = {list: "a list", type(None): "null", str: "a text", bool: "true or false"}
 _KINDS |= {int: "a number", float: "a number"}
 
@@ -54,21 +54,17 @@ class Keys:
         value = self.values.get(path)
         self.problems.add(path, plain(value), rule, remedy)
 
-    def whole(self, path: str, least: int = 1) -> int | None:
-        """Return a whole number, or None where there is none."""
+    def whole(self, path: str, least: int = 1, rest: bool = False) -> int | None:
+        """Return a whole number, or None where there is none or -1 stands for the rest."""
         value = self.raw(path)
-        if value is None:
+        if value is None or (value == -1 and rest):
             return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-            or value != int(value)
-            or value < least
-        ):
-            self.fail(path, f"must be a whole number of at least {least}", "write a whole number")
-            return None
-        return int(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and least <= value <= MOST_WHOLE and value == int(value):
+            return int(value)
+        most = f" and at most {MOST_WHOLE}" if number and value > MOST_WHOLE else ""
+        self.fail(path, f"must be a whole number of at least {least}{most}", "write a whole number")
+        return None
 
     def flag(self, path: str) -> bool | None:
         """Return a truth value, or None where there is none."""
@@ -88,7 +84,7 @@ class Keys:
     def understood(self) -> tuple[Reading, ...]:
         """Return what set something; a value that the reader of the file fills in is said so."""
         read = self.table["read"]
-        return tuple(Reading(argument=p, value=v, meaning=read[p]) for p, v in self.values.items() if p in read)
+        return tuple(Reading(argument=p, value=plain(v), meaning=read[p]) for p, v in self.values.items() if p in read)
 
     def ignored(self) -> tuple[Reading, ...]:
         """Return what is left out of account, with the reason."""

@@ -115,8 +115,7 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
         )
     )
     used = tp * cp * pp
-    shards = keys.raw(_P + "data_parallel_shard_degree")
-    shards = max(num_devices // (used * copies), 1) if shards in (None, -1) else int(shards)
+    shards = keys.whole(_P + "data_parallel_shard_degree", rest=True) or max(num_devices // (used * copies), 1)
     if num_devices and used * copies * shards != num_devices:
         keys.fail(_P + "data_parallel_shard_degree", f"x all others must be the {num_devices} devices", "change it")
     pieces = _pieces(keys)
