@@ -122,7 +122,8 @@ def plans(case: TrainingCase, space: SearchSpace) -> Iterator[Plan]:
 
 def is_legal(case: TrainingCase, plan: Plan) -> bool:
     """Return whether a plan breaks no law."""
-    return not plan_problems(case.model, plan, case.job.seq_len) and not batch_problems(plan, case.job.global_batch)
+    batch = batch_problems(plan, case.job.global_batch, case.stack.runs.rounds)
+    return not plan_problems(case.model, plan, case.job.seq_len) and not batch
 
 
 def report(case: TrainingCase, plan: Plan) -> TrainReport:
@@ -133,14 +134,15 @@ def report(case: TrainingCase, plan: Plan) -> TrainReport:
 def first_broken(case: TrainingCase, plan: Plan) -> str:
     """Return the first law that a plan breaks, in the order in which a search counts them; "" where it breaks none."""
     model, seq_len, batch, blocks = case.model, case.job.seq_len, case.job.global_batch, tuple(all_blocks(case.model))
+    rounds = case.stack.runs.rounds
     asked: dict[str, Callable[[Problems], Any]] = {
         "tensor": lambda f: tensor_laws(model, blocks, plan, f),
         "summa": lambda f: summa_laws(model, blocks, plan, seq_len, f),
         "experts": lambda f: expert_laws(model, blocks, plan, f),
         "context": lambda f: context_laws(blocks, plan, seq_len, f),
-        "batch": lambda f: f.items.extend(batch_problems(replace(plan, pp=1, vpp=1, schedule="1f1b"), batch)),
+        "batch": lambda f: f.items.extend(batch_problems(replace(plan, pp=1, vpp=1, schedule="1f1b"), batch, rounds)),
         "pipeline": lambda f: pipeline_laws(model, plan, f),
-        "schedule": lambda f: f.items.extend(batch_problems(plan, batch)),
+        "schedule": lambda f: f.items.extend(batch_problems(plan, batch, rounds)),
     }
     for name, ask in asked.items():
         found = Problems()

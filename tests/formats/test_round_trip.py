@@ -52,7 +52,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
     )  # fmt: skip
     job = Training(
         seq_len=512,
-        global_batch=plan.dp * plan.micro_batch * plan.pp * draw(FEW),
+        global_batch=plan.dp * plan.micro_batch * (plan.pp * draw(FEW) + draw(st.sampled_from((0, 1)))),
         token_budget=512.0 * draw(st.integers(0, 10**9)),
         precision=draw(st.sampled_from(MEGATRON)),
         optimizer=draw(st.sampled_from(("adam", "sgd", "muon", "lion"))),

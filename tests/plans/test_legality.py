@@ -17,6 +17,7 @@ from shardwise.models import Model, load_model
 from shardwise.plans import Plan, Training
 from shardwise.plans._laws import MODULE_NAMES, all_blocks, module_names
 from shardwise.plans._legality import batch_problems, divisors, field_problems, one_of, plan_problems
+from shardwise.plans.schedules import Rounds
 from shardwise.training import TrainingCase
 
 DENSE, SPARSE, LATENT = (load_model(n) for n in ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3"))
@@ -192,6 +193,14 @@ def test_the_batch_must_make_whole_micro_batches(plan: Plan, batch: int, legal: 
         remedies = re.findall(r"\d+", found[0].remedy)
         assert str(legal) in remedies
         assert not batch_problems(plan, legal)
+
+
+@pytest.mark.parametrize(("rounds", "legal"), [("whole", [4, 8, 12, 16]), ("equal", [4, 5, 6, 7, 8, 10, 12, 15, 16])])
+def test_frameworks_fill_rounds_in_their_ways(rounds: Rounds, legal: list[int]) -> None:
+    """Interleaving takes multiples of pp, rounds of one size (torch) or any number from pp on (Megatron-Core 0.9)."""
+    plan = Plan(pp=4, vpp=2, schedule="interleaved")
+    assert [m for m in range(1, 17) if not batch_problems(plan, m, rounds)] == legal
+    assert [m for m in range(1, 17) if not batch_problems(plan, m, "any")] == list(range(4, 17))
 
 
 def test_all_problems_come_at_once() -> None:

@@ -16,11 +16,12 @@ from shardwise.errors import InputError
 from shardwise.ledger.traced import leaf, plain, tracing
 from shardwise.plans import SCHEDULES as SCHEDULES_OF_PLANS
 from shardwise.plans import Schedule
+from shardwise.plans.schedules import RULES
 from shardwise.training.schedules import (
-    SCHEDULES_BY_NAME,
     PipelineShape,
     PipelineTime,
     Run,
+    find_schedule,
     in_flight,
     pipeline_time,
     schedule_problems,
@@ -32,12 +33,12 @@ Costs = tuple[float, float, float]
 # Forward, input gradient and weight gradient of one micro-batch: equal thirds, recompute, long and short weight parts.
 RATIOS: tuple[Costs, ...] = ((1, 1, 1), (1, 1.5, 0.6), (1, 0.8, 1.1), (1, 2.5, 0.5), (2, 1, 0.3))
 SCHEDULES: tuple[tuple[Schedule, int], ...] = tuple(
-    (one.name, chunks) for one in SCHEDULES_BY_NAME.values() for chunks in ((1, 2, 3) if one.chunked else (1,))
+    (name, chunks) for name, row in RULES.items() for chunks in row.chunks_of([1, 2, 3])
 )
 STAGES = (1, 2, 3, 4, 6, 8, 13, 16)
 MICRO = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 32, 64)
 # Most that a form may differ from the simulation when stages differ by up to 20 %.
-UNEQUAL = {one.name: one.tolerance for one in SCHEDULES_BY_NAME.values()}
+UNEQUAL = {name: find_schedule(name).tolerance for name in RULES}
 
 
 def shape_of(p: float, m: float, v: float = 1, send: float = 0.0, *, overlap: bool = True) -> PipelineShape[float]:
@@ -352,5 +353,5 @@ def test_pads_change_nothing(pipe: tuple[tuple[Schedule, int], int, int, list[Co
 
 
 def test_every_word_has_its_schedule() -> None:
-    """Each schedule that a plan can name is a row of `SCHEDULES_BY_NAME`, under its own name."""
-    assert set(SCHEDULES_BY_NAME) == set(SCHEDULES_OF_PLANS)
+    """Each schedule that a plan can name has a file, which holds the schedule of that name."""
+    assert [find_schedule(name).name for name in SCHEDULES_OF_PLANS] == list(RULES)

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laws.helpers import tried
+from shardwise.plans.schedules import RULES
 from shardwise.training.schedules import (
-    SCHEDULES_BY_NAME,
     PipelineShape,
     Run,
     least_pipeline_seconds,
     pipeline_time,
 )
 
-SCHEDULES = tuple(SCHEDULES_BY_NAME)
+SCHEDULES = tuple(RULES)
 SECONDS = st.floats(0.01, 3.0)
 
 

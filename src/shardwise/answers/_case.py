@@ -226,7 +226,7 @@ def _from_file(path: str, overrides: Mapping[str, Any], follow: bool) -> Cluster
 
 def make_plan(inputs: Inputs) -> Plan:
     """Return the plan that was asked for; dp and the micro-batch are 0 where they are to be deduced."""
-    from shardwise.plans import Plan
+    from shardwise.plans import Plan, schedule_for
 
     names = {f.name for f in fields(Plan)}
     given = {key: value for key, value in inputs.values.items() if key in names}
@@ -236,8 +236,7 @@ def make_plan(inputs: Inputs) -> Plan:
         given = base_plan(inputs.imported, given)
     given.setdefault("dp", 0)
     given.setdefault("micro_batch", 0)
-    if given.get("vpp", 1) > 1:
-        given.setdefault("schedule", "interleaved")
+    given.setdefault("schedule", schedule_for(given.get("vpp", 1)))
     order = given.get("order")
     if order is not None and "tp2" not in order and "tp" in order:
         at = order.index("tp") + 1

@@ -117,12 +117,14 @@ def _tell(inputs: Inputs, case: Imported) -> None:
 
 def base_plan(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a plan: as given, else as the file has them; what follows from a changed one is deduced."""
+    from shardwise.plans import schedule_for
+
     base = {f.name: getattr(case.plan, f.name) for f in fields(case.plan)}
     if given.keys() & {"tp", "tp2", "cp", "pp"}:
         base["dp"] = 0
     if given.keys() & {"pp", "vpp"}:
         base["stage_layers"] = ()
-        base["schedule"] = "interleaved" if given.get("vpp", base["vpp"]) > 1 else "1f1b"
+        base["schedule"] = schedule_for(given.get("vpp", base["vpp"]))
     experts = case.model is not None and case.model.has_experts
     if "tp" in given and experts and base["etp"] == base["tp"]:
         base["etp"] = given["tp"]

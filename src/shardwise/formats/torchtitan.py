@@ -18,7 +18,18 @@ from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._load import catalogue
-from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, Training, find_stack, shard_of
+from shardwise.plans import (
+    ContextKind,
+    Plan,
+    Recompute,
+    Schedule,
+    Sharding,
+    Training,
+    find_rules,
+    find_stack,
+    shard_of,
+)
+from shardwise.plans.schedules import RULES
 
 _TABLE = "torchtitan.toml"
 _P = "parallelism."
@@ -28,7 +39,7 @@ _TOLD = frozenset(
         *("sharding", "shard", "recompute", "stage_layers"),
     )
 )
-_SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
+_SCHEDULES: dict[str, Schedule] = {row.torch: row.name for row in RULES.values() if row.torch}
 _ROTATIONS: dict[str, ContextKind] = {"allgather": "all-gather", "alltoall": "ring"}
 _STACKS: dict[str, dict[str, Any]] = {
     "fsdp2": {"enable": False},
@@ -162,7 +173,7 @@ def _virtual(keys: Keys, model: Model | None, pp: int, schedule: str) -> int:
         ends = (keys.whole(_P + f"pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last"))
         layers = model.num_layers + sum(1 if end is None else end for end in ends)
         return max(-(-layers // each) // pp, 1)
-    return 2 if schedule == "interleaved" and pp > 1 else 1
+    return find_rules(schedule).chunks[0] if pp > 1 else 1
 
 
 def _sharding(keys: Keys, copies: int, shards: int) -> Sharding:

@@ -11,7 +11,7 @@ from shardwise.measured._frameworks import Framework
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model
-from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack, split_layers
+from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack, schedule_for, split_layers
 
 
 def _degree(record: Record, name: str) -> int:
@@ -39,7 +39,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         etp=_etp(record, tp) if experts else 1,
         micro_batch=_micro_batch(record, framework, pp, max(record.whole("num_gpus") // (tp * cp * pp), 1)),
         sequence_parallel=_sequence_parallel(record, framework, tp, experts),
-        schedule="interleaved" if vpp > 1 else "1f1b",
+        schedule=schedule_for(vpp),
         cp_kind=_cp_kind(record, cp),
         sharding=_sharding(record, framework, experts),
     )

@@ -20,14 +20,12 @@ from shardwise.plans._plan import (
     CONTEXT_KINDS,
     LAYOUTS,
     RECOMPUTES,
-    SCHEDULES,
     SHARDINGS,
     Axis,
     ContextKind,
     LayoutKind,
     Plan,
     Recompute,
-    Schedule,
     Sharding,
 )
 from shardwise.plans._precision import Precision, find_precision, precision_names, precision_to_toml
@@ -36,6 +34,7 @@ from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans._workload import METRICS, MOST_REQUESTS, QUANTILES, Arrivals, Length, Limit, Workload
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
+from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
 
 __all__ = [
     "AXES",
@@ -66,6 +65,7 @@ __all__ = [
     "Precision",
     "Recompute",
     "Schedule",
+    "ScheduleRules",
     "Serving",
     "Settings",
     "Sharding",
@@ -82,6 +82,7 @@ __all__ = [
     "divisors",
     "find_optimizer",
     "find_precision",
+    "find_rules",
     "find_stack",
     "groups",
     "listed",
@@ -89,6 +90,7 @@ __all__ = [
     "one_of",
     "precision_names",
     "precision_to_toml",
+    "schedule_for",
     "shard_of",
     "spans",
     "split_layers",

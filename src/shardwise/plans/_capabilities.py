@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from shardwise.plans._plan import AXES, Plan
+from shardwise.plans.schedules import Rounds
 
 Value: TypeAlias = str | int | bool
 Values: TypeAlias = tuple[Value, ...]
@@ -52,6 +53,8 @@ class Capabilities:
     sequence_parallel: tuple[bool, ...]
     cp_kind: tuple[str, ...]
     schedule: tuple[str, ...]
+    rounds: Rounds
+    """How it fills the rounds of an interleaved schedule."""
     sharding: tuple[str, ...]
     """Its own words, the least sharded first."""
     recompute: tuple[str, ...]

@@ -16,6 +16,7 @@ from shardwise.models import (
 from shardwise.plans._plan import Plan
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.partition import listed
+from shardwise.plans.schedules import find_rules
 
 
 def all_blocks(model: Model) -> Iterator[Block]:
@@ -93,7 +94,7 @@ def expert_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Proble
 
 def _whole_stages(layers: int, plan: Plan) -> list[int]:
     """Return the numbers of stages that cut the layers evenly under the plan's chunks and schedule."""
-    paired = 2 if plan.schedule == "dualpipe" else 1
+    paired = 2 if find_rules(plan.schedule).even_stages else 1
     least = 2 if plan.vpp > 1 else 1
     return [p for p in divisors(layers) if layers % (p * plan.vpp) == 0 and p >= least and p % paired == 0]
 
@@ -115,12 +116,21 @@ def pipeline_laws(model: Model, plan: Plan, found: Problems) -> None:
         found.add("pp", plan.pp, rule, f"{one_of(good)}, or {stated}" if good else f"use {stated}")
     if plan.vpp > 1 and plan.pp == 1:
         found.add("vpp", plan.vpp, "needs a pipeline", "use vpp 1 with schedule 1f1b, or pp above 1")
-    if plan.vpp > 1 and plan.schedule != "interleaved":
-        rule = f"runs one chunk a stage, and vpp is {plan.vpp}"
-        found.add("schedule", plan.schedule, rule, "use interleaved, or vpp 1")
-    if plan.schedule == "interleaved" and plan.vpp == 1:
-        found.add("schedule", plan.schedule, "needs several chunks a stage", "use 1f1b, or vpp of 2 or more")
-    if plan.schedule == "dualpipe" and plan.pp % 2:
+    _schedule_laws(plan, found)
+
+
+def _schedule_laws(plan: Plan, found: Problems) -> None:
+    """Record pieces a stage that the schedule does not run, and stages that it cannot pair."""
+    rules = find_rules(plan.schedule)
+    least, most = rules.chunks
+    if most and plan.vpp > most:
+        runs = "one chunk a stage" if most == 1 else f"{most} chunks a stage"
+        rule = f"runs {runs}, and vpp is {plan.vpp}"
+        found.add("schedule", plan.schedule, rule, f"use interleaved, or vpp {most}")
+    elif plan.vpp < least:
+        several, remedy = (f"{least}", f"vpp {least}") if most else ("several", f"vpp of {least} or more")
+        found.add("schedule", plan.schedule, f"needs {several} chunks a stage", f"use 1f1b, or {remedy}")
+    if rules.even_stages and plan.pp % 2:
         rule = "DualPipe pairs stages and needs an even number of them"
         found.add("pp", plan.pp, rule, "use schedule 1f1b, or an even pp")
 

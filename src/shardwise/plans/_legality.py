@@ -24,6 +24,7 @@ from shardwise.plans._plan import AXES, Plan
 from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.fields import PLAN
+from shardwise.plans.schedules import ROUNDS, Rounds, filled_rounds, find_rules
 
 __all__ = [
     "MODULE_NAMES",
@@ -121,8 +122,8 @@ def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
     return tuple(found.items)
 
 
-def batch_problems(plan: Plan, global_batch: int) -> tuple[Problem, ...]:
-    """Return what is wrong between a plan and a global batch.
+def batch_problems(plan: Plan, global_batch: int, rounds: Rounds = "whole") -> tuple[Problem, ...]:
+    """Return what is wrong between a plan and a global batch, `rounds` as the framework fills those of micro-batches.
 
     >>> [str(p) for p in batch_problems(Plan(dp=4), 6)]
     ['global_batch = 6: must be a multiple of dp x micro_batch = 4; use one of 4, 8']
@@ -137,25 +138,19 @@ def batch_problems(plan: Plan, global_batch: int) -> tuple[Problem, ...]:
         rule = f"must be a multiple of dp x micro_batch = {unit}"
         found.add("global_batch", global_batch, rule, one_of(sorted({low, low + unit})))
     else:
-        _micro_batches(plan, global_batch // unit, found)
+        _micro_batches(plan, global_batch // unit, rounds, found)
     return tuple(found.items)
 
 
-def _micro_batches(plan: Plan, count: int, found: Problems) -> None:
-    """Record what the schedule needs of the number of micro-batches.
-
-    Interleaved: Megatron-LM core/pipeline_parallel/schedules.py. DualPipe: deepseek-ai/DualPipe, dualpipe.py.
-    """
-    unit = plan.dp * plan.micro_batch
-    made = f"makes {count} micro-batches, and "
-    if plan.schedule == "interleaved" and count % plan.pp:
-        rule = made + f"the interleaved schedule needs a multiple of pp = {plan.pp}"
-        found.add("global_batch", count * unit, rule, f"use {-(-count // plan.pp) * plan.pp * unit}, or schedule 1f1b")
-    if plan.schedule == "dualpipe" and plan.pp > 1 and (count % 2 or count < 2 * plan.pp):
-        rule = made + f"DualPipe needs an even number of at least 2 x pp = {2 * plan.pp}"
-        found.add(
-            "global_batch", count * unit, rule, f"use {max(count + count % 2, 2 * plan.pp) * unit}, or schedule 1f1b"
-        )
+def _micro_batches(plan: Plan, count: int, rounds: Rounds, found: Problems) -> None:
+    """Record what the schedule needs of the number of micro-batches."""
+    rules, unit = find_rules(plan.schedule), plan.dp * plan.micro_batch
+    most, needs = rules.next_count(plan.pp, count), rules.needs.format(pp=plan.pp, twice=2 * plan.pp)
+    if rules.rounds and most == count:
+        most, needs = filled_rounds(rounds, plan.pp, count), f"{rules.name} needs {ROUNDS[rounds].format(pp=plan.pp)}"
+    if plan.pp > 1 and most != count:
+        rule = f"makes {count} micro-batches, and {needs}"
+        found.add("global_batch", count * unit, rule, f"use {most * unit}, or schedule 1f1b")
 
 
 def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from shardwise.plans.schedules import Schedule
+
 Sharding: TypeAlias = Literal[
     "none", "zero1", "zero2", "zero3", "fsdp", "hsdp", "shard-grad-op", "distributed-optimizer"
 ]
-Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 ContextKind: TypeAlias = Literal["ring", "all-gather", "all-to-all"]
 LayoutKind: TypeAlias = Literal["1d", "summa"]
 Recompute: TypeAlias = Literal["none", "selective", "attention", "norm-attention-norm", "full", "auto"]
 Axis: TypeAlias = Literal["tp", "tp2", "cp", "dp", "pp"]
 
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
-SCHEDULES: tuple[str, ...] = get_args(Schedule)
 CONTEXT_KINDS: tuple[str, ...] = get_args(ContextKind)
 LAYOUTS: tuple[str, ...] = get_args(LayoutKind)
 RECOMPUTES: tuple[str, ...] = tuple(word for word in get_args(Recompute) if word != "auto")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from shardwise.plans._optimizers import OPTIMIZERS
-from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._settings import LOSSES
+from shardwise.plans.schedules import SCHEDULES
 
 # What a value is; numbers are read with the unit of their type.
 Type: TypeAlias = Literal[

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.ledger.symbol import Graph, Node
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, find_rules, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
@@ -191,7 +191,7 @@ def _recorded(
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Graph(), grid, {})
     machine = machine_of(case, z.spans)
-    schedule: Schedule = "dualpipe" if "dualpipe" in grid.space.schedule else "1f1b"
+    schedule = next((one for one in grid.space.schedule if find_rules(one).paired), "1f1b")
     found = []
     for mode in grid.space.recompute:
         tables: Tables[Any] = tables_of(case_for(case, recompute=mode), machine, z)

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
+from shardwise.plans import find_rules
 from shardwise.search._blocks import Leaf, PlanBlocks, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
@@ -60,9 +61,9 @@ class Composition:
     def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
         graph, plan = Graph(), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
-        vpp = graph.given("vpp", 0) if plan.schedule == "interleaved" else 1.0
+        vpp = graph.given("vpp", 0) if find_rules(plan.schedule).chunked else 1.0
         z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
-        parts = self.blocks.paired if plan.schedule == "dualpipe" else self.blocks.plain
+        parts = self.blocks.paired if find_rules(plan.schedule).paired else self.blocks.plain
         return graph, z, _filled(parts, graph, flat)
 
     def _send(self, graph: Graph, z: PlanSizes[Any]) -> Any:
@@ -158,7 +159,7 @@ class Compositions:
         """Return the composition of a schedule; chunks that leave the stages as they are share one."""
         if (schedule, pp, vpp) in self._asked:
             return self._asked[schedule, pp, vpp]
-        plan: Any = replace(self.grid.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())  # type: ignore[arg-type]
+        plan: Any = replace(self.grid.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())
         case = replace(self.grid.case, plan=staged(self.grid.case, plan))
         key = (schedule, pp, stages_of(case))
         if key not in self._known:

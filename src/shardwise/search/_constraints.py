@@ -52,6 +52,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
     """Return the laws of a model and a job by name, in the order in which they are counted."""
     model, job = case.model, case.job
     seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))
+    rounds = case.stack.runs.rounds
     return {
         "tensor": Law(
             "tensor parallelism divides heads and widths",
@@ -76,7 +77,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "batch": Law(
             "replicas and micro-batches divide the global batch",
             ("dp", "micro_batch"),
-            lambda p: batch_problems(p, batch),
+            lambda p: batch_problems(p, batch, rounds),
         ),
         "pipeline": Law(
             "stages divide the layers as the schedule needs",
@@ -86,7 +87,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "schedule": Law(
             "the schedule runs on its micro-batches",
             ("dp", "micro_batch"),
-            lambda p: batch_problems(p, batch),
+            lambda p: batch_problems(p, batch, rounds),
         ),
     }
 

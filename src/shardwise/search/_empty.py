@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem
-from shardwise.plans import divisors
+from shardwise.plans import divisors, find_rules
 from shardwise.search._grid import PlanGrid
 from shardwise.search._result import Rejection
 from shardwise.search._space import Wholes
@@ -100,7 +100,7 @@ def _pipeline_problems(grid: PlanGrid) -> list[Problem]:
         schedules = ",".join(space.schedule)
         return [Problem("schedule", schedules, "needs more than one stage", "use --schedule 1f1b, or allow pp above 1")]
     chunks = [v for v in range(1, layers // deep + 1) if layers % (deep * v) == 0]
-    if "interleaved" not in space.schedule:
+    if not any(find_rules(one).chunked for one in space.schedule):
         chunks = chunks[:1]
     rule = f"must cut the {layers} layers evenly with pp {deep} and a schedule of {', '.join(space.schedule)}"
     return [Problem("vpp", written(space.vpp), rule, _one_of(chunks))]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardwise.errors import Problem, Problems
-from shardwise.plans import CONTEXT_KINDS, Capabilities, Plan, Stack, alike
+from shardwise.plans import CONTEXT_KINDS, SCHEDULES, Capabilities, Plan, Stack, alike, find_rules
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
@@ -21,7 +21,7 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "layout": ("1d", "summa"),
     "sequence_parallel": (False, True),
     "cp_kind": ("ring", "all-gather", "all-to-all"),
-    "schedule": ("1f1b", "interleaved", "zb-h1", "dualpipe"),
+    "schedule": tuple(one for one in SCHEDULES if find_rules(one).searched),
     "sharding": ("none", "zero1", "zero2", "shard-grad-op", "zero3"),
     "recompute": ("none", "selective", "attention", "norm-attention-norm", "full"),
 }

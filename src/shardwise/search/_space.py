@@ -12,7 +12,8 @@ from itertools import permutations
 
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Tier
-from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS
+from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, find_rules
+from shardwise.training.schedules import find_schedule
 
 Order = tuple[str, ...]
 ORDERS: tuple[Order, ...] = tuple(permutations(AXES))
@@ -175,12 +176,13 @@ def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[st
     [('interleaved', 2), ('interleaved', 4)]
     """
     if pp == 1:
-        alike = [s for s in ("1f1b", "zb-h1") if s in space.schedule][:1]
-        return [(s, 1) for s in (*alike, *(s for s in space.schedule if s == "gpipe"))]
+        single = [find_schedule(s) for s in space.schedule if not (find_rules(s).chunked or find_rules(s).even_stages)]
+        alike = [s.name for s in single if not s.holds_heads][:1]
+        return [(s, 1) for s in (*alike, *(s.name for s in single if s.holds_heads))]
     found: list[tuple[str, int]] = []
     most = num_layers // pp
     several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
     for schedule in space.schedule:
-        chunks = several if schedule == "interleaved" else [1]
+        chunks = find_rules(schedule).chunks_of([1, *several])
         found += [(schedule, v) for v in space.vpp.of(chunks)]
     return found

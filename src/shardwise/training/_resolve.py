@@ -162,7 +162,7 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     found.items += domain_problems(plan, q.cluster.tiers[0].size)
     found.raise_if_any()
     plan, job = _batch(q, plan, found, notes, seconds)
-    found.items += batch_problems(plan, job.global_batch)
+    found.items += batch_problems(plan, job.global_batch, q.stack.runs.rounds)
     _settings_laws(q.stack, plan, job, found)
     found.raise_if_any()
     return plan, job, tuple(notes)
@@ -219,7 +219,7 @@ def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: 
             )
             job = replace(job, global_batch=micro * steps * plan.dp)
         return plan, job
-    return _best(plan, job, steps, notes, seconds)
+    return _best(q, plan, steps, notes, seconds)
 
 
 def _fewest(plan: Plan) -> int:
@@ -227,8 +227,9 @@ def _fewest(plan: Plan) -> int:
     return plan.pp if plan.pp > 1 else 1
 
 
-def _best(plan: Plan, job: Training, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
+def _best(q: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
     """Return the plan with the micro-batch of the fastest step that fits, the largest where the batch follows it."""
+    job, rounds = q.job, q.stack.runs.rounds
     if job.global_batch:
         if job.global_batch % plan.dp:
             return replace(plan, micro_batch=1), job
@@ -238,7 +239,7 @@ def _best(plan: Plan, job: Training, steps: int, notes: list[str], seconds: Time
         steps = steps or _fewest(plan)
         pairs = ((replace(plan, micro_batch=2**i), 2**i * steps * plan.dp) for i in range(11))
         candidates = [(p, replace(job, global_batch=g)) for p, g in pairs]
-    legal = [(p, j) for p, j in candidates if not batch_problems(p, j.global_batch)] or candidates[:1]
+    legal = [(p, j) for p, j in candidates if not batch_problems(p, j.global_batch, rounds)] or candidates[:1]
     fitting: list[tuple[float, tuple[Plan, Training]]] = []
     # Memory never falls with a larger micro-batch: the first that does not fit is the last that is asked for.
     for one in legal:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwise.formats.megatron._model import num_layers
 from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
-from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, listed
+from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, listed, schedule_for
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
 _CONTEXT |= {"a2a": "all-to-all", "a2a+p2p": "ring"}
@@ -75,7 +75,7 @@ def build(r: Reader, num_devices: int) -> Plan:
         micro_batch=_micro_batch(r),
         sequence_parallel=r.flag("sequence_parallel") and d.tp > 1,
         cp_kind="all-to-all" if r.has("ds_sequence_parallel_size") else _CONTEXT.get(min(kinds, default="p2p"), "ring"),
-        schedule="interleaved" if vpp > 1 else "1f1b",
+        schedule=schedule_for(vpp),
         sharding=sharding,
         shard=shard,
         recompute=mode,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import TypeVar
 
 from shardwise.errors import InputError, Problem
@@ -18,6 +19,7 @@ from shardwise.formats.megatron._values import facts
 from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
 from shardwise.models._model import Activation
 from shardwise.plans import Plan, Training
+from shardwise.plans.schedules import round_size
 
 T = TypeVar("T")
 Words = dict[str, str | int | float | bool | tuple[str, ...] | None]
@@ -70,9 +72,7 @@ def export(case: ExportCase) -> Exported:
     refuse("Megatron-LM", found | _lost(case, words), case)
     checked = facts()["checked"]
     name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
-    notes = (
-        "data, tokenizer, learning rate and checkpoints are yours to add: they are passed on from the script's own",
-    )
+    notes = ("data, tokenizer, learning rate and checkpoints are yours to add, passed on from the script's own",)
     version = f"{checked['release']} and commit {checked['commit'][:7]} of {checked['date']}"
     return Exported(system="Megatron-LM", version=version, files={name: script(case, words)}, notes=notes)
 
@@ -264,8 +264,6 @@ def listed(choices: list[bool]) -> str:
     >>> listed([False, True, True])
     '([0]*1+[1]*2)'
     """
-    from itertools import groupby
-
     return "(" + "+".join(f"[{int(one)}]*{len(list(run))}" for one, run in groupby(choices)) + ")"
 
 
@@ -283,8 +281,7 @@ def _plan(p: Plan, m: Model) -> Words:
         "--use-tp-pp-dp-mapping": p.order.index("pp") < p.order.index("dp"),
     }
     words |= _SHARDINGS.get(p.sharding, {})
-    if "--use-megatron-fsdp" in words:
-        words |= {"--ckpt-format": "fsdp_dtensor"}
+    words |= {"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {}
     if p.shard > 1:
         words["--num-distributed-optimizer-instances"] = p.dp // p.shard
     return words | _pieces(p, len(m.mtp)) | _recompute(p)
@@ -314,11 +311,14 @@ def _recompute(p: Plan) -> Words:
 
 
 def _job(case: ExportCase) -> Words:
-    job = case.job
+    job, p = case.job, case.plan
+    count = job.global_batch // (p.dp * p.micro_batch)
     samples = round(job.token_budget / job.seq_len) if job.token_budget else round(job.sample_budget)
-    optimizer = job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None
     words: Words = {"--global-batch-size": job.global_batch, "--train-samples": samples or None}
-    return words | {"--optimizer": optimizer} | _PRECISIONS.get(job.precision or case.stack.precision, {})
+    words["--optimizer"] = job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None
+    if p.vpp > 1 and count % p.pp:
+        words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
+    return words | _PRECISIONS.get(job.precision or case.stack.precision, {})
 
 
 def _stack(case: ExportCase) -> Words:

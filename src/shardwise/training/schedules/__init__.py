@@ -22,15 +22,13 @@ With equal stages messages are exact too, up to 0.2 forwards (1 % with zb-h1; in
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
 
 from shardwise.errors import Problems
 from shardwise.ledger.number import X, above, largest, maximum
 from shardwise.ledger.traced import named
-from shardwise.plans import Schedule
-from shardwise.training.schedules._dualpipe import DUALPIPE
-from shardwise.training.schedules._gpipe import GPIPE
-from shardwise.training.schedules._interleaved import INTERLEAVED
-from shardwise.training.schedules._one_f_one_b import ONE_F_ONE_B
+from shardwise.plans import Schedule, find_rules
 from shardwise.training.schedules._points import sends_of, slowest_work
 from shardwise.training.schedules._types import (
     FULL,
@@ -46,11 +44,9 @@ from shardwise.training.schedules._types import (
     Task,
     W,
 )
-from shardwise.training.schedules._zb_h1 import ZB_H1
 
 __all__ = [
     "FULL",
-    "SCHEDULES_BY_NAME",
     "B",
     "F",
     "Kind",
@@ -72,18 +68,16 @@ __all__ = [
     "slowest_work",
 ]
 
-SCHEDULES_BY_NAME: dict[str, PipelineSchedule] = {
-    one.name: one for one in (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPE)
-}
 
-
+@cache
 def find_schedule(name: Schedule) -> PipelineSchedule:
-    """Return the schedule of a name.
+    """Return the schedule of a name, from the file of that name.
 
     >>> find_schedule("dualpipe").mirrored
     True
     """
-    return SCHEDULES_BY_NAME[name]
+    found: PipelineSchedule = import_module(f"{__name__}._{name.replace('-', '_')}").SCHEDULE
+    return found
 
 
 def pipeline_time(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
@@ -154,21 +148,27 @@ def in_flight(schedule: Schedule, shape: PipelineShape[X], stage: X) -> X:
 def schedule_problems(schedule: Schedule, num_stages: int, num_micro: int, num_chunks: int) -> Problems:
     """Return what forbids running the schedule on these whole numbers; empty when it is legal.
 
-    Micro-batches that do not fill the last round of the interleaved schedule are not a problem here: they cost their
-    bubble, although Megatron-Core refuses them (megatron/core/pipeline_parallel/schedules.py). DualPipe's rule is that
-    of deepseek-ai/DualPipe, dualpipe/dualpipe.py.
+    Rounds of an interleaved schedule that micro-batches do not fill are not a problem here: frameworks differ in them.
 
     >>> for problem in schedule_problems("dualpipe", 4, 6, 1).items:
     ...     print(problem)
-    num_micro = 6: must be even and at least twice the 4 stages for dualpipe; use at least 8, or another schedule
+    num_micro = 6: is not enough: DualPipe needs an even number of at least 2 x pp = 8; use 8, or another schedule
     """
-    found, own = Problems(), find_schedule(schedule)
+    found, rules = Problems(), find_rules(schedule)
     for field, value in (("num_stages", num_stages), ("num_micro", num_micro), ("num_chunks", num_chunks)):
         if value < 1:
             found.add(field, value, "must be at least 1", "use 1 or more")
-    if not own.chunked and num_chunks != 1:
-        found.add("num_chunks", num_chunks, f"must be 1 for {schedule}", "use 1, or the interleaved schedule")
-    own.problems(num_stages, num_micro, found)
+    if num_chunks not in rules.chunks_of([num_chunks]) and num_stages > 1:
+        least, most = rules.chunks
+        rule = f"must be {most or f'{least} or more'} for {schedule}"
+        found.add("num_chunks", num_chunks, rule, f"use {most or least}, or another schedule")
+    if num_stages <= 1 or num_micro < 1:
+        return found
+    if rules.even_stages and num_stages % 2:
+        found.add("num_stages", num_stages, f"must be even for {schedule}", f"use {num_stages + 1}")
+    if (next_count := rules.next_count(num_stages, num_micro)) != num_micro:
+        needs = rules.needs.format(pp=num_stages, twice=2 * num_stages)
+        found.add("num_micro", num_micro, f"is not enough: {needs}", f"use {next_count}, or another schedule")
     return found
 
 

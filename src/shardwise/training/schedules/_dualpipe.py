@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.errors import Problems
 from shardwise.ledger.number import X, above, ceil, is_plain, largest, maximum, minimum, total
-from shardwise.training.schedules._one_f_one_b import one_f_one_b_order
+from shardwise.training.schedules._1f1b import one_f_one_b_order
 from shardwise.training.schedules._points import (
     distinct,
     longest,
@@ -345,30 +344,17 @@ def _drain_dualpipe(rank: _DualPipeRank, half: int, outer: int) -> None:
         rank.weight()
 
 
-def _problems(num_stages: int, num_micro: int, found: Problems) -> None:
-    """Record what deepseek-ai/DualPipe, dualpipe/dualpipe.py, cannot run."""
-    if num_stages == 1:
-        return
-    if num_stages % 2:
-        found.add("num_stages", num_stages, "must be even for dualpipe", f"use {num_stages + 1}")
-    if num_micro % 2 or num_micro < 2 * num_stages:
-        rule = f"must be even and at least twice the {num_stages} stages for dualpipe"
-        found.add("num_micro", num_micro, rule, f"use at least {2 * num_stages}, or another schedule")
-
-
 def _held(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight on a device, both of its stages together: p + 1 (the DualPipe README)."""
     p = shape.num_stages
     return minimum(p + minimum(p - 1, 1) + 0 * stage, shape.num_micro)
 
 
-DUALPIPE = PipelineSchedule(
+SCHEDULE = PipelineSchedule(
     name="dualpipe",
     order=dualpipe_order,
     seconds=dualpipe_seconds,
     in_flight=_held,
     tolerance=0.034,
-    problems=_problems,
     least=lambda runs, shape: least_dualpipe_seconds(runs, shape.num_stages, shape.num_micro),
-    mirrored=True,
 )

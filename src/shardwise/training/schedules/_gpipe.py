@@ -34,6 +34,6 @@ def _held(shape: PipelineShape[X], stage: X) -> X:
     return shape.num_micro + 0 * stage
 
 
-GPIPE = PipelineSchedule(
+SCHEDULE = PipelineSchedule(
     name="gpipe", order=gpipe_order, seconds=gpipe_seconds, in_flight=_held, tolerance=1e-9, holds_heads=True
 )

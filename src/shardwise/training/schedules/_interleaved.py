@@ -7,50 +7,56 @@ for, and the backward that can wait.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
-from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
-from shardwise.training.schedules._one_f_one_b import alternate, diving
+from shardwise.ledger.number import X, above, ceil, evaluate, largest, maximum, minimum, register
+from shardwise.plans.schedules import round_size
+from shardwise.training.schedules._1f1b import alternate, diving
 from shardwise.training.schedules._points import Pipeline, Point, longest, pipeline, running_largest
 from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, Run, Task
 
 
-def first_round(p: int, m: int) -> int:
-    """Return how many micro-batches the first round takes; every later round takes p.
-
-    >>> first_round(4, 8), first_round(4, 10), first_round(4, 3)
-    (4, 6, 3)
-    """
-    return m - p * max(m // p - 1, 0)
-
-
 def _rounds(p: int, v: int, m: int, *, backward: bool) -> list[Task]:
     """Each round of micro-batches goes through one chunk after the other."""
-    chunks = range(v - 1, -1, -1) if backward else range(v)
-    head = first_round(p, m)
-    rounds = [range(head), *(range(start, start + p) for start in range(head, m, p))]
+    chunks, size = range(v - 1, -1, -1) if backward else range(v), round_size(p, m)
+    rounds = [range(start, min(start + size, m)) for start in range(0, m, size)]
     return [Task(FULL if backward else F, k, chunk) for members in rounds for chunk in chunks for k in members]
 
 
 def interleaved_order(p: int, v: int, m: int, i: int) -> Order:
     """Warm-up of 2(p-1-i) + (v-1)p chunks, then one forward, one backward chunk (arXiv:2104.04473, section 2.2.2)."""
-    ahead = p - 1 - i if v == 1 else 2 * (p - 1 - i) + (v - 1) * first_round(p, m)
+    ahead = p - 1 - i if v == 1 else 2 * (p - 1 - i) + (v - 1) * round_size(p, m)
     return alternate(_rounds(p, v, m, backward=False), _rounds(p, v, m, backward=True), ahead)
 
 
 def rounds(shape: PipelineShape[X]) -> X:
-    """Return how many micro-batches the first round of the interleaved schedule takes; every later round takes p.
-
-    The first round takes what does not fill a round of its own, which costs memory and no time.
+    """Return how many micro-batches a round takes; the last takes what is left, at least as many as there are stages.
 
     >>> from shardwise.training.schedules import PipelineShape
     >>> rounds(PipelineShape(num_stages=4, num_chunks=2, num_micro=10, send=0, overlap_send=True))
-    6
+    5
     """
-    p, m = shape.num_stages, shape.num_micro
-    whole = ceil((m - p + 1) / p)
-    return m - p * maximum(whole - 1, 0)
+    return cast(X, evaluate("round_size", shape.num_stages, shape.num_micro))
+
+
+def _round_sizes(p: Any, m: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    p, m = numpy.broadcast_arrays(numpy.asarray(p, float), numpy.asarray(m, float))
+    sizes, odd = p.copy(), m % p != 0
+    # Most plans fill rounds of as many as there are stages; few numbers are left.
+    pairs, of = numpy.unique(numpy.stack([p[odd], m[odd]], axis=1), axis=0, return_inverse=True)
+    sizes[odd] = numpy.array([_plain_round(*pair) for pair in pairs.tolist()], float)[of.ravel()]
+    return sizes
+
+
+def _plain_round(p: float, m: float) -> float:
+    return round_size(int(p), int(m))
+
+
+register("round_size", _plain_round, _round_sizes)
 
 
 def interleaved_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
@@ -88,7 +94,7 @@ def _chunk_phases(pipe: Pipeline[X], shape: PipelineShape[X]) -> X:
     forward = largest([x.forward for x in pipe.points])
     gradient = largest([x.gradient for x in pipe.points])
     wrap = p * shape.send * minimum(p - 1, 1)
-    tail = above(2 * p, m, head, p)
+    tail = m - head * (ceil(m / head) - 1)
     forwards = maximum(head * forward, pipe.forward_sum + wrap)
     backwards = maximum(tail * gradient, pipe.gradient_sum + wrap) + (head - tail) * gradient
     return (v - 1) * (forwards + backwards)
@@ -147,21 +153,19 @@ def _phase_sends(x: Point[X], shape: PipelineShape[X]) -> X:
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:
-    """Return the micro-batches in flight: 2(p - 1 - stage) + (v - 1)p + 1 chunks of a stage's v.
+    """Return the micro-batches in flight: 2(p - 1 - stage) + (v - 1)n + 1 of v chunks, with rounds of n.
 
-    Megatron-Core pipeline_parallel/schedules.py. The first round takes the micro-batches that do not fill a round, so
-    that with m not a multiple of p it holds more; Megatron-Core refuses such m unless told to group them so.
+    Megatron-Core pipeline_parallel/schedules.py; where p does not divide m, rounds are longer and it holds more.
     """
     p, v, m = shape.num_stages, shape.num_chunks, shape.num_micro
     chunks = minimum(v, 2) * (p - 1 - stage) + (v - 1) * rounds(shape) + 1
     return minimum(chunks / v, m)
 
 
-INTERLEAVED = PipelineSchedule(
+SCHEDULE = PipelineSchedule(
     name="interleaved",
     order=interleaved_order,
     seconds=interleaved_seconds,
     in_flight=_held,
     tolerance=0.031,
-    chunked=True,
 )

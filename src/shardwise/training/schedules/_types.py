@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal
 
-from shardwise.errors import Problems
 from shardwise.ledger.number import X
-from shardwise.plans import Schedule
+from shardwise.plans import Schedule, ScheduleRules, find_rules
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 
@@ -76,17 +75,13 @@ Slot = tuple[Task, ...]
 Order = list[Slot]
 
 
-def no_problems(num_stages: int, num_micro: int, found: Problems) -> None:
-    """Record nothing: the schedule runs on any stages and micro-batches."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineSchedule:
     """One pipeline schedule: what forbids it, the order of its tasks, what it holds, and its seconds in closed form.
 
     `order` gives the slots of device i of (p, v, m); `seconds` and `in_flight` take runs and a shape; `tolerance` is
-    the largest difference of the closed form from the simulation, messages included. `mirrored` devices hold the
-    opposite stage too, `chunked` ones several chunks; `holds_heads` is where every loss runs before a backward pass.
+    the largest difference of the closed form from the simulation, messages included. `holds_heads` is where every loss
+    runs before a backward pass.
     """
 
     name: Schedule
@@ -94,10 +89,22 @@ class PipelineSchedule:
     seconds: Callable[..., Any]
     in_flight: Callable[..., Any]
     tolerance: float
-    problems: Callable[[int, int, Problems], None] = no_problems
     least: Callable[..., Any] | None = None
-    mirrored: bool = False
-    chunked: bool = False
     holds_heads: bool = False
     passed_whole: bool = True
     """What comes before a stage's first micro-batch and after its last is all of its passes, not its forward alone."""
+
+    @property
+    def rules(self) -> ScheduleRules:
+        """What the schedule is to a plan."""
+        return find_rules(self.name)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether a device holds the opposite stage too."""
+        return self.rules.mirrored
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a stage holds several pieces of the model."""
+        return self.rules.chunked

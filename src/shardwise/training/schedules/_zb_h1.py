@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
-from shardwise.training.schedules._one_f_one_b import diving
+from shardwise.training.schedules._1f1b import diving
 from shardwise.training.schedules._points import Point, longest, pipeline, running_largest, there
 from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, Run, Task, W
 
@@ -96,7 +96,7 @@ def _held(shape: PipelineShape[X], stage: X) -> X:
     return minimum(shape.num_stages + 0 * stage, shape.num_micro)
 
 
-ZB_H1 = PipelineSchedule(
+SCHEDULE = PipelineSchedule(
     name="zb-h1",
     order=zb_h1_order,
     seconds=zb_h1_seconds,

@@ -100,6 +100,6 @@ def _held(shape: PipelineShape[X], stage: X) -> X:
     return minimum(shape.num_stages - stage, shape.num_micro)
 
 
-ONE_F_ONE_B = PipelineSchedule(
+SCHEDULE = PipelineSchedule(
     name="1f1b", order=one_f_one_b_order, seconds=one_f_one_b_seconds, in_flight=_held, tolerance=0.010
 )

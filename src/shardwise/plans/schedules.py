@@ -1,0 +1,147 @@
+"""Pipeline schedules as plans name them: a row each, of where pieces of the model lie and what the schedule asks for.
+
+The order of tasks of a schedule, its seconds and what its stages hold are one file of training/schedules, of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Schedule: TypeAlias = str
+Placement: TypeAlias = Literal["loop", "both ways"]
+Rounds: TypeAlias = Literal["whole", "equal", "any"]
+# How frameworks fill the rounds of an interleaved schedule, and what they need of the number of micro-batches.
+ROUNDS: dict[Rounds, str] = {
+    "whole": "a multiple of pp = {pp}",
+    "equal": "rounds of as many micro-batches each, of pp = {pp} or more",
+    "any": "at least pp = {pp}",
+}
+
+
+def filled_rounds(rounds: Rounds, pp: int, count: int) -> int:
+    """Return the next number of micro-batches that a framework runs in rounds, from a number upwards.
+
+    "equal": torch.distributed.pipelining.schedules, ScheduleInterleaved1F1B; "any": Megatron-LM
+    core/pipeline_parallel/schedules.py, microbatch_group_size_per_vp_stage (Megatron-Core 0.9).
+
+    >>> [filled_rounds(rounds, 4, 9) for rounds in ("whole", "equal", "any")]
+    [12, 10, 9]
+    """
+    if rounds == "whole":
+        return -(-count // pp) * pp
+    while rounds == "equal" and count % max(count // pp, 1):
+        count += 1
+    return max(count, pp)
+
+
+def round_size(pp: int, count: int) -> int:
+    """Return the micro-batches of a round: the fewest of which the last round has all, or as many as there are stages.
+
+    Megatron-LM core/pipeline_parallel/schedules.py, microbatch_group_size_per_vp_stage; rounds of one size where that
+    goes are those of torch.distributed.pipelining too.
+
+    >>> round_size(4, 8), round_size(4, 10), round_size(4, 11), round_size(4, 3)
+    (4, 5, 7, 3)
+    """
+    return next((size for size in range(pp, count) if not 0 < count % size < pp), count)
+
+
+def _any_count(pp: int, count: int) -> int:
+    """Return the micro-batches themselves: the schedule runs on any number of them."""
+    return count
+
+
+def _twice_even(pp: int, count: int) -> int:
+    """Return the next even number of at least twice the stages (deepseek-ai/DualPipe, dualpipe/dualpipe.py)."""
+    return max(count + count % 2, 2 * pp)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleRules:
+    """What a schedule is to a plan: pieces a stage, where they lie, and the stages and micro-batches that it runs on.
+
+    Piece c of stage i is the (c * pp + i)-th of the model in a "loop"; "both ways" a device holds stage i and the
+    opposite one, for the micro-batches that enter at either end.
+    """
+
+    name: Schedule
+    torch: str = ""
+    """Its class in torch.distributed.pipelining, without "Schedule" before it."""
+    chunks: tuple[int, int] = (1, 1)
+    """Least and most pieces of the model on a stage (0: any number)."""
+    placement: Placement = "loop"
+    paired: bool = False
+    """A forward and a backward pass of two micro-batches run as one, so that each hides the other's messages."""
+    even_stages: bool = False
+    rounds: bool = False
+    """Micro-batches run through one piece after the other in rounds, which frameworks fill in ways of their own."""
+    searched: bool = True
+    """A search tries it; one is left out that no plan is better with."""
+    next_count: Callable[[int, int], int] = _any_count
+    """The least number of micro-batches on so many stages that it runs on, from a number upwards."""
+    needs: str = ""
+    """What it needs of the number of micro-batches, with {pp} and {twice} in words."""
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether a device holds the opposite stage too."""
+        return self.placement == "both ways"
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a stage holds several pieces of the model."""
+        return self.chunks[0] > 1
+
+    def chunks_of(self, several: list[int]) -> list[int]:
+        """Return those of some numbers of pieces a stage that the schedule runs with.
+
+        >>> find_rules("interleaved").chunks_of([1, 2, 4]), find_rules("1f1b").chunks_of([1, 2, 4])
+        ([2, 4], [1])
+        """
+        least, most = self.chunks
+        return [v for v in several if v >= least and (not most or v <= most)]
+
+
+RULES: dict[Schedule, ScheduleRules] = {
+    row.name: row
+    for row in (
+        ScheduleRules(name="gpipe", torch="GPipe", searched=False),
+        ScheduleRules(name="1f1b", torch="1F1B"),
+        ScheduleRules(
+            name="interleaved",
+            torch="Interleaved1F1B",
+            chunks=(2, 0),
+            rounds=True,
+        ),
+        ScheduleRules(name="zb-h1"),
+        ScheduleRules(
+            name="dualpipe",
+            placement="both ways",
+            paired=True,
+            even_stages=True,
+            next_count=_twice_even,
+            needs="DualPipe needs an even number of at least 2 x pp = {twice}",
+        ),
+    )
+}
+SCHEDULES: tuple[Schedule, ...] = tuple(RULES)
+
+
+def find_rules(name: Schedule) -> ScheduleRules:
+    """Return what a schedule is to a plan.
+
+    >>> find_rules("dualpipe").mirrored
+    True
+    """
+    return RULES[name]
+
+
+def schedule_for(vpp: int) -> Schedule:
+    """Return the schedule of plans that name none, by the pieces of the model on a stage.
+
+    >>> schedule_for(1), schedule_for(2)
+    ('1f1b', 'interleaved')
+    """
+    return "interleaved" if vpp > 1 else "1f1b"
