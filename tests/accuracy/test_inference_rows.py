@@ -41,6 +41,38 @@ def test_fixed_batches_without_a_version_are_of_their_time(tmp_path: Path, chang
     assert words in said(found)
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"engine": "", "weight_dtype": ""}, "neither is the precision"),
+        ({"engine": "megatron-lm"}, "is not an engine that is modelled"),
+        ({"device": "intel-max-1550"}, "oneAPI"),
+        ({"engine": "llama.cpp", "device": "mi300x"}, "were not measured"),
+        ({"metric": "ttft_min"}, "one prompt alone"),
+        ({"metric": "tpot", "serving_mode": "online", "concurrency": "4096"}, "are more than its cache holds"),
+    ],
+)
+def test_what_is_not_stated_or_not_modelled_is_refused(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+    """Nothing is guessed of an engine nobody names or that others build, of other metrics, or of queues not stated."""
+    found = only(tmp_path, {**BATCH, **changed})
+    assert (found.status, reason in found.reason) == ("refused", True), found.reason
+
+
+def test_the_engine_alone_or_the_precision_alone_is_enough(tmp_path: Path) -> None:
+    """A row that says one of both is predicted with what is taken for the other."""
+    for silent in ({"engine": ""}, {"weight_dtype": ""}):
+        assert only(tmp_path, {**BATCH, **silent}).status == "predicted"
+
+
+def test_a_batch_of_requests_beyond_the_model_s_context_ran(tmp_path: Path) -> None:
+    """What was measured ran, whatever context the model states, and the row says so; who is sent away runs again."""
+    long = {**BATCH, "model": "llama-2-70b", "device": "a100-sxm-40gb", "num_gpus": "4", "tp": "4", "batch": "24",
+            "input_tokens": "2048", "output_tokens": "2560"}  # fmt: skip
+    found = only(tmp_path, long)
+    assert found.status == "predicted", found.reason
+    assert "beyond the 4096 that the model states" in said(found)
+
+
 def test_a_stated_version_decides(tmp_path: Path) -> None:
     """TensorRT-LLM 0.9 is slower than 1.0 for grouped heads at long context."""
     row = {**BATCH, "engine": "trtllm", "batch": "64", "input_tokens": "4096"}
@@ -116,7 +148,7 @@ def test_a_batch_that_waits_ran(tmp_path: Path) -> None:
 def test_first_tokens_wait_for_room(tmp_path: Path) -> None:
     """In a batch twice as large as the cache holds half wait a batch, for the mean first token half of it."""
     row = {**BATCH, "engine_version": "0.10.0", "input_tokens": "2048", "output_tokens": "2048"}
-    held = int(said(only(tmp_path, {**row, "batch": "900"})).split("to its end: ")[1].split(" ")[0])
+    held = int(said(only(tmp_path, {**row, "batch": "900"})).split("up to ")[1].split(" ")[0])
     first, whole = (
         only(tmp_path, {**row, "batch": str(2 * held), "metric": metric}).predicted
         for metric in ("ttft", "batch_latency")

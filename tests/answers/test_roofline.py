@@ -154,7 +154,7 @@ NO_LIMITS = {
     "EngineCostModel": "network spans overlap exposed_axes replicas frozen widened_bytes narrow_dtype fused_experts"
     " cores activation_width cache_width engine decoding starts widened attention",
     "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",
-    "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second unsplit_bytes_per_second"
+    "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"
     " thin_bytes_per_second cached_rate sources",
     "KernelCosts": "costs packs scale",
 }

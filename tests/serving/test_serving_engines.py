@@ -116,14 +116,13 @@ def test_caches_of_8_bit_floats_cost_what_their_device_cannot_convert(
 
 
 def test_windows_ran_on_kernels_that_do_not_share() -> None:
-    """Before V1 vLLM has no FlashAttention with a window: Mistral pays for its groups, and more beyond 512 heads."""
+    """Before V1 vLLM has no FlashAttention with a window: Mistral pays for its groups."""
 
     def attention(model: str, batch: int, tokens: int = 1024) -> float:
         job = replace(JOB, batch=batch, input_tokens=tokens)
         return ask(model, job, Plan(), engine="vllm-v0").evaluation.decode.operators["attention"] / batch
 
     assert attention("mistral-7b-v0.1", 16, 3072) > 1.05 * attention("llama-3.1-8b", 16, 3072)
-    assert attention("mistral-7b-v0.1", 32) > 1.8 * attention("mistral-7b-v0.1", 16)
     assert attention("llama-3.1-8b", 32) < 1.05 * attention("llama-3.1-8b", 16)
 
 
@@ -146,17 +145,6 @@ def test_built_engines_read_the_whole_context_of_a_windowed_model() -> None:
     assert old.kv_cache_bytes_per_gpu > 4.8 * new.kv_cache_bytes_per_gpu
     assert old.ttft_seconds > new.ttft_seconds
     assert any("reads the whole context" in line for line in old.assumptions)
-
-
-def test_contexts_that_are_not_cut_cost_more_beyond_the_switch() -> None:
-    """The first kernel of vLLM takes over where sequences times heads exceed 512, and reads the cache more slowly."""
-    job = replace(JOB, input_tokens=2048)
-
-    def seconds(batch: int) -> float:
-        report = ask("llama-3.1-8b", replace(job, batch=batch), Plan(), "mi300x", engine="vllm-rocm")
-        return report.evaluation.decode.operators["attention"] / batch
-
-    assert seconds(17) > 2 * seconds(16)
 
 
 @pytest.mark.parametrize(("devices", "gain"), [(1, 1.0), (4, 4 * 4 / 7)])

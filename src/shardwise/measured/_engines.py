@@ -23,12 +23,17 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
     """Return the name of the engine that ran a row; what stands in for another, or for no release, is said."""
     word, version = record.text("engine").lower(), record.text("engine_version")
     if not word:
+        if not record.says("weight_dtype"):
+            raise refuse("engine", None, "is not stated, and neither is the precision")
         return record.taken("engine")
     found: str | None = table["words"].get(word)
     if found is None:
         raise refuse("engine", word, f"is not an engine that is modelled: {', '.join(table['words'])}")
     if found != word and word not in table["spellings"]["words"]:
         record.assume(f"engine {word}: overheads of {found}")
+    for row in table["foreign"]:
+        if re.fullmatch(row["engine"], found) and re.fullmatch(row["device"], device.name):
+            raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     unstated = not version and record.text("serving_mode") in FIXED
     told = {"device": device.name, "vendor": device.vendor, "sampler": record.notes.get("sampler", "")}
     for row in table["release"]:

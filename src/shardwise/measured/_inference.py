@@ -17,7 +17,7 @@ from shardwise.measured._engines import (
     served_step_tokens,
 )
 from shardwise.measured._inference_metrics import interval_of, value_of
-from shardwise.measured._load import metric_of, predicted, rated, report_of, under_load
+from shardwise.measured._load import metric_of, predicted, report_of, under_load
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model
@@ -44,7 +44,6 @@ _REFUSED = {
     "disaggregated": "prefill and decode on workers of their own queue: only fixed batches are predicted row by row",
 }
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
-_STEADY = ("tpot", "tpot_p50")
 _ANY_DEVICE = "h100-sxm-80gb"
 
 
@@ -59,10 +58,9 @@ class InferenceRows:
         """Return the predicted value of a row, its interval and what was assumed."""
         record = self.completed(record)
         mode = record.text("serving_mode")
-        if under_load(record) and (rated(record) or record.text("metric") not in _STEADY):
+        if under_load(record):
             return self._loaded(record, context)
-        closed = mode == "online" and record.whole("concurrency") and record.text("metric") in _STEADY
-        if mode not in _MODES and not closed:
+        if mode not in _MODES:
             raise refuse("serving_mode", mode, _REFUSED.get(mode, f"is not a known mode: {', '.join(_MODES)}"))
         key = tuple(record.text(name) for name in SETTINGS)
         if key not in self._known:
@@ -201,10 +199,7 @@ def _job(record: Record, model: Model, engine: str, plan: Plan, device: Device) 
         )  # fmt: skip
     replicas = plan.dp
     batch = 1 if mode == "single_stream" else record.count("batch")
-    if mode == "online":
-        batch = record.whole("concurrency")
-        record.assume("closed loop: a decode step of all requests in flight, and the prompts of the others in between")
-    if mode == "offline_throughput":
+    if mode in ("online", "offline_throughput"):
         batch = 1
     return Serving(
         batch=max(-(-batch // replicas), 1),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 
-from shardwise.measured._engines import served_step_tokens
+from shardwise.measured._load import in_waves
 from shardwise.measured._record import Record, refuse
-from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving import InferReport
 
 # Metric -> the headline whose interval it takes.
 _NAMES = {
     "batch_latency": "request_seconds",
     "ttft": "ttft_seconds",
     "ttft_p50": "ttft_seconds",
-    "ttft_min": "ttft_seconds",
     "prefill_tokens_per_second": "ttft_seconds",
     "tpot": "tpot_seconds",
     "tpot_p50": "tpot_seconds",
@@ -75,69 +72,25 @@ def one_stream(record: Record, report: InferReport) -> float:
     return 1 / report.tpot_seconds
 
 
-def _of(report: InferReport, batch: int) -> InferReport:
-    """Return the same deployment with a batch of another size."""
-    case = report.case
-    return infer(
-        case.model, case.cluster, case.plan, replace(case.job, batch=batch), ServingOptions(engine=case.engine)
-    )
-
-
-def _running(record: Record, report: InferReport) -> InferReport:
-    """Return the deployment with as much of a fixed batch as its cache holds at once.
-
-    Sequences that come and go hold half of what they generate on average (continuous batching, arXiv:2309.06180
-    section 4.5).
-    """
-    job = report.job
-    if report.fits:
-        return report
-    at_once = _of(report, 1).kv_cache_tokens / (job.input_tokens + job.output_tokens / 2)
-    running = _of(report, max(1, min(job.batch, int(at_once))))
-    record.assume(f"the cache does not hold the batch to its end: {running.job.batch} sequences at once on average")
-    return running
-
-
 def whole_batch(record: Record, report: InferReport) -> float:
-    """Return seconds until a batch is done: as many times later as it is larger than what runs at once."""
-    running = _running(record, report)
-    return running.request_seconds * report.job.batch / running.job.batch
+    """Return seconds until a batch is done."""
+    return report.request_seconds if report.fits else in_waves(record, report).span_seconds
 
 
 def first_token(record: Record, report: InferReport) -> float:
     """Return the mean seconds to the first token of a batch; who finds no room waits until others are done."""
-    running = _running(record, report)
-    size, whole = running.job.batch, report.job.batch
-    waves = math.ceil(whole / size) - 1
-    waited = sum(min(size, whole - size * n) * n for n in range(1, waves + 1)) / whole
-    return running.ttft_seconds + waited * running.request_seconds
+    return report.ttft_seconds if report.fits else in_waves(record, report).latencies["ttft"]["mean"]
 
 
 def per_token(record: Record, report: InferReport) -> float:
-    """Return seconds per output token; in a closed loop the prompts of the other requests run in between.
-
-    While a request generates, each other request in flight ends once and another begins: their prompts come one by one.
-    Where prompts and tokens share a step (`Engine.mixed_steps`), its weights are read and its host works once: of the
-    decode step only attention and sampling are added to the prompt's.
-    """
-    steps, others = report.job.output_tokens - 1, report.job.batch - 1
-    if record.text("serving_mode") != "online" or steps < 1 or not others:
-        return report.tpot_seconds
-    case, decode, chunk = report.case, report.evaluation.decode, served_step_tokens()
-    alone = replace(case.job, batch=1, max_batched_tokens=chunk if case.job.input_tokens > chunk else 0)
-    prompt = infer(case.model, case.cluster, case.plan, alone, ServingOptions(engine=case.engine)).ttft_seconds
-    if not case.engine.prefill.mixed_with_decode:
-        return report.tpot_seconds + others * prompt / steps
-    apart = sum(float(decode.operators.get(name, 0.0)) for name in ("attention", "sampling"))
-    share = min(1.0, others * -(-case.job.input_tokens // chunk) / steps)
-    return report.tpot_seconds - share * (report.tpot_seconds - apart) + others * prompt / steps
+    """Return the mean seconds per output token of a batch."""
+    return report.tpot_seconds if report.fits else in_waves(record, report).latencies["tpot"]["mean"]
 
 
 _OF: dict[str, Callable[[Record, InferReport], float]] = {
     "batch_latency": whole_batch,
     "ttft": first_token,
     "ttft_p50": lambda c, r: r.ttft_seconds,
-    "ttft_min": lambda c, r: r.ttft_seconds,
     "tpot": per_token,
     "tpot_p50": per_token,
     "output_tokens_per_second": rate,
@@ -157,6 +110,7 @@ _OF: dict[str, Callable[[Record, InferReport], float]] = {
 _WHY = {
     "cuda_graph_bytes": "memory of captured graphs is not modelled",
     "memory_budget_bytes": "is an input of the engine, not a result",
+    "ttft_min": "is of one prompt alone, not of the batch",
     "ttft_p99": "tails of queues are not predicted row by row",
     "tpot_p99": "tails of queues are not predicted row by row",
 }

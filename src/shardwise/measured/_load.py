@@ -5,14 +5,18 @@ A run is finite: where its requests come faster than they are served, its latenc
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from shardwise.hardware import Device
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._engines import release
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import read
+from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Serving, Workload
 from shardwise.serving import InferReport, ServingOptions
-from shardwise.serving.load import LoadOptions, ServeReport, limits_of, serve
+from shardwise.serving.load import LoadOptions, ServeReport, limits_of, policy_of, serve
 
 # What `serve` calls the metrics of files; a suffix such as _p99 names the percentile, none the mean.
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "request_latency": "e2e"}
@@ -22,6 +26,8 @@ _RATES = (
 _MOST = 4000
 # vLLM schedules ahead by default from here on (github.com/vllm-project/vllm, release notes of 0.14.0, 2026-01).
 _ASYNC = (0, 14)
+# Tokens that recipes leave beside prompt and requests (github.com/SemiAnalysisAI/InferenceX benchmarks/*_trt*.sh).
+_SPARE = 64
 _AT_ONCE = ("inf", "infinity")
 
 
@@ -114,9 +120,56 @@ def report_of(record: Record, base: InferReport, device: Device) -> ServeReport:
     version = release(record.text("engine_version"))
     waits = False if version and version < _ASYNC and case.engine.name.startswith("vllm") else None
     options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=waits)
-    context = record.whole("max_model_len") or case.model.max_context or 10**6
+    model = _ran(record, case.model)
+    context = record.whole("max_model_len") or model.max_context or 10**6
     asked = workload_of(record, case.plan.dp, context)
-    return serve(case.model, case.cluster, case.plan, asked, job, options)
+    policy = policy_of(case.engine.name, device, 1, context)
+    beside = asked.longest[0] + asked.arrivals.users + _SPARE
+    if policy.mixed and not policy.chunked and not job.max_batched_tokens and beside > policy.step_tokens:
+        record.taken("whole_prompts")
+        job = replace(job, max_batched_tokens=beside)
+    found = serve(model, case.cluster, case.plan, asked, job, options)
+    if asked.arrivals.kind == "closed":
+        _held(found, asked)
+    return found
+
+
+def _held(found: ServeReport, asked: Workload) -> None:
+    """Raise where the cache does not hold the requests of a closed loop: what then waits, and how long, is not stated.
+
+    Requests in flight hold half of their output on average, or all of it where the engine keeps room for it.
+    """
+    users = -(-asked.arrivals.users // found.replicas)
+    share = max(found.policy.reserved_share, 0.5)
+    room = int(found.base.kv_cache_tokens / (asked.input_tokens.mean + share * asked.output_tokens.mean))
+    if users > room:
+        raise refuse("concurrency", users, f"on a replica are more than its cache holds, about {room}")
+
+
+def _ran(record: Record, model: Model) -> Model:
+    """Return a row's model with room for its requests: what was measured ran, whatever the model states."""
+    longest = math.ceil(record.number("input_tokens") + record.number("output_tokens"))
+    if not model.max_context or model.max_context >= longest:
+        return model
+    record.assume(f"requests of {longest} tokens beyond the {model.max_context} that the model states")
+    return replace(model, max_context=2 * longest)
+
+
+def in_waves(record: Record, base: InferReport) -> ServeReport:
+    """Return the run of a fixed batch that the cache does not hold to its end: who finds no room waits for others."""
+    case, replicas = base.case, base.plan.dp
+    asked = Workload(
+        input_tokens=Length(mean=case.job.input_tokens), output_tokens=Length(mean=max(case.job.output_tokens, 1)),
+        arrivals=Arrivals(kind="burst"), count=case.job.batch * replicas, finite=True,
+    )  # fmt: skip
+    options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=False)
+    job = replace(case.job, max_sequences=case.job.max_sequences or case.job.batch)
+    found = serve(_ran(record, case.model), case.cluster, case.plan, asked, job, options)
+    if not found.requests:
+        raise refuse("batch", case.job.batch, "does not fit with one of its requests")
+    running = max(trace.most_running for trace in found.traces)
+    record.assume(f"the cache does not hold the batch to its end: up to {running} sequences at once on a replica")
+    return found
 
 
 def predicted(record: Record, report: ServeReport) -> Prediction:

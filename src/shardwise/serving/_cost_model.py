@@ -126,9 +126,6 @@ def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
     elements = op.flops / 2
     read = elements * costs.cache_width
     alone = maximum(shared, _spread(costs, op, elements) * 2 / costs.kernels.head_bytes_per_second)
-    if costs.kernels.unsplit_bytes_per_second:
-        whole = maximum(alone, read / (costs.kernels.unsplit_bytes_per_second * costs.cores))
-        alone = above(op.rows * op.batch, costs.engine.attention.split_kv_up_to_items, whole, alone)
     if costs.widened:
         alone, shared = (
             maximum(alone, elements / costs.widened),

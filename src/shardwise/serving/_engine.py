@@ -130,8 +130,6 @@ class EngineAttention:
     """No heads share what they read of caches of fewer than 16 bits."""
     unshared_with_window: bool = False
     """No heads share what they read in models with windows."""
-    split_kv_up_to_items: int = 0
-    """More sequences times heads than this are not cut along the context (0: always cut)."""
     never_splits_kv: bool = False
     """No kernel whose heads do not share is cut along the context."""
     bytes_per_second_per_core: float = 0.0

@@ -49,7 +49,6 @@ class EngineKernels:
     """The engine's own all-reduce; None where that of NCCL stands."""
     head_bytes_per_second: float
     """Rate of a core where every query head reads the cache for itself (0: the heads of a group share)."""
-    unsplit_bytes_per_second: float
     """Rate of a core where no context is cut (0: it is)."""
     thin_bytes_per_second: float
     """Rate of a core in products of few rows (0: only the memory bounds them)."""
@@ -157,9 +156,6 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
-        unsplit_bytes_per_second=_core_rate(
-            "unsplit", device, family, bool(engine.attention.split_kv_up_to_items) and not imposed.ideal
-        ),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate(
             "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal

@@ -144,7 +144,9 @@ def _answer(base: InferReport, workload: Workload, policy: Policy, options: Load
     arrivals, replicas, cache = workload.arrivals, base.plan.dp, float(base.kv_cache_tokens)
     prompt, made = workload.longest
     most = max(min(policy.max_sequences, int(cache // policy.block_tokens)), 1)
-    table = StepTable(base.case, most, policy.step_tokens, prompt + made)
+    # Who was sent away runs prompt and output again, in one step where prompts are not cut.
+    step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
+    table = StepTable(base.case, most, step, prompt + made)
     notes = (
         f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
         "latencies are the server's: no network, no tokenizer of the client",
