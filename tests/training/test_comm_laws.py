@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from laws.helpers import report, tried
 from laws.strategies import Wanted, cases
 from shardwise.hardware import Cluster
-from shardwise.models import MLP, Attention, Block, Model, MoE
-from shardwise.plans import Plan, Training
+from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
+from shardwise.plans import CONTEXT_KINDS, Plan, Training
 from shardwise.plans._placement import GROUPS, named_groups
 from shardwise.training import CommReport, TrainingCase, comm
 from shardwise.training._comm import TITLES
@@ -255,3 +255,12 @@ def test_every_kind_of_group_partitions_the_ranks(case: TrainingCase) -> None:
     for name in GROUPS:
         ranks = sorted(r for g in named_groups(plan, name) for r in g)
         assert ranks == list(range(plan.num_devices)), name
+
+
+@pytest.mark.parametrize("kind", CONTEXT_KINDS)
+def test_every_matrix_product_is_told_before_and_after(kind: Any) -> None:
+    """Operators that a layout adds, as an exchange of heads, stand for no product: the others are matched by name."""
+    plan = Plan(cp=2, dp=4, cp_kind=kind)
+    found = comm(load_model("gpt2"), Cluster.parse("8xh100"), plan, Training(seq_len=1024, global_batch=8)).products
+    assert [p.name for p in found] == ["qkv", "out", "mlp.up", "mlp.down", "head"]
+    assert all(p.before[0] == 2 * p.after[0] for p in found)

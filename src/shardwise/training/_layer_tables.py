@@ -132,8 +132,10 @@ def products_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[Lines[
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
     found: dict[tuple[str, str], Product] = {}
     for whole, part in zip(lines_of(whole_case(case)), lines, strict=True):
-        for before, after in zip(whole.ops, part.ops, strict=True):
+        alone = {op.name: op for op in whole.ops}
+        for after in part.ops:
             if after.kind in ("matmul", "grouped"):
+                before = alone[after.name]
                 found[part.label, after.name] = Product(
                     part=part.label,
                     name=after.name,
