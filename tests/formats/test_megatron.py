@@ -148,6 +148,11 @@ WRONG: tuple[tuple[dict[str, Any], set[str]], ...] = (
         {"--pipeline-model-parallel-layout"},
     ),
     ({"fp16": True}, {"--fp16"}),
+    ({"mtp_num_layers": 10_000}, {"--mtp-num-layers"}),
+    (
+        {"mtp_num_layers": 10**12, "pipeline_model_parallel_layout": "Et*4|t*4L"},
+        {"--mtp-num-layers", "--pipeline-model-parallel-layout"},
+    ),
     ({"swiglu": True, "squared_relu": True}, {"--squared-relu"}),
     ({"train_iters": 5, "train_samples": 5}, {"--train-samples"}),
     ({"recompute_granularity": "full"}, {"--recompute-method", "--recompute-num-layers"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError, Problem
-from shardwise.models import FIELDS, model_from_config
+from shardwise.models import FIELDS, load_model, model_from_config
 from shardwise.models._config import DROPOUTS, Config
 from shardwise.models._load import catalogue
 from shardwise.models.families import FAMILIES, builder
@@ -207,3 +208,11 @@ def test_nothing_in_a_file_breaks_the_importer(data: st.DataObject) -> None:
         model_from_config(changed)
     except InputError as error:
         assert all(problem.field and problem.rule and problem.remedy for problem in error.problems)
+
+
+def test_layers_that_predict_are_as_many_as_can_be_answered() -> None:
+    """Each layer of multi-token prediction is a ledger with a head and a loss: more than 32 are refused at once."""
+    model = load_model("deepseek-v3")
+    assert len(replace(model, mtp=model.mtp * 32).mtp) == 32
+    with pytest.raises(InputError, match="num_mtp_layers = 33"):
+        replace(model, mtp=model.mtp * 33)

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwise.errors import Problem, Problems
 from shardwise.models._fields import FIELDS, NO_EFFECT, keys_of
+from shardwise.models._model import MOST_PREDICTIONS
 
 DROPOUTS = (
     *("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "emb_pdrop", "dropout"),
@@ -19,7 +20,6 @@ DROPOUTS = (
     *("attn_dropout", "resid_dropout", "embed_dropout"),
 )
 MOST_LAYERS = 10_000
-MOST_PREDICTIONS = 32
 MOST = 1_000_000_000
 _KINDS = {key: field.kind for field in FIELDS.values() for key in field.keys}
 _MISSING: Any = object()
@@ -104,7 +104,7 @@ class Config:
         return min(number, most)
 
     def predictions(self) -> int:
-        """Return the number of multi-token-prediction layers: each is a ledger of its own, with a head and a loss."""
+        """Return the number of multi-token-prediction layers."""
         return self.repeats("num_mtp_layers", most=MOST_PREDICTIONS)
 
     def flag(self, name: str, *keys: str, default: bool = False) -> bool:

@@ -13,6 +13,7 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
+from shardwise.errors import InputError, Problem
 from shardwise.models._mixers import NormKind
 from shardwise.models._recurrent import Mixer
 from shardwise.models._wrapped import Part
@@ -113,6 +114,9 @@ class Block:
         return all(mixer.looks_back for mixer in self.mixers) and all(block.looks_back for block in self.also)
 
 
+MOST_PREDICTIONS = 32
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A language model. Build one with `Model.load`; every width is stored, none is derived later.
@@ -147,6 +151,11 @@ class Model:
     extra_vectors: int = 0
     quantization: str = ""
     assumptions: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.mtp) > MOST_PREDICTIONS:
+            rule = f"must be at most {MOST_PREDICTIONS}: each is a ledger of its own, with a head and a loss"
+            raise InputError([Problem("num_mtp_layers", len(self.mtp), rule, "write a smaller number")])
 
     @classmethod
     def load(

@@ -24,7 +24,7 @@ from shardwise.models import (
     MoE,
     NormKind,
 )
-from shardwise.models._model import Activation
+from shardwise.models._model import MOST_PREDICTIONS, Activation
 
 _ACTIVATIONS: tuple[tuple[str, Activation, bool], ...] = (
     ("swiglu", "silu", True),
@@ -120,13 +120,21 @@ def _runs(r: Reader) -> list[str]:
     if not text:
         return []
     main, *more = text.replace("|", "").split("/")
-    if not more and r.has("mtp_hybrid_override_pattern") and r.whole("mtp_num_layers"):
-        more = [r.word("mtp_hybrid_override_pattern")] * (r.whole("mtp_num_layers") or 0)
+    if not more and r.has("mtp_hybrid_override_pattern"):
+        more = [r.word("mtp_hybrid_override_pattern")] * predictions(r)
     unknown = sorted(set("".join([main, *more])) - set(_HYBRID))
     if unknown or not main:
         r.problems.add("--hybrid-layer-pattern", text, f"has the unknown letters {unknown}", "use M, G, *, +, D, -, E")
         return []
     return [main, *more]
+
+
+def predictions(r: Reader) -> int:
+    """Return the number of layers that predict further tokens."""
+    number = r.whole("mtp_num_layers", 0) or 0
+    if number > MOST_PREDICTIONS:
+        r.fail("mtp_num_layers", f"must be at most {MOST_PREDICTIONS}", "write a smaller number")
+    return min(number, MOST_PREDICTIONS)
 
 
 def num_layers(r: Reader) -> int:
@@ -176,7 +184,7 @@ def _layers(r: Reader, norm: NormKind) -> tuple[tuple[Block, ...], tuple[Block, 
     windowed = _windowed(r, number)
     made = {key: _block(r, norm, *key) for key in dict.fromkeys(zip(sparse, delta, windowed, strict=True))}
     layers = tuple(made[key] for key in zip(sparse, delta, windowed, strict=True))
-    return layers, (layers[-1],) * (r.whole("mtp_num_layers", 0) or 0)
+    return layers, (layers[-1],) * predictions(r)
 
 
 def _every(r: Reader, name: str, number: int, chosen: object) -> list[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shardwise.formats.megatron._model import num_layers
+from shardwise.formats.megatron._model import num_layers, predictions
 from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
 from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, listed, schedule_for
 
@@ -214,7 +214,7 @@ def _check_mtp(r: Reader, parts: list[str]) -> None:
 
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout.
     """
-    asked, listed = r.whole("mtp_num_layers", 0) or 0, sum(part.count("m") for part in parts)
+    asked, listed = predictions(r), sum(part.count("m") for part in parts)
     if asked != listed:
         rule = f"lists {listed} layers of multi-token prediction (m), and --mtp-num-layers is {asked}"
         r.fail("pipeline_model_parallel_layout", rule, f'write "{"m" * asked}L" at its end' if asked else "leave m out")

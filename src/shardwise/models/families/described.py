@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from shardwise.models._config import MOST_PREDICTIONS, Config
+from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
-from shardwise.models._model import MLP, Block, Model, MoE
+from shardwise.models._model import MLP, MOST_PREDICTIONS, Block, Model, MoE
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
