@@ -3,7 +3,8 @@
 `python scripts/mutants.py ops cost --count 50 --seed 1` draws 50 changes of each package, `--since COMMIT` draws them
 from the files that changed since. A change is made as its module is compiled, in a process of its own: no file is
 written. It is killed by stored answers (whole answers, frozen predictions) or, where it moves a number of the probe
-(random questions of the command line), by the tests that `TESTS` names. What moves no number is not judged.
+(random questions of the command line), by the tests that `TESTS` names, which must pass without it. What moves no
+number is not judged.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import ast
 import contextlib
 import datetime
 import io
-import json
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,18 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "shardwise"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT)]
 
-STORED = ["tests/test_whole_answers.py", "tests/validation/test_frozen.py"]
+STORED = "killed by stored answers"
+FROZEN = "tests/validation/test_frozen.py"
 TESTS = {
-    "ops": "tests/ops tests/models tests/serving/test_serving_ledger.py tests/laws",
-    "ledger": "tests/ledger src/shardwise/ledger tests/ops tests/laws",
-    "training": "tests/training tests/laws",
+    "ops": "tests/ops tests/serving/test_serving_ledger.py tests/laws/test_count_laws.py",
+    "ledger": "tests/ledger src/shardwise/ledger tests/ops tests/laws/test_explain.py",
+    "training": "tests/training tests/laws/test_memory_laws.py tests/laws/test_time_laws.py",
     "serving": "tests/serving src/shardwise/serving",
-    "cost": "tests/cost src/shardwise/cost tests/laws/test_network_laws.py tests/serving tests/hardware",
-    "plans": "tests/plans src/shardwise/plans tests/ops tests/training",
-    "search": "tests/search src/shardwise/search tests/answers/test_plan_command.py",
+    "cost": "tests/cost src/shardwise/cost tests/laws/test_network_laws.py tests/serving/test_serving_kernels.py",
+    "plans": "tests/plans src/shardwise/plans tests/ops",
+    "search": "tests/search src/shardwise/search",
     "models": "tests/models src/shardwise/models tests/ops tests/serving/test_serving_exact.py",
-    "hardware": "tests/hardware src/shardwise/hardware tests/cost tests/training/test_comm_laws.py",
+    "hardware": "tests/hardware src/shardwise/hardware tests/cost",
 }
 """Tests of each package, those that see most in the least time first."""
 MOST_SECONDS = {"stored": 100, "probe": 100, "tests": 400}
@@ -239,35 +242,81 @@ MIX = {"train": 9, "infer": 9, "count": 1, "comm": 2, "roofline": 1, "serve": 1}
 SEARCHES = {"plan train": 2, "plan infer": 1}
 
 
-def questions(package: str) -> list[list[str]]:
-    """Return the random command lines of a package's probe, always the same ones."""
-    mix, count = (SEARCHES, 20) if package == "search" else (MIX, 160)
-    drawn = random.Random(package == "search")
-    found = []
-    for kind in drawn.choices(list(mix), list(mix.values()), k=count):
-        searched = kind in SEARCHES
-        words = [*kind.split(), drawn.choice(MODELS[:3] if searched else MODELS)]
-        words += ["--on", drawn.choice(HERE[:2] if searched else HERE)] if kind != "count" else []
-        flags = FLAGS[kind]
-        for name in drawn.sample(sorted(flags), min(len(flags), drawn.randint(1, 5))):
-            words += [name, *drawn.sample(flags[name], 1)] if flags[name] else [name]
-        found.append([*words, "--json"])
+def questions() -> list[str]:
+    """Return the stored whole answers' command lines, then random ones of each kind, always the same."""
+    from test_whole_answers import CASES
+
+    drawn, found = random.Random(0), [f"{words} --json" for words in CASES.values()]
+    for mix, count in ((MIX, 120), (SEARCHES, 16)):
+        for kind in drawn.choices(list(mix), list(mix.values()), k=count):
+            searched = kind in SEARCHES
+            words = [kind, drawn.choice(MODELS[:3] if searched else MODELS)]
+            words += ["--on", drawn.choice(HERE[:2] if searched else HERE)] if kind != "count" else []
+            flags = FLAGS[kind]
+            for name in drawn.sample(sorted(flags), min(len(flags), drawn.randint(1, 5))):
+                words += [name, *drawn.sample(flags[name], 1)] if flags[name] else [name]
+            found.append(" ".join([*words, "--json"]))
     return found
 
 
-def probed(asked: list[list[str]]) -> list[dict[str, float] | None]:
-    """Return the numbers of each answer, None where a question is refused; seconds that a search took are left out."""
+def probed(words: str) -> dict[str, float] | None:
+    """Return the numbers of an answer, None where a question is refused; what varies from run to run is left out."""
     from answers.command_line import run
     from test_whole_answers import numbers
 
-    found: list[dict[str, float] | None] = []
+    done = run(*words.split())
+    tree = done.tree if done.status in (0, 1) else None
+    if tree and "search" in tree:
+        tree["search"].pop("seconds", None)
+    return dict(numbers(tree)) if tree else None
+
+
+@dataclass
+class Base:
+    """What the unchanged package answers: each question with its numbers and the functions that it enters."""
+
+    numbers: dict[str, dict[str, float]]
+    entered: dict[str, set[tuple[str, int]]]
+    stored: int
+
+    def asked(self, place: Place, search: bool) -> Iterator[tuple[str, bool]]:
+        """Yield (question, whether its answer is stored) of those that a place may move."""
+        for i, words in enumerate(self.numbers):
+            enters = any(
+                file == str(place.path) and place.first <= line <= place.last for file, line in self.entered[words]
+            )
+            if (enters or not place.last) and (search or not words.startswith("plan")):
+                yield words, i < self.stored
+
+
+@dataclass(frozen=True)
+class Place:
+    """A change: a file, its number in it, and the lines of the function around it, 0 at the level of the module."""
+
+    path: Path
+    number: int
+    first: int
+    last: int
+
+
+def base_of(asked: list[str], stored: int) -> Base:
+    """Return the answers to questions, and what each enters."""
+    base, codes = Base({}, {}, stored), set[tuple[str, int]]()
+
+    def profile(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
+            codes.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
     for words in asked:
-        done = run(*words)
-        tree = done.tree if done.status in (0, 1) else None
-        if tree and "search" in tree:
-            tree["search"].pop("seconds", None)
-        found.append(dict(numbers(tree)) if tree else None)
-    return found
+        codes.clear()
+        sys.setprofile(profile)
+        try:
+            numbers = probed(words)
+        finally:
+            sys.setprofile(None)
+        if numbers is not None:
+            base.numbers[words], base.entered[words] = numbers, set(codes)
+    return base
 
 
 def _moved(before: dict[str, float] | None, after: dict[str, float] | None) -> bool:
@@ -276,25 +325,38 @@ def _moved(before: dict[str, float] | None, after: dict[str, float] | None) -> b
     return any(not math.isclose(value, after[name], rel_tol=1e-9, abs_tol=1e-15) for name, value in before.items())
 
 
-def _fails(tests: list[str]) -> bool:
+def _failed(tests: list[str]) -> str:
+    """Return the first test that fails, empty where none does."""
     import pytest
 
-    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", *tests]) not in (0, 5)
+    class First:
+        failed = ""
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            self.failed = self.failed or (report.nodeid if report.failed else "")
+
+    first = First()
+    status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", *tests], [first])
+    return first.failed or ("" if status in (0, 5) else "their collection")
 
 
-def judged(package: str, base: Path, stage: Callable[[str], None]) -> str:
+def judged(package: str, base: Base, place: Place, stage: Callable[[str], None]) -> str:
     """Return what becomes of the change that is loaded; `stage` is told what is tried, in case this process ends."""
-    stage("stored")
-    if _fails(STORED):
-        return "killed by stored answers"
-    stage("probe")
-    stored = json.loads(base.read_text())
-    asked = [words for words, numbers in stored]
-    where = next((w for (w, old), new in zip(stored, probed(asked), strict=True) if _moved(old, new)), None)
-    if where is None:
+    where = ""
+    for words, stored in base.asked(place, package == "search"):
+        stage("stored" if stored else "probe")
+        if _moved(base.numbers[words], probed(words)):
+            if stored:
+                return STORED
+            where = words
+            break
+    if not where:
         return "moves nothing"
     stage("tests")
-    return "killed by tests" if _fails(TESTS[package].split()) else "SURVIVED " + " ".join(where)
+    if _failed([FROZEN]):
+        return STORED
+    failed = _failed(TESTS[package].split())
+    return f"killed by {failed}" if failed else f"SURVIVED {where}"
 
 
 def apart(work: Callable[[Callable[[str], None]], str]) -> str:
@@ -308,11 +370,18 @@ def apart(work: Callable[[Callable[[str], None]], str]) -> str:
     with os.fdopen(reads, encoding="utf-8") as lines:
         said = lines.read().splitlines()
     os.waitpid(child, 0)
-    return said[-1] if len(said) > 1 and not said[-1].startswith("stage ") else f"killed by its end in {said[-1:]}"
+    stages = [line.removeprefix("stage ") for line in said if line.startswith("stage ")]
+    if said and not said[-1].startswith(("stage ", "raised ")):
+        return said[-1]
+    return (
+        STORED if stages[-1:] in ([], ["stored"]) else "killed by tests" if stages[-1] == "tests" else "raises unseen"
+    )
 
 
 def _child(work: Callable[[Callable[[str], None]], str], writes: int) -> None:
     import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
     def tell(line: str) -> None:
         os.write(writes, f"{line}\n".encode())
@@ -320,7 +389,7 @@ def _child(work: Callable[[Callable[[str], None]], str], writes: int) -> None:
     def stage(name: str) -> None:
         tell(f"stage {name}")
         used = int(sum(os.times()[:2]))
-        resource.setrlimit(resource.RLIMIT_CPU, (used + MOST_SECONDS[name], used + MOST_SECONDS[name] + 5))
+        resource.setrlimit(resource.RLIMIT_CPU, (used + MOST_SECONDS[name], hard))
 
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
     null = os.open(os.devnull, os.O_RDWR)
@@ -329,22 +398,31 @@ def _child(work: Callable[[Callable[[str], None]], str], writes: int) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             tell(work(stage))
     except BaseException as error:
-        tell(f"killed by {type(error).__name__}: {error}".splitlines()[0])
+        tell(f"raised {type(error).__name__}")
     os._exit(0)
 
 
-def drawn_of(package: str, since: str, count: int, seed: int) -> list[tuple[Path, int]]:
-    """Return so many changes of a package, or of its files that changed since a commit: a file and a number in it."""
+def drawn_of(package: str, since: str, count: int, seed: int) -> list[Place]:
+    """Return so many changes of a package, or of its files that changed since a commit."""
     paths = sorted((SOURCE / package).rglob("*.py"))
     if since:
-        named = subprocess.run(
-            ["git", "diff", "--name-only", since], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        paths = [path for path in paths if str(path.relative_to(ROOT)) in named.stdout.split()]
-    places = [
-        (path, n) for path in paths for n in range(len(list(changes(ast.parse(path.read_text(encoding="utf-8"))))))
-    ]
+        command = ["git", "diff", "--name-only", since]
+        named = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        paths = [path for path in paths if str(path.relative_to(ROOT)) in named]
+    places = [place for path in paths for place in _places(path)]
     return random.Random(f"{seed}/{package}").sample(places, min(count, len(places)))
+
+
+def _places(path: Path) -> Iterator[Place]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions: dict[ast.AST, ast.FunctionDef] = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            functions |= {node: function for node in ast.walk(function) if node not in functions}
+    for number, (node, _, _) in enumerate(changes(tree)):
+        around = functions.get(node)
+        begin = min([around.lineno, *(d.lineno for d in around.decorator_list)]) if around else 0
+        yield Place(path, number, begin, around.end_lineno or 0 if around else 0)
 
 
 def main() -> int:
@@ -356,51 +434,48 @@ def main() -> int:
     parser.add_argument("--since", default="")
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
-    import hypothesis  # noqa: F401
-    import numpy  # noqa: F401
-    import pytest  # noqa: F401
-
     os.chdir(ROOT)
-    worst = 100.0
+    base, worst = _unchanged(), 100.0
     for package in asked.packages or TESTS:
         found: Counter[str] = Counter()
-        with tempfile.TemporaryDirectory() as folder:
-            base = Path(folder) / "probe.json"
-            _store(package, base)
-            for path, number in drawn_of(package, asked.since, asked.count, asked.seed):
-                tree, told = changed(path, number)
+        for place in drawn_of(package, asked.since, asked.count, asked.seed):
+            tree, told = changed(place.path, place.number)
 
-                def work(stage: Callable[[str], None], path: Path = path, tree: ast.AST = tree) -> str:
-                    load_with(path, tree)
-                    return judged(package, base, stage)  # noqa: B023
+            def work(stage: Callable[[str], None], place: Place = place, tree: ast.AST = tree) -> str:
+                load_with(place.path, tree)
+                return judged(package, base, place, stage)  # noqa: B023
 
-                said = apart(work)
-                found[said.split(" in ")[0].split(" ")[0] if said.startswith("SURV") else said.split(" in ")[0]] += 1
-                if asked.verbose or said.startswith("SURVIVED"):
-                    print(f"{said}\n  {told}", flush=True)
+            said = apart(work) if any(base.asked(place, package == "search")) else "moves nothing"
+            found[said if said in (STORED, "moves nothing") else said.split()[0]] += 1
+            if asked.verbose or said.startswith("SURVIVED"):
+                print(f"{said}\n  {told}", flush=True)
         worst = min(worst, _row(package, found, asked.seed))
     return 0 if worst >= 95 else 1
 
 
-def _store(package: str, base: Path) -> None:
-    """Keep the answers of the unchanged package to its questions; its tests must pass, or every change seems killed."""
+def _unchanged() -> Base:
+    """Return the answers of the unchanged package, asked in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "base"
 
-    def work(stage: Callable[[str], None]) -> str:
-        stage("tests")
-        asked = questions(package)
-        base.write_text(json.dumps([(w, n) for w, n in zip(asked, probed(asked), strict=True) if n is not None]))
-        return "FAILS" if _fails([*STORED, *TESTS[package].split()]) else "passes"
+        def work(stage: Callable[[str], None]) -> str:
+            from test_whole_answers import CASES
 
-    if (said := apart(work)) != "passes":
-        raise SystemExit(f"the tests of {package} without a change: {said}")
+            stage("tests")
+            kept.write_bytes(pickle.dumps(base_of(questions(), len(CASES))))
+            return "kept"
+
+        apart(work)
+        base: Base = pickle.loads(kept.read_bytes())
+        return base
 
 
 def _row(package: str, found: Counter[str], seed: int) -> float:
     """Print a package's row of the table, and return its score in percent."""
-    killed = sum(n for what, n in found.items() if what.startswith("killed"))
+    killed = found[STORED] + found["killed"]
     score = 100 * killed / max(1, killed + found["SURVIVED"])
-    cells = [package, found.total(), found["killed by stored answers"], killed - found["killed by stored answers"]]
-    cells += [found["SURVIVED"], found["moves nothing"], f"{score:.0f} %", seed, datetime.date.today()]
+    cells = [package, found.total(), found[STORED], found["killed"], found["SURVIVED"], found["moves nothing"]]
+    cells += [f"{score:.0f} %", seed, datetime.date.today()]
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
     return score
 
