@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardwise.cost import Efficiencies
     from shardwise.errors import InputError, Problem
     from shardwise.formats import Imported, from_megatron_args, import_file
+    from shardwise.frames import Frame
     from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
     from shardwise.models import Model, load_model, model_names
     from shardwise.own import use_catalogue
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         ServingSpace,
         TrainingResult,
         Wholes,
+        frame,
         plan_serving,
         plan_training,
         runners_up,
@@ -60,6 +62,7 @@ _HOMES = {
     "Counting": "answers",
     "Device": "hardware",
     "Efficiencies": "cost",
+    "Frame": "frames",
     "Imported": "formats",
     "InferReport": "serving",
     "InputError": "errors",
@@ -91,6 +94,7 @@ _HOMES = {
     "device_names": "hardware",
     "find_device": "hardware",
     "find_stack": "plans",
+    "frame": "search",
     "from_megatron_args": "formats",
     "import_file": "formats",
     "infer": "serving",
@@ -118,6 +122,7 @@ __all__ = [
     "Counting",
     "Device",
     "Efficiencies",
+    "Frame",
     "Imported",
     "InferReport",
     "InputError",
@@ -150,6 +155,7 @@ __all__ = [
     "device_names",
     "find_device",
     "find_stack",
+    "frame",
     "from_megatron_args",
     "import_file",
     "infer",

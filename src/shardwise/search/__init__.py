@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
+    from shardwise.search._frames import frame
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._remedy import Remedy
     from shardwise.search._result import Rejection, SearchResult
@@ -39,6 +40,7 @@ _HOMES = {
     "TrainingResult": "_training",
     "Wholes": "_space",
     "doubling": "_scaling",
+    "frame": "_frames",
     "part_of": "_space",
     "plan_serving": "_serving",
     "plan_training": "_training",
@@ -74,6 +76,7 @@ __all__ = [
     "TrainingResult",
     "Wholes",
     "doubling",
+    "frame",
     "part_of",
     "plan_serving",
     "plan_training",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
 from shardwise.search._columns import Columns
@@ -42,18 +44,29 @@ class PlanBatch:
     devices: Any
     group: Any
     degrees: Sequence[Degrees]
-    key: Callable[[int], Key]
+    key: Any
 
 
-def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> Key:
-    """Return the fields of a plan as numbers, in the order that breaks ties; `composed` is schedule, vpp, sharding."""
+def _key_fields(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: Any, place: Any) -> list[Any]:
+    """Return the fields of plans in the order that breaks ties; `composed` is schedule, vpp, sharding."""
     s = grid.space
     schedule, vpp, sharding = composed
     first = ("devices", "layout", "tp", "tp2", "cp", "pp")
     rest = ("dp", "ep", "etp", "micro_batch", "panels", "sequence_parallel", "cp_kind")
     words = (s.schedule.index(schedule), s.sharding.index(sharding), mode)
-    where = (*grid.places.fast[place].tolist(), int(grid.places.order[place]))
-    return (*(int(values[n]) for n in first), vpp, *(int(values[n]) for n in rest), *words, *where)
+    where = (*grid.places.fast[place].T, grid.places.order[place])
+    return [*(values[n] for n in first), vpp, *(values[n] for n in rest), *words, *where]
+
+
+def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> Key:
+    """Return the fields of one plan as numbers, in the order that breaks ties."""
+    return tuple(map(int, _key_fields(values, grid, composed, mode, place)))
+
+
+def key_table(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: Any, place: Any) -> Any:
+    """Return the fields of plans as numbers, a row each."""
+    fields = _key_fields(values, grid, composed, mode, place)
+    return np.column_stack([np.broadcast_to(field, mode.shape) for field in fields]).astype(np.int64)
 
 
 def degrees_of(key: Key) -> Degrees:

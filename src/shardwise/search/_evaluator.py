@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.search._batch import DEGREES, Degrees, Entry, Key, PlanBatch, key_of
+from shardwise.search._batch import DEGREES, Degrees, Entry, Key, PlanBatch, key_of, key_table
 from shardwise.search._blocks import BlockKeys, BlockTable, blocks_of, tabulate
 from shardwise.search._columns import Columns, distinct_rows, exact_sum, spread
 from shardwise.search._composition import Composition, Compositions
@@ -153,6 +153,33 @@ class _Cells:
     row: Any
     modes: Any = None
     groups: dict[bool, GroupShape] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of evaluated plans: of one by its flat index, or of many as rows of a table."""
+
+    columns: Columns
+    grid: PlanGrid
+    composed: tuple[str, int, str]
+    cells: _Cells
+
+    def __call__(self, index: int) -> Key:
+        mode, row, place = self._at(index)
+        values = {name: column[row] for name, column in self.columns.items()}
+        return key_of(values, self.grid, self.composed, mode, place)
+
+    def table(self, indices: Any) -> Any:
+        """Return the keys of flat indices, a row each."""
+        mode, rows, places = self._at(indices)
+        values = {name: column[rows] for name, column in self.columns.items()}
+        return key_table(values, self.grid, self.composed, mode, places)
+
+    def _at(self, index: Any) -> tuple[Any, Any, Any]:
+        """Return mode, row and place of a flat index, or of many."""
+        mode, at = divmod(index, len(self.cells.row))
+        row = self.cells.row[at]
+        return (mode if self.cells.modes is None else self.cells.modes[row]), self.cells.rows[row], self.cells.place[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,18 +356,10 @@ class _Job:
         columns = self.columns
         return {"devices": columns["devices"][rows], "group": columns["group"][rows], "degrees": self.part.degrees}
 
-    def _keys(self, cells: _Cells, sharding: str) -> Callable[[int], Key]:
-        """Return the key of a plan by its flat index."""
+    def _keys(self, cells: _Cells, sharding: str) -> _Keys:
+        """Return the keys of plans by their flat index."""
         schedule, _, vpp = self.composed
-
-        def key(index: int) -> Key:
-            mode, at = divmod(index, len(cells.row))
-            row = int(cells.row[at])
-            mode = mode if cells.modes is None else int(cells.modes[row])
-            values = {name: v[cells.rows[row]] for name, v in self.columns.items()}
-            return key_of(values, self.evaluator.grid, (schedule, vpp, sharding), mode, int(cells.place[at]))
-
-        return key
+        return _Keys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
 
     def _legal(self, sharding: str) -> Any:
         """Return which rows of the part have a sharding as a choice that the framework launches."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
+from shardwise.frames import Frame
 from shardwise.search._options import SearchOptions
 
 Report = TypeVar("Report")
@@ -70,6 +71,10 @@ class SearchResult(ABC, Generic[Report]):
     def __repr__(self) -> str:
         """Return what was found in one line, as a notebook shows it."""
         return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none feasible'}>"
+
+    @abstractmethod
+    def frame(self) -> Frame:
+        """Return every legal plan of the space as a row, whether it fits or not."""
 
     @property
     @abstractmethod

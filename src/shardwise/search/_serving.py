@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.errors import Problems
+from shardwise.frames import Frame
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
@@ -44,6 +45,12 @@ class ServingResult(SearchResult[InferReport]):
     seconds: float
 
     covered = 1.0
+
+    def frame(self) -> Frame:
+        """Return every legal plan of the space as a row, whether it fits or not."""
+        from shardwise.search._frames import serving_frame
+
+        return serving_frame(self)
 
     @property
     def options(self) -> SearchOptions:  # type: ignore[override]

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwise.cost import memory_band
 from shardwise.errors import InputError, Problem, Problems
+from shardwise.frames import Frame
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
@@ -141,6 +142,12 @@ class TrainingResult(SearchResult[TrainReport]):
     partial: PartialResult
     seconds: float
     covered: float
+
+    def frame(self) -> Frame:
+        """Return every legal plan of the space as a row, whether it fits or not."""
+        from shardwise.search._frames import training_frame
+
+        return training_frame(self.task)
 
     @property
     def options(self) -> SearchOptions:  # type: ignore[override]

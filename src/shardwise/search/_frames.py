@@ -1,0 +1,114 @@
+"""Every legal plan of a space as a frame, from the columns that the searches evaluate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost import memory_band
+from shardwise.errors import InputError, Problem
+from shardwise.frames import Frame
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Serving, Training
+from shardwise.search._evaluator import Evaluator
+from shardwise.search._options import SearchOptions
+from shardwise.search._serving import ServingResult, plan_serving
+from shardwise.search._serving_space import ServingSpace
+from shardwise.search._space import SearchSpace
+from shardwise.search._training import SearchTask, work_of
+
+MOST_ROWS = 5_000_000
+# The numbers of a key in their order (`plan_of` of _batch.py).
+_NUMBERS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
+
+
+def frame(
+    model: Model,
+    cluster: Cluster,
+    job: Training | Serving,
+    space: SearchSpace | ServingSpace | None = None,
+    options: SearchOptions | None = None,
+) -> Frame:
+    """Return every legal plan of a space as a row: its fields, what it takes and what it costs, whether it fits or not.
+
+    >>> from shardwise.models import load_model
+    >>> plans = frame(load_model("gpt2"), Cluster.parse("4xa100"), Training(seq_len=1024, global_batch=64))
+    >>> len(plans) > 1000, plans["step_seconds"].min() > 0
+    (True, True)
+    """
+    if isinstance(job, Serving):
+        if isinstance(space, SearchSpace):
+            raise InputError([Problem("space", "SearchSpace", "is of training plans", "give a ServingSpace")])
+        return serving_frame(plan_serving(model, cluster, job, space, options))
+    if isinstance(space, ServingSpace):
+        raise InputError([Problem("space", "ServingSpace", "is of deployments", "give a SearchSpace")])
+    return training_frame(work_of(model, cluster, job, space, options))
+
+
+def training_frame(task: SearchTask) -> Frame:
+    """Return every legal plan of a search of training plans."""
+    grid = task.grid
+    # Without a limit of bytes every legal plan "fits".
+    evaluator = Evaluator(grid, math.inf, prune=False)
+    keys, seconds, held, count = [], [], [], 0
+    for start, end in grid.chunks(task.options.rows):
+        for batch in evaluator.batches(start, end):
+            legal = np.flatnonzero(batch.fits)
+            keys.append(batch.key.table(legal))
+            # Copies: the next batch is computed in the same memory.
+            seconds.append(batch.step_seconds.reshape(-1)[legal])
+            held.append(batch.device_bytes.reshape(-1)[legal])
+            count += len(legal)
+            if count > MOST_ROWS:
+                rule = f"has more than {MOST_ROWS:,} legal plans"
+                raise InputError([Problem("space", None, rule, "name fewer values, such as tp=Wholes.parse('1..8')")])
+    table = np.concatenate(keys) if keys else np.zeros((0, 23), np.int64)
+    return Frame({**_plan_columns(grid.space, table), **_answers(task, table, seconds, held)})
+
+
+def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
+    """Return the fields of plans from the numbers of their keys."""
+    words = {
+        "layout": (1, LAYOUTS),
+        "cp_kind": (13, CONTEXT_KINDS),
+        "schedule": (14, space.schedule),
+        "sharding": (15, space.sharding),
+        "recompute": (16, space.recompute),
+    }
+    found = {"devices": table[:, 0], **{name: table[:, 2 + i] for i, name in enumerate(_NUMBERS)}}
+    found["sequence_parallel"] = table[:, 12].astype(bool)
+    return found | {name: np.array(words_)[table[:, at]].tolist() for name, (at, words_) in words.items()}
+
+
+def _answers(task: SearchTask, table: Any, seconds: list[Any], held: list[Any]) -> dict[str, Any]:
+    """Return seconds, bytes, rates and dollars of plans."""
+    case = task.grid.case
+    step, device = (np.concatenate(one) if one else np.zeros(0) for one in (seconds, held))
+    rate = case.job.tokens_per_step / step / table[:, 0]
+    found = {"step_seconds": step, "device_bytes": device, "tokens_per_second_per_gpu": rate}
+    limit, band = case.cluster.device.usable_memory_bytes, memory_band(case.stack.name)
+    found |= {"fits": device <= limit, "fits_at_risk": device * max(1.0, band.at(task.options.risk)) <= limit}
+    price = case.cluster.usd_per_device_hour
+    if price is not None and case.job.run_tokens:
+        found["usd"] = price / 3600 * case.job.run_tokens / rate
+    return found
+
+
+def serving_frame(found: ServingResult) -> Frame:
+    """Return every legal deployment of a search."""
+    table, grid = found.table, found.grid
+    if table is None:
+        return Frame({})
+    degrees = {name: grid.layouts.columns[name][grid.layouts.legal][table.layout] for name in grid.own_degrees}
+    names = ("batch", "devices", "ttft_seconds", "tpot_seconds", "request_seconds", "tokens_per_second")
+    words = list(zip(*(word for word, _ in grid.setups), strict=True))
+    said = {
+        name: [str(column[setup] or "") for setup in table.setup.tolist()]
+        for name, column in zip(("engine", "weights", "kv_cache", "compute"), words, strict=True)
+    }
+    numbers = {name: getattr(table, name) for name in (*names, "tokens_per_second_per_gpu", "short_by_bytes", "fits")}
+    price = {} if grid.cluster.usd_per_device_hour is None else {"usd": table.usd}
+    return Frame({**degrees, **said, **numbers, **price})
