@@ -58,3 +58,15 @@ def test_the_nearest_change_does_what_it_says() -> None:
     again = run(*words, *flags.split())
     assert again.status == 0
     assert f"{promised.split(')')[0]} of " in again.out
+
+
+def test_a_deployment_at_the_edge_is_a_risk() -> None:
+    """`infer` says the chance that the cache holds the batch, and ends with 1 where it is below what was asked."""
+    words = ("infer", "llama-3.1-8b", "--on", "1xh100", "--input-tokens", "4096", "--output-tokens", "512")
+    room = run(*words, "--json").tree["max_concurrency"]
+    edge = run(*words, "--batch", str(room), "--json").tree
+    assert edge["fits"] and 0.3 < edge["chance_to_fit"] < 0.9
+    risky = run(*words, "--batch", str(room), "--risk", "95%")
+    assert risky.status == 1 and "too risky" in risky.out
+    safe = run(*words, "--batch", str(room // 2), "--risk", "95%")
+    assert safe.status == 0 and "chance to fit over 99%" in safe.out

@@ -46,7 +46,7 @@ def _train() -> Command:
 
 
 def _infer() -> Command:
-    flags = {**_MODEL, **_flags.infer_flags(), **_flags.PLOT, **OUTPUT}
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.risk_flags(), **_flags.PLOT, **OUTPUT}
     return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
 
 

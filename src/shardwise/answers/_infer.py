@@ -11,8 +11,8 @@ from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._case import Inputs
 from shardwise.answers._files import check_drawable, command_words, plotted
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
-from shardwise.answers._train import interval_tree
-from shardwise.answers._train_page import assumptions, describe, legend, mark_limit
+from shardwise.answers._train import fits_at, interval_tree
+from shardwise.answers._train_page import assumptions, describe, legend, mark_limit, show_chance
 from shardwise.errors import InputError
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.units import show_bytes, show_count, show_seconds
@@ -67,21 +67,21 @@ def words(inputs: Inputs, report: InferReport) -> list[str]:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise infer`."""
     check_drawable(inputs)
-    report = ask(inputs)
+    report, risk = ask(inputs), inputs.get("risk", 0.0)
     check_finite({"request_seconds": report.request_seconds, "usd": report.usd_per_million_output_tokens or 0.0})
 
     def tree() -> dict[str, Any]:
-        return infer_tree(report)
+        return infer_tree(report, risk)
 
     def page() -> Page:
-        return infer_page(report, words(inputs, report), width)
+        return infer_page(report, words(inputs, report), width, risk)
 
     def draw() -> Figure:
         from shardwise.answers._plots_bars import infer_figure
 
         return infer_figure(report)
 
-    return plotted(inputs, Answer(0 if report.fits else 1, tree, page), draw)
+    return plotted(inputs, Answer(0 if fits_at(report, risk) else 1, tree, page), draw)
 
 
 _MEMORY = {
@@ -104,11 +104,12 @@ class ServingChange:
     fits: bool
 
 
-def infer_tree(report: InferReport) -> dict[str, Any]:
+def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
     """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
     cluster = report.case.cluster
     found = {
         **report.to_dict(),
+        "risk": risk or None,
         "interval": interval_tree(report),
         "model": report.case.model.name,
         "cluster": {"name": cluster.name, "device": cluster.device.name, "num_devices": cluster.num_devices},
@@ -164,10 +165,10 @@ def _change(
     return ServingChange(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
 
 
-def infer_page(report: InferReport, command: Sequence[str], width: int = 80) -> Page:
+def infer_page(report: InferReport, command: Sequence[str], width: int = 80, risk: float = 0.0) -> Page:
     """Return a serving report as a page; `command` are the words that reproduce it."""
     page = Page(width)
-    _verdict(page, report)
+    _verdict(page, report, risk)
     page.blank()
     (_speed if report.job.output_tokens else _pass)(page, report)
     page.blank()
@@ -183,7 +184,7 @@ def infer_page(report: InferReport, command: Sequence[str], width: int = 80) -> 
     return page
 
 
-def _verdict(page: Page, report: InferReport) -> None:
+def _verdict(page: Page, report: InferReport, risk: float) -> None:
     cluster, job = report.case.cluster, report.job
     style = "bold green" if report.fits else "bold red"
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
@@ -191,12 +192,22 @@ def _verdict(page: Page, report: InferReport) -> None:
     gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
     memory = report.memory
     page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} on the fullest device, {gap}", style)
+    _reach(page, report, risk)
     where = " on each replica" if report.plan.dp > 1 else ""
     out = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out"
     out = out if job.output_tokens else f"{job.input_tokens:,} tokens each, in one pass"
     page.note(f"{job.batch:,} {'request' if job.batch == 1 else 'requests'} at once{where}, {out}")
     if not report.fits:
         page.note(_nearest(report), "bold")
+
+
+def _reach(page: Page, report: InferReport, risk: float) -> None:
+    """Append the chance to fit, and the band of the tokens that the cache holds."""
+    chance = report.chance_to_fit
+    wanted = f", and {risk:.0%} was asked: too risky" if chance < risk else ""
+    band = report.interval.get("kv_cache_tokens")
+    held = ": the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(show_count, band)) if band else ""
+    page.note(f"chance to fit {show_chance(chance)}{wanted}{held}", "bold yellow" if wanted else "dim")
 
 
 def _nearest(report: InferReport) -> str:

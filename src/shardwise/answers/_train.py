@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.answers._page import Page
+    from shardwise.serving import InferReport
 
 
 def ask(inputs: Inputs) -> TrainReport:
@@ -88,7 +89,7 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
 
 
-def fits_at(report: TrainReport, risk: float) -> bool:
+def fits_at(report: TrainReport | InferReport, risk: float) -> bool:
     """Return whether a plan fits as predicted, with a chance of at least what was asked."""
     return report.fits and report.chance_to_fit >= risk
 

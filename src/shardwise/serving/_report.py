@@ -78,6 +78,18 @@ class InferReport:
         return self.short_by_bytes <= 0
 
     @property
+    def chance_to_fit(self) -> float:
+        """The chance that the batch fits, by how far published cache capacities were from predicted ones.
+
+        A batch fits where the engine's cache holds its tokens; without a cache of tokens nothing is published, and the
+        answer is as certain as its bytes.
+        """
+        used, budget = self.kv_cache_bytes_per_gpu, self.kv_cache_budget_bytes_per_gpu
+        if not used or not budget:
+            return float(self.fits)
+        return 1.0 - band_of("kv_cache_tokens", self.conditions).chance(used / budget)
+
+    @property
     def dominant(self) -> str:
         """What takes most of the memory."""
         return max(CATEGORIES, key=lambda name: float(getattr(self.memory, name)))
@@ -230,7 +242,7 @@ class InferReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""
         names = (
-            "fits", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
+            "fits", "chance_to_fit", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
             "output_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second",
             "pipelined_decode_tokens_per_second", "samples_per_second", "weights_bytes_per_gpu",
             "kv_cache_bytes_per_gpu", "kv_cache_budget_bytes_per_gpu", "kv_cache_tokens", "max_concurrency",
