@@ -46,12 +46,6 @@ class Command:
 
 # Flags that are planned and refused by name until they do something.
 NOT_BUILT = {
-    "offload": "offloading to the host",
-    "optimizer_offload": "offloading to the host",
-    "activation_offload": "offloading to the host",
-    "cpu_offload": "offloading to the host",
-    "offload_optimizer": "offloading to the host",
-    "offload_param": "offloading to the host",
     "lora": "fine-tuning of adapters",
     "lora_rank": "fine-tuning of adapters",
     "lora_alpha": "fine-tuning of adapters",

@@ -22,6 +22,8 @@ _WORDS = {
     "max_context": "max_model_len max_position_embeddings context_length",
     "sharding": "zero zero_stage fsdp zero1 zero2 zero3 use_distributed_optimizer",
     "recompute": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_granularity",
+    "offload": "cpu_offload optimizer_offload activation_offload offload_optimizer offload_param activation_offloading "
+    "fsdp_cpu_offload optimizer_cpu_offload cpu_offloading enable_activation_offloading offload_params",
     "precision": "fp8 fp16 bf16 fp32 mixed_precision",
     "weights": "fp8 fp16 bf16 int4 int8 quantization quantize load_in_4bit load_in_8bit",
     "kv_cache": "kv_cache_dtype kv_dtype",

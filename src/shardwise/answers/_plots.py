@@ -33,6 +33,7 @@ AXES = {
     "etp": ("expert tensor parallel", "#882255"),
     "pp": ("between stages", "#F0A58F"),
     "dp": ("data parallel", "#CC79A7"),
+    "host": ("host link", "#44AA99"),
 }
 _STYLE: Any = {
     "font.family": "sans-serif",

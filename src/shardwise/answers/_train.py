@@ -203,6 +203,7 @@ def _memory(report: TrainReport) -> dict[str, Any]:
         "peak_bytes": report.allocated_bytes,
         "reserved_bytes": report.reserved_bytes,
         "device_bytes": report.device_bytes,
+        "host_bytes": report.memory.host,
         "limit_bytes": verdict.limit_bytes,
         "short_by_bytes": verdict.short_by_bytes,
         "dominant": verdict.dominant,

@@ -33,6 +33,7 @@ _AXES = {
     "etp": "expert tensor parallel",
     "pp": "between stages",
     "dp": "data parallel",
+    "host": "host link",
 }
 
 
@@ -64,6 +65,7 @@ def describe(plan: Plan) -> str:
     said += [plan.layout] if plan.layout != "1d" else []
     said += [plan.sharding] if plan.sharding != "none" else []
     said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    said += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
     return ", ".join(said) or "one device, nothing split"
 
 
@@ -241,6 +243,8 @@ def _memory(page: Page, report: TrainReport) -> None:
     if not verdict.fits:
         mark_limit(page, verdict.limit_bytes / scale, f"limit {show_bytes(verdict.limit_bytes)}", len(shown))
     legend(page, segments, verdict.limit_bytes, show_bytes)
+    if report.plan.offload:
+        page.note(f"{show_bytes(report.memory.host)} on the host for each device", "dim")
     if report.plan.pp > 1:
         page.note(f"{counted(report.memory.in_flight, 'micro-batch')} in flight on this stage", "dim")
 

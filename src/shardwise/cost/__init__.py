@@ -22,6 +22,7 @@ from shardwise.cost._attention import (
     tiled_parts,
 )
 from shardwise.cost._bands import Band, Conditions, Spread, band_of, memory_band, memory_conditions, spreads
+from shardwise.cost._host import HostRates, host_of
 from shardwise.cost._kernels import (
     TILE_ROWS,
     UNKNOWN_CORES,
@@ -84,6 +85,7 @@ __all__ = [
     "EngineReduce",
     "ExpertsFit",
     "Gemm",
+    "HostRates",
     "KernelCosts",
     "Network",
     "PassSeconds",
@@ -109,6 +111,7 @@ __all__ = [
     "family_of",
     "family_with",
     "heads_together",
+    "host_of",
     "inside_share",
     "kernel_costs",
     "kernel_seconds",

@@ -347,6 +347,15 @@ class LastCache:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HostMemory:
+    """The share of a host link that large pinned copies reach, and what an update streams in a node's memory."""
+
+    link_share: float
+    memory_bytes_per_second: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StandIn:
     """The family whose kernels of engines stand in."""
 
@@ -375,6 +384,7 @@ class Rules:
     peer_access: PeerAccess
     update_in_steps: UpdateInSteps
     last_cache: LastCache
+    host: HostMemory
     stand_in: StandIn
     checked_memory: CheckedMemory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic
 
-from shardwise.cost import Beside, Network, Rates, collective_seconds
+from shardwise.cost import Beside, HostRates, Network, Rates, collective_seconds
 from shardwise.ledger.number import X, maximum, total
 from shardwise.ledger.op import Collective
 
@@ -22,7 +22,8 @@ class Messages(Generic[X]):
 class CostModel(Generic[X]):
     """What blocks run on: rates of the device, links, and how each axis' groups lie on them.
 
-    `replicas` is what messages between replicas take of compute; nothing where it is not given. Weights that are
+    `replicas` is what messages between replicas take of compute; nothing where it is not given.
+    `host` is given where copies lie there. Weights that are
     `frozen` have no gradients, and `widened_bytes` of each are moved to make its 16 bits before every product.
     """
 
@@ -32,6 +33,7 @@ class CostModel(Generic[X]):
     overlap: bool = True
     exposed_axes: tuple[str, ...] = ()
     replicas: Beside | None = None
+    host: HostRates | None = None
     frozen: bool = False
     widened_bytes: float = 0.0
 

@@ -60,6 +60,8 @@ class Capabilities:
     recompute: tuple[str, ...]
     modules: tuple[str, ...]
     """What it can recompute by the names of Megatron-Core."""
+    offload: tuple[str, ...]
+    """What it can keep in the host's memory."""
     partial_recompute: bool
     """Full recompute can be limited to some layers of a stage."""
     uneven_stages: bool
@@ -179,6 +181,9 @@ def _refused_layers(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
     for name in plan.modules:
         if name not in runs.modules:
             yield Refusal("modules", name, "does not recompute this by itself", runs.modules or ("none",))
+    for name in plan.offload:
+        if name not in runs.offload:
+            yield Refusal("offload", name, "does not keep this in the host's memory", runs.offload or ("none",))
     if plan.recompute_layers and not runs.partial_recompute:
         yield Refusal("recompute_layers", plan.recompute_layers, "recomputes all layers of a stage or none", (0,))
     if len(set(plan.stage_layers)) > 1 and not runs.uneven_stages:
@@ -206,6 +211,8 @@ def _value(plan: Plan, job: Mapping[str, str], name: str) -> object:
 
 def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:
     def is_it(one: Value) -> bool:
+        if isinstance(value, tuple):
+            return one in value
         if not isinstance(one, str) or value is None:
             # A job that is not known is no ground for a refusal.
             return bool(value == one) or value is None

@@ -244,3 +244,17 @@ def sharding_laws(plan: Plan, found: Problems) -> None:
         found.add("shard", plan.shard, f"must divide dp = {plan.dp}", one_of(good))
     elif plan.sharding == "hsdp" and plan.shard == 1 and plan.dp > 1:
         found.add("shard", plan.shard, "is the size of a sharding group, which hsdp needs", one_of(good))
+
+
+def offload_laws(plan: Plan, found: Problems) -> None:
+    """Record copies on the host that others, which stay on the device, would need there.
+
+    Gradients go where the optimizer reads them (deepspeed/runtime/zero/stage_1_and_2.py cpu_offload); parameters are
+    copied unit by unit as sharded ones are gathered (torch.distributed.fsdp CPUOffloadPolicy; ZeRO-3 offload_param).
+    """
+    said = ",".join(plan.offload)
+    if "gradients" in plan.offload and "optimizer" not in plan.offload:
+        found.add("offload", said, "sends gradients where no optimizer is", f"use {said},optimizer")
+    if "parameters" in plan.offload and plan.sharding not in ("zero3", "fsdp", "hsdp", "shard-grad-op"):
+        rule = f"brings parameters in unit by unit, which sharding {plan.sharding} does not"
+        found.add("offload", said, rule, "use sharding fsdp or zero3, or leave parameters out")

@@ -14,13 +14,14 @@ from shardwise.plans._laws import (
     context_laws,
     expert_laws,
     module_laws,
+    offload_laws,
     pipeline_laws,
     sharding_laws,
     splits_sequence,
     summa_laws,
     tensor_laws,
 )
-from shardwise.plans._plan import AXES, Plan
+from shardwise.plans._plan import AXES, OFFLOADS, Plan
 from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.fields import PLAN
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 _COUNTS = tuple(f.key for f in PLAN if f.type == "whole" and f.least == 1)
-_CHOICES = {f.key: f.choices for f in PLAN if f.choices}
+_CHOICES = {f.key: f.choices for f in PLAN if f.choices and f.type == "choice"}
 
 
 def is_count(value: object) -> bool:
@@ -62,9 +63,7 @@ def field_problems(plan: Plan) -> Problems:
     for name, allowed in _CHOICES.items():
         if getattr(plan, name) not in allowed:
             found.add(name, getattr(plan, name), "is not a known choice", one_of(allowed))
-    for name in plan.modules:
-        if name not in MODULE_NAMES:
-            found.add("modules", name, "is not a module that can be recomputed", one_of(MODULE_NAMES))
+    _unknown_words(plan, found)
     if not _is_whole(plan.recompute_layers):
         found.add(
             "recompute_layers", plan.recompute_layers, "must be a whole number of layers", "use 0 for all of a stage"
@@ -79,6 +78,17 @@ def field_problems(plan: Plan) -> Problems:
     if not isinstance(plan.sequence_parallel, bool):
         found.add("sequence_parallel", plan.sequence_parallel, "must be true or false", "use true or false")
     return found
+
+
+def _unknown_words(plan: Plan, found: Problems) -> None:
+    """Record words of lists that plans do not have."""
+    for key, known, rule in (
+        ("offload", OFFLOADS, "is nothing that can lie in the host's memory"),
+        ("modules", MODULE_NAMES, "is not a module that can be recomputed"),
+    ):
+        for name in getattr(plan, key):
+            if name not in known:
+                found.add(key, name, rule, one_of(known))
 
 
 def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]:
@@ -97,6 +107,7 @@ def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]
     context_laws(blocks, plan, seq_len, found)
     summa_laws(model, blocks, plan, seq_len, found)
     sharding_laws(plan, found)
+    offload_laws(plan, found)
     _fast_laws(plan, found)
     return tuple(dict.fromkeys(found.items))
 

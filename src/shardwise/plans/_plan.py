@@ -20,6 +20,7 @@ CONTEXT_KINDS: tuple[str, ...] = get_args(ContextKind)
 LAYOUTS: tuple[str, ...] = get_args(LayoutKind)
 RECOMPUTES: tuple[str, ...] = tuple(word for word in get_args(Recompute) if word != "auto")
 AXES: tuple[str, ...] = get_args(Axis)
+OFFLOADS: tuple[str, ...] = ("optimizer", "gradients", "parameters", "activations")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,8 @@ class Plan:
     """What backward computes again; "auto" asks for the least that fits, which the answer's plan states."""
     recompute_layers: int = 0
     """Layers of each stage that recompute is limited to (0: all)."""
+    offload: tuple[str, ...] = ()
+    """What lies in the host's memory: of `OFFLOADS`; activations are those that backward reads, or checkpoints."""
     modules: tuple[str, ...] = ()
     """Modules to recompute besides, by the names of Megatron-Core."""
     stage_layers: tuple[int, ...] = ()

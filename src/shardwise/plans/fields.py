@@ -94,6 +94,12 @@ PLAN: tuple[Field, ...] = (
         only_asked=("auto",),
     ),
     _plan("recompute_layers", "whole", "recompute only so many layers of each stage", least=0, searched="no"),
+    _plan(
+        "offload",
+        "words",
+        "what lies in the host's memory: optimizer, gradients, parameters, activations",
+        searched="no",
+    ),
     _plan("modules", "words", "Megatron's modules to recompute as well", searched="no"),
     _plan("stage_layers", "wholes", "layers of every stage, where they differ", searched="no"),
     _plan("order", "order", "axes from the fastest links outwards, such as tp-cp-ep-dp-pp", searched="one"),

@@ -103,6 +103,8 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
     size = len(columns["pp"])
 
     def among(name: str, values: tuple[Any, ...]) -> Any:
+        if name == "offload":
+            return np.full(size, any(v in fixed.get(name, ()) for v in values))
         at = fixed.get(name, columns.get(name))
         if at is None or isinstance(at, str):
             return np.full(size, at is None or any(alike(at, str(v)) for v in values) or at in values)

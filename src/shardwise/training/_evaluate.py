@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
-from shardwise.cost import Efficiencies, Network, Rates, beside_of, family_of, network_of, rates_of, with_peers
+from shardwise.cost import Efficiencies, Network, Rates, beside_of, family_of, host_of, network_of, rates_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above, divide, largest, minimum, total
 from shardwise.ledger.op import Op
@@ -72,6 +72,7 @@ class TrainingCase:
             sharding=self.plan.sharding,
             stack=self.stack,
             splits_replicas=splits_replicas(self.plan),
+            offload=self.plan.offload,
         )
 
     @property
@@ -240,7 +241,7 @@ def structure(plan: Plan) -> tuple[object, ...]:
     >>> structure(Plan(tp=2)) == structure(Plan(pp=4)), structure(Plan()) == structure(Plan(recompute="full"))
     (True, False)
     """
-    same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules")
+    same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules", "offload")
     return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
 
 
@@ -297,6 +298,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         overlap=case.overlap,
         exposed_axes=case.efficiencies.exposed_axes,
         replicas=beside_of(case.cluster, compute, case.efficiencies),
+        host=host_of(case.cluster) if case.recipe.offload else None,
         frozen=not precision.trains,
         widened_bytes=precision.weight_bytes + precision.activation_bytes if narrow and not precision.trains else 0.0,
     )

@@ -22,6 +22,7 @@ from shardwise.training._beside import (
     widened_bytes,
 )
 from shardwise.training._blocks import BlockCost
+from shardwise.training._offload import placed
 from shardwise.training._parts import (
     InFlight,
     ModelBlocks,
@@ -209,12 +210,15 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         gradients = held_as("gradients", minimum(one, gradients), "gradient of the largest tensor")
     if r.precision.embedding_bytes:
         weights = held_as("weights", weights + wide_tables(r, z, parts, s), "weights")
+    home = placed(r, z, parts, s, (weights, gradients, optimizer), held_bytes(parts, s, depth))
+    weights, gradients, optimizer = home.weights, home.gradients, home.optimizer
     gathered = held_as("buffers", above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
     beside = stand_in_bytes(r, parts, s) + gathered + stage_buffers(r, z, parts, s, depth)
-    widened = widened_bytes(r, z, params)
-    m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients))
+    widened = 0 * weights if r.offloads("optimizer") else widened_bytes(r, z, params)
+    m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients, home.activations))
     moments = moments_of(r, z, parts, s, m)
-    update = widened + update_bytes(r, z, params, _biggest_tensor(parts, s))
+    made = 0 * weights if r.offloads("optimizer") else update_bytes(r, z, params, _biggest_tensor(parts, s))
+    update = widened + made
     moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(r, parts, s)
     return StageMemory(
@@ -228,6 +232,7 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         in_flight=depth.own + depth.mirrored,
         beside=beside,
         widened=widened,
+        host=home.host,
         late_block=table + held_apart(r, parts, s, m, moments, flat_gradients(r, z, params, table)) - peak,
         moments=moments,
         peak=peak,
@@ -255,10 +260,10 @@ def held_apart(r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], mom
 
 
 def made_of(
-    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X]
+    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X, X]
 ) -> Moment[X]:
-    """Return what the moments of a stage are made of; `state` is what lasts, and the gradients."""
-    lasting, gradients = state
+    """Return what the moments of a stage are made of; `state` is what lasts, the gradients, and what is in flight."""
+    lasting, gradients, activations = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     buckets = bucket_bytes(r, owned(parts, s), _biggest_tensor(parts, s))
@@ -271,7 +276,7 @@ def made_of(
         buckets=buckets,
         gathered=gathered_bytes(r, z, parts, s),
         gradients=gradients,
-        activations=held_bytes(parts, s, depth),
+        activations=activations,
         again=held_as("recomputed", _largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
         transient=_largest_layer(parts, s, lambda k: k.transient_bytes),
         # The gradient of the residual stream flows beside whatever an operator of a branch makes.
@@ -293,7 +298,7 @@ def _table_gradients(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stage
     (accuracy/notes/measuring.md).
     """
     zero = 0 * s.count
-    if r.stack.gradients != "transient" or r.shards_gradients:
+    if r.stack.gradients != "transient" or r.shards_gradients or r.offloads("gradients"):
         return zero, zero, zero
     width = r.precision.gradient_bytes
     shared = above(s.heads, 0, above(s.embeddings, 0, width * parts.table, zero), zero) if parts.shared_table else zero

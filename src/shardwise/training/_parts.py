@@ -17,7 +17,8 @@ from shardwise.training._stages import Stages
 class Recipe:
     """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it.
 
-    `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them.
+    `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them, `offload` which
+    copies lie in the host's memory.
     """
 
     precision: Precision
@@ -25,6 +26,11 @@ class Recipe:
     sharding: Sharding
     stack: Stack
     splits_replicas: bool = False
+    offload: tuple[str, ...] = ()
+
+    def offloads(self, what: str) -> bool:
+        """Return whether a copy lies in the host's memory: one of `OFFLOADS`."""
+        return what in self.offload
 
     @property
     def bucket_elements(self) -> float:
@@ -124,7 +130,7 @@ class StageMemory(Generic[X]):
     """Bytes of one stage: what lives through the step, and the total at each moment.
 
     `beside` is what the framework keeps for the whole run beside the state, `widened` what its optimizer keeps
-    until the next step, `late_block` what the allocator adds.
+    until the next step, `late_block` what the allocator adds, `host` what lies in the host's memory for the rank.
     """
 
     weights: X
@@ -138,6 +144,7 @@ class StageMemory(Generic[X]):
     beside: X
     widened: X
     late_block: X
+    host: X
     moments: dict[str, X]
     peak: X
 

@@ -13,6 +13,7 @@ from shardwise.plans import Schedule
 from shardwise.training._blocks import BlockCost
 from shardwise.training._expert_overlap import paired, slowed
 from shardwise.training._memory import ModelBlocks, Recipe
+from shardwise.training._offload import host_traffic, host_waits
 from shardwise.training._sharding import sharding_waits, waits_once
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -106,13 +107,18 @@ def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlock
     exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)
     if r.shards_gradients:
         exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
+    forward = weighted(parts, s, lambda k: k.forward) + ahead
+    backward_input = weighted(parts, s, lambda k: k.backward_input) + replay + behind
+    backward_weight = weighted(parts, s, lambda k: k.backward_weight)
+    if r.offload:
+        moved = host_traffic(r, z, parts, s)
+        waits, covered = host_waits(m, r, moved, s, (forward, backward_input + backward_weight))
+        forward, backward_input = forward + waits[0], backward_input + waits[1]
+        exposed["host"], hidden["host"] = waits[0] + waits[1], covered
     return StageSeconds(
-        forward=named(weighted(parts, s, lambda k: k.forward) + ahead, "forward of a micro-batch"),
-        backward_input=named(
-            weighted(parts, s, lambda k: k.backward_input) + replay + behind,
-            "input gradients and recompute of a micro-batch",
-        ),
-        backward_weight=named(weighted(parts, s, lambda k: k.backward_weight), "weight gradients of a micro-batch"),
+        forward=named(forward, "forward of a micro-batch"),
+        backward_input=named(backward_input, "input gradients and recompute of a micro-batch"),
+        backward_weight=named(backward_weight, "weight gradients of a micro-batch"),
         recompute=replay,
         compute=weighted(parts, s, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
         exposed=exposed,
@@ -271,7 +277,7 @@ def least_piped_seconds(
 
     They never fall when a time of a block grows. Expert messages may hide under DualPipe: there compute alone counts.
     """
-    timed = [stage_seconds(m, z, replace(r, sharding="none"), parts, s) for s in stages]
+    timed = [stage_seconds(m, z, replace(r, sharding="none", offload=()), parts, s) for s in stages]
     if find_schedule(schedule).mirrored and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
         zero = 0 * z.num_micro
         timed = [replace(t, forward=t.compute, backward_input=zero, backward_weight=zero) for t in timed]

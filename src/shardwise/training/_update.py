@@ -12,6 +12,7 @@ from shardwise.ledger.traced import named
 from shardwise.ops.fold import CostModel
 from shardwise.plans import Moments
 from shardwise.training._blocks import Elements
+from shardwise.training._offload import host_traffic, host_update_seconds
 from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -83,13 +84,14 @@ def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     if not p.trains:
         return 0 * s.count
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    one_pass = r.stack.optimizer_step == "fused" or o.by_tensor
+    hosted = r.offloads("optimizer")
+    one_pass = r.stack.optimizer_step == "fused" or o.by_tensor or hosted
     apart = 0.0 if one_pass else constants().rules.update_in_steps.accesses
     extra = apart * p.state_bytes
 
     def moved(moments: Moments) -> float:
         base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
-        return base + 2 * moments.element_bytes(p.state_bytes) + extra + r.stack.update_copy_bytes
+        return base + 2 * moments.element_bytes(p.state_bytes) + extra + (0.0 if hosted else r.stack.update_copy_bytes)
 
     dense = dense_matrix * moved(o.matrix) + dense_other * moved(o.other)
     expert = expert_matrix * moved(o.matrix) + expert_other * moved(o.other)
@@ -97,6 +99,8 @@ def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
         dense_states, expert_states = owned_states(parts, s)
         dense, expert = dense + 2 * dense_states, expert + 2 * expert_states
     streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
+    if hosted:
+        return host_update_seconds(m, host_traffic(r, z, parts, s), streamed)
     whole = dense_matrix + dense_other + expert_matrix + expert_other
     every = r.stack.buffer_passes * p.gradient_bytes * whole
     # A group of one rank splits no gradients: its buffer is the whole one.

@@ -1,0 +1,138 @@
+"""Copies that live in the host's memory: bytes that they leave on the device, traffic, and seconds over the host link.
+
+Sources: ZeRO-Offload arXiv:2101.06840 (optimizer and gradients), ZeRO-Infinity arXiv:2104.07857 (parameters too),
+torch.distributed.fsdp CPUOffloadPolicy (all three), torchtune training/_activation_offloading.py and Unsloth
+(activations, or the checkpoints of recompute), Megatron-LM core/optimizer/cpu_offloading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
+from shardwise.ledger.traced import named
+from shardwise.ops.fold import CostModel
+from shardwise.training._parts import ModelBlocks, Recipe, held_as, owned
+from shardwise.training._sizes import PlanSizes
+from shardwise.training._stages import Stages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed(Generic[X]):
+    """Bytes of a stage's copies on the device, and all that lies on the host for each of its ranks."""
+
+    weights: X
+    gradients: X
+    optimizer: X
+    activations: X
+    host: X
+
+
+def placed(
+    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], state: tuple[X, X, X], held: X
+) -> Placed[X]:
+    """Return where the copies of a stage lie; `state` are (weights, gradients, optimizer), `held` what is in flight.
+
+    Gradients pass through the device a layer at a time, activations two layers at a time: the one at work, and the
+    one on its way.
+    """
+    weights, gradients, optimizer = state
+    if not r.offload:
+        zero = 0 * weights
+        return Placed(weights=weights, gradients=gradients, optimizer=optimizer, activations=held, host=zero)
+    on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": held}
+    if r.offloads("parameters"):
+        on["weights"] = held_as("weights", 0 * weights, "weights on the host")
+    if r.offloads("optimizer"):
+        on["optimizer"] = held_as("optimizer", 0 * optimizer, "optimizer state on the host")
+    if r.offloads("gradients"):
+        layer = largest([above(n + m, 0, _layer_gradients(r, z, k.elements.dense, k.elements.expert), 0 * s.count)
+                         for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
+        on["gradients"] = held_as("gradients", minimum(gradients, layer), "gradients of a layer")
+    if r.offloads("activations"):
+        layer = largest([above(n + m, 0, k.kept_bytes, 0 * s.count)
+                         for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
+        on["activations"] = held_as("activations", minimum(held, 2 * layer), "activations on their way")
+    whole = weights + gradients + optimizer + held
+    return Placed(**on, host=named(whole - total(on.values(), 0 * whole), "on the host"))
+
+
+def _layer_gradients(r: Recipe, z: PlanSizes[X], dense: X, expert: X) -> X:
+    width = r.precision.gradient_bytes
+    if not r.shards_gradients:
+        return width * (dense + expert)
+    return width * (divide(dense, z.shard_share) + divide(expert, z.expert_share))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostTraffic(Generic[X]):
+    """Bytes that a rank moves over the host link: into the device and out of it, in each pass and once a step."""
+
+    forward_in: X
+    forward_out: X
+    backward_in: X
+    backward_out: X
+    step_in: X
+    step_out: X
+
+
+def host_traffic(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> HostTraffic[X]:
+    """Return what a micro-batch and an update move over the host link.
+
+    Parameters come in ahead of forward and, unless they stay, of backward, and their gradients go out; so do those of
+    offloaded gradients. An optimizer alone on the host takes the gradients, and gives the weights back, once a step.
+    """
+    zero = 0 * s.count
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
+    p = r.precision
+
+    def rank(width: float, sharded: bool) -> X:
+        dense, expert = width * (dense_matrix + dense_other), width * (expert_matrix + expert_other)
+        return divide(dense, z.shard_share) + divide(expert, z.expert_share) if sharded else dense + expert
+
+    weights, gradients = rank(p.weight_bytes, r.shards_weights), rank(p.gradient_bytes, r.shards_optimizer)
+    kept = total((n * k.kept_bytes for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
+    parameters, activations = r.offloads("parameters"), r.offloads("activations")
+    early = r.offloads("gradients")
+    updates = r.offloads("optimizer")
+    return HostTraffic(
+        forward_in=weights if parameters else zero,
+        forward_out=kept if activations else zero,
+        backward_in=(weights if parameters and not r.keeps_gathered else zero) + (kept if activations else zero),
+        backward_out=gradients if early else zero,
+        step_in=rank(p.weight_bytes, r.shards_optimizer) if updates and not parameters else zero,
+        step_out=gradients if updates and not early else zero,
+    )
+
+
+def host_waits(
+    m: CostModel[X], r: Recipe, moved: HostTraffic[X], s: Stages[X], compute: tuple[X, X]
+) -> tuple[tuple[X, X], X]:
+    """Return the seconds that (forward, backward) of a micro-batch wait for the host link, and the hidden ones.
+
+    Both directions run at once, on streams beside compute, a layer ahead: the first layer's bytes have nothing beside
+    them, and the rest waits for what exceeds compute.
+    """
+    zero = 0 * s.count
+    if not r.offload or m.host is None:
+        return (zero, zero), zero
+    layers = maximum(total(s.layers, zero), 1)
+    whole = [
+        maximum(into, out) / m.host.link_bytes_per_second
+        for into, out in ((moved.forward_in, moved.forward_out), (moved.backward_in, moved.backward_out))
+    ]
+    waits = [
+        named(maximum(one / layers, one - beside * (layers - 1) / layers) if m.hides("host") else one, "host link")
+        for one, beside in zip(whole, compute, strict=True)
+    ]
+    return (waits[0], waits[1]), total(whole, zero) - waits[0] - waits[1]
+
+
+def host_update_seconds(m: CostModel[X], moved: HostTraffic[X], streamed: X) -> X:
+    """Return seconds of an update on the host, which streams so many bytes; new weights go back as they are made."""
+    if m.host is None:
+        return 0 * streamed
+    rate = m.host.link_bytes_per_second
+    update = named(streamed / m.host.memory_bytes_per_second, "update on the host")
+    return named(moved.step_out / rate + maximum(update, moved.step_in / rate), "optimizer step")
