@@ -1,4 +1,4 @@
-"""Serving under load: prices of steps, laws of queues, one request against `infer`, the closed form, bad input."""
+"""Serving under load: prices of steps, laws of queues, one request against `infer`, bad input."""
 
 from __future__ import annotations
 
@@ -117,16 +117,6 @@ def test_more_replicas_never_raise_a_percentile(share: float, seed: int, cv: flo
     for metric in ("ttft", "tpot", "e2e"):
         for name, seconds in two.latencies[metric].items():
             assert seconds <= one.latencies[metric][name] * 1.02, (metric, name)
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("share", "off"), [(0.2, 0.06), (0.5, 0.08), (0.7, 0.15)])
-def test_the_closed_form_is_near_the_simulation(name: str, share: float, off: float) -> None:
-    """Means of tokens and requests in closed form, from a fifth to seven tenths of the capacity."""
-    most = answer(name, workload(1e-3, 20)).steady.capacity
-    found = answer(name, workload(share * most, 2000))
-    assert found.steady.tpot_seconds == pytest.approx(found.latencies["tpot"]["mean"], rel=off)
-    assert found.steady.e2e_seconds == pytest.approx(found.latencies["e2e"]["mean"], rel=off)
 
 
 @pytest.mark.parametrize("name", CASES)

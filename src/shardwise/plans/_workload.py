@@ -33,7 +33,7 @@ class Length:
     """Standard deviation over the mean, of "lognormal"."""
     low: int = 1
     high: int = 0
-    """Least and most tokens that are drawn (0: no bound above)."""
+    """Least and most tokens that are drawn (0: up to the 99.9th percentile)."""
     values: tuple[int, ...] = ()
     """What is drawn from, of "empirical"."""
 
@@ -50,8 +50,7 @@ class Length:
         else:
             width = math.log(1 + self.cv**2)
             drawn = random.lognormvariate(math.log(self.mean) - width / 2, math.sqrt(width))
-        most = self.high or math.inf
-        return round(min(max(drawn, self.low), most))
+        return min(max(round(drawn), self.low), self.largest)
 
     @property
     def largest(self) -> int:

@@ -2,6 +2,7 @@
 
 from shardwise.serving.load._policy import Limits, Policy, limits_of, policy_of
 from shardwise.serving.load._report import PERCENTILES, LoadOptions, ServeReport
+from shardwise.serving.load._requests import Moments, moments_of
 from shardwise.serving.load._serve import serve
 from shardwise.serving.load._simulate import Replica, Request
 from shardwise.serving.load._steady import Replicas, Steady
@@ -11,6 +12,7 @@ __all__ = [
     "PERCENTILES",
     "Limits",
     "LoadOptions",
+    "Moments",
     "Policy",
     "Replica",
     "Replicas",
@@ -19,6 +21,7 @@ __all__ = [
     "Steady",
     "StepTable",
     "limits_of",
+    "moments_of",
     "policy_of",
     "serve",
 ]

@@ -58,7 +58,7 @@ class ServeReport:
     """The deployment with its longest request alone: memory, weights, room of the cache."""
     workload: Workload
     policy: Policy
-    steady: Steady
+    steady: Steady[float]
     """Closed form of one replica at its share of the load (of a closed loop: at its capacity)."""
     saturated: float | None
     """Requests a second of one replica with a full queue, simulated where the load comes near; None elsewhere."""

@@ -15,22 +15,13 @@ from shardwise.plans import Plan, Serving, Workload
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._policy import Policy, policy_of
 from shardwise.serving.load._report import LoadOptions, Router, ServeReport
+from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Replica, Request
-from shardwise.serving.load._steady import MeanRequest, Replicas
+from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
 
 
-def _mean_request(workload: Workload) -> MeanRequest:
-    """Return the mean lengths of the requests that will be simulated."""
-    drawn = list(islice(workload.draws(), min(workload.count, 2000)))
-    return MeanRequest(
-        input_tokens=sum(a for a, _, _ in drawn) / len(drawn),
-        output_tokens=sum(b for _, b, _ in drawn) / len(drawn),
-        cached_tokens=sum(min(c, a - 1) for a, _, c in drawn) / len(drawn),
-    )
-
-
-def _requests(workload: Workload, count: int) -> Iterator[Request]:
+def requests_of(workload: Workload, count: int) -> Iterator[Request]:
     """Yield the requests of an open loop or a burst, by arrival."""
     times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
     for at, (tokens, made, cached) in zip(times, workload.draws(), strict=False):
@@ -114,7 +105,9 @@ def serve(
     if options.async_scheduling is not None:
         policy = replace(policy, async_scheduling=options.async_scheduling)
     if not policy.chunked:
-        policy = replace(policy, step_tokens=max(policy.step_tokens, prompt))
+        # A prompt that fills a step beside none that decode would never start beside some.
+        least = prompt + made + (policy.max_sequences if policy.mixed else 0)
+        policy = replace(policy, step_tokens=max(policy.step_tokens, least))
     limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
     base = infer(model, cluster, plan, limits, options.serving)
     problems = _problems(base, workload, options)
@@ -123,7 +116,7 @@ def serve(
     return _answer(base, workload, policy, options)
 
 
-# Of twelve cases the closed form was 0.8 to 1.25 times what a full queue is served at: below this share it suffices.
+# Up to this share of the capacity of the closed form nobody doubts that a load is carried.
 _NEAR = 0.7
 
 
@@ -153,15 +146,15 @@ def _answer(base: InferReport, workload: Workload, policy: Policy, options: Load
     )
     unknown = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
-    form = Replicas(table, policy, cache, _mean_request(workload))
+    form = replicas_of(base.case, policy, moments_of(workload, policy), cache)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
-    steady = form.at(rate / replicas)
+    steady = form.at(rate / replicas).row(0)
     report = ServeReport(
         base=base, workload=workload, policy=policy, steady=steady, saturated=None, traces=(), options=options,
         assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
     )  # fmt: skip
     if base.fits and report.open_loop and steady.utilisation > _NEAR:
-        report = replace(report, saturated=_saturated(table, policy, cache, workload, form.most))
+        report = replace(report, saturated=_saturated(table, policy, cache, workload, int(form.prices.counts.max())))
     if report.saturated is not None and not report.hopeless:
         said = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
         report = replace(report, assumptions=(*report.assumptions, said))
@@ -175,6 +168,6 @@ def _answer(base: InferReport, workload: Workload, policy: Policy, options: Load
                 first, follow = _closed(workload, users, workload.count * users // arrivals.users, index)
                 traces.append(Replica(table, policy, cache, follow).run(first))
     else:
-        for share in _shares(_requests(workload, workload.count), replicas, options.router, workload.seed):
+        for share in _shares(requests_of(workload, workload.count), replicas, options.router, workload.seed):
             traces.append(Replica(table, policy, cache).run(share))
     return replace(report, traces=tuple(traces))

@@ -22,9 +22,6 @@ from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import step_cost
 
 Phase = Literal["prefill", "decode"]
-# Operators whose seconds depend on what is cached, not on the tokens of the step alone.
-_CACHED = ("attention", "cache_write")
-_SAMPLING = "sampling"
 
 
 def grid(most: float, each: int, first: int) -> list[int]:
@@ -57,8 +54,7 @@ def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, contex
     costs = replace(engine_cost_model(case, sizes), decoding=phase == "decode")
     cost = step_cost(case, sizes, step, costs)
     count = len(context)
-    cached = sum((cost.operators[name] for name in _CACHED if name in cost.operators), 0.0)
-    parts = (cost.seconds, cached, cost.operators.get(_SAMPLING, 0.0))
+    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling)
     return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
 
 
@@ -77,10 +73,13 @@ class StepTable:
         one = numpy.ones(mesh[0].size)
         found = _prices(case, "decode", mesh[0].ravel(), one, mesh[1].ravel())
         shape = mesh[0].shape
-        whole, cached = found.seconds.reshape(shape), found.cached.reshape(shape)
+        # What does not grow with the context is that of the shortest one: hosts of old engines copy lists of blocks.
+        whole = found.seconds.reshape(shape)
+        rest = whole[:, 0] - found.cached.reshape(shape)[:, 0]
+        cached = whole - rest[:, None]
         every = numpy.arange(max_sequences + 1)
         asked = numpy.clip(every, 1, None)
-        self._rest: list[float] = numpy.interp(asked, counts, (whole - cached).mean(axis=1)).tolist()
+        self._rest: list[float] = numpy.interp(asked, counts, rest).tolist()
         self._sampling: list[float] = numpy.interp(asked, counts, found.sampling.reshape(shape)[:, 0]).tolist()
         columns = [numpy.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
         self._attention: list[list[float]] = numpy.array(columns).T.tolist()

@@ -1,0 +1,159 @@
+"""What the closed form reads of an engine's steps: seconds by the sequences that decode, for one case or many layouts.
+
+A column has a row for each layout and a place for each number of sequences: all up to sixteen, then eight to a
+doubling. Some eighty steps a layout are priced, all in three calls of `step_cost`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shardwise.serving._case import ServingCase
+from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._ledger import EngineStep
+from shardwise.serving._sizes import ServingSizes
+from shardwise.serving._step import step_cost
+from shardwise.serving.load._policy import Policy
+from shardwise.serving.load._requests import Moments
+from shardwise.serving.load._steps import grid
+
+# Prompts of one step that are priced apart; more cost in proportion.
+PROMPTS = 8
+_PLACES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadPrices:
+    """Seconds of steps while `counts` sequences decode, of contexts of the mean length; arrays [layout, count]."""
+
+    counts: Any
+    decode: Any
+    added: Any
+    """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
+    spread: Any
+    """Mean square of what a prompt adds over the square of the mean."""
+    pieces: Any
+    """Steps that a prompt is spread over."""
+    together: Any
+    """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
+
+
+def taken(value: Any, rows: Any) -> Any:
+    """Return some rows of every column in a tree of records, tuples and dicts; plain numbers stay as they are."""
+    if isinstance(value, np.ndarray):
+        return value[rows]
+    if isinstance(value, tuple):
+        return tuple(taken(item, rows) for item in value)
+    if isinstance(value, dict):
+        return {key: taken(item, rows) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: taken(getattr(value, f.name), rows) for f in fields(value)})
+    return value
+
+
+def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any]:
+    """Return seconds of steps, of what reads or writes the cache, and of sampling, as [layout, step]."""
+    many = len(step.context) if isinstance(step.context, np.ndarray) else 1
+    each = taken(sizes, np.repeat(np.arange(rows), many))
+    names = ("sequences", "tokens", "context")
+    columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in names}
+    wide = replace(step, **columns)
+    costs = replace(engine_cost_model(case, each), decoding=step.phase == "decode")
+    cost = step_cost(case, each, wide, costs)
+    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling)
+    return tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)  # type: ignore[return-value]
+
+
+def _between(at: Any, known: Any, values: Any) -> Any:
+    """Return rows of values [layout, known] interpolated at places [layout, ...] between the known ones."""
+    i = np.clip(np.searchsorted(known, at, side="right") - 1, 0, max(len(known) - 2, 0))
+    j = np.minimum(i + 1, len(known) - 1)
+    share = np.clip((at - known[i]) / np.maximum(known[j] - known[i], 1e-9), 0.0, None)
+    low, high = np.take_along_axis(values, i, 1), np.take_along_axis(values, j, 1)
+    return low + share * (high - low)
+
+
+def places(most: Any) -> Any:
+    """Return numbers of sequences [layout, place] from 1 to the most of each layout; the last ones may repeat.
+
+    >>> places(np.array([3.0]))[0, :5].tolist()
+    [1.0, 2.0, 3.0, 3.0, 3.0]
+    """
+    most = np.asarray(most, float)[:, None]
+    first = np.arange(1.0, 17.0)
+    later = 16.0 * np.maximum(most / 16.0, 1.0) ** (np.arange(1, _PLACES - 15) / (_PLACES - 16))
+    return np.minimum(np.concatenate([np.broadcast_to(first, (len(most), 16)), later], axis=1), most)
+
+
+def load_prices(case: ServingCase, sizes: ServingSizes[Any], policy: Policy, moments: Moments, most: Any) -> LoadPrices:
+    """Return the prices of layouts under one policy, each for up to so many sequences."""
+    counts = places(most)
+    known = np.array(grid(int(np.max(most)), 8, 16), float)
+    one, context = np.ones(len(known)), np.full(len(known), moments.context)
+    decoding = EngineStep(phase="decode", sequences=known, tokens=one, context=context)
+    whole, cached, sampled = _priced(case, sizes, len(counts), decoding)
+    decode, attention = _between(counts, known, whole), _between(counts, known, cached)
+    host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
+    prompts = _prompt_prices(case, sizes, len(counts), policy, moments)
+    beside = counts if policy.mixed else 0.0 * counts
+    room = np.maximum(policy.step_tokens - beside, 1.0)
+    added, pieces = [], []
+    for index, (new, _) in enumerate(moments.prompts):
+        size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
+        steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
+        costs = []
+        for k in range(1, PROMPTS + 1):
+            many = np.minimum(k, fit)
+            step = prompts.step(index, beside + many * size, many)
+            step = step + _between(beside + many, known, sampled) + host * np.maximum(beside + many - 1, 0)
+            costs.append((step + attention - decode if policy.mixed else step) * np.maximum(k / fit, 1.0) * steps)
+        added.append(costs)
+        pieces.append(np.ceil(steps - 1e-9))
+    each = np.array(added)
+    mean = each.mean(axis=0)
+    return LoadPrices(
+        counts=counts,
+        decode=decode,
+        added=mean,
+        spread=(each[:, 0] ** 2).mean(axis=0) / mean[0] ** 2,
+        pieces=np.array(pieces).mean(axis=0),
+        together=room / moments.new_tokens if policy.chunked else np.maximum(room // moments.new_tokens, 1.0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PromptPrices:
+    """Seconds of prompts: all but attention by the tokens of a step, attention of a piece of each class of them."""
+
+    tokens: Any
+    linear: Any
+    start: Any
+    attention: Any
+
+    def step(self, index: int, tokens: Any, many: Any) -> Any:
+        """Return seconds of a step of so many tokens with so many prompts of a class, whose launches count once."""
+        reads = self.attention[:, index, None]
+        return _between(tokens, self.tokens, self.linear) + self.start + many * (reads - self.start)
+
+
+def _prompt_prices(
+    case: ServingCase, sizes: ServingSizes[Any], rows: int, policy: Policy, moments: Moments
+) -> _PromptPrices:
+    """Return the prices of prompts of each layout; the middle piece stands for all of a prompt that is cut."""
+    tokens = np.array(grid(policy.step_tokens, 6, 8), float)
+    pieces = [min(new, policy.step_tokens) if policy.chunked else new for new, _ in moments.prompts]
+    before = [past + (new - size) / 2 for size, (new, past) in zip(pieces, moments.prompts, strict=True)]
+    news = np.array([*tokens, 1.0, *(max(round(size), 1) for size in pieces)])
+    pasts = np.array([*(0 * tokens), 0.0, *before])
+    step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
+    seconds, cached, sampled = _priced(case, sizes, rows, step)
+    end = len(tokens)
+    return _PromptPrices(
+        tokens=tokens,
+        linear=(seconds - cached - sampled)[:, :end],
+        start=cached[:, end, None],
+        attention=cached[:, end + 1 :],
+    )
