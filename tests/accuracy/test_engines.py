@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from accuracy.published import Published
-from shardwise.hardware import find_device
+from shardwise.hardware import Cluster, find_device
 from shardwise.measured._engines import engine_of
 from shardwise.measured._record import Record
-from shardwise.serving import engine_names
+from shardwise.models import Model
+from shardwise.plans import Plan, Serving
+from shardwise.serving import ServingOptions, engine_names, infer
+from shardwise.serving._memory import memory_share
+from shardwise.serving._sizes import sizes_of
 from shardwise.serving.load import limits_of
 
 
@@ -19,7 +23,8 @@ from shardwise.serving.load import limits_of
         ({"engine": "vllm", "engine_version": "0.6.1"}, "a100-sxm-80gb", "vllm-v0"),
         ({"engine": "vllm", "engine_version": "0.6.1"}, "mi300x", "vllm-rocm"),
         ({"engine": "vllm", "engine_version": "0.6.6"}, "mi300x", "vllm-v0"),
-        ({"engine": "vllm", "engine_version": "0.11.0"}, "mi300x", "vllm"),
+        ({"engine": "vllm", "engine_version": "0.11.0"}, "mi300x", "vllm-2025"),
+        ({"engine": "vllm", "engine_version": "0.33.0"}, "mi300x", "vllm"),
         ({"engine": "vllm", "engine_version": "0.11.0", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",
          "vllm-flashinfer"),
         ({"engine": "vllm", "serving_mode": "static"}, "h100-sxm-80gb", "vllm-v0"),
@@ -47,10 +52,30 @@ def test_every_engine_has_limits() -> None:
         assert limits.tokens(100_000) == limits.step_tokens
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("h200-sxm-141gb", 8192), ("a100-sxm-80gb", 2048), ("l40s", 2048)])
-def test_large_devices_set_aside_memory_for_larger_steps(name: str, tokens: int) -> None:
-    """From 70 GiB of memory vLLM profiles a larger step, but not on A100."""
-    assert limits_of("vllm", find_device(name).device).step_tokens == tokens
+@pytest.mark.parametrize(
+    ("name", "server", "offline"),
+    [("b200-sxm-180gb", 16384, 16384), ("h200-sxm-141gb", 8192, 16384), ("a100-sxm-80gb", 2048, 8192),
+     ("l40s", 2048, 8192)],
+)  # fmt: skip
+def test_large_devices_and_the_entry_point_make_larger_steps(name: str, server: int, offline: int) -> None:
+    """From 70 and from 160 GiB of memory vLLM takes a larger step, but not on A100, and so it does without a server."""
+    device = find_device(name).device
+    assert [limits_of("vllm", device, alone).step_tokens for alone in (False, True)] == [server, offline]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "model", "share"),
+    [("h100-sxm-80gb", 1, "llama-3.1-8b", 0.83), ("h100-sxm-80gb", 8, "llama-3.1-70b", 0.812),
+     ("h100-sxm-80gb", 8, "deepseek-v3", 0.799), ("h200-sxm-141gb", 8, "llama-3.1-70b", 0.893),
+     ("b200-sxm-180gb", 8, "llama-3.1-70b", 0.849)],
+)  # fmt: skip
+def test_the_static_share_of_sglang_is_arithmetic(name: str, count: int, model: str, share: float) -> None:
+    """What server_args.py of SGLang 0.5.23 sets aside for chunks and graphs, to the third digit of the share."""
+    cluster, plan = Cluster.parse(f"{count}x{name}"), Plan(tp=count)
+    report = infer(Model.load(model), cluster, plan, Serving(batch=1, input_tokens=64, output_tokens=8),
+                   ServingOptions(engine="sglang"))  # fmt: skip
+    case = report.case
+    assert memory_share(case, sizes_of(case.model, plan, case.job, case.domains)) == pytest.approx(share, abs=1.6e-3)
 
 
 @pytest.mark.parametrize(("length", "tokens"), [(1024, 2048), (16384, 16384), (65536, 2048)])

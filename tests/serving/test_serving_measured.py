@@ -66,6 +66,6 @@ def test_the_budget_of_vllm_closes(model: str, weights: str, tp: int, weights_by
     The engine was set up for 1,024 sequences and steps of 8,192 tokens; the 70B row is Llama-3.3, of the same sizes.
     """
     job = Serving(input_tokens=8192, output_tokens=1, weights=weights, max_sequences=1024, max_batched_tokens=8192)
-    r = ask(model, job, Plan(tp=tp))
+    r = ask(model, job, Plan(tp=tp), engine="vllm-2025")
     assert r.weights_bytes_per_gpu == pytest.approx(weights_bytes, rel=0.01)
     assert r.kv_cache_budget_bytes_per_gpu == pytest.approx(cache_bytes, rel=0.01)

@@ -220,7 +220,7 @@ def _step_tokens(record: Record, engine: str, model: Model, device: Device) -> i
     stated = record.whole("max_num_batched_tokens")
     if stated or record.text("serving_mode") not in FIXED:
         return stated
-    return limits_of(engine, device).tokens(record.whole("max_model_len") or model.max_context)
+    return limits_of(engine, device, offline=True).tokens(record.whole("max_model_len") or model.max_context)
 
 
 def _room(report: InferReport) -> int:

@@ -253,10 +253,11 @@ def _stated(case: ServingCase) -> list[str]:
     }
     group = f", scales of {form.scale_bits:g} bits a group of {form.group}" if form.group else ""
     fraction = job.memory_fraction or engine.memory.fraction
+    share = f"{fraction:g}" if fraction else "what chunks of prompts and captured graphs leave"
     spelled = {
-        "total": f"weights, activations and cache within {fraction:g} of usable memory",
-        "static": f"weights and cache within {fraction:g} of usable memory",
-        "free": f"cache within {fraction:g} of what weights and activations leave",
+        "total": f"weights, activations and cache within {share} of usable memory",
+        "static": f"weights and cache within {share} of usable memory",
+        "free": f"cache within {share} of what weights and activations leave",
     }
     notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.memory.budget]}"]
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}")

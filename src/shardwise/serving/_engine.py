@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
+from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 
 
@@ -20,6 +21,7 @@ class EngineMemory:
     budget: Literal["total", "static", "free"]
     """What the memory fraction bounds: all but the context, weights and cache, or the cache within what is left."""
     fraction: float
+    """The share that it takes by default; 0 where it computes one (`[static_share]`)."""
     context_bytes: float
     communicator_bytes: float
     sampler_bytes_per_logit: float
@@ -236,6 +238,17 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _frozen(item)) for key, item in value.items())
     return tuple(value) if isinstance(value, list) else value
+
+
+def static_row(device: Device) -> dict[str, Any]:
+    """Return the chunk of prompts and the captured steps of SGLang on a device, by its memory.
+
+    >>> from shardwise.hardware import find_device
+    >>> static_row(find_device("h100-sxm-80gb").device)["chunk"]
+    8192
+    """
+    rows: list[dict[str, Any]] = engine_tables()["static_share"]["devices"]
+    return next(row for row in rows if device.usable_memory_bytes < row["below"] * 2**30)
 
 
 def _flat(sources: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

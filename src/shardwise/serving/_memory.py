@@ -13,9 +13,10 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import leaf, named
-from shardwise.models import MLP, Attention
+from shardwise.models import MLP, Attention, LatentAttention
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
 from shardwise.serving._case import ServingCase
+from shardwise.serving._engine import engine_tables, static_row
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
@@ -64,10 +65,35 @@ def blocks_of(tokens: float, block: int) -> float:
     return -(-tokens // block) * block
 
 
-def budget_bytes(case: ServingCase, weights: X, working: X, beside: X) -> X:
+def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return the share of the memory that an engine may use, as it spells it: what the job says, or its default.
+
+    SGLang's is arithmetic ([static_share] of engines.toml): what is not set aside for chunks of prompts and graphs.
+    """
+    stated = case.job.memory_fraction or case.engine.memory.fraction
+    if stated:
+        return leaf("memory fraction", stated, case.engine.name) + 0 * sizes.tp
+    table, memory = engine_tables()["static_share"], case.cluster.device.usable_memory_bytes / 2**20
+    row = static_row(case.cluster.device)
+    chunk = case.job.max_batched_tokens or row["chunk"]
+    few, many = row["sequences"]
+    captured = above(sizes.tp, 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
+    groups = above(sizes.ep * sizes.etp, sizes.tp, sizes.dp, 0 * sizes.tp)
+    each = sum(len(range(low, min(high, chunk) + 1, step)) for low, high, step in table["sizes"])
+    latent = any(isinstance(m, LatentAttention) for block in case.model.kinds for m in block.mixers)
+    prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
+    kept = table["base"] + table["chunk_token"] * max(chunk, table["least_chunk"]) + prompts
+    kept = kept + table["rank"] * sizes.tp * sizes.pp
+    kept = kept + captured * (table["sequence"] + table["group_sequence"] * groups)
+    if memory > table["large"]:
+        kept = maximum(kept, table["least"])
+    share: X = named(maximum(1 - kept / memory, 0.0), "memory fraction", table["source"])
+    return share
+
+
+def budget_bytes(case: ServingCase, share: X, weights: X, working: X, beside: X) -> X:
     """Return bytes an engine leaves for the cache, as it spells its memory fraction; negative when nothing is left."""
     memory = leaf("usable memory", case.cluster.device.usable_memory_bytes, "device", "bytes")
-    share = leaf("memory fraction", case.job.memory_fraction or case.engine.memory.fraction, case.engine.name)
     if case.engine.memory.budget == "total":
         return share * memory - weights - working - beside
     if case.engine.memory.budget == "static":
@@ -201,7 +227,9 @@ def stage_bytes(
         context=context,
         communicators=communicators,
         needed=named(needed, "memory of the stage"),
-        cache_budget=named(budget_bytes(case, weights, working, beside), "budget of the cache"),
+        cache_budget=named(
+            budget_bytes(case, memory_share(case, sizes), weights, working, beside), "budget of the cache"
+        ),
     )
 
 

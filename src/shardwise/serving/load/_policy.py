@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwise.files import read_toml
 from shardwise.hardware import Device
+from shardwise.serving._engine import static_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,19 +61,22 @@ def _table() -> dict[str, Any]:
     return dict(read_toml(Path(__file__).parent / "policies.toml"))
 
 
-def limits_of(engine: str, device: Device) -> Limits:
-    """Return what an engine runs at once on a device unless it is told otherwise.
+def limits_of(engine: str, device: Device, offline: bool = False) -> Limits:
+    """Return what an engine runs at once on a device unless it is told otherwise, as a server or offline.
 
     >>> from shardwise.hardware import find_device
-    >>> devices = (find_device(name).device for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
-    >>> [limits_of("vllm", device).sequences for device in devices]
-    [1024, 256]
+    >>> devices = [find_device(name).device for name in ("b200-sxm-180gb", "h100-sxm-80gb", "a100-sxm-80gb")]
+    >>> [limits_of("vllm", device).step_tokens for device in devices], limits_of("vllm", devices[2], True).step_tokens
+    ([16384, 8192, 2048], 8192)
     """
     row = next(one for one in _table()["limits"] if re.fullmatch(one["engines"], engine))
-    large = row.get("large")
-    if large and device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
-        row = row | large
+    for large in row.get("by_memory", ()):
+        if device.memory_bytes >= large["memory_bytes"] and not re.fullmatch(large["except"], device.name):
+            row = row | large
+            break
     stated = {name: row[name] for name in ("sequences", "step_tokens", "whole_prompts") if name in row}
+    if offline and "offline_tokens" in row:
+        stated["step_tokens"] = row["offline_tokens"]
     profiled = row["sequences"] if "step_tokens" in row else _table()["set_aside"]["sequences"]
     return Limits(set_aside=profiled, **stated)
 
@@ -88,5 +92,6 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     row = next(one for one in _table()["policy"] if re.fullmatch(one["engines"], engine))
     limits = limits_of(engine, device)
     words = {f.name: row[f.name] for f in fields(Policy) if f.name in row}
-    tokens = row.get("step_tokens") or limits.tokens(context) or context
+    chunk = static_row(device)["chunk"] if row.get("chunk_by_memory") else row.get("step_tokens")
+    tokens = chunk or limits.tokens(context) or context
     return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})
