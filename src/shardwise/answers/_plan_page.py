@@ -15,7 +15,7 @@ from shardwise.plans import Plan, spans
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TrainingResult, runners_up
 from shardwise.serving import InferReport
 from shardwise.training import TrainingCase, TrainReport
-from shardwise.training._stated import stated
+from shardwise.training._case import stated
 from shardwise.units import show_bytes, show_seconds
 
 _FRONT = 8

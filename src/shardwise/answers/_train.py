@@ -244,7 +244,7 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     found: dict[str, float] = dict.fromkeys(MEMORY_CATEGORIES, 0.0)
     memory, stack = report.evaluation.memory[stage], report.case.stack
     moment = max(memory.moments, key=lambda name: memory.moments[name])
-    traced = report.traced.memory[stage].moments[moment]
+    traced = report.traced_memory[stage].moments[moment]
     allocated = memory.peak + report.case.workspace_bytes
     reserved = allocated * stack.reserved_over_allocated + memory.late_block
     for part in parts(traced):

@@ -129,6 +129,8 @@ def maximum(a: X, b: X | float) -> X:
     >>> maximum(2.0, 3.0)
     3.0
     """
+    if type(a) in _PLAIN_TYPES and type(b) in _PLAIN_TYPES:
+        return cast(X, max(cast(Any, a), b))
     return cast(X, evaluate("max", a, b))
 
 
@@ -138,6 +140,8 @@ def minimum(a: X, b: X | float) -> X:
     >>> minimum(2.0, 3.0)
     2.0
     """
+    if type(a) in _PLAIN_TYPES and type(b) in _PLAIN_TYPES:
+        return cast(X, min(cast(Any, a), b))
     return cast(X, evaluate("min", a, b))
 
 
@@ -192,6 +196,8 @@ def above(a: X, threshold: X | float, then: X | float, other: X | float) -> X:
     >>> above(2, 1, 10.0, 0.0)
     10.0
     """
+    if type(a) in _PLAIN_TYPES and type(threshold) in _PLAIN_TYPES:
+        return cast(X, then if cast(Any, a) > threshold else other)
     return cast(X, evaluate("above", a, threshold, then, other))
 
 
@@ -201,7 +207,10 @@ def total(items: Iterable[X], zero: X | float = 0) -> X:
     >>> total([1, 2, 3])
     6
     """
-    return cast(X, reduce(lambda a, b: a + b, cast("Iterable[Any]", items), zero))
+    found: Any = zero
+    for item in items:
+        found = found + item
+    return cast(X, found)
 
 
 def largest(items: Iterable[X]) -> X:

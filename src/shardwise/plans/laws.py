@@ -3,6 +3,7 @@
 They stand beside the package and not in it, since they know models, which plans alone do not.
 """
 
+from shardwise.plans._capabilities import refusals
 from shardwise.plans._laws import (
     all_blocks,
     context_laws,
@@ -33,6 +34,7 @@ __all__ = [
     "module_names",
     "pipeline_laws",
     "plan_problems",
+    "refusals",
     "splits_sequence",
     "stack_problems",
     "summa_laws",

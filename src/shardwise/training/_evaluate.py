@@ -6,29 +6,26 @@ From a model, a cluster and the sizes of plans to memory and time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
-from shardwise.cost import Efficiencies, Network, Rates, beside_of, family_of, host_of, network_of, rates_of, with_peers
-from shardwise.hardware import Cluster
+from shardwise.cost import Network, Rates, beside_of, host_of, network_of, rates_of, with_peers
 from shardwise.ledger.number import X, above, divide, largest, minimum, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
-from shardwise.models import Block, Model
+from shardwise.models import Block
 from shardwise.ops import blocks as ledgers
-from shardwise.ops.count import whole_layout
 from shardwise.ops.fold import CostModel
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
-from shardwise.plans.partition import split_layers
+from shardwise.plans import Plan, Stack, splits_replicas
 from shardwise.training._blocks import BlockCost, Elements, elements, fold, gradient_shapes, tensor_sides
+from shardwise.training._case import TrainingCase, partition_of
 from shardwise.training._expert_overlap import beside_experts
-from shardwise.training._ledger import Lines, ledger_of, units_of
+from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._memory import (
     InFlight,
     ModelBlocks,
-    Recipe,
     Shared,
     StageMemory,
     reserved_bytes,
@@ -36,11 +33,8 @@ from shardwise.training._memory import (
 )
 from shardwise.training._sizes import PlanSizes, sizes_of_columns
 from shardwise.training._stages import (
-    LayerKind,
-    Partition,
     Stages,
     block_order,
-    kinds_of,
     runs_of,
     stack_runs,
 )
@@ -48,71 +42,6 @@ from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, ste
 from shardwise.training._units import padded
 from shardwise.training._update import with_states
 from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingCase:
-    """Everything structural about a question: what stays the same for all plans of one column."""
-
-    model: Model
-    cluster: Cluster
-    job: Training
-    stack: Stack
-    plan: Plan
-    efficiencies: Efficiencies = field(default_factory=Efficiencies)
-    overlap: bool = True
-
-    @property
-    def recipe(self) -> Recipe:
-        """The bytes and updates of each parameter."""
-        precision = find_precision(self.job.precision or self.stack.precision)
-        return Recipe(
-            precision=precision,
-            optimizer=find_optimizer(self.job.optimizer, self.job.optimizer_rank),
-            sharding=self.plan.sharding,
-            stack=self.stack,
-            splits_replicas=splits_replicas(self.plan),
-            offload=self.plan.offload,
-        )
-
-    @property
-    def shapes_gradients(self) -> bool:
-        """Whether memory depends on the shapes of single weight gradients."""
-        return self.stack.gradient_stand_ins
-
-    @property
-    def workspace_bytes(self) -> float:
-        """Bytes of scratch that products hold on the device."""
-        experts = self.model.has_experts
-        return self.stack.workspace_bytes(family_of(self.cluster.device), experts)
-
-    @property
-    def domains(self) -> tuple[int, ...]:
-        """Devices in one domain of each tier."""
-        return tuple(t.size for t in self.cluster.tiers)
-
-    @property
-    def partition(self) -> Partition:
-        """How the plan's layers go to stages."""
-        return partition_of(self.plan, self.model.num_layers, self.stack)
-
-    @property
-    def partly(self) -> bool:
-        """Whether only some layers of a stage are recomputed."""
-        return bool(self.plan.recompute_layers)
-
-    @property
-    def kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layer of the model under the plan's recompute."""
-        return kinds_of(self.model, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
-
-
-def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
-    """Return how a plan's layers go to stages: as given, or as the stack cuts them."""
-    sizes = plan.stage_layers or split_layers(num_layers, plan.pp * plan.vpp, stack.partition)
-    recomputed = plan.recompute_layers or None
-    mirrored = find_schedule(plan.schedule).mirrored
-    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=mirrored)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,26 +142,6 @@ def sided(case: TrainingCase, found: Elements[X], ops: tuple[Op[X], ...]) -> Ele
     """Return parameters with their optimizer state, and the sides of their tensors where shards pad them."""
     found = with_states(case.recipe, found, ops)
     return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
-
-
-def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
-    """Return the runs of equal stages of one plan."""
-    return runs_of(block_order(case.model), len(case.model.kinds), case.partition)
-
-
-def recomputed_flops_per_token(case: TrainingCase) -> float:
-    """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
-
-    Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
-    """
-    y = whole_layout(1, case.job.seq_len, "full")
-    found = 0.0
-    for i, kind in enumerate(case.kinds):
-        units = units_of(case.plan, kind)
-        layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
-        ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
-        found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
-    return found / case.job.seq_len
 
 
 def structure(plan: Plan) -> tuple[object, ...]:
@@ -358,10 +267,47 @@ def step_job(case: TrainingCase, parts: ModelBlocks[X], send: X) -> StepJob[X]:
     )
 
 
-def evaluate(case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...]) -> Evaluation[X]:
-    """Return memory and time for the sizes of one plan, a column of plans, or traced sizes."""
-    machine = machine_of(case, z.spans)
-    tables = tables_of(case, machine, z)
+# Fields of a plan that the blocks of a model depend on, and the groups whose messages are theirs.
+_BLOCK_FIELDS = (
+    *("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch", "layout", "sequence_parallel", "cp_kind", "schedule"),
+    *("recompute", "modules"),
+)
+_BLOCK_GROUPS = ("tp", "tp2", "cp", "ep", "etp")
+
+
+class PricedBlocks:
+    """Blocks of a model already folded, for plans of one model, job, cluster and stack that differ elsewhere."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[object, ...], Tables[float]] = {}
+        self._machines: dict[bool, CostModel[float]] = {}
+
+    def machine(self, case: TrainingCase, z: PlanSizes[float]) -> CostModel[float]:
+        """Return what the blocks of a plan run on."""
+        host = bool(case.recipe.offload)
+        if host not in self._machines:
+            self._machines[host] = machine_of(case, z.spans)
+        return replace(self._machines[host], spans=z.spans)
+
+    def tables(self, case: TrainingCase, machine: CostModel[float], z: PlanSizes[float]) -> Tables[float]:
+        """Return the folded blocks of a plan, those of an earlier one where they are the same."""
+        fields = (getattr(case.plan, name) for name in _BLOCK_FIELDS)
+        key = (*fields, bool(case.plan.recompute_layers), *(z.spans.get(name) for name in _BLOCK_GROUPS))
+        if key not in self._tables:
+            self._tables[key] = tables_of(case, machine, z)
+        return self._tables[key]
+
+
+def evaluate(
+    case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...], priced: PricedBlocks | None = None
+) -> Evaluation[X]:
+    """Return memory and time for the sizes of one plan, a column of plans, or traced sizes.
+
+    `priced`, of plain numbers alone, keeps blocks from plan to plan.
+    """
+    known: Any = priced
+    machine: CostModel[X] = known.machine(case, z) if known else machine_of(case, z.spans)
+    tables: Tables[X] = known.tables(case, machine, z) if known else tables_of(case, machine, z)
     parts = padded(case.recipe, z, tables.parts)
     memory = memory_of(case, z, parts, stages)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
@@ -377,6 +323,15 @@ def evaluate(case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...])
         rates=machine.rates,
         network=machine.network,
     )
+
+
+def step_of(case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...]) -> StepSeconds[X]:
+    """Return the seconds of a step alone."""
+    machine = machine_of(case, z.spans)
+    tables = tables_of(case, machine, z)
+    parts = padded(case.recipe, z, tables.parts)
+    job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
+    return step_seconds(machine, z, case.recipe, parts, stages, job)
 
 
 def counted(s: Stages[X], value: X) -> X:

@@ -9,7 +9,8 @@ from shardwise.cost import op_seconds
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import keep
 from shardwise.plans import Plan
-from shardwise.training._evaluate import Evaluation, TrainingCase, layout_of
+from shardwise.training._case import TrainingCase
+from shardwise.training._evaluate import Evaluation, layout_of
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stages import Stages, block_order, runs_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,15 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
 from shardwise.ops import train_flops
-from shardwise.plans import Capabilities, Plan, Stack, Training, default_stack, find_stack
+from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
-from shardwise.training._evaluate import Evaluation, TrainingCase, evaluate, recomputed_flops_per_token, stages_of
+from shardwise.training._case import TrainingCase, recomputed_flops_per_token, stages_of, stated
+from shardwise.training._changes import Change, changes_of, least_recompute, settled
+from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
 from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
-from shardwise.training._recompute import least_recompute, settled
 from shardwise.training._resolve import Question, complete
 from shardwise.training._sizes import sizes_of
-from shardwise.training._stated import stated
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -43,17 +43,6 @@ class Verdict:
     def short_by_bytes(self) -> float:
         """Bytes that are missing; negative when there is room."""
         return self.needed_bytes - self.limit_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """A single-field change of a plan and what it would do."""
-
-    field: str
-    value: object
-    needed_bytes: float
-    step_seconds: float
-    fits: bool
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -83,9 +72,7 @@ class TrainReport:
     @cached_property
     def unlaunched(self) -> tuple[Problem, ...]:
         """What of the plan its framework cannot launch; empty where it can."""
-        recipe = self.case.recipe
-        job = {"precision": recipe.precision.name, "optimizer": self.job.optimizer}
-        return stack_problems(self.case.stack, self.plan, **job)
+        return stack_problems(self.case.stack, self.plan, **self.case.job_words)
 
     @cached_property
     def peak_stage(self) -> int:
@@ -218,6 +205,16 @@ class TrainReport:
             return evaluate(self.case, sizes, stages)
 
     @cached_property
+    def traced_memory(self) -> tuple[StageMemory[Traced], ...]:
+        """The memory of the stages with every number recording its arithmetic, from the blocks of the model on."""
+        with tracing():
+            sizes = sizes_of(self.plan, self.job.global_batch, self.case.domains)
+            stages, parts = self.evaluation.stages, self.evaluation.parts
+            shared = tuple(replace(one, elements=leaves(one.elements)) for one in parts.shared)
+            blocks: Any = replace(leaves(replace(parts, shared=())), shared=shared)
+            return memory_of(self.case, sizes, blocks, leaves(stages))
+
+    @cached_property
     def interval(self) -> dict[str, tuple[float, float]]:
         """10 to 90 % intervals of the headlines, from published runs of comparable devices and models."""
         return self.interval_for(False)
@@ -233,7 +230,8 @@ class TrainReport:
 
     @cached_property
     def _least_seconds(self) -> float:
-        return report_of(replace(self.case, efficiencies=IDEAL), ()).step_seconds  # no run is quicker
+        ideal = replace(self.case, efficiencies=IDEAL)  # no run is quicker
+        return step_of(ideal, self.evaluation.sizes, self.evaluation.stages).total
 
     @property
     def chance_to_fit(self) -> float:
@@ -288,50 +286,11 @@ class TrainReport:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """Single-field changes that take less memory, those that fit first, the fastest first."""
-        found = []
-        refused = {problem.field for problem in self.unlaunched}
-        for name, value in neighbours(self.plan, self.case.stack.runs):
-            changed = try_plan(replace(self.case, plan=replace(self.plan, **{name: value})))
-            if changed is None or not {problem.field for problem in changed.unlaunched} <= refused:
-                continue
-            if changed.device_bytes < self.device_bytes:
-                found.append(
-                    Change(
-                        field=name,
-                        value=value,
-                        needed_bytes=changed.device_bytes,
-                        step_seconds=changed.step_seconds,
-                        fits=changed.fits,
-                    )
-                )
-        return tuple(sorted(found, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.needed_bytes)))
-
-
-def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
-    """Return (field, value) of plans that differ in one field and may need less memory; replicas follow the degrees."""
-    found: list[tuple[str, Any]] = []
-    found += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
-    words = dict.fromkeys(map(runs.word, ("zero1", "zero2", "fsdp")))
-    found += [("sharding", s) for s in words if s != plan.sharding and plan.dp * plan.cp > 1]
-    if plan.micro_batch > 1:
-        found.append(("micro_batch", plan.micro_batch // 2))
-    if plan.tp > plan.etp:
-        found.append(("etp", plan.tp))
-    found += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
-    return found
-
-
-def try_plan(case: TrainingCase) -> TrainReport | None:
-    """Return the report of a changed plan, with dp refilled, or None where it is not legal."""
-    plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
-    if len(plan.stage_layers) != plan.pp * plan.vpp:
-        plan = replace(plan, stage_layers=())
-    try:
-        options = Options(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
-        return train(case.model, case.cluster, plan, case.job, options)
-    except InputError:
-        return None
+        """Single-field changes of a plan that does not fit, with less memory, those that fit first."""
+        if self.fits:
+            return ()
+        priced = PricedBlocks()
+        return changes_of(self, lambda case: report_of(case, (), priced))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,10 +303,28 @@ class Options:
     overlap: bool = True
 
 
-def report_of(case: TrainingCase, notes: tuple[str, ...]) -> TrainReport:
-    """Return the report of a complete case."""
+def leaves(value: Any) -> Any:
+    """Return numbers, in records and tuples of them, as numbers that record what is made of them.
+
+    >>> with tracing():
+    ...     leaves((1.0, "a"))
+    (Traced(1.0, name=''), 'a')
+    """
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return leaf("", value)
+    if isinstance(value, tuple):
+        return tuple(map(leaves, value))
+    if isinstance(value, dict):
+        return {key: leaves(one) for key, one in value.items()}
+    if is_dataclass(value):
+        return replace(value, **{f.name: leaves(getattr(value, f.name)) for f in fields(value)})  # type: ignore[type-var]
+    return value
+
+
+def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks | None = None) -> TrainReport:
+    """Return the report of a complete case; `priced` has blocks of other plans of the question."""
     sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
-    evaluation: Evaluation[float] = evaluate(case, sizes, stages_of(case))
+    evaluation: Evaluation[float] = evaluate(case, sizes, stages_of(case), priced)
     return TrainReport(case=case, evaluation=evaluation, assumptions=notes)
 
 
@@ -370,6 +347,8 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
         return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
 
+    priced = PricedBlocks()
+
     def case(p: Plan, j: Training) -> TrainingCase:
         return TrainingCase(
             model=model,
@@ -382,13 +361,13 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
         )
 
     def seconds(p: Plan, j: Training) -> float | None:
-        found = report_of(case(p, j), ())
+        found = report_of(case(p, j), (), priced)
         return found.step_seconds if found.fits else None
 
     asked = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
     plan, job, notes = complete(asked, seconds)
     whole = case(plan, job)
-    report = report_of(whole, ())
+    report = report_of(whole, (), priced)
     said = (
         *model.assumptions,
         *cluster.assumptions,

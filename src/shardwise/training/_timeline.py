@@ -15,7 +15,8 @@ from typing import Any, Literal
 from shardwise.errors import InputError, Problem
 from shardwise.ops.fold import CostModel
 from shardwise.plans import Plan
-from shardwise.training._evaluate import Evaluation, TrainingCase, machine_of, send_of, step_job
+from shardwise.training._case import TrainingCase
+from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._sharding import sharding_waits, waits_once
 from shardwise.training._sizes import PlanSizes

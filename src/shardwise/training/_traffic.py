@@ -14,7 +14,8 @@ from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
 from shardwise.ops.fold import CostModel, waits_of
 from shardwise.training._blocks import BlockCost
-from shardwise.training._evaluate import Evaluation, TrainingCase, boundary_bytes, machine_of, scatters_sends, step_job
+from shardwise.training._case import TrainingCase
+from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
 from shardwise.training._sharding import end_messages, unit_exposure, unit_rounds
 from shardwise.training._stages import Stages

@@ -1,0 +1,153 @@
+"""A complete question about training, what follows from it for every number, and what an answer says it assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shardwise.cost import Efficiencies, family_of
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.ops import blocks as ledgers
+from shardwise.ops import count_parameters
+from shardwise.ops.count import whole_layout
+from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
+from shardwise.plans.partition import split_layers
+from shardwise.training._ledger import units_of
+from shardwise.training._parts import Recipe
+from shardwise.training._stages import LayerKind, Partition, Stages, block_order, kinds_of, runs_of
+from shardwise.training.schedules import find_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCase:
+    """Everything structural about a question: what stays the same for all plans of one column."""
+
+    model: Model
+    cluster: Cluster
+    job: Training
+    stack: Stack
+    plan: Plan
+    efficiencies: Efficiencies = field(default_factory=Efficiencies)
+    overlap: bool = True
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The bytes and updates of each parameter."""
+        precision = find_precision(self.job.precision or self.stack.precision)
+        return Recipe(
+            precision=precision,
+            optimizer=find_optimizer(self.job.optimizer, self.job.optimizer_rank),
+            sharding=self.plan.sharding,
+            stack=self.stack,
+            splits_replicas=splits_replicas(self.plan),
+            offload=self.plan.offload,
+        )
+
+    @property
+    def job_words(self) -> dict[str, str]:
+        """Precision and optimizer of the job by name, as a framework is asked whether it runs them."""
+        return {"precision": self.recipe.precision.name, "optimizer": self.job.optimizer}
+
+    @property
+    def shapes_gradients(self) -> bool:
+        """Whether memory depends on the shapes of single weight gradients."""
+        return self.stack.gradient_stand_ins
+
+    @cached_property
+    def workspace_bytes(self) -> float:
+        """Bytes of scratch that products hold on the device."""
+        experts = self.model.has_experts
+        return self.stack.workspace_bytes(family_of(self.cluster.device), experts)
+
+    @cached_property
+    def domains(self) -> tuple[int, ...]:
+        """Devices in one domain of each tier."""
+        return tuple(t.size for t in self.cluster.tiers)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """How the plan's layers go to stages."""
+        return partition_of(self.plan, self.model.num_layers, self.stack)
+
+    @property
+    def partly(self) -> bool:
+        """Whether only some layers of a stage are recomputed."""
+        return bool(self.plan.recompute_layers)
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layer of the model under the plan's recompute."""
+        return kinds_of(self.model, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
+
+
+def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
+    """Return how a plan's layers go to stages: as given, or as the stack cuts them."""
+    sizes = plan.stage_layers or split_layers(num_layers, plan.pp * plan.vpp, stack.partition)
+    recomputed = plan.recompute_layers or None
+    mirrored = find_schedule(plan.schedule).mirrored
+    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=mirrored)
+
+
+def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
+    """Return the runs of equal stages of one plan."""
+    return runs_of(block_order(case.model), len(case.model.kinds), case.partition)
+
+
+def recomputed_flops_per_token(case: TrainingCase) -> float:
+    """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
+
+    Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
+    """
+    y = whole_layout(1, case.job.seq_len, "full")
+    found = 0.0
+    for i, kind in enumerate(case.kinds):
+        units = units_of(case.plan, kind)
+        layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
+        ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
+        found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
+    return found / case.job.seq_len
+
+
+def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
+    """Return the settings of the framework that change nothing under a plan, and why."""
+    s, plan, found = case.stack.settings, case.plan, list[tuple[str, str]]()
+    if s.partition_activations and plan.recompute != "full":
+        found.append(("partition_activations", "there are no checkpoints of whole layers"))
+    elif s.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
+        found.append(
+            ("partition_activations", "tp is 1" if plan.tp == 1 else "sequence parallelism splits them already")
+        )
+    if s.bucket_elements and not case.recipe.shards_optimizer:
+        found.append(("bucket_elements", "no optimizer is sharded"))
+    if s.max_live_parameters and not case.recipe.shards_weights:
+        found.append(("max_live_parameters", "no weights are sharded"))
+    return found
+
+
+def stated(case: TrainingCase) -> tuple[str, ...]:
+    """Return what was assumed because the input was silent."""
+    notes = [f"stack {case.stack.name}: {case.stack.title}"]
+    if not case.job.precision:
+        notes.append(f"precision {case.recipe.precision.name}: the stack's own")
+    experts = case.model.has_experts
+    if case.plan.pp == 1 and case.plan.schedule != "1f1b":
+        notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
+    if case.plan.cp == 1 and case.plan.cp_kind != "ring":
+        notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
+    if case.job.expert_imbalance > 1 and not experts:
+        notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")
+    if case.plan.tp > 1 and case.plan.etp == 1 and experts:
+        notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
+    notes += [f"{name}: no effect, {why}" for name, why in idle_settings(case)]
+    if case.recipe.precision.note:
+        notes.append(case.recipe.precision.note)
+    if 0 < case.job.run_tokens < 20 * count_parameters(case.model):
+        share = case.job.run_tokens / count_parameters(case.model)
+        notes.append(f"{share:.3g} tokens a parameter: under the 20 of compute-optimal training (arXiv:2203.15556)")
+    if case.job.dropout is None and case.model.dropout:
+        notes.append("dropout: the model's own configuration has it")
+    if case.cluster.usd_per_device_hour is None:
+        notes.append("price: not known, no cost given")
+    return tuple(notes)

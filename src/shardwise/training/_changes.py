@@ -1,0 +1,147 @@
+"""What makes a plan fit: the least recomputation ("auto"), and changes of single fields with what each would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from shardwise.errors import InputError, Problem
+from shardwise.models import Model
+from shardwise.plans import Capabilities, Plan, Recompute, Stack
+from shardwise.plans.laws import module_names, refusals
+from shardwise.training._case import TrainingCase
+from shardwise.training._resolve import Question, complete
+from shardwise.units import counted
+
+
+class Answer(Protocol):
+    """An answer about a plan, as far as its remedies read it."""
+
+    @property
+    def case(self) -> TrainingCase:
+        """What was asked."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits the device."""
+
+    @property
+    def device_bytes(self) -> float:
+        """Bytes that the device shows."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one step."""
+
+
+A = TypeVar("A", bound=Answer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A single-field change of a plan and what it would do."""
+
+    field: str
+    value: object
+    needed_bytes: float
+    step_seconds: float
+    fits: bool
+
+
+def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
+    """Return (field, value) of plans that differ in one field and may need less memory; replicas follow the degrees."""
+    found: list[tuple[str, Any]] = []
+    found += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
+    words = dict.fromkeys(map(runs.word, ("zero1", "zero2", "fsdp")))
+    found += [("sharding", s) for s in words if s != plan.sharding and plan.dp * plan.cp > 1]
+    if plan.micro_batch > 1:
+        found.append(("micro_batch", plan.micro_batch // 2))
+    if plan.tp > plan.etp:
+        found.append(("etp", plan.tp))
+    found += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
+    return found
+
+
+def changes_of(report: Answer, ask: Callable[[TrainingCase], Answer]) -> tuple[Change, ...]:
+    """Return single-field changes of a plan that take less memory, those that fit first, the fastest first."""
+    case, found = report.case, list[Change]()
+    refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}
+    for name, value in neighbours(case.plan, case.stack.runs):
+        changed = changed_case(replace(case, plan=replace(case.plan, **{name: value})), refused)
+        if changed is None or (answer := ask(changed)).device_bytes >= report.device_bytes:
+            continue
+        found.append(
+            Change(
+                field=name,
+                value=value,
+                needed_bytes=answer.device_bytes,
+                step_seconds=answer.step_seconds,
+                fits=answer.fits,
+            )
+        )
+    return tuple(sorted(found, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.needed_bytes)))
+
+
+def changed_case(case: TrainingCase, refused: Container[str]) -> TrainingCase | None:
+    """Return a changed plan with dp refilled; None where it is not legal, or its framework refuses more than before.
+
+    `refused` are the fields that the framework refuses of the plan as it was.
+    """
+    plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
+    if len(plan.stage_layers) != plan.pp * plan.vpp:
+        plan = replace(plan, stage_layers=())
+    asked = Question(model=case.model, cluster=case.cluster, plan=plan, job=case.job, stack=case.stack)
+    try:
+        plan, job, _ = complete(asked, lambda plan, job: None)
+    except InputError:
+        return None
+    whole = replace(case, plan=plan, job=job)
+    return None if any(x.field not in refused for x in refusals(case.stack.runs, plan, **whole.job_words)) else whole
+
+
+def recompute_steps(model: Model, stack: Stack) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:
+    """Return what is recomputed before whole layers, the least first: (recompute, modules).
+
+    Nothing, then the attention core; of models with experts the modules that the recipes of the stack name.
+    """
+    known = module_names(tuple(model.kinds))
+    if not stack.recompute_steps or "moe" not in known:
+        return ("none", ()), ("selective", ())
+    steps = (tuple(name for name in names if name in known) for names in stack.recompute_steps)
+    return tuple(("none", modules) for modules in dict.fromkeys(steps))
+
+
+def least_recompute(plan: Plan, model: Model, stack: Stack, ask: Callable[[Plan], A]) -> A:
+    """Return the answer with the least recomputation that fits; with all layers recomputed where nothing fits.
+
+    After the steps of the stack come whole layers, as few of each stage as do.
+    """
+    for name, value in (("modules", plan.modules), ("recompute_layers", plan.recompute_layers)):
+        if value:
+            rule = "belongs to a recomputation that is stated"
+            raise InputError([Problem(name, value, rule, "leave it out, or state what is recomputed")])
+    for mode, modules in recompute_steps(model, stack):
+        found = ask(replace(plan, recompute=mode, modules=modules))
+        if found.fits:
+            return found
+    most = ask(replace(plan, recompute="full"))
+    low, high = 0, -(-model.num_layers // plan.pp)
+    while most.fits and high - low > 1:
+        middle = (low + high) // 2
+        found = ask(replace(plan, recompute="full", recompute_layers=middle))
+        low, high = (low, middle) if found.fits else (middle, high)
+        most = found if found.fits else most
+    return most
+
+
+def settled(plan: Plan, fits: bool) -> str:
+    """Return what "auto" was settled to, as an assumption.
+
+    >>> settled(Plan(recompute="full", recompute_layers=3), True)
+    'recompute full: the least that fits, in 3 layers of each stage'
+    """
+    why = "the least that fits" if fits else "nothing fits"
+    more = f", with {', '.join(plan.modules)}" if plan.modules else ""
+    limit = f", in {counted(plan.recompute_layers, 'layer')} of each stage" if plan.recompute_layers else ""
+    return f"recompute {plan.recompute}: {why}{more}{limit}"
