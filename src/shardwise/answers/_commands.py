@@ -41,7 +41,9 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 
 def _train() -> Command:
-    flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
+    savers = Flag("savers", _converters.SWITCH, "every memory saver: bytes saved, seconds added, legality", "output")
+    case = {**_flags.train_flags(), **_flags.risk_flags(), "savers": savers}
+    flags = {**_MODEL, **case, **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
     return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 
 

@@ -101,12 +101,18 @@ def answer(inputs: Inputs, width: int) -> Answer:
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
 
     def tree() -> dict[str, Any]:
-        return train_tree(report, inputs.get("risk", 0.0))
+        found = train_tree(report, inputs.get("risk", 0.0))
+        if inputs.get("savers"):
+            found |= {name: [asdict(one) for one in getattr(report, name)] for name in ("savers", "proposals")}
+        return found
 
     def page() -> Page:
-        from shardwise.answers._train_page import train_page
+        from shardwise.answers._train_page import savers_table, train_page
 
-        return train_page(report, words(inputs, report), width, inputs.get("risk", 0.0))
+        found = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0))
+        if inputs.get("savers"):
+            savers_table(found, report)
+        return found
 
     def draw() -> Figure:
         from shardwise.answers._plots_bars import train_figure

@@ -90,6 +90,8 @@ def _verdict(page: Page, report: TrainReport, risk: float) -> None:
     )
     if not verdict.fits:
         page.note(_nearest(report), "bold")
+        if not any(c.fits for c in report.changes):
+            _proposals(page, report)
 
 
 def _reach(page: Page, report: TrainReport, risk: float) -> None:
@@ -127,6 +129,36 @@ def _stages(report: TrainReport) -> str:
     if report.plan.pp == 1:
         return "every device alike"
     return f"stage {first} of {report.plan.pp}" if first == last else f"stages {first} to {last} of {report.plan.pp}"
+
+
+def savers_table(page: Page, report: TrainReport) -> None:
+    """Append every memory saver: the bytes that it saves, the seconds that it adds, or the rule that it breaks."""
+    rows = [("", "saved", "added", "host", "")]
+    for one in report.savers:
+        if not one.problem:
+            host = show_bytes(one.host_bytes) if one.host_bytes else ""
+            figures = _signed(one.saved_bytes, show_bytes), _signed(one.added_seconds, show_seconds), host
+            rows.append((one.flags.removeprefix("--"), *figures, "fits" if one.fits else ""))
+    page.blank()
+    page.label("SAVERS", "each evaluated against the plan above: bytes saved, seconds added")
+    page.table(rows, (1, 2, 3), header=True)
+    page.items((f"{one.flags}: {one.problem}" for one in report.savers if one.problem), "dim")
+
+
+def _signed(value: float, show: Callable[[float], str]) -> str:
+    return f"-{show(-value)}" if value < 0 else show(value)
+
+
+def _proposals(page: Page, report: TrainReport) -> None:
+    """Append savers that together make a plan fit, with what they cost."""
+    found = report.proposals
+    if not found:
+        return
+    fits = found[0].fits
+    page.label("NEXT", "memory savers that fit" if fits else "no savers fit; the least is")
+    for one in found[:4]:
+        host = f", {show_bytes(one.host_bytes)} on the host" if one.host_bytes else ""
+        page.note(f"{one.flags} ({show_bytes(one.device_bytes)}{host}, step {show_seconds(one.step_seconds)})")
 
 
 def _nearest(report: TrainReport) -> str:

@@ -6,6 +6,7 @@ from shardwise.training._comm import CommReport, comm
 from shardwise.training._evaluate import Evaluation, evaluate
 from shardwise.training._intervals import conditions
 from shardwise.training._report import Options, TrainReport, Verdict, train
+from shardwise.training._savers import Saver
 from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Evaluation",
     "Options",
     "PlanSizes",
+    "Saver",
     "TrainReport",
     "TrainingCase",
     "Verdict",

@@ -20,6 +20,7 @@ from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, mem
 from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._resolve import Question, complete
+from shardwise.training._savers import Saver, proposals, savers_of
 from shardwise.training._sizes import sizes_of
 from shardwise.units import show_bytes, show_seconds
 
@@ -283,6 +284,16 @@ class TrainReport:
         from shardwise.training._timeline import timeline_of
 
         return timeline_of(self.case, self.evaluation)
+
+    @cached_property
+    def savers(self) -> tuple[Saver, ...]:
+        """Every single change that may take less memory, evaluated: bytes saved, seconds added, or the rule broken."""
+        return savers_of(self)
+
+    @cached_property
+    def proposals(self) -> tuple[Saver, ...]:
+        """Savers together that fit, the quickest first; the one that needs least where none fits."""
+        return proposals(self)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:

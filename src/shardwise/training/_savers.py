@@ -1,0 +1,143 @@
+"""What may take less memory: single changes of a plan, its job or its framework's settings, and bundles of them.
+
+Each is evaluated, none is assumed to save: what it saves may be negative, and its step may be shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError
+from shardwise.plans import Plan, Settings, Stack, Training, find_stack
+from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
+
+if TYPE_CHECKING:
+    from shardwise.training._report import TrainReport
+
+Changes = dict[str, Any]
+_RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
+_FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
+# The framework with most savers, where that of the plan does not run a bundle.
+_ELSE = "transformers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saver:
+    """Changes that may save memory and what they do: bytes on device and host, the step, or the rule that they break.
+
+    `saved_bytes` and `added_seconds` are against the plan as it was asked.
+    """
+
+    flags: str
+    saved_bytes: float = 0.0
+    added_seconds: float = 0.0
+    device_bytes: float = 0.0
+    host_bytes: float = 0.0
+    step_seconds: float = 0.0
+    fits: bool = False
+    problem: str = ""
+
+    @property
+    def saves(self) -> bool:
+        """Whether it may be done and takes less memory."""
+        return not self.problem and self.saved_bytes > 0
+
+
+def flags_of(changes: Changes) -> str:
+    """Return changes as the flags that make them.
+
+    >>> flags_of({"offload": ("optimizer", "gradients"), "updates_in_backward": True})
+    '--offload optimizer,gradients --optimizer-in-backward'
+    """
+    said = []
+    for name, value in changes.items():
+        flag = "--" + _FLAGS.get(name, name).replace("_", "-")
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        said.append(flag if value is True else f"{flag} {text}")
+    return " ".join(said)
+
+
+def singles(report: TrainReport) -> Iterator[Changes]:
+    """Yield the single savers that differ from what a report has."""
+    plan, offload = report.plan, report.plan.offload
+    yield from ({"recompute": mode} for mode in ("selective", "full"))
+    yield from ({"loss": kernel} for kernel in ("fused-linear", "cce", "vocab-parallel-in-place"))
+    yield {"tile_mlp": 8}
+    if plan.micro_batch > 1:
+        yield {"micro_batch": plan.micro_batch // 2}
+    yield from ({"optimizer": name} for name in ("adam8bit", "adam4bit", "adafactor", "apollo"))
+    yield {"updates_in_backward": True}
+    yield {"precision": "bf16-pure"}
+    for words in (("activations",), ("optimizer",), ("optimizer", "gradients")):
+        yield {"offload": tuple(dict.fromkeys((*offload, *words)))}
+    yield {"sharding": "fsdp", "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
+
+
+def bundles(report: TrainReport) -> Iterator[Changes]:
+    """Yield savers together, the least first."""
+    lean: Changes = {"recompute": "full", "loss": "fused-linear"}
+    one: Changes = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
+    narrow: Changes = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
+    away: Changes = {**lean, "precision": "bf16-pure", "offload": ("optimizer", "gradients", "activations")}
+    yield from ({"recompute": "full"}, lean, narrow, away)
+
+
+def tried(report: TrainReport, changes: Changes, stack: str = "") -> Saver:
+    """Return what changes of a report do, under its own framework or the one that is named."""
+    from shardwise.training._report import Options, train
+
+    case = report.case
+    kept = [{k: v for k, v in changes.items() if k in names} for _, names in _RECORDS]
+    own: Stack = replace(find_stack(stack), settings=case.stack.settings) if stack else case.stack
+    own = replace(own, settings=replace(own.settings, **kept[2]))
+    options = Options(stack=own, efficiencies=case.efficiencies, overlap=case.overlap)
+    flags = flags_of({**changes, **({"stack": stack} if stack else {})})
+    try:
+        found = train(case.model, case.cluster, replace(case.plan, **kept[0]), replace(case.job, **kept[1]), options)
+    except InputError as error:
+        return Saver(flags=flags, problem=str(error.problems[0]))
+    refused = {problem.field for problem in report.unlaunched}
+    new = [problem for problem in found.unlaunched if problem.field not in refused]
+    return Saver(
+        flags=flags,
+        saved_bytes=report.device_bytes - found.device_bytes,
+        added_seconds=found.step_seconds - report.step_seconds,
+        device_bytes=found.device_bytes,
+        host_bytes=found.memory.host,
+        step_seconds=found.step_seconds,
+        fits=found.fits,
+        problem=str(new[0]) if new else "",
+    )
+
+
+def savers_of(report: TrainReport) -> tuple[Saver, ...]:
+    """Return every single saver: what may be done first, what saves most before the others."""
+    found = [tried(report, changes) for changes in singles(report) if _differs(report, changes)]
+    return tuple(sorted(found, key=lambda one: (bool(one.problem), -one.saved_bytes)))
+
+
+def _differs(report: TrainReport, changes: Changes) -> bool:
+    """Return whether changes ask for something else than the report has."""
+    has: Changes = {"precision": report.case.recipe.precision.name, "loss": report.case.stack.loss_kernel}
+    records = (report.plan, report.job, report.case.stack.settings)
+    for record, (_, names) in zip(records, _RECORDS, strict=True):
+        has = {**{name: getattr(record, name) for name in names}, **has}
+    return any(has[name] != value for name, value in changes.items())
+
+
+def proposals(report: TrainReport) -> tuple[Saver, ...]:
+    """Return the bundles of savers that fit, the quickest first, each under a framework that runs it.
+
+    Where none fits the one that needs least is returned alone.
+    """
+    found = []
+    for changes in bundles(report):
+        one = tried(report, changes)
+        if one.problem and report.case.stack.name != _ELSE:
+            one = tried(report, changes, _ELSE)
+        found.append(one)
+    able = [one for one in found if not one.problem]
+    fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
+    return tuple(fitting or sorted(able, key=lambda one: one.device_bytes)[:1])

@@ -1,0 +1,85 @@
+"""Memory savers are evaluated one by one: what each saves and adds is what the changed plan takes."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.training import Options, TrainReport, train
+from shardwise.training._savers import bundles, flags_of, singles
+
+
+def report(on: str = "1xrtx-4090", stack: str = "transformers", **plan: object) -> TrainReport:
+    """Return a full fine-tune of Llama-3.1-8B."""
+    job = Training(seq_len=2048, global_batch=1)
+    whole = Plan(micro_batch=1, **plan)  # type: ignore[arg-type]
+    return train(load_model("llama-3.1-8b"), Cluster.parse(on), whole, job, Options(stack=find_stack(stack)))
+
+
+def test_each_saver_does_what_it_says() -> None:
+    """Bytes and seconds are those of the changed plan against the one that was asked, legal ones first."""
+    base = report()
+    found = {one.flags: one for one in base.savers}
+    away = report(offload=("optimizer",))
+    one = found["--offload optimizer"]
+    assert (one.device_bytes, one.step_seconds, one.host_bytes) == (
+        away.device_bytes, away.step_seconds, away.memory.host,
+    )  # fmt: skip
+    assert one.saved_bytes == base.device_bytes - away.device_bytes
+    assert one.added_seconds == away.step_seconds - base.step_seconds
+    legal = [saver.saved_bytes for saver in base.savers if not saver.problem]
+    assert legal == sorted(legal, reverse=True)
+
+
+def test_savers_that_a_framework_does_not_run_say_why() -> None:
+    """What is refused comes last, with the rule and what would do instead."""
+    broken = {one.flags: one for one in report(stack="megatron").savers if one.problem}
+    assert "megatron does not run this" in broken["--optimizer adam8bit"].problem
+    assert not any(one.saves for one in broken.values())
+
+
+def test_what_a_plan_has_is_no_saver() -> None:
+    """A change that the report has already is not listed."""
+    said = {one.flags for one in report(recompute="full", offload=("activations",)).savers}
+    assert "--recompute full" not in said and "--offload activations" not in said
+    assert "--offload activations,optimizer" in said
+
+
+def test_a_hopeless_full_fine_tune_is_told_what_fits() -> None:
+    """8B parameters on 24 GB: bundles of savers that fit come with their cost, the quickest first."""
+    found = report().proposals
+    assert found and all(one.fits for one in found)
+    assert [one.step_seconds for one in found] == sorted(one.step_seconds for one in found)
+    assert any("--offload optimizer,gradients,activations" in one.flags for one in found)
+    whole = report(stack="megatron").proposals
+    assert any(one.flags.endswith("--stack transformers") for one in whole)
+
+
+def test_where_nothing_fits_the_least_is_named() -> None:
+    """405B parameters fit no single card whatever is saved: the bundle that needs least is returned alone."""
+    model, job = load_model("llama-3.1-405b"), Training(seq_len=2048, global_batch=1)
+    found = train(model, Cluster.parse("1xrtx-4090"), Plan(micro_batch=1), job, Options(stack="transformers"))
+    (one,) = found.proposals
+    assert not one.fits
+
+
+@pytest.mark.parametrize("kind", [singles, bundles])
+def test_savers_change_fields_that_there_are(kind: object) -> None:
+    """Each change names fields of a plan, a job or settings, and is said as flags."""
+    names = {f.name for record in (Plan, Training, Settings) for f in fields(record)}
+    for changes in kind(report()):  # type: ignore[operator]
+        assert changes.keys() <= names
+        assert flags_of(changes).startswith("--")
+
+
+def test_several_micro_batches_take_no_update_in_backward() -> None:
+    """With several micro-batches no bundle updates in backward."""
+    base = report()
+    many = replace(base.job, global_batch=4)
+    found = train(base.case.model, base.case.cluster, base.plan, many, Options(stack=base.case.stack))
+    assert not any("updates_in_backward" in changes for changes in bundles(found))
+    assert any("updates_in_backward" in changes for changes in bundles(base))
