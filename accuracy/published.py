@@ -14,8 +14,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from accuracy.adapted_seconds import tuned
-from accuracy.adapters import MEMORY, beside, frozen_recipe, frozen_record, trains_adapters
 from accuracy.files import read
 from accuracy.kernels import KERNELS
 from accuracy.padding import padded, pads_ranks
@@ -29,8 +27,6 @@ from shardwise.measured import (
     TrainingRows,
     Validation,
     matches,
-    question_of,
-    report_of,
     validate,
 )
 from shardwise.measured import read as known
@@ -118,11 +114,7 @@ def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 class PublishedTraining(TrainingRows):
-    """Predicts published training runs: completed, with adapters beside frozen weights, or by whole arguments."""
-
-    def asked(self, record: Record) -> str:
-        """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
-        return record.text("metric") if trains_adapters(record) else super().asked(record)
+    """Predicts published training runs: completed, or by whole arguments."""
 
     def predict(self, record: Record, context: Context) -> Predicted:
         """Return the prediction of a row's configuration."""
@@ -130,23 +122,7 @@ class PublishedTraining(TrainingRows):
             from accuracy.arguments import predict_arguments
 
             return predict_arguments(record, context, context.arguments[record.text("case_id")])
-        row = completed(record)
-        if not trains_adapters(row):
-            return _predicted(row, context)
-        frozen = frozen_record(row)
-        found = _predicted(frozen.told({"precision": frozen_recipe(row)}), context)
-        more, report = 0.0, found.report
-        if row.text("metric") in MEMORY:
-            more = beside(row, report)
-        else:
-            report = tuned(row, report)
-        return Predicted(report, tuple(dict.fromkeys((*found.assumed, *row.assumed))), more)
-
-
-def _predicted(record: Record, context: Context) -> Predicted:
-    question = question_of(record, context)
-    report = report_of(record, question)
-    return Predicted(report, tuple(dict.fromkeys((*question.notes, *record.assumed))))
+        return super().predict(completed(record), context)
 
 
 class PublishedInference(InferenceRows):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accuracy.adapters import ADAPTED
 from shardwise.cost import Conditions, Spread, memory_conditions
 from shardwise.measured import Comparison
 
@@ -62,17 +61,14 @@ class Residual:
 
 
 def residuals(rows: Iterable[Comparison]) -> list[Residual]:
-    """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not.
-
-    Nor do runs of adapters, which no report speaks of.
-    """
+    """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not."""
     found: dict[tuple[str, str], Residual] = {}
     for row in rows:
         quantity = (TRAINING if row.kind == "training" else SERVING).get(row.metric)
         toy = row.source.startswith("megatron_ci") and quantity == "step_seconds"
         if quantity is None or toy or row.quality in ("C", "low") or not row.measured or not row.predicted:
             continue
-        if ADAPTED in row.assumed or row.conditions is None:
+        if row.conditions is None:
             continue
         ratio = row.measured / row.predicted
         one = Residual(

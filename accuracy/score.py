@@ -31,7 +31,7 @@ CONSTANTS = (
     *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "plans/precisions.toml"),
     *("serving/engines.toml", "serving/quantization.toml", "hardware/links.toml"),
     *(f"measured/{name}.toml" for name in ("rules", "frameworks", "engines")),
-    *(f"../../accuracy/{name}.toml" for name in ("adapters", "documented", "frameworks", "engines")),
+    *(f"../../accuracy/{name}.toml" for name in ("documented", "frameworks", "engines")),
     *(f"../../accuracy/kernels/{name}.toml" for name in ("tables", "modules", "types")),
 )
 WORSE = 0.01

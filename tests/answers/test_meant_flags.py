@@ -18,7 +18,7 @@ from shardwise.answers._meant import _WORDS, MEANT
         ("train", "--fp8", "did you mean --precision?"),
         ("infer", "--isl", "did you mean --input-tokens?"),
         ("train", "--micro-bach", "did you mean --micro-batch?"),
-        ("train", "--lora-alpha", "adapters is not built yet"),
+        ("train", "--finetune", "did you mean --adapter or --trains?"),
     ],
 )
 def test_words_of_other_systems_name_the_flag(command: str, flag: str, says: str) -> None:
@@ -26,6 +26,22 @@ def test_words_of_other_systems_name_the_flag(command: str, flag: str, says: str
     done = run(command, "gpt2", "--on", "8xh100", flag, "8")
     assert done.status == 2
     assert says in done.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--qlora", "--adapter lora --base nf4"),
+        ("--lora-rank 16", "--adapter lora --rank 16"),
+        ("--lora-r 16 --lora-target q,v", "--adapter lora --rank 16 --targets q,v"),
+        ("--use-rslora --load-in-8bit", "--adapter rslora --base int8"),
+        ("--qlora --base nf4-dq", "--adapter lora --base nf4-dq"),
+    ],
+)
+def test_flags_of_fine_tuning_programs_mean_what_they_say(typed: str, meant: str) -> None:
+    """What peft, TRL and bitsandbytes call a setting gives the answer of the flag that it means."""
+    ask = ("train", "llama-3.2-1b", "--on", "rtx-4090", "--seq-len", "512", "--json")
+    assert run(*ask, *typed.split()).out == run(*ask, *meant.split()).out
 
 
 def test_a_word_like_no_flag_suggests_none() -> None:

@@ -121,7 +121,7 @@ def test_two_products_of_activations_make_the_gradient_of_a_core() -> None:
 def test_operands_that_are_not_aligned_leave_the_matrix_units() -> None:
     """A product whose rows start between loads of 16 bytes takes at least its FLOPs at the vector rate."""
     whole = product(2048, 2048, 104, region="attention.core", batch=16, weight_flops=0, flops=32 * 2048 * 2048 * 104)
-    split = replace(whole, unaligned=True)
+    split = replace(whole, vector_units=True)
     assert kernel_seconds(RATES, split, "forward") == whole.flops / H100.vector_flops
     assert kernel_seconds(RATES, split, "forward") > 2 * kernel_seconds(RATES, whole, "forward")
     assert kernel_seconds(IDEAL, split, "forward") == kernel_seconds(IDEAL, whole, "forward")

@@ -14,7 +14,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Model, MoE, load_model
 from shardwise.plans import Plan, Training, find_stack, split_layers
 from shardwise.training import Evaluation, TrainingCase, evaluate, sizes_of, stages_of
-from shardwise.training._stages import Partition, kinds_of, runs_of, stack_runs, stage_layers
+from shardwise.training._stages import Partition, kinds_of, order_of, runs_of, stack_runs, stage_layers
 
 LLAMA, DEEPSEEK = load_model("llama-3.1-8b"), load_model("deepseek-v3")
 
@@ -93,9 +93,9 @@ def test_stacked_runs_are_the_runs_side_by_side() -> None:
 
 def test_kinds_follow_recompute() -> None:
     """A limit on recomputed layers makes two kinds of each block; without it there is one."""
-    assert [(k.recomputed) for k in kinds_of(LLAMA, partly=True, recomputes=True)] == [True, False]
-    assert [(k.recomputed) for k in kinds_of(LLAMA, partly=False, recomputes=True)] == [True]
-    assert len(kinds_of(DEEPSEEK, partly=False, recomputes=False)) == 2
+    assert [(k.recomputed) for k in kinds_of(order_of(LLAMA), partly=True, recomputes=True)] == [True, False]
+    assert [(k.recomputed) for k in kinds_of(order_of(LLAMA), partly=False, recomputes=True)] == [True]
+    assert len(kinds_of(order_of(DEEPSEEK), partly=False, recomputes=False)) == 2
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "dualpipe"])

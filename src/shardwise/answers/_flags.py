@@ -44,17 +44,23 @@ class Command:
     many: bool = False
 
 
-# Flags that are planned and refused by name until they do something.
-NOT_BUILT = {
-    "lora": "fine-tuning of adapters",
-    "lora_rank": "fine-tuning of adapters",
-    "lora_alpha": "fine-tuning of adapters",
-    "finetune": "fine-tuning of adapters",
-    "peft": "fine-tuning of adapters",
-    "qlora": "fine-tuning of adapters",
-    "adapter": "fine-tuning of adapters",
-    "adapters": "fine-tuning of adapters",
-    "freeze": "fine-tuning of a part",
+_LORA = {"adapter": "lora"}
+# Flags as fine-tuning programs have them -> the flag that takes the value ("": none), and what else they say.
+ALIASES: dict[str, tuple[str, dict[str, str]]] = {
+    "lora": ("", _LORA),
+    "peft": ("", _LORA),
+    "use_peft": ("", _LORA),
+    "qlora": ("", {**_LORA, "base": "nf4"}),
+    "use_dora": ("", {"adapter": "dora"}),
+    "use_rslora": ("", {"adapter": "rslora"}),
+    "load_in_4bit": ("", {"base": "nf4"}),
+    "load_in_8bit": ("", {"base": "int8"}),
+    "lora_rank": ("rank", _LORA),
+    "lora_r": ("rank", _LORA),
+    "lora_alpha": ("adapter_alpha", _LORA),
+    "lora_dropout": ("adapter_dropout", _LORA),
+    "lora_target": ("targets", _LORA),
+    "lora_target_modules": ("targets", _LORA),
 }
 
 

@@ -163,13 +163,14 @@ def usual_stack(inputs: Inputs) -> str:
     from shardwise.answers._case import make_plan
     from shardwise.plans import Plan, default_stack
 
+    adapter = str(inputs.values.get("adapter") or "")
     if any(isinstance(inputs.values.get(name), str) for name in ("tp", "cp", "pp", "vpp", "ep", "dp")) or isinstance(
         inputs.values.get("sharding"), tuple
     ):
         # Values to try, of a search.
-        return default_stack(Plan())
+        return default_stack(Plan(), adapter)
     plan = make_plan(inputs)
-    name, alone = default_stack(plan), default_stack(Plan(sharding=plan.sharding))
+    name, alone = default_stack(plan, adapter), default_stack(Plan(sharding=plan.sharding), adapter)
     if name != alone:
         inputs.notes.append(f"stack {name}: not given, and {alone} does not split a model as this plan does")
     return name

@@ -39,6 +39,8 @@ _WORDS = {
     "stack": "framework backend",
     "engine": "backend framework",
     "price": "cost dollars",
+    "adapter": "finetune finetuning_type adapters peft_method",
+    "trains": "finetune freeze modules_to_save",
 }
 
 

@@ -15,7 +15,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs, known_keys, read_values
 from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
 from shardwise.answers._files import read_case, write_case
-from shardwise.answers._flags import FROM, NOT_BUILT, Command, Flag
+from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._meant import meant
 from shardwise.errors import InputError, Problems
 
@@ -203,6 +203,7 @@ def scan(words: Sequence[str], command: Command) -> ScannedWords:
     found = ScannedWords()
     rest = deque(words)
     unknown: list[tuple[str, str | None]] = []
+    implied: dict[str, str] = {}
     while rest:
         word = rest.popleft()
         if word == "-h":
@@ -211,6 +212,8 @@ def scan(words: Sequence[str], command: Command) -> ScannedWords:
             found.words.append(word)
             continue
         name, equals, value = word.partition("=")
+        if _said(name, command, implied):
+            continue
         flag, negated = _find(name, command)
         if flag is None:
             after = rest[0] if rest and not rest[0].startswith("-") and not equals else None
@@ -229,8 +232,19 @@ def scan(words: Sequence[str], command: Command) -> ScannedWords:
             found.put(flag, True)
         else:
             found.problems.add(flag.key, None, "has no value", f"write {flag.option} {flag.kind.word}")
+    found.given = {**implied, **found.given}
     _report_unknown(found, unknown, command)
     return found
+
+
+def _said(name: str, command: Command, implied: dict[str, str]) -> bool:
+    """Record what a flag of another program says of others; return whether that is all that it says."""
+    key = name[2:].replace("-", "_") if name.startswith("--") else ""
+    takes, more = ALIASES.get(key, ("", {}))
+    if not more.keys() <= command.flags.keys():
+        return False
+    implied |= more
+    return bool(more) and not takes
 
 
 def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
@@ -240,6 +254,8 @@ def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
     key = name[2:].replace("-", "_")
     if key in command.flags and "_" not in name:
         return command.flags[key], False
+    if (alias := ALIASES.get(key, ("",))[0]) in command.flags:
+        return command.flags[alias], False
     plain = key.removeprefix("no_")
     if plain != key and plain in command.flags and command.flags[plain].kind.switch and "_" not in name:
         return command.flags[plain], True
@@ -263,9 +279,6 @@ def _report_unknown(found: ScannedWords, unknown: list[tuple[str, str | None]], 
         spare = len(found.words) > len(command.positionals)
         if value is not None and value in found.words and spare:
             found.words.remove(value)
-        if key in NOT_BUILT:
-            found.problems.add(key, value, f"{NOT_BUILT[key]} is not built yet", "leave it out")
-            continue
         found.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
     if len(unknown) > MOST_NAMED:
         rule = f"is one of {len(unknown)} flags that {command.name} does not have"

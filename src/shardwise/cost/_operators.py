@@ -134,13 +134,14 @@ def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X
 
 
 def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
-    """Return the seconds of a product, at the rate of the vector units where its operands are not aligned.
+    """Return the seconds of a product, at the rate of the vector units where it runs on those.
 
-    NVIDIA, Matrix Multiplication Background User's Guide, section 2.1: efficient use of tensor cores needs multiples of
-    16 bytes, and before cuBLAS 11 any use. That batched products of attention in CUDA 11 did without them is what the
+    Products of fp32 beside 16-bit ones do unless they are rounded to TF32, which torch leaves to its user. NVIDIA,
+    Matrix Multiplication Background User's Guide, section 2.1: efficient use of tensor cores needs multiples of 16
+    bytes, and before cuBLAS 11 any use. That batched products of attention in CUDA 11 did without them is what the
     steps of BLOOM say (accuracy/notes/causes.md), not the guide.
     """
-    if not op.unaligned or is_plain(r.vector_flops, 0):
+    if not op.vector_units or is_plain(r.vector_flops, 0):
         return seconds
     return maximum(seconds, named(flops / r.vector_flops, "product without matrix units"))
 
@@ -196,7 +197,7 @@ def _product_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     )
     if which != "weight":
         return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
-    return seconds / r.weight_gradient + _finish(r, op)
+    return _off_matrix_units(r, op, flops, seconds / r.weight_gradient) + _finish(r, op)
 
 
 def _grouped_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
@@ -258,11 +259,13 @@ def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:
     zero = 0 * op.forward_bytes
     two = op.kind in ("matmul", "grouped") and not op.region.endswith("core")
     has_weight_pass = two and bool(op.weights or op.weight_flops is not zero) and "weight" not in op.without
+    forward, back = (kernel_seconds(r, op, which) for which in ("forward", "input"))
+    if not is_plain(op.widened_bytes, 0):
+        widened = named(op.widened_bytes / r.memory_bytes + r.memory_start, "weights made wide")
+        forward, back = forward + widened, back + widened
     return PassSeconds(
-        forward=named(kernel_seconds(r, op, "forward"), f"{op.name}, forward"),
-        backward_input=zero
-        if "input" in op.without
-        else named(kernel_seconds(r, op, "input"), f"{op.name}, input gradient"),
+        forward=named(forward, f"{op.name}, forward"),
+        backward_input=zero if "input" in op.without else named(back, f"{op.name}, input gradient"),
         backward_weight=named(kernel_seconds(r, op, "weight"), f"{op.name}, weight gradient")
         if has_weight_pass
         else zero,

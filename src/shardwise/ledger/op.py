@@ -38,7 +38,8 @@ class Weight(Generic[X]):
     """Parameters of an operator: `elements` on this rank, `whole` in the model.
 
     `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector. `role` is that
-    of the operator that multiplies by it, and "embedding" of the table of token embeddings alone.
+    of the operator that multiplies by it, and "embedding" of the table of token embeddings alone. `stored_bytes` are
+    those of a frozen weight, in its own format; those of an `adapter` have a type of their own.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Weight(Generic[X]):
     trainable: bool = True
     shape: tuple[X | float, ...] = ()
     role: OpRole = "other"
+    stored_bytes: X | float = 0
+    adapter: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,11 +102,14 @@ class Op(Generic[X]):
     again when its region is recomputed; `kernels` how many launches an unfused implementation makes. `finish_bytes`
     is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
     `parts` are the columns of the products that a joint one stands for, in their order. `host_seconds` is what the
-    host needs to launch the kernels of one pass: they never take less. `unaligned` operands have rows that do not
-    start at multiples of 16 bytes. `apart` is how often kernels read or write the input gradient to add up those of
-    `parts` that run as products of their own, 0 where one product stands for them. `takes` and `makes` are the names of
-    the tensors that it reads and writes where `reads` and its own name do not say (`ledger.flow`); one that makes none
-    works in place. `without` are the gradients that nothing asks for.
+    host needs to launch the kernels of one pass: they never take less. `vector_units` says that a product runs without
+    matrix units: its rows do not start at multiples of 16 bytes, or it is of fp32. `apart` is how often kernels read
+    or write the input gradient to add up those of `parts` that run as products of their own, 0 where one product
+    stands for them. `takes` and `makes` are the names of the tensors that it reads and writes where `reads` and its
+    own name do not say (`ledger.flow`); one that makes none works in place. `without` are the gradients that nothing
+    asks for. `modules` are the linear layers, by the names that models give them, that it stands for, and `split` the
+    side of them that tensor parallelism splits. `widened_bytes` are moved before a pass to make 16 bits of weights
+    that are stored in fewer.
     """
 
     name: str
@@ -127,6 +133,9 @@ class Op(Generic[X]):
     takes: tuple[str, ...] = ()
     makes: tuple[str, ...] | None = None
     without: tuple[Gradient, ...] = ()
+    modules: tuple[str, ...] = ()
+    split: Literal["", "inputs", "outputs"] = ""
+    widened_bytes: X | float = 0
     dtype: str = ""
     transient_bytes: X | float = 0
     batch: X | float = 1
@@ -136,7 +145,7 @@ class Op(Generic[X]):
     shapes: tuple[tuple[str, tuple[X | float, ...]], ...] = ()
     parts: tuple[X, ...] = ()
     host_seconds: X | float = 0
-    unaligned: bool = False
+    vector_units: bool = False
     apart: int = 0
     role: OpRole = "other"
 

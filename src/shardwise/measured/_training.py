@@ -21,6 +21,7 @@ from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
 from shardwise.measured._training_stack import dropout_of, named_stack, precision_of
+from shardwise.measured._training_tuning import is_tuned, natural, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack
 from shardwise.training import Options, TrainReport, conditions, train
@@ -30,29 +31,26 @@ SETTINGS = (
     *("model", "device", "num_gpus", "gpus_per_node", "inter_node", "seq_len", "micro_batch", "global_batch", "tp"),
     *("sp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "sharding", "recompute", "recompute_detail"),
     *("compute_dtype", "param_dtype", "grad_dtype", "attention_kernel", "optimizer", "master_weights", "finetune"),
-    *("offload", "framework", "stack", "precision", "notes"),
+    *("lora_rank", "offload", "framework", "stack", "precision", "notes"),
 )
-_TUNED = "other adapters than LoRA, and seconds on unpacked samples, are not modelled"
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The report of one configuration, what had to be assumed for it, and bytes beside those of the report."""
+    """The report of one configuration, and what had to be assumed for it."""
 
     report: TrainReport
     assumed: tuple[str, ...]
-    more_bytes: float = 0.0
 
     @property
     def fits(self) -> bool:
         """Whether the configuration fits its device."""
-        return self.report.device_bytes + self.more_bytes <= self.report.case.cluster.device.usable_memory_bytes
+        return self.report.device_bytes <= self.report.case.cluster.device.usable_memory_bytes
 
     def answer(self, record: Record) -> Prediction:
         """Return the predicted value of a row's metric, its interval and what was assumed."""
         own = Record(record.row)
-        verdict = self.more_bytes and own.text("metric") == "fits"
-        value = float(self.fits) if verdict else value_of(own, self.report) + self.more_bytes
+        value = value_of(own, self.report)
         interval = interval_of(own, self.report, value, self.assumed)
         assumed = tuple(dict.fromkeys((*self.assumed, *own.assumed)))
         known = conditions(self.report, any(one.startswith(WEIGHTY) for one in self.assumed))
@@ -81,11 +79,11 @@ class TrainingRows:
     def asked(self, record: Record) -> str:
         """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
         metric = record.text("metric")
-        return metric if metric == "fits" else ""
+        return metric if metric == "fits" or natural(record) else ""
 
     def predict(self, record: Record, context: Context) -> Predicted:
         """Return the prediction of a row's configuration; raises `InputError` with the reason where there is none."""
-        record = record.completed()
+        record = with_length(record.completed())
         question = question_of(record, context)
         report = report_of(record, question)
         return Predicted(report, tuple(dict.fromkeys((*question.notes, *record.assumed))))
@@ -141,12 +139,14 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
     cluster = cluster_of(record, device, notes)
     plan = plan_of(record, model, framework, cluster.devices_per_node)
     stack = named_stack(record, framework, plan.sharding, model, table)
+    precision = record.text("precision") or precision_of(record, stack, set(device.matrix_flops), table)
     job = Training(
         seq_len=int(record.positive("seq_len")),
         global_batch=global_batch_of(record, plan, cluster.num_devices),
-        precision=record.text("precision") or precision_of(record, stack, set(device.matrix_flops), table),
+        precision=precision,
         optimizer=optimizer_of(record),
         dropout=dropout_of(record, model, stack, table),
+        **(tuning_fields(record, model) if is_tuned(record) else {}),
     )
     return TrainingQuestion(
         model=model,
@@ -179,16 +179,9 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
 
 def _check(record: Record) -> None:
     """Raise where a row describes what the package does not model."""
-    tuned = record.text("finetune") or "pretrain"
-    if tuned not in ("pretrain", "full"):
-        raise refuse("finetune", tuned, _TUNED)
     if record.text("offload") not in ("", "none"):
         raise refuse("offload", record.text("offload"), "offloading to the host is not modelled")
     if record.text("optimizer").startswith("paged"):
         raise refuse("optimizer", record.text("optimizer"), "its state moves to the host, which is not modelled")
-    if tuned == "full" and (
-        "mean_tokens_per_sample" in record.text("notes") or "longest_sample" in record.text("notes")
-    ):
-        raise refuse("finetune", tuned, _TUNED)
     if not record.whole("num_gpus"):
         raise refuse("num_gpus", None, "is not stated")

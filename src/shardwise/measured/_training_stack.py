@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwise.measured._frameworks import Framework, Table, has_habit, variant_of
 from shardwise.measured._record import Record, refuse
+from shardwise.measured._training_tuning import is_tuned
 from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Sharding, default_stack, find_stack, precision_names
 
@@ -37,6 +38,8 @@ def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> s
         return dtype
     if dtype not in ("bf16", "fp16"):
         raise refuse("compute_dtype", dtype, "is not a known data type")
+    if is_tuned(record):
+        return ""
     weights, gradients = record.text("param_dtype"), record.text("grad_dtype")
     if (
         not gradients

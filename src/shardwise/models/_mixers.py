@@ -98,7 +98,7 @@ class Attention(SequenceMixer):
     `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
     `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys,
     `softcap` whether scores go through a tanh. `fused_projection` is one matrix for queries, keys and values, of which
-    the values are a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
+    what is not rotated is a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
     """
 
     attends: ClassVar[bool] = True

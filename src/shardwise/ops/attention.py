@@ -80,6 +80,7 @@ def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
         inputs=inputs + 0 * heads, outputs=heads * per_query + kv * per_key, whole_inputs=inputs,
         whole_outputs=m.heads * per_query + m.kv_heads * per_key, bias=m.qkv_bias,
         kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts, role="qkv",
+        modules=("qkv",) if m.fused_projection else ("q", "k", "v")[: len(parts)],
     )  # fmt: skip
 
 
@@ -149,7 +150,8 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
         source = y.residual("attention.input", m.input_width, "norm1")
     # Rotated queries and keys are new tensors; values stay a view of a fused projection, which is kept whole.
     by_modules = y.stack.norm == "eager" and y.stack.attention == "flash"
-    stored = projections(y, m, D).outputs if by_modules and m.fused_projection else kv * m.value_dim
+    viewed = by_modules and m.fused_projection and m.rotary
+    stored = projections(y, m, D).outputs if viewed else kv * m.value_dim
     inputs = (
         y.activation("attention.queries", heads * m.head_dim, REGION),
         y.activation("attention.keys", kv * m.head_dim, REGION),
@@ -160,7 +162,7 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     if m.rotary:
         turned = rotary(y, (heads + (0 if m.kv_from_earlier else kv)) * m.head_dim)
         ops.append(replace(turned, takes=STREAMS[:2]))
-    if m.fused_projection or y.stack.activation == "fused":
+    if (m.fused_projection and m.rotary) or y.stack.activation == "fused":
         ops.append(_split(y, inputs))
     ops += attention_core(y, core, inputs)
     if m.sinks:
@@ -170,5 +172,5 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
         copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and m.joined_rotary)
         product = merged(y, product, copies)
     out = Shape(inputs=heads * m.value_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.value_dim, whole_outputs=D,
-                bias=m.out_bias, role="out")  # fmt: skip
+                bias=m.out_bias, role="out", modules=("o",))  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, product))

@@ -35,6 +35,7 @@ from shardwise.ops.layout import Layout, Shape, matmul
 from shardwise.ops.quantised import quantised
 from shardwise.ops.recurrent import gated_delta, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
+from shardwise.ops.tuning import tuned
 
 # The one place that knows which operators a kind of mixer has; each takes (layout, mixer, hidden, its normed input).
 _MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {
@@ -91,7 +92,7 @@ def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
     >>> [op.name for op in block_ops(y, model.layers[0], model.hidden)][:3]
     ['norm1', 'qkv', 'attention']
     """
-    ops = [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)]
+    ops = list(tuned(y, [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)]))
     for index, other in enumerate(block.also, start=1):
         ops += (_apart(op, f"also{index}") for op in block_ops(y, other, D))
     for other in block.idle:

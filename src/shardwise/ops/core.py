@@ -282,11 +282,11 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
         role="softmax",
     )  # fmt: skip
     first = replace(
-        first, forward=ahead, backward=back, unaligned=is_unaligned(y, c.key_dim), role="scores",
+        first, forward=ahead, backward=back, vector_units=is_unaligned(y, c.key_dim), role="scores",
         takes=(inputs[0].name, inputs[1].name),
     )  # fmt: skip
     takes = ("attention.softmax", inputs[2].name)
-    return first, softmax, replace(last, unaligned=is_unaligned(y, c.value_dim), role="context", takes=takes)
+    return first, softmax, replace(last, vector_units=is_unaligned(y, c.value_dim), role="context", takes=takes)
 
 
 def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:

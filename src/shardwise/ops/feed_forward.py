@@ -78,8 +78,11 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
     F, sides = y.split(m.ffn), 2 if m.gated else 1
     one_kernel = y.stack.activation == "fused"
     up = Shape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
-               kernels=1 if one_kernel else sides, parts=(F,) * sides, role="up")  # fmt: skip
-    down = Shape(inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias, role="down")
+               kernels=1 if one_kernel else sides, parts=(F,) * sides, role="up",
+               modules=("gate", "up")[-sides:])  # fmt: skip
+    down = Shape(
+        inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias, role="down", modules=("down",)
+    )
     act, product = activation_op(y, name, m, y.tokens, F)
     ops = (y.column(f"{name}.up", name, up, source), act, y.row(f"{name}.down", name, down, product))
     return (*ops, *_receptance(y, D, source, name)) if m.style == "rwkv" else ops

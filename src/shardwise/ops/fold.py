@@ -23,8 +23,7 @@ class CostModel(Generic[X]):
     """What blocks run on: rates of the device, links, and how each axis' groups lie on them.
 
     `replicas` is what messages between replicas take of compute; nothing where it is not given.
-    `host` is given where copies lie there. Weights that are
-    `frozen` have no gradients, and `widened_bytes` of each are moved to make its 16 bits before every product.
+    `host` is given where copies lie there.
     """
 
     rates: Rates[X]
@@ -34,8 +33,6 @@ class CostModel(Generic[X]):
     exposed_axes: tuple[str, ...] = ()
     replicas: Beside | None = None
     host: HostRates | None = None
-    frozen: bool = False
-    widened_bytes: float = 0.0
 
     def hides(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""

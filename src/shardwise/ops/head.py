@@ -15,6 +15,7 @@ from shardwise.models import Model
 from shardwise.ops.block import projection
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.tuning import tuned
 
 
 def padded_vocab(V: int, multiple: int, tp: X) -> X:
@@ -72,7 +73,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     38597376
     """
     if not m.embedding:
-        return _around(y, m)
+        return tuned(y, _around(y, m))
     width = m.embedding_width or m.hidden
     stream = y.a * y.tokens * width
     ahead, back = _table_messages(y, stream, width)
@@ -87,7 +88,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if m.embedding_norm:
         source = y.residual("embedding.output", m.hidden, "embedding")
         ops.append(norm(y, "embedding_norm", m.hidden, m.norm, source, "embedding"))
-    return (*ops, *_around(y, m))
+    return tuned(y, (*ops, *_around(y, m)))
 
 
 def rotary_tables(y: Layout[X], m: Model) -> tuple[Tensor[X], ...]:
@@ -133,7 +134,7 @@ def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """
     if not m.final_norm:
         return ()
-    return (norm(y, "final_norm", m.hidden, m.norm, y.residual("final.input", m.hidden, ""), "head"),)
+    return tuned(y, (norm(y, "final_norm", m.hidden, m.norm, y.residual("final.input", m.hidden, ""), "head"),))
 
 
 def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
@@ -166,8 +167,8 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     if tokens is not None:
         op = _last_tokens(y, op, tokens)
     if y.work.phase == "train" and y.stack.loss_kernel in LINEAR_LOSSES:
-        return (_within_loss(y, op, width),)
-    return (_capped(y, op) if m.logit_softcap else op,)
+        return tuned(y, (_within_loss(y, op, width),))
+    return tuned(y, (_capped(y, op) if m.logit_softcap else op,))
 
 
 LINEAR_LOSSES = ("fused-linear", "cce")

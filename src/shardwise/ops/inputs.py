@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal
 
 from shardwise.ledger.number import X
-from shardwise.plans import ContextKind, LayoutKind, Stack
+from shardwise.plans import ContextKind, LayoutKind, Stack, Tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +57,4 @@ class LayoutOptions:
     layout: LayoutKind = "1d"
     sequence_parallel: bool = False
     cp_kind: ContextKind = "ring"
+    tuning: Tuning | None = None

@@ -246,5 +246,5 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
     # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
     entry = merged(y, core_output(y, _core(y, m)), y.stack.norm == "eager")
     out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
-                whole_outputs=D, bias=m.bias, role="out")  # fmt: skip
+                whole_outputs=D, bias=m.bias, role="out", modules=("o",))  # fmt: skip
     return (*ops, y.row("out", REGION, out, entry))

@@ -91,14 +91,14 @@ class Layout(Generic[X]):
         """A linear layer on the residual stream's own tokens with weights replicated over the tensor-parallel ranks."""
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.residual_tokens, shape.outputs, shape.inputs)
-        return matmul(self, name, region, sizes, weights, source, role=shape.role)
+        return matmul(self, name, region, sizes, weights, source, role=shape.role, modules=shape.modules)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(Generic[X]):
     """A linear layer: features in and out on one rank where split, and `whole_*` in the model; `kernels` launches.
 
-    `parts` are the features out of the layers that a joint one stands for.
+    `parts` are the features out of the layers that a joint one stands for, `modules` the names that models give them.
     """
 
     inputs: X
@@ -111,6 +111,7 @@ class Shape(Generic[X]):
     owned: bool = True
     parts: tuple[X, ...] = ()
     role: OpRole = "other"
+    modules: tuple[str, ...] = ()
 
 
 def linear_weights(name: str, shape: Shape[X], sides: tuple[X, X]) -> tuple[Weight[X], ...]:
@@ -162,6 +163,7 @@ def matmul(
     flops = matmul_flops(m, n, k)
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
+    more["modules"] = more.get("modules") or (name.rpartition(".")[2],)
     biased = y.stack.bias_gradients_apart and any(w.kind == "vector" for w in weights)
     apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
     behind: X | float = 0
@@ -246,7 +248,7 @@ class OneD(Layout[X]):
             reduced = replace(gather, verb="all_reduce", hides=last, tensor="input gradient", count=times)
             back = (replace(reduced, read_for="input"),)
         more |= {"apart": self._adding_passes(region, len(shape.parts))}
-        return self._product(name, region, shape, source, forward=forward, backward=back, **more)
+        return self._product(name, region, shape, source, forward=forward, backward=back, split="outputs", **more)
 
     def _adding_passes(self, region: str, products: int) -> int:
         """Return how often the input gradient is read or written to add up those of products that run apart.
@@ -266,7 +268,7 @@ class OneD(Layout[X]):
         if self.choices.sequence_parallel:
             forward = (self._pipelined(replace(out, verb="reduce_scatter")),)
             back = (self._pipelined(replace(out, verb="all_gather", tensor="output gradient")),)
-        return self._product(name, region, shape, source, forward=forward, backward=back, **more)
+        return self._product(name, region, shape, source, forward=forward, backward=back, split="inputs", **more)
 
     def _pipelined(self, c: Collective[X]) -> Collective[X]:
         """Return a message that goes a rank's part at a time beside the product of the part before, if the stack can.
@@ -281,7 +283,7 @@ class OneD(Layout[X]):
     def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.tokens, shape.outputs, shape.inputs)
-        more |= {"kernels": shape.kernels, "parts": shape.parts, "role": shape.role}
+        more |= {"kernels": shape.kernels, "parts": shape.parts, "role": shape.role, "modules": shape.modules}
         return matmul(self, name, region, sizes, weights, source, **more)
 
 

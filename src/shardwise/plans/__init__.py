@@ -32,12 +32,22 @@ from shardwise.plans._plan import (
 from shardwise.plans._precision import Precision, find_precision, precision_names, precision_to_toml
 from shardwise.plans._settings import LOSSES, LossKernel, Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
+from shardwise.plans._tuning import (
+    ADAPTERS,
+    BaseFormat,
+    Tuning,
+    base_names,
+    find_base,
+    tuning_of,
+    tuning_problems,
+)
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans._workload import METRICS, MOST_REQUESTS, QUANTILES, Arrivals, Length, Limit, Workload
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
 
 __all__ = [
+    "ADAPTERS",
     "AXES",
     "CONTEXT_KINDS",
     "DTYPES",
@@ -54,6 +64,7 @@ __all__ = [
     "SHARDINGS",
     "Arrivals",
     "Axis",
+    "BaseFormat",
     "Capabilities",
     "ContextKind",
     "LayoutKind",
@@ -73,15 +84,18 @@ __all__ = [
     "Sharding",
     "Stack",
     "Training",
+    "Tuning",
     "Whole",
     "Widths",
     "Workload",
     "alike",
+    "base_names",
     "default_stack",
     "degrees",
     "dense_spans",
     "density_of",
     "divisors",
+    "find_base",
     "find_optimizer",
     "find_precision",
     "find_rules",
@@ -98,6 +112,8 @@ __all__ = [
     "split_layers",
     "splits_replicas",
     "stack_names",
+    "tuning_of",
+    "tuning_problems",
     "with_groups",
     "with_stage_layers",
 ]

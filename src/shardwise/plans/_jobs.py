@@ -40,6 +40,22 @@ class Training:
     """Load of the busiest expert rank over the mean."""
     attention_density: float = 1.0
     """Share of the causal square that packed documents leave (see `density_of`)."""
+    adapter: str = ""
+    """The method of fine-tuning beside frozen weights, one of `ADAPTERS`; empty: the weights themselves train."""
+    rank: int = 0
+    """Rank of the adapters, or virtual tokens of prefix and prompt tuning; 0: 8."""
+    targets: tuple[str, ...] = ()
+    """Layers with adapters: all-linear, attention, mlp, experts, embedding, head, or names; empty: all-linear."""
+    adapter_alpha: float = 0.0
+    """The factor of an adapter's result, which changes no byte and no second."""
+    adapter_dropout: float = 0.0
+    """Share of what enters an adapter that is dropped."""
+    adapter_precision: str = ""
+    """Type of adapters, fp32 or bf16; empty: that of the stack."""
+    base: str = ""
+    """Format of the frozen matrices; empty: 16 bits."""
+    trains: tuple[str, ...] = ()
+    """What of the model trains: all, none, embedding, head, norms; empty: nothing beside an adapter, else all."""
     failures_per_device_hour: float = 0.0
     restart_seconds: float = 0.0
     checkpoint_seconds: float = 0.0

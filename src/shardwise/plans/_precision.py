@@ -35,11 +35,6 @@ class Precision:
     embedding_bytes: float = 0
     note: str = ""
 
-    @property
-    def trains(self) -> bool:
-        """Whether weights have gradients."""
-        return self.gradient_bytes > 0
-
 
 @cache
 def _table() -> dict[str, Any]:
@@ -58,8 +53,6 @@ def find_precision(name: str) -> Precision:
         return _own_precision(own)
     if name in DTYPES:
         return _preset(name)
-    if name in _table()["frozen"]:
-        return _frozen(name)
     if name not in _table()["recipes"]:
         known = ", ".join(n for n in precision_names() if n not in DTYPES)
         raise InputError([Problem("precision", name, "is not a known recipe", "use one of " + known)])
@@ -78,16 +71,6 @@ def precision_names() -> tuple[str, ...]:
 @cache
 def _recipe(name: str) -> Precision:
     return Precision(name=name, **_table()["recipes"][name])
-
-
-@cache
-def _frozen(name: str) -> Precision:
-    """Return the recipe of weights that are not trained: no gradients and no state; tables stay in 16 bits."""
-    row = _table()["frozen"][name]
-    return Precision(
-        name=name, activation_bytes=2, gradient_bytes=0, master_bytes=0, state_bytes=0,
-        embedding_bytes=max(2.0, row["weight_bytes"]), **row,
-    )  # fmt: skip
 
 
 def _preset(name: str) -> Precision:

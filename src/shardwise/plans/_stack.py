@@ -81,6 +81,20 @@ class Stack:
     regathers_inputs: bool
     """Sequence parallelism saves the shard of a column-parallel input and all-gathers it again in backward."""
 
+    # Fine-tuning
+    adapter_precision: str
+    """The recipe of adapters where a job names none ("": that of the job)."""
+    frozen_precision: str
+    """The recipe of what trains beside frozen 16-bit weights where a job names none ("": that of the stack)."""
+    adapter_autocast: bool
+    """Products of adapters take 16-bit copies of fp32 ones and of their input (torch.autocast)."""
+    adapter_joint: bool
+    """Queries, keys and values, and gate and up, have one adapter where they are one product of the framework."""
+    keeps_narrow_inputs: bool
+    """Products of narrow frozen weights keep their input."""
+    narrow_rest_bytes: float
+    """Width in which embedding, head and norms are kept beside narrow weights (0: as they come)."""
+
     # Tables of words
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this on each tensor-parallel rank."""
@@ -218,18 +232,24 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return {**base, **row, "sources": {**base["sources"], **row["sources"]}, "runs": runs}
 
 
-def default_stack(plan: Plan) -> str:
+def default_stack(plan: Plan, adapter: str = "") -> str:
     """Return the framework of a plan that names none: the one that brought its sharding, if it can run the plan.
 
     DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer.
 
+    Replicas with an adapter run on transformers, where peft is.
+
     >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
     ('fsdp2', 'deepspeed')
+    >>> default_stack(Plan(), adapter="lora")
+    'transformers'
     >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
     ('megatron', 'fsdp2')
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     table = _table()
+    if adapter and replicas and plan.sharding == "none":
+        return "transformers"
     first = [name for name, row in table.items() if replicas and plan.sharding in row.get("brought_replicas", ())]
     brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]
     own = [name for name in brought if plan.sharding in table[name]["brought"]]

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._settings import LOSSES
+from shardwise.plans._tuning import ADAPTERS, TRAINS, base_names
 from shardwise.plans.schedules import SCHEDULES
 
 # What a value is; numbers are read with the unit of their type.
@@ -140,6 +141,18 @@ TRAINING: tuple[Field, ...] = (
         "tokens of documents packed into a sequence, for their attention density",
         sets=("attention_density",),
     ),
+    _job("adapter", "choice", "fine-tune with adapters beside frozen weights, by this method", choices=tuple(ADAPTERS)),
+    _job("rank", "whole", "rank of the adapters, or virtual tokens of prefix and prompt; left out, 8", most=65536),
+    _job(
+        "targets",
+        "words",
+        "layers with adapters: all-linear (left out), attention, mlp, experts, embedding, head, or names such as q,v",
+    ),
+    _job("adapter_alpha", "count", "alpha of LoRA, which changes neither bytes nor seconds"),
+    _job("adapter_dropout", "share", "share of an adapter's input that is dropped, such as 0.05"),
+    _job("adapter_precision", "choice", "type of adapters; left out, the framework's own", choices=("fp32", "bf16")),
+    _job("base", "choice", "format of the frozen matrices, such as nf4; left out, 16 bits", choices=base_names()),
+    _job("trains", "words", f"what of the model trains: {', '.join(TRAINS)}; left out, all, or none with an adapter"),
     _job("failures_per_device_hour", "failures", "failures of a device in an hour"),
     _job("restart", "seconds", "time to come back after a failure", sets=("restart_seconds",)),
     _job("checkpoint", "seconds", "time that a checkpoint stops the run", sets=("checkpoint_seconds",)),

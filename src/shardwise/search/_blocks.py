@@ -20,7 +20,7 @@ from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, Program, ProgramShape
 from shardwise.training import PlanSizes
-from shardwise.training._blocks import BlockCost, Elements
+from shardwise.training._blocks import BlockCost, Elements, Frozen
 from shardwise.training._evaluate import Tables, machine_of, tables_of
 from shardwise.training._memory import ModelBlocks, Shared
 from shardwise.training._step import timed_parts
@@ -33,7 +33,9 @@ _Join = Callable[[Sequence[Any]], Any]
 def joined(values: Sequence[Any], join: _Join) -> Any:
     """Return trees of one shape as a single one, numbers in the same place joined; an absent key counts as zero."""
     first = values[0]
-    if isinstance(first, (ModelBlocks, BlockCost, Elements, Shared)):
+    if first is None:
+        return None
+    if isinstance(first, (ModelBlocks, BlockCost, Elements, Frozen, Shared)):
         return replace(first, **{f.name: joined([getattr(v, f.name) for v in values], join) for f in fields(first)})
     if isinstance(first, tuple):
         return tuple(joined(items, join) for items in zip(*values, strict=True))

@@ -74,9 +74,41 @@ class Elements(Generic[X]):
         return self.expert_matrix + self.expert_other
 
 
-def elements(ops: Sequence[Op[X]], zero: X) -> Elements[X]:
-    """Return the parameters of some operators on one rank."""
-    weights = [w for o in ops for w in o.weights if w.trainable]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frozen(Generic[X]):
+    """Weights that do not train, of one rank: parameters and their bytes, dense ones and those of experts."""
+
+    dense: X
+    dense_bytes: X
+    expert: X
+    expert_bytes: X
+    largest: X
+
+
+def frozen_weights(ops: Sequence[Op[X]], zero: X) -> Frozen[X] | None:
+    """Return the weights of some operators that do not train; None where all do."""
+    weights = [w for o in ops for w in o.weights if not w.trainable]
+    if not weights:
+        return None
+
+    def own(expert: bool) -> tuple[X, X]:
+        chosen = [w for w in weights if w.expert is expert]
+        held = (named(zero + w.stored_bytes, w.name) for w in chosen)
+        return total((w.elements for w in chosen), zero), total(held, zero)
+
+    dense, expert = own(False), own(True)
+    return Frozen(
+        dense=dense[0],
+        dense_bytes=dense[1],
+        expert=expert[0],
+        expert_bytes=expert[1],
+        largest=largest([zero, *(w.elements for w in weights)]),
+    )
+
+
+def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> Elements[X]:
+    """Return the parameters of some operators that train on one rank: the model's own, or those of adapters."""
+    weights = [w for o in ops for w in o.weights if w.trainable and w.adapter is adapter]
 
     def own(expert: bool, matrix: bool) -> X:
         chosen = (named(w.elements, w.name) for w in weights if w.expert is expert and (w.kind == "matrix") is matrix)
@@ -87,8 +119,8 @@ def elements(ops: Sequence[Op[X]], zero: X) -> Elements[X]:
         dense_other=own(False, False),
         expert_matrix=own(True, True),
         expert_other=own(True, False),
-        dense_work=newton_schulz_flops(ops, False, zero),
-        expert_work=newton_schulz_flops(ops, True, zero),
+        dense_work=newton_schulz_flops(ops, False, zero, adapter),
+        expert_work=newton_schulz_flops(ops, True, zero, adapter),
         largest=largest([zero, *(w.elements for w in weights)]),
         tensors=len(weights),
         dense_states=zero,
@@ -101,7 +133,7 @@ def tensor_sides(ops: Sequence[Op[X]]) -> dict[str, tuple[tuple[X, X, X], ...]]:
     found: dict[str, list[tuple[X, X, X]]] = {}
     for op in ops:
         for w in op.weights:
-            if not w.trainable or is_plain(w.elements, 0):
+            if not w.trainable or w.adapter or is_plain(w.elements, 0):
                 continue
             rows: X = cast(X, w.shape[0]) if w.shape else w.elements
             columns: X = cast(X, w.shape[1]) if len(w.shape) > 1 else rows
@@ -112,14 +144,15 @@ def tensor_sides(ops: Sequence[Op[X]]) -> dict[str, tuple[tuple[X, X, X], ...]]:
     return {of: tuple(some) for of, some in found.items()}
 
 
-def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X) -> X:
+def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X, adapter: bool = False) -> X:
     """Return FLOPs of five Newton-Schulz steps on the matrices of some operators: 20 r + 10 r^2 / c an element.
 
     r and c are the smaller and the larger side of a matrix as it lies on a rank (github.com/KellerJordan/Muon).
     """
     found = zero
     for op in ops:
-        matrices = [w for w in op.weights if w.trainable and w.kind == "matrix" and w.expert is expert]
+        own = [w for w in op.weights if w.trainable and w.adapter is adapter]
+        matrices = [w for w in own if w.kind == "matrix" and w.expert is expert]
         if matrices and op.kind in ("matmul", "grouped"):
             small, large = minimum(op.columns, op.inner), maximum(op.columns, op.inner)
             found = found + total((w.elements for w in matrices), zero) * (20 * small + 10 * small * small / large)
@@ -130,7 +163,8 @@ def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X) -> X:
 class BlockCost(Generic[X]):
     """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters.
 
-    `gradient_shapes` are the elements of the gradient of each weight of a product, where memory depends on them.
+    `elements` are what trains of the model. `gradient_shapes` are the elements of the gradient of each weight of a
+    product, where memory depends on them.
     """
 
     forward: X
@@ -148,6 +182,8 @@ class BlockCost(Generic[X]):
     elements: Elements[X]
     flops: X
     model_flops: X
+    adapters: Elements[X] | None = None
+    frozen: Frozen[X] | None = None
     gradient_shapes: dict[str, X] = field(default_factory=dict)
 
     @property
@@ -201,23 +237,6 @@ def _late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
     return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")
 
 
-def _frozen(m: CostModel[X], op: Op[X], t: PassSeconds[X]) -> PassSeconds[X]:
-    """Return the seconds of an operator whose weights are not trained: no weight gradient, and weights made wide.
-
-    torch autograd makes no gradient that nothing asks for; bitsandbytes functional.py dequantize_4bit writes the whole
-    weight before each product, forward and backward.
-    """
-    if not m.frozen:
-        return t
-    widened = 0 * t.forward
-    if m.widened_bytes and op.kind in ("matmul", "grouped") and op.region != CORE:
-        elements = total((w.elements for w in op.weights if w.kind == "matrix"), widened)
-        widened = named(m.widened_bytes * elements / m.rates.memory_bytes, "weights made wide")
-    return PassSeconds(
-        forward=t.forward + widened, backward_input=t.backward_input + widened, backward_weight=0 * t.backward_weight
-    )
-
-
 def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
@@ -228,7 +247,7 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
     replay_exposed: dict[str, X] = {}
     again = run_again(ops, units)
     for op in ops:
-        t = _frozen(m, op, op_seconds(m.rates, op))
+        t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
         t = _slowed(m, op, t, ahead.hidden, back.hidden)
@@ -273,6 +292,8 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
             [zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]
         ),
         elements=elements(ops, zero),
+        adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
+        frozen=frozen_weights(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
         + total((again[id(o)] * o.flops for o in ops if id(o) in again), zero),
         model_flops=total(((1 + gradient_passes(o)) * (zero + o.model_flops) for o in ops), zero),

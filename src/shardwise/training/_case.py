@@ -9,14 +9,21 @@ from typing import Any
 from shardwise.cost import Efficiencies, family_of
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.ops import blocks as ledgers
 from shardwise.ops import count_parameters
-from shardwise.ops.count import whole_layout
-from shardwise.plans import Plan, Stack, Training, find_optimizer, find_precision, splits_replicas
+from shardwise.plans import (
+    Plan,
+    Stack,
+    Training,
+    Tuning,
+    find_optimizer,
+    find_precision,
+    splits_replicas,
+    tuning_of,
+)
 from shardwise.plans.partition import split_layers
-from shardwise.training._ledger import units_of
+from shardwise.training._ledger import idle_layers
 from shardwise.training._parts import Recipe
-from shardwise.training._stages import LayerKind, Partition, Stages, block_order, kinds_of, runs_of
+from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages, kinds_of, order_of, runs_of
 from shardwise.training.schedules import find_schedule
 
 
@@ -36,8 +43,11 @@ class TrainingCase:
     def recipe(self) -> Recipe:
         """The bytes and updates of each parameter."""
         precision = find_precision(self.job.precision or self.stack.precision)
+        if self.tuning and not self.job.precision:
+            precision = find_precision(self.stack.frozen_precision or self.stack.precision)
         return Recipe(
             precision=precision,
+            adapters=self.tuning.precision if self.tuning and self.tuning.adapter else None,
             optimizer=find_optimizer(self.job.optimizer, self.job.optimizer_rank),
             sharding=self.plan.sharding,
             stack=self.stack,
@@ -79,7 +89,17 @@ class TrainingCase:
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layer of the model under the plan's recompute."""
-        return kinds_of(self.model, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
+        return kinds_of(self.order, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
+
+    @cached_property
+    def tuning(self) -> Tuning | None:
+        """How the model is fine-tuned; None where all weights train."""
+        return tuning_of(self.job, self.stack)
+
+    @cached_property
+    def order(self) -> LayerOrder:
+        """The distinct layers of the model and their order."""
+        return order_of(self.model, idle_layers(self.model, self.tuning, self.plan.recompute != "none"))
 
 
 def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
@@ -92,22 +112,7 @@ def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
 
 def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
     """Return the runs of equal stages of one plan."""
-    return runs_of(block_order(case.model), len(case.model.kinds), case.partition)
-
-
-def recomputed_flops_per_token(case: TrainingCase) -> float:
-    """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
-
-    Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
-    """
-    y = whole_layout(1, case.job.seq_len, "full")
-    found = 0.0
-    for i, kind in enumerate(case.kinds):
-        units = units_of(case.plan, kind)
-        layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
-        ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
-        found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
-    return found / case.job.seq_len
+    return runs_of(case.order.layers, len(case.order.blocks), case.partition)
 
 
 def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from shardwise.cost import Network, Rates, beside_of, host_of, network_of, rates_of, with_peers
-from shardwise.ledger.number import X, above, divide, largest, minimum, total
+from shardwise.ledger.number import X, above, largest, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.models import Block
@@ -19,29 +19,35 @@ from shardwise.ops.fold import CostModel
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Stack, splits_replicas
-from shardwise.training._blocks import BlockCost, Elements, elements, fold, gradient_shapes, tensor_sides
+from shardwise.training._blocks import (
+    BlockCost,
+    Elements,
+    elements,
+    fold,
+    frozen_weights,
+    gradient_shapes,
+    tensor_sides,
+)
 from shardwise.training._case import TrainingCase, partition_of
 from shardwise.training._expert_overlap import beside_experts
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._memory import (
-    InFlight,
     ModelBlocks,
     Shared,
     StageMemory,
     reserved_bytes,
     stage_memory,
 )
+from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes, sizes_of_columns
 from shardwise.training._stages import (
     Stages,
-    block_order,
     runs_of,
     stack_runs,
 )
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
 from shardwise.training._units import padded
-from shardwise.training._update import with_states
-from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
+from shardwise.training._update import with_adapter_states, with_states
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +91,7 @@ def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
         layout=case.plan.layout,
         sequence_parallel=case.plan.sequence_parallel,
         cp_kind=case.plan.cp_kind,
+        tuning=case.tuning,
     )
     return lay_out(ParallelSizes(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
@@ -95,17 +102,22 @@ def parts_of(case: TrainingCase, y: Layout[X], m: CostModel[X]) -> ModelBlocks[X
 
     def folded(lines: Lines[X]) -> BlockCost[X]:
         found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
-        found = replace(found, elements=sided(case, found.elements, lines.ops))
+        found = replace(
+            found,
+            elements=sided(case, found.elements, lines.ops),
+            adapters=with_adapter_states(case.recipe, found.adapters, lines.ops),
+        )
         return replace(found, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else found
 
-    tables = (w for o in written.embedding.ops for w in o.weights if w.role == "embedding")
+    tables = [w for o in written.embedding.ops for w in o.weights if w.role == "embedding"]
     return ModelBlocks(
         stream_bytes=y.residual("stream", model.hidden, "").size_bytes,
         kinds=tuple(map(folded, written.kinds)),
         embedding=folded(written.embedding),
         head=folded(written.head),
         loss=folded(written.loss),
-        table=total((w.elements for w in tables), 0 * y.tokens),
+        table=total((w.elements for w in tables if w.trainable), 0 * y.tokens),
+        frozen_table=total((w.stored_bytes for w in tables if not w.trainable), 0 * y.tokens),
         shared=shared_of(case, y),
         gather_buffer=gather_buffer(case, y),
         mask=y.tokens * y.work.S if case.stack.settings.attention_mask else 0 * y.tokens,
@@ -133,7 +145,12 @@ def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[Shared[X], ...]:
                 uses.setdefault(replace(block, also=()), []).append(i)
     written = {block: ledgers.block_ops(y, block, case.model.hidden) for block in uses}
     return tuple(
-        Shared(elements=sided(case, elements(ops, 0 * y.tokens), ops), kinds=tuple(uses[block]))
+        Shared(
+            elements=sided(case, elements(ops, 0 * y.tokens), ops),
+            kinds=tuple(uses[block]),
+            adapters=elements(ops, 0 * y.tokens, adapter=True) if case.tuning else None,
+            frozen=frozen_weights(ops, 0 * y.tokens),
+        )
         for block, ops in written.items()
     )
 
@@ -156,28 +173,10 @@ def structure(plan: Plan) -> tuple[object, ...]:
 
 def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[Any]:
     """Return memory and time of many plans as columns in their order; the plans share their `structure`."""
-    order, kinds = block_order(case.model), len(case.model.kinds)
+    order, kinds = case.order.layers, len(case.order.blocks)
     runs = [runs_of(order, kinds, partition_of(p, case.model.num_layers, case.stack)) for p in plans]
     sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
     return evaluate(replace(case, plan=plans[0]), sizes, stack_runs(runs))
-
-
-def held_in_flight(case: TrainingCase, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
-    """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
-
-    Counted from the order of tasks in github.com/deepseek-ai/DualPipe.
-    """
-    schedule = case.plan.schedule
-    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
-    held = in_flight(schedule, shape, s.position)
-    zero = 0 * held
-    if case.stack.buffered_stages:
-        deep = above(s.heads, 0, held, minimum(z.num_micro, case.stack.buffered_stages * z.pp))
-        held = above(z.pp, 1, deep, held)
-    if find_schedule(schedule).mirrored:
-        mirrored = held * divide(s.position + 1, z.pp + 1)
-        return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)
-    return InFlight(own=held, mirrored=zero, heads=held if find_schedule(schedule).holds_heads else zero + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +194,7 @@ class Tables(Generic[X]):
 def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostModel[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
     stack, precision = case.stack, case.recipe.precision
-    compute, narrow = precision.compute, precision.weight_bytes < precision.activation_bytes
+    compute = precision.compute
     kernels = stack.attention_kernel, stack.experts_kernel
     busy = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
@@ -208,8 +207,6 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         exposed_axes=case.efficiencies.exposed_axes,
         replicas=beside_of(case.cluster, compute, case.efficiencies),
         host=host_of(case.cluster) if case.recipe.offload else None,
-        frozen=not precision.trains,
-        widened_bytes=precision.weight_bytes + precision.activation_bytes if narrow and not precision.trains else 0.0,
     )
 
 
@@ -224,10 +221,10 @@ def memory_of(
     case: TrainingCase, z: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
 ) -> tuple[StageMemory[X], ...]:
     """Return the memory of each run of stages."""
-    recipe = case.recipe
-    return tuple(
-        named_stage(stage_memory(recipe, z, parts, s, held_in_flight(case, z, s)), i) for i, s in enumerate(stages)
-    )
+    recipe, schedule = case.recipe, case.plan.schedule
+    held = (held_in_flight(schedule, case.stack, z, s) for s in stages)
+    each = (stage_memory(recipe, z, parts, s, depth) for s, depth in zip(stages, held, strict=True))
+    return tuple(named_stage(one, i) for i, one in enumerate(each))
 
 
 def peak_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:

@@ -13,7 +13,7 @@ from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, layout_of
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._sizes import sizes_of
-from shardwise.training._stages import Stages, block_order, runs_of
+from shardwise.training._stages import Stages, runs_of
 from shardwise.training._traffic import Message, Traffic, of_operators
 
 
@@ -112,7 +112,7 @@ def tables_of_lines(
 def whole_tables(case: TrainingCase) -> tuple[LayerTable, ...]:
     """Return the layers of the model without parallelism."""
     alone = whole_case(case)
-    (stage,) = runs_of(block_order(case.model), len(case.model.kinds), alone.partition)
+    (stage,) = runs_of(case.order.layers, len(case.order.blocks), alone.partition)
     return tables_of_lines(alone, lines_of(alone), (*stage.layers, 1, 1, 1), None)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
+from shardwise.ledger.flow import flow
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Collective, Op, Tensor, within
 from shardwise.ledger.saved import Checkpoint, rerun
 from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
+from shardwise.ops.count import whole_layout
 from shardwise.ops.layout import Layout
-from shardwise.plans import Plan
+from shardwise.plans import Plan, Tuning
 from shardwise.training._blocks import checkpoints
 from shardwise.training._stages import LayerKind
 
@@ -58,6 +60,8 @@ def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[
     ops = ledgers.block_ops(y, kind.block, model.hidden)
     if tiles(y, kind):
         ops = tiled(ops, y.stack.settings.tile_mlp)
+    if y.choices.tuning is not None:
+        ops = flow(ops, kind.entry).ops
     split = y.stack.settings.partition_activations and plan.recompute == "full" and kind.recomputed
     # Sequence parallelism and the two-dimensional layout have split the stream already.
     if not split or plan.sequence_parallel or plan.layout != "1d":
@@ -102,12 +106,33 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     return tuple(found)
 
 
+def idle_layers(model: Model, tuning: Tuning | None, recomputes: bool) -> int:
+    """Return how many layers at the start of a model have an input that needs no gradient.
+
+    None where the table of words trains, or where checkpoints need an input that does (transformers
+    enable_input_require_grads, which peft calls under gradient checkpointing).
+    """
+    if tuning is None or recomputes:
+        return 0
+    y = whole_layout(tuning=tuning)
+    if flow(ledgers.embedding(y, model), False).output:
+        return 0
+    reached = (
+        at for at, block in enumerate(model.layers) if flow(ledgers.block_ops(y, block, model.hidden), False).output
+    )
+    return next(reached, model.num_layers - 1) + 1
+
+
 def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[X]) -> Ledger[X]:
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
     whole = y.stack.settings.keeps_products and plan.recompute == "full"
     early, compiled = y.stack.checkpoint_stops_early, y.stack.activation == "fused"
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
+    table = ledgers.embedding(y, model)
+    losses = (*ledgers.loss(y, model), *extra)
+    if y.choices.tuning is not None:
+        table, head = flow(table, False).ops, flow(head).ops
     return Ledger(
         kinds=tuple(
             Lines(
@@ -120,7 +145,7 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
             )
             for i, kind in enumerate(kinds)
         ),
-        embedding=Lines(label="embedding", ops=ledgers.embedding(y, model)),
+        embedding=Lines(label="embedding", ops=table),
         head=Lines(label="head", ops=head),
-        loss=Lines(label="loss", ops=(*ledgers.loss(y, model), *extra)),
+        loss=Lines(label="loss", ops=losses),
     )

@@ -29,10 +29,13 @@ from shardwise.training._parts import (
     Recipe,
     Shared,
     StageMemory,
+    frozen_bytes,
     held_as,
+    in_compute,
     owned,
     owned_states,
     tied_copy,
+    trained,
 )
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -95,6 +98,18 @@ def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], states: t
             STATE,
         ),
     )
+
+
+def held_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X]:
+    """Return bytes of (weights, gradients, optimizer state) of a stage on a rank, those of frozen weights too."""
+    each = [state_bytes(own, z, owned(some, s), owned_states(some, s)) for own, some in trained(r, parts)]
+    if not parts.tuned:
+        return each[0]
+    weights, gradients, optimizer = (total(column) for column in zip(*each, strict=True))
+    dense, expert = frozen_bytes(parts, s)
+    if r.shards_weights:
+        dense, expert = divide(dense, z.shard_share), divide(expert, z.expert_share)
+    return weights + held_as("weights", dense + expert, "frozen weights", STATE), gradients, optimizer
 
 
 def wide_tables(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
@@ -203,10 +218,10 @@ class Moment(Generic[X]):
 
 def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
-    params = owned(parts, s)
-    weights, gradients, optimizer = state_bytes(r, z, params, owned_states(parts, s))
+    params, classes = owned(parts, s), trained(r, parts)
+    weights, gradients, optimizer = held_state(r, z, parts, s)
     if r.stack.settings.updates_in_backward:
-        one = r.precision.gradient_bytes * _biggest_tensor(parts, s)
+        one = largest([own.precision.gradient_bytes * _biggest_tensor(some, s) for own, some in classes])
         gradients = held_as("gradients", minimum(one, gradients), "gradient of the largest tensor")
     if r.precision.embedding_bytes:
         weights = held_as("weights", weights + wide_tables(r, z, parts, s), "weights")
@@ -214,11 +229,12 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
     weights, gradients, optimizer = home.weights, home.gradients, home.optimizer
     gathered = held_as("buffers", above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
     beside = stand_in_bytes(r, parts, s) + gathered + stage_buffers(r, z, parts, s, depth)
-    widened = 0 * weights if r.offloads("optimizer") else widened_bytes(r, z, params)
+    hosted, none = r.offloads("optimizer"), 0 * weights
+    widened = none if hosted else total(widened_bytes(own, z, owned(some, s)) for own, some in classes)
     m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients, home.activations))
     moments = moments_of(r, z, parts, s, m)
-    made = 0 * weights if r.offloads("optimizer") else update_bytes(r, z, params, _biggest_tensor(parts, s))
-    update = widened + made
+    made = total(update_bytes(own, z, owned(some, s), _biggest_tensor(some, s)) for own, some in classes)
+    update = widened + (none if hosted else made)
     moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(r, parts, s)
     return StageMemory(
@@ -254,8 +270,9 @@ def held_apart(r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], mom
         return largest(found.values())
     during = ("forward", "loss", "backward")
     others = [value - (m.standing if name in during else m.gradients) for name, value in found.items()]
-    unit, _ = layer_units(r, parts, s)
-    gathered = r.precision.activation_bytes * (maximum(*end_units(r, parts, s)) + unit)
+    held = in_compute(r, parts)
+    unit, _ = layer_units(r, held, s)
+    gathered = r.precision.activation_bytes * (maximum(*end_units(r, held, s)) + unit)
     return named(largest(others) + m.gradients + gathered, "peak of the pools")
 
 
@@ -266,7 +283,8 @@ def made_of(
     lasting, gradients, activations = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
-    buckets = bucket_bytes(r, owned(parts, s), _biggest_tensor(parts, s))
+    classes = trained(r, parts)
+    buckets = total(bucket_bytes(own, owned(some, s), _biggest_tensor(some, s)) for own, some in classes)
     ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = held_as("logits", (depth.heads - 1) * ends, "logits that wait for backward")
@@ -320,7 +338,8 @@ def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], 
     base, back = m.lasting + m.buckets + m.standing, m.again + m.transient + m.flowing
     whole = m.gathered
     # Where tensors are gathered one by one the head's weight is there while it is used.
-    apart = r.precision.activation_bytes * s.heads * parts.head.elements.largest if r.stack.gathers_tensors else 0
+    one = in_compute(r, parts).head.elements.largest if r.stack.gathers_tensors else 0
+    apart = r.precision.activation_bytes * s.heads * one
     early, late, last = _table_gradients(r, z, parts, s, m)
     complete = m.lasting + m.buckets + whole.complete + m.gradients - late + minimum(m.last_layer, m.activations) + back
     moments = {

@@ -7,13 +7,15 @@ torch.distributed.fsdp CPUOffloadPolicy (all three), torchtune training/_activat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import CostModel
-from shardwise.training._parts import ModelBlocks, Recipe, held_as, owned
+from shardwise.plans import Precision
+from shardwise.training._parts import ModelBlocks, Recipe, frozen_bytes, held_as, owned, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -84,14 +86,16 @@ def host_traffic(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
     offloaded gradients. An optimizer alone on the host takes the gradients, and gives the weights back, once a step.
     """
     zero = 0 * s.count
-    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    p = r.precision
+    classes = [(own.precision, owned(some, s)) for own, some in trained(r, parts)]
+    frozen = frozen_bytes(parts, s)
 
-    def rank(width: float, sharded: bool) -> X:
-        dense, expert = width * (dense_matrix + dense_other), width * (expert_matrix + expert_other)
+    def rank(width: Callable[[Precision], float], sharded: bool, more: tuple[X, X] = (zero, zero)) -> X:
+        dense = more[0] + total(width(p) * (params[0] + params[1]) for p, params in classes)
+        expert = more[1] + total(width(p) * (params[2] + params[3]) for p, params in classes)
         return divide(dense, z.shard_share) + divide(expert, z.expert_share) if sharded else dense + expert
 
-    weights, gradients = rank(p.weight_bytes, r.shards_weights), rank(p.gradient_bytes, r.shards_optimizer)
+    weights = rank(lambda p: p.weight_bytes, r.shards_weights, frozen)
+    gradients = rank(lambda p: p.gradient_bytes, r.shards_optimizer)
     kept = total((n * k.kept_bytes for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
     parameters, activations = r.offloads("parameters"), r.offloads("activations")
     early = r.offloads("gradients")
@@ -101,7 +105,7 @@ def host_traffic(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         forward_out=kept if activations else zero,
         backward_in=(weights if parameters and not r.keeps_gathered else zero) + (kept if activations else zero),
         backward_out=gradients if early else zero,
-        step_in=rank(p.weight_bytes, r.shards_optimizer) if updates and not parameters else zero,
+        step_in=rank(lambda p: p.weight_bytes, r.shards_optimizer) if updates and not parameters else zero,
         step_out=gradients if updates and not early else zero,
     )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeAlias, get_args
 
-from shardwise.ledger.number import X, above, maximum, total
+from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
-from shardwise.plans import Optimizer, Precision, Sharding, Stack
-from shardwise.training._blocks import BlockCost, Elements
+from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack
+from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
+from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,10 +20,11 @@ class Recipe:
     """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it.
 
     `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them, `offload` which
-    copies lie in the host's memory.
+    copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none.
     """
 
     precision: Precision
+    adapters: Precision | None = None
     optimizer: Optimizer
     sharding: Sharding
     stack: Stack
@@ -93,6 +96,8 @@ class Shared(Generic[X]):
 
     elements: Elements[X]
     kinds: tuple[int, ...]
+    adapters: Elements[X] | None = None
+    frozen: Frozen[X] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +119,27 @@ class ModelBlocks(Generic[X]):
     mask: X
     shared_table: bool = False
     shared: tuple[Shared[X], ...] = ()
+    frozen_table: X | float = 0
+
+    def with_elements(self, own: Callable[[BlockCost[X] | Shared[X]], Elements[X]]) -> ModelBlocks[X]:
+        """Return the blocks with other parameters."""
+        ends: dict[str, Any] = {name: replace(one, elements=own(one)) for name, one in self.ends.items()}
+        return replace(
+            self,
+            kinds=tuple(replace(k, elements=own(k)) for k in self.kinds),
+            shared=tuple(replace(one, elements=own(one)) for one in self.shared),
+            **ends,
+        )
+
+    @property
+    def ends(self) -> dict[str, BlockCost[X]]:
+        """What stands before and after the layers, by name."""
+        return {"embedding": self.embedding, "head": self.head, "loss": self.loss}
+
+    @property
+    def tuned(self) -> bool:
+        """Whether some weights do not train."""
+        return any(one.frozen is not None for one in (*self.kinds, *self.ends.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +149,23 @@ class InFlight(Generic[X]):
     own: X
     mirrored: X
     heads: X
+
+
+def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
+    """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
+
+    Counted from the order of tasks in github.com/deepseek-ai/DualPipe.
+    """
+    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
+    held = in_flight(schedule, shape, s.position)
+    zero = 0 * held
+    if stack.buffered_stages:
+        deep = above(s.heads, 0, held, minimum(z.num_micro, stack.buffered_stages * z.pp))
+        held = above(z.pp, 1, deep, held)
+    if find_schedule(schedule).mirrored:
+        mirrored = held * divide(s.position + 1, z.pp + 1)
+        return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)
+    return InFlight(own=held, mirrored=zero, heads=held if find_schedule(schedule).holds_heads else zero + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +190,65 @@ class StageMemory(Generic[X]):
     host: X
     moments: dict[str, X]
     peak: X
+
+
+def trained(r: Recipe, parts: ModelBlocks[X]) -> tuple[tuple[Recipe, ModelBlocks[X]], ...]:
+    """Return what trains, each with the recipe of its parameters: those of the model, and those of adapters."""
+    if r.adapters is None:
+        return ((r, parts),)
+    zero = 0 * parts.table
+    adapters = parts.with_elements(lambda one: one.adapters or elements((), zero))
+    return (replace(r, adapters=None), parts), (
+        replace(r, precision=r.adapters, adapters=None),
+        replace(adapters, table=zero, shared_table=False),
+    )
+
+
+def in_compute(r: Recipe, parts: ModelBlocks[X]) -> ModelBlocks[X]:
+    """Return the parts with all weights as parameters as wide as compute's input: what sharded weights gather as.
+
+    Narrow ones are gathered as they are stored.
+    """
+    return parts.with_elements(lambda one: all_elements(r, one)) if parts.tuned else parts
+
+
+def all_elements(r: Recipe, one: BlockCost[X] | Shared[X]) -> Elements[X]:
+    """Return all weights of a block as parameters as wide as compute's input."""
+    found = one.elements
+    for dense, expert, most in _beside(one, r.precision.activation_bytes):
+        found = replace(
+            found,
+            dense_other=found.dense_other + dense,
+            expert_other=found.expert_other + expert,
+            largest=maximum(found.largest, most),
+        )
+    return found
+
+
+def _beside(one: BlockCost[X] | Shared[X], width: float) -> Iterator[tuple[X, X, X]]:
+    """Yield (dense, of experts, largest) of the adapters and of the frozen weights of a block."""
+    if one.adapters is not None:
+        yield one.adapters.dense, one.adapters.expert, one.adapters.largest
+    if (f := one.frozen) is not None:
+        yield minimum(f.dense_bytes / width, f.dense), minimum(f.expert_bytes / width, f.expert), f.largest
+
+
+def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+    """Return the bytes of the frozen weights of a stage, (dense, of experts)."""
+    zero = 0 * s.count
+    if not parts.tuned:
+        return zero, zero
+
+    def of(pick: Callable[[Frozen[X]], X]) -> X:
+        held = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
+        return _owned(held, s, lambda e: e.largest)
+
+    table = above(s.heads, 0, above(s.embeddings, 0, zero, zero + parts.frozen_table), zero)
+    return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes)
+
+
+def _standing(frozen: Frozen[X] | None, pick: Callable[[Frozen[X]], X], like: Elements[X]) -> Elements[X]:
+    return replace(like, largest=0 * like.largest if frozen is None else pick(frozen))
 
 
 def owned(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:

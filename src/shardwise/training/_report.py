@@ -11,12 +11,12 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
-from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
-from shardwise.training._case import TrainingCase, recomputed_flops_per_token, stages_of, stated
+from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
+from shardwise.training._flops import model_flops_per_token, recomputed_flops_per_token
 from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._resolve import Question, complete
@@ -137,12 +137,12 @@ class TrainReport:
     @cached_property
     def model_flops_per_token(self) -> float:
         """Model FLOPs a token, attention over the full square (PaLM appendix B)."""
-        return train_flops(self.case.model, self.job.seq_len, "model-full")
+        return model_flops_per_token(self.case)
 
     @cached_property
     def causal_flops_per_token(self) -> float:
         """Model FLOPs a token, attention over what the mask leaves (Megatron-LM today)."""
-        return train_flops(self.case.model, self.job.seq_len, "model-causal")
+        return model_flops_per_token(self.case, "masked")
 
     @cached_property
     def hardware_flops_per_token(self) -> float:
@@ -352,7 +352,7 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     options = options or Options()
     stack = options.stack
     if isinstance(stack, str):
-        stack = find_stack(stack or default_stack(plan))
+        stack = find_stack(stack or default_stack(plan, job.adapter))
     if plan.recompute == "auto":
         options = replace(options, stack=stack)
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))

@@ -14,6 +14,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import LOSSES, Plan, Sharding, Stack, Training, divisors, find_optimizer, one_of, with_stage_layers
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
+from shardwise.training._tuning import fine_tuning_problems, tuning_notes
 from shardwise.units import counted
 
 # Seconds of a step of a plan and a job, None where it does not fit.
@@ -157,6 +158,8 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
         pieces = counted(plan.pp * plan.vpp, "stage") if plan.vpp == 1 else f"{plan.pp} x {plan.vpp} chunks"
         cut = ",".join(map(str, plan.stage_layers))
         notes.append(f"stage_layers {cut}: {q.model.num_layers} layers over {pieces} as {q.stack.name} cuts them")
+    found.items += fine_tuning_problems(q.model, plan, q.job, q.stack).items
+    notes += [] if found.items else tuning_notes(q.job, q.stack)
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
     found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     found.items += domain_problems(plan, q.cluster.tiers[0].size)

@@ -9,11 +9,11 @@ from shardwise.ledger.number import X, above, maximum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import CostModel
 from shardwise.training._blocks import BlockCost
-from shardwise.training._parts import ModelBlocks, Recipe
+from shardwise.training._parts import ModelBlocks, Recipe, in_compute
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import StateMessage, gathers, lost_seconds, scatters, state_seconds
-from shardwise.training._units import end_units, unit_elements
+from shardwise.training._units import end_units, gathered_elements, scattered_elements, scattered_ends
 
 
 def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X]:
@@ -52,8 +52,8 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     zero = 0 * k.forward
     if not r.shards_gradients:
         return zero, zero, zero, zero, zero
-    dense, expert = unit_elements(r, z, k.elements)
-    scattered, gathered = scatters(z, r, (dense, expert)), gathers(r, dense, expert) if r.shards_weights else ()
+    held, made = gathered_elements(r, z, k), scattered_elements(r, z, k)
+    scattered, gathered = scatters(z, r, made), gathers(r, *held) if r.shards_weights else ()
     scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
     hides = m.hides("dp") and r.stack.overlap_gradients
     often, twice = unit_rounds(z, r)
@@ -61,7 +61,7 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     ahead = maximum(first - often * k.forward, 0.0) if hides else first
     behind = maximum(last - often * k.backward, 0.0) if hides else last
     hidden = first + last - ahead - behind
-    copied, returned = copy_seconds(m, r, often * (dense + expert))
+    copied, returned = copy_seconds(m, r, often * total(held), often * total(made))
     return (
         named(ahead, "waiting for weights"),
         named(behind, "waiting for weights and gradients"),
@@ -74,11 +74,11 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     )
 
 
-def copy_seconds(m: CostModel[X], r: Recipe, count: X) -> tuple[X, X]:
+def copy_seconds(m: CostModel[X], r: Recipe, held: X, made: X) -> tuple[X, X]:
     """Return seconds that the framework copies gathered weights out of, and gradients into, its messages' buffers."""
     stack = r.stack
-    gathered = stack.gather_copy_bytes * count if r.shards_weights else 0 * count
-    scattered = stack.scatter_copy_bytes * count if r.precision.trains else 0 * count
+    gathered = stack.gather_copy_bytes * held if r.shards_weights else 0 * held
+    scattered = stack.scatter_copy_bytes * made
     return gathered / m.rates.memory_bytes, scattered / m.rates.memory_bytes
 
 
@@ -114,7 +114,7 @@ def end_messages(
     zero = 0 * s.count
     if not r.shards_gradients:
         return ()
-    resharded, held = end_units(r, parts, s)
+    resharded, held = end_units(r, in_compute(r, parts), s)
     often, twice = unit_rounds(z, r)
     apart = r.stack.fsdp_ends == "apart" and r.shards_weights and not parts.shared_table
     names = ("embedding unit", "norm and head unit") if apart else ("", "root unit")
@@ -132,7 +132,7 @@ def end_messages(
         )  # fmt: skip
 
     gathered = [gathers(r, one, 0 * one) if r.shards_weights else () for one in (resharded, held)]
-    scattered = [scatters(z, r, (one, 0 * one)) for one in (resharded, held)]
+    scattered = [scatters(z, r, (one, 0 * one)) for one in scattered_ends(r, parts, s)]
     if apart:
         add(names[0], False, gathered[0], often, zero)
     add(names[1], False, gathered[1], often, ahead)

@@ -44,17 +44,36 @@ class Stages(Generic[X]):
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A distinct block of a model, with or without recompute."""
+    """A distinct block of a model, with or without recompute, whose input needs a gradient or does not."""
 
     block: Block
     recomputed: bool
+    entry: bool = True
 
 
-def kinds_of(model: Model, partly: bool, recomputes: bool) -> tuple[LayerKind, ...]:
+@dataclass(frozen=True, slots=True)
+class LayerOrder:
+    """The distinct layers of a model, in order of first appearance, and which of them each layer is.
+
+    Where the input of the first `idle` layers needs no gradient, which full training never has, those are apart.
+    """
+
+    blocks: tuple[tuple[Block, bool], ...]
+    layers: tuple[int, ...]
+
+
+def order_of(model: Model, idle: int = 0) -> LayerOrder:
+    """Return the distinct layers of a model and their order."""
+    layers = [(block, at >= idle) for at, block in enumerate(model.layers)]
+    blocks = tuple(dict.fromkeys(layers)) if idle else tuple((block, True) for block in model.kinds)
+    index = {one: i for i, one in enumerate(blocks)}
+    return LayerOrder(blocks, tuple(index[one] for one in layers))
+
+
+def kinds_of(order: LayerOrder, partly: bool, recomputes: bool) -> tuple[LayerKind, ...]:
     """Return the kinds of layer that stages may hold, in order of first appearance."""
-    blocks = tuple(model.kinds)
     variants = (True, False) if partly else (recomputes,)
-    return tuple(LayerKind(b, v) for v in variants for b in blocks)
+    return tuple(LayerKind(block, v, entry) for v in variants for block, entry in order.blocks)
 
 
 def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:
@@ -157,9 +176,3 @@ def _stacked(runs: tuple[Stages[float], ...], column: Callable[[Sequence[float]]
         mirrored_embeds=column([r.mirrored_embeds for r in runs]),
         mirrored_ends=column([r.mirrored_ends for r in runs]),
     )
-
-
-def block_order(model: Model) -> tuple[int, ...]:
-    """Return the index of each layer's block among the distinct ones."""
-    index = {b: i for i, b in enumerate(model.kinds)}
-    return tuple(index[b] for b in model.layers)

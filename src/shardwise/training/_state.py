@@ -14,7 +14,7 @@ from shardwise.ledger.number import X, above, divide, maximum, minimum
 from shardwise.ledger.op import Verb
 from shardwise.ops.fold import CostModel
 from shardwise.training._memory import tensors_of
-from shardwise.training._parts import ModelBlocks, Recipe, owned
+from shardwise.training._parts import ModelBlocks, Recipe, owned, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -67,8 +67,6 @@ def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMess
     """
     groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
     found: list[StateMessage[X]] = []
-    if not r.precision.trains:
-        return ()
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
         size, tensor = (r.stack.scatter_bytes or r.precision.gradient_bytes) * count, f"{kind}gradients"
         found.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
@@ -80,8 +78,7 @@ def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMess
 
 def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     """Return what gathers the sharded weights of a unit in the type of compute."""
-    p = r.precision
-    w = r.stack.gather_bytes or (p.activation_bytes if p.trains else min(p.activation_bytes, p.weight_bytes))
+    w = r.stack.gather_bytes or r.precision.activation_bytes
     return (
         StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
         StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),
@@ -90,18 +87,29 @@ def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
 
 def reductions(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what brings the gradients of a stage together once a step; nothing where a micro-batch does it already."""
-    if r.shards_gradients or not r.precision.trains:
+    if r.shards_gradients:
         return ()
     verb: Verb = "all_reduce" if r.reduces_whole else "reduce_scatter"
-    return _whole_stage(parts, s, verb, r.precision.gradient_bytes, "gradients")
+    classes = enumerate(trained(r, parts))
+    return tuple(
+        one
+        for i, (own, some) in classes
+        for one in _whole_stage(some, s, verb, own.precision.gradient_bytes, "adapter gradients" if i else "gradients")
+    )
 
 
 def updates(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what hands the new weights of a stage to all copies once a step, where the optimizer is sharded."""
-    if not r.shards_optimizer or r.shards_weights or not r.precision.trains:
+    if not r.shards_optimizer or r.shards_weights:
         return ()
+    classes = enumerate(trained(r, parts))
+    return tuple(one for i, (own, some) in classes for one in _updated(own, some, s, "adapters" if i else "weights"))
+
+
+def _updated(r: Recipe, parts: ModelBlocks[X], s: Stages[X], tensor: str) -> tuple[StateMessage[X], StateMessage[X]]:
+    """Return what hands the new weights of one class of parameters to all copies."""
     verb: Verb = "broadcast" if r.stack.broadcasts_weights else "all_gather"
-    dense, expert = _whole_stage(parts, s, verb, r.precision.weight_bytes, "weights")
+    dense, expert = _whole_stage(parts, s, verb, r.precision.weight_bytes, tensor)
     if r.splits_replicas:
         dense, expert = replace(dense, group="shard"), replace(expert, group="expert_shard")
     if not r.stack.broadcasts_weights:

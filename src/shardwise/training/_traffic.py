@@ -31,7 +31,7 @@ from shardwise.training._state import (
     updates,
 )
 from shardwise.training._step import covering_passes, data_parallel_seconds, timed_parts
-from shardwise.training._units import unit_elements
+from shardwise.training._units import gathered_elements, scattered_elements
 from shardwise.training.schedules import PipelineShape, find_schedule, sends_of
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "gradients", "weights"]
@@ -235,11 +235,11 @@ def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[Timed]:
     if not r.shards_gradients:
         return []
     ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
-    elements = unit_elements(r, z, folded.elements)
-    gather, (often, twice) = gathers(r, *elements) if r.shards_weights else (), unit_rounds(z, r)
+    held, made = gathered_elements(r, z, folded), scattered_elements(r, z, folded)
+    gather, (often, twice) = gathers(r, *held) if r.shards_weights else (), unit_rounds(z, r)
     first = _state(t, gather, part, "forward")
     again = _state(t, gather if twice else (), part, "backward")
-    last = [*again, *_state(t, scatters(z, r, elements), part, "backward")]
+    last = [*again, *_state(t, scatters(z, r, made), part, "backward")]
     covered = [often * sum(m.seconds for m in some) - shown for some, shown in ((first, ahead), (last, behind))]
     shared = [*_shared(first, ahead, covered[0]), *_shared(last, behind, covered[1])]
     return [replace(one, count=often) for one in shared]

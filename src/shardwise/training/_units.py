@@ -12,7 +12,16 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.training._blocks import BlockCost, Elements
-from shardwise.training._parts import ModelBlocks, Recipe, held_as, owned, tied_copy
+from shardwise.training._parts import (
+    ModelBlocks,
+    Recipe,
+    all_elements,
+    held_as,
+    in_compute,
+    owned,
+    tied_copy,
+    trained,
+)
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -82,6 +91,31 @@ def unit_elements(r: Recipe, z: PlanSizes[X], e: Elements[X]) -> tuple[X, X]:
     return e.dense + (1 - apart) * e.expert, apart * e.expert
 
 
+def gathered_elements(r: Recipe, z: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
+    """Return the parameters of a layer that are gathered, as wide as compute's input, over both groups."""
+    return unit_elements(r, z, all_elements(r, k))
+
+
+def scattered_elements(r: Recipe, z: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
+    """Return the parameters of a layer whose gradients are scattered, as wide as those of the model, over both."""
+    dense, expert = unit_elements(r, z, k.elements)
+    if k.adapters is None or r.adapters is None:
+        return dense, expert
+    share = r.adapters.gradient_bytes / r.precision.gradient_bytes
+    more, experts = unit_elements(r, z, k.adapters)
+    return dense + share * more, expert + share * experts
+
+
+def scattered_ends(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+    """Return the parameters of a stage's ends whose gradients are scattered, as `end_units` parts them."""
+    found = end_units(r, parts, s)
+    for own, some in trained(r, parts)[1:]:
+        share = own.precision.gradient_bytes / r.precision.gradient_bytes
+        first, second = end_units(r, some, s)
+        found = (found[0] + share * first, found[1] + share * second)
+    return found
+
+
 def end_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return the parameters of a stage's ends: (unit that is resharded behind forward, unit that is never).
 
@@ -125,7 +159,7 @@ def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[
     zero = 0 * s.count
     if not r.shards_weights:
         return Gathered(forward=zero, loss=zero, backward=zero, complete=zero)
-    ends, units = _ends(r, z, parts, s), _layers(r, z, parts, s)
+    ends, units = _ends(r, z, in_compute(r, parts), s), _layers(r, z, parts, s)
     pairs = [
         held_as("buffers", one, "gathered ends of the model")
         + held_as("buffers", other, "gathered layers and gradients")
@@ -153,21 +187,25 @@ def _ends(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tu
 
 def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
     """Return bytes of the gathered layers and of whole gradients in forward, at the loss, in backward, at its end."""
-    width, made = r.precision.activation_bytes, r.precision.gradient_bytes
-    unit, layers = layer_units(r, parts, s)
-    ends, every, gradients = total(end_units(r, parts, s)), total(owned(parts, s)), made * unit
+    width = r.precision.activation_bytes
+    whole_parts, classes = in_compute(r, parts), trained(r, parts)
+    unit, layers = layer_units(r, whole_parts, s)
+    ends, every = total(end_units(r, whole_parts, s)), total(owned(whole_parts, s))
+    one = total(own.precision.gradient_bytes * layer_units(own, some, s)[0] for own, some in classes)
+    all_made = total(own.precision.gradient_bytes * total(owned(some, s)) for own, some in classes)
+    gradients = one
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:
         gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
     if r.stack.accumulates_whole:
-        gradients = above(z.num_micro, 1, made * every, gradients)
+        gradients = above(z.num_micro, 1, all_made, gradients)
     working = gathered + gradients
     found = (working, 0 * working, working, working)
     if r.keeps_gathered:
-        kept, whole = width * (every - ends), gradients - made * unit
+        kept, whole = width * (every - ends), gradients - one
         found = (kept + whole, kept + whole, kept + gradients, width * unit + gradients)
     if not r.stack.pipeline_keeps_gathered:
         return found
-    piped = width * (every - ends) + made * every
+    piped = width * (every - ends) + all_made
     first, loss, back, last = (above(z.pp, 1, piped, one) for one in found)
     return first, loss, back, last

@@ -13,7 +13,7 @@ from shardwise.ops.fold import CostModel
 from shardwise.plans import Moments
 from shardwise.training._blocks import Elements
 from shardwise.training._offload import host_traffic, host_update_seconds
-from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states
+from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -51,8 +51,8 @@ def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
             yield w, (divide(w.elements * part, whole), one * part, columns)
 
 
-def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]]) -> Elements[X]:
-    """Return parameters with the bytes of optimizer state that their single tensors decide."""
+def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]], adapter: bool = False) -> Elements[X]:
+    """Return parameters of the model, or of adapters, with the bytes of state that their single tensors decide."""
     if not r.optimizer.by_tensor:
         return found
     width = r.precision.state_bytes
@@ -64,7 +64,7 @@ def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]]) -> Elements
             held = moments.count * moments.small_width * sides[0]
         return held - moments.element_bytes(width) * sides[0]
 
-    states = [(w.expert, more(w, sides)) for op in ops for w, sides in _tensors(op)]
+    states = [(w.expert, more(w, sides)) for op in ops for w, sides in _tensors(op) if w.adapter is adapter]
     zero = 0 * found.largest
     return replace(
         found,
@@ -73,7 +73,20 @@ def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]]) -> Elements
     )
 
 
+def with_adapter_states(r: Recipe, found: Elements[X] | None, ops: Sequence[Op[X]]) -> Elements[X] | None:
+    """Return the parameters of adapters with their optimizer state."""
+    if found is None or r.adapters is None:
+        return found
+    return with_states(replace(r, precision=r.adapters), found, ops, adapter=True)
+
+
 def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
+    """Return seconds of the update of all that trains."""
+    streamed = total(_streamed_seconds(m, own, z, some, s) for own, some in trained(r, parts))
+    return named(streamed if r.offloads("optimizer") else streamed + m.rates.memory_start, "optimizer step")
+
+
+def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor
@@ -81,8 +94,6 @@ def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     whole gradient buffer, are those of the stack.
     """
     p, o = r.precision, r.optimizer
-    if not p.trains:
-        return 0 * s.count
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
     hosted = r.offloads("optimizer")
     one_pass = r.stack.optimizer_step == "fused" or o.by_tensor or hosted
@@ -106,7 +117,7 @@ def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     # A group of one rank splits no gradients: its buffer is the whole one.
     passes = above(z.shard_share, 1, 0 * whole, every) if r.shards_gradients else every
     rate = m.rates.streams.rate(m.rates.memory_bytes, o.name)
-    return named((streamed + passes) / rate + m.rates.memory_start, "optimizer step")
+    return (streamed + passes) / rate
 
 
 def muon_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
@@ -118,7 +129,9 @@ def muon_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks
     zero = 0 * s.count
     if r.optimizer.name != "muon":
         return zero
-    dense, expert = (_weighted_work(parts, s, pick) for pick in (lambda e: e.dense_work, lambda e: e.expert_work))
+    picks: tuple[Callable[[Elements[X]], X], ...] = (lambda e: e.dense_work, lambda e: e.expert_work)
+    classes = trained(r, parts)
+    dense, expert = (total(_weighted_work(some, s, pick) for _, some in classes) for pick in picks)
     share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
     return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
 

@@ -7,7 +7,7 @@ megatron/core/transformer/dot_product_attention.py and core/fusions, 2026-08.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
@@ -48,7 +48,7 @@ def build(r: Reader, plan: Plan) -> Training:
     )
 
 
-def _dropouts(r: Reader) -> dict[str, bool]:
+def _dropouts(r: Reader) -> dict[str, Any]:
     """Return which dropouts there are, where that of attention's probabilities and that of the stream differ."""
     of_scores, of_stream = r.number("attention_dropout") > 0, r.number("hidden_dropout") > 0
     if of_scores == of_stream:

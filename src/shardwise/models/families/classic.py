@@ -23,6 +23,7 @@ def gpt2(config: Config) -> Model:
         qkv_bias=True,
         out_bias=True,
         rotary=False,
+        fused_projection=True,
     )
     config.accept("num_key_value_heads")
     block = Block(mixers=(core,), feed_forward=_plain(config, "gelu_new"), norm="layernorm")
@@ -117,7 +118,8 @@ def mpt(config: Config) -> Model:
 def _transformers_mpt(config: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
     """The attention, whether there are biases, the width of the feed-forward, and whether positions are learned."""
     config.accept("no_bias", "expansion_ratio", "learned_pos_emb", "attn_config", "ffn")
-    core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(config, heads), rotary=False)
+    size = parts.head_dim(config, heads)
+    core = Attention(heads=heads, kv_heads=heads, head_dim=size, rotary=False, fused_projection=True)
     return core, False, 4 * hidden, False
 
 

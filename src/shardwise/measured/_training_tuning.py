@@ -1,0 +1,109 @@
+"""From a row of a training file to what it fine-tunes: the adapter, its targets, the format of frozen weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.measured._record import Record, refuse
+from shardwise.measured._rules import words
+from shardwise.models import Model
+from shardwise.plans import ADAPTERS, base_names
+
+MEMORY = ("peak_memory", "memory_after_step", "fits", "max_seq_len")
+NATURAL = ("longest_sample", "mean_tokens_per_sample")
+_USUAL_RANK = 8
+
+
+def is_tuned(record: Record) -> bool:
+    """Return whether a row is of a run that trains something else than all weights."""
+    return record.text("finetune") not in ("", "pretrain", "full")
+
+
+def natural(record: Record) -> bool:
+    """Return whether a row is of samples of natural lengths, of which the longest or the mean is stated."""
+    return any(record.noted(name) for name in NATURAL)
+
+
+def with_length(record: Record) -> Record:
+    """Return a row with the tokens that its metric depends on: the longest sample for memory, the mean for time."""
+    if not natural(record):
+        return record
+    longest, mean = int(record.noted("longest_sample")), record.noted("mean_tokens_per_sample")
+    if record.text("metric") in MEMORY:
+        if record.says("seq_len") or not longest:
+            return record
+        found = record.told({"seq_len": str(longest)})
+        found.assume("seq_len: the longest sample, which sets the peak")
+        return found
+    if not mean:
+        raise refuse("notes", record.text("notes"), "the mean length of its samples sets the time, and is not stated")
+    found = record.told({"seq_len": str(round(mean))})
+    found.assume("seq_len: the mean sample, which sets the time")
+    return found
+
+
+def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
+    """Return the fields of a job that say what a row fine-tunes; raises `InputError` for methods that are not built."""
+    method, _, narrow = record.text("finetune").partition("_nf4")
+    method = words("finetune").get(method, method)
+    if method not in ADAPTERS:
+        raise refuse("finetune", record.text("finetune"), "is not a method that is predicted")
+    found: dict[str, Any] = {"adapter": method, "base": base_of(record, bool(narrow)), "rank": rank_of(record, model)}
+    if method in ("prefix", "prompt"):
+        return found
+    found["targets"] = targets_of(record)
+    if (dropout := _dropout(record)) and method not in ("ia3", "oft"):
+        found["adapter_dropout"] = dropout
+    if record.noted("adapter_bytes"):
+        found["adapter_precision"] = {2: "bf16", 4: "fp32"}[int(record.noted("adapter_bytes"))]
+    if trained := _listed(record, "trains"):
+        found["trains"] = trained
+    return found
+
+
+def base_of(record: Record, narrow: bool = False) -> str:
+    """Return the format of the frozen weights of a row: the stated one, 4 bits under QLoRA, else 16."""
+    word = record.text("param_dtype").replace("_", "-")
+    if not word:
+        word = "nf4" if narrow or record.text("finetune") == "qlora" else "bf16"
+        record.assume(f"param_dtype: not stated: {word}, as {record.text('finetune')} has it")
+    word = words("frozen").get(word, word)
+    if word not in base_names():
+        raise refuse("param_dtype", word, "is not a type of frozen weights that is known")
+    return word
+
+
+def targets_of(record: Record) -> tuple[str, ...]:
+    """Return the linear layers with adapters: the stated ones, queries and values where none is stated."""
+    if named := _listed(record, "lora_targets") or _listed(record, "targets"):
+        return named
+    if "all linear" in record.text("notes").lower():
+        return ("attention", "mlp")
+    record.assume("lora_targets: not stated: queries and values (arXiv:2106.09685 section 4.2)")
+    return ("q", "v")
+
+
+def _listed(record: Record, key: str) -> tuple[str, ...]:
+    """Return the words of a list in the notes."""
+    pairs = (part.partition("=") for part in record.text("notes").split(";"))
+    said = next((value for name, _, value in pairs if name.strip() == key), "").strip()
+    return tuple(filter(None, (word.strip() for word in said.split(",")))) if said != "None" else ()
+
+
+def rank_of(record: Record, model: Model) -> int:
+    """Return the rank of the adapters, the usual one where it is not stated; refused above the model's hidden size.
+
+    A product of so many inputs has no higher rank: the cell holds something else.
+    """
+    if not record.says("lora_rank"):
+        record.assume(f"lora_rank: not stated: {_USUAL_RANK}, the default of LitGPT and of PEFT")
+        return _USUAL_RANK
+    rank = record.count("lora_rank")
+    if rank > model.hidden:
+        raise refuse("lora_rank", rank, f"is above the model's hidden size of {model.hidden}")
+    return rank
+
+
+def _dropout(record: Record) -> float:
+    said = record.noted("lora_dropout")
+    return said if 0 <= said < 1 else 0.0

@@ -1,0 +1,302 @@
+"""Adapters beside frozen linear layers, a function a method: the operators that each adds.
+
+Letters: T tokens, m features in and n features out of a layer, r rank, w bytes of an adapter's element. Methods are as
+github.com/huggingface/peft 0.21.2 src/peft/tuners runs them; tests/tuning holds what they keep and train to the byte.
+Tensor parallelism as NeMo and Megatron-Bridge do it (megatron/bridge/peft/utils.py ParallelLinearAdapter).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+from shardwise.ledger.number import X, divide, total
+from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
+from shardwise.ops.layout import Layout, matmul_flops, memory_op
+from shardwise.plans import Tuning
+
+GROUPS: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "qkv", "o"), "mlp": ("gate", "up", "down")}
+"""Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""
+KNOWN_TARGETS = ("all-linear", "attention", "mlp", "experts", "embedding", "head")
+"""Words for parts of a model."""
+SPELLINGS = {
+    "query": "q", "key": "k", "value": "v", "projection": "o", "out": "o", "wq": "q", "wk": "k", "wv": "v", "wo": "o",
+    "c_attn": "qkv", "query_key_value": "qkv", "w_pack": "qkv", "wqkv": "qkv", "linear_qkv": "qkv", "dense": "o",
+    "attn.c": "o", "mlp.c": "down", "linear": "o", "linear_proj": "o", "linear_fc1": "up", "linear_fc2": "down",
+    "c_fc": "up", "fc1": "up", "fc_1": "gate", "fc2": "down", "fc_2": "up", "w1": "gate", "w2": "down", "w3": "up",
+    "dense_h_to_4h": "up", "dense_4h_to_h": "down", "output": "head", "lm_head": "head", "embed_tokens": "embedding",
+    "wte": "embedding", "embeddings": "embedding",
+}  # fmt: skip
+"""The names that models and frameworks give linear layers, without a trailing "_proj"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Module(Generic[X]):
+    """A linear layer: its name in the ledger, the short one of models, its features out, and the tensor it makes."""
+
+    name: str
+    short: str
+    columns: X
+    makes: tuple[str, ...]
+
+
+def modules_of(t: Tuning | None, op: Op[X]) -> list[Module[X]]:
+    """Return the linear layers that a product stands for; one where the framework has a joint one with one adapter."""
+    short = op.modules or (op.role,)
+    makes = op.makes or (op.name, f"{op.name}.output")
+    if len(short) != len(op.parts) or (t is not None and t.joint) or op.kind == "grouped":
+        return [Module(name=op.name, short=_short(op, short), columns=op.columns, makes=makes)]
+    each = [makes[i : i + 1] for i in range(len(short))] if op.makes else [makes] * len(short)
+    return [
+        Module(name=f"{op.name}.{name}" if len(short) > 1 else op.name, short=name, columns=n, makes=made)
+        for name, n, made in zip(short, op.parts, each, strict=True)
+    ]
+
+
+def _short(op: Op[X], short: tuple[str, ...]) -> str:
+    if op.kind == "grouped":
+        return "experts"
+    return short[0] if len(short) == 1 else op.role
+
+
+def matches(t: Tuning, op: Op[X], short: str) -> bool:
+    """Return whether a linear layer of an operator is among the targets."""
+    words = {
+        SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower()) for word in t.targets
+    }
+    if op.role in ("embedding", "head"):
+        return op.role in words
+    if op.kind == "grouped":
+        return not words.isdisjoint(("experts", "all-linear"))
+    if "all-linear" in words:
+        return True
+    for group in words & GROUPS.keys():
+        words |= set(GROUPS[group])
+        if op.region.partition(".")[0] == group and op.role not in ("router", "indexer"):
+            return True
+    joint = {"qkv": {"q", "k", "v", "qkv"}, "up": {"up"} if op.modules else {"gate", "up"}}
+    return not words.isdisjoint({short, op.name, *joint.get(short, ())})
+
+
+def _input(op: Op[X]) -> Tensor[X]:
+    """Return what a product keeps for the gradient of its weight: its input."""
+    kept = next((s for s in op.saves if s.read_for in ("weight", "input")), None)
+    return kept or op.reads[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry(Generic[X]):
+    """What enters the products of an adapter: the operators that make it, the tensor, and its name in the flow."""
+
+    ops: tuple[Op[X], ...]
+    tensor: Tensor[X]
+    name: str
+
+
+def _step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) -> Op[X]:
+    return memory_op(y, name, op.region, moved, role="steps", **more)
+
+
+def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> Entry[X]:
+    """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast."""
+    elements, w = op.rows * op.inner, t.width
+    read = _input(op)
+    here = Entry(ops=(), tensor=read, name=read.name)
+
+    def made(part: str, width: float, moved: tuple[float, float], saves: tuple[Tensor[X], ...] = ()) -> Entry[X]:
+        out = Tensor(name=f"{module.name}.{part}", size_bytes=width * elements, born=op.region)
+        one = _step(y, out.name, op, (moved[0] * elements, moved[1] * elements), reads=(here.tensor,), saves=saves,
+                    output_bytes=out.size_bytes)  # fmt: skip
+        return Entry(ops=(*here.ops, one), tensor=out, name=out.name)
+
+    if w != y.a:
+        here = made("cast", w, (y.a + w, y.a + w))
+    if t.dropout:
+        mask = Tensor(name=f"{module.name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=op.region)
+        moved = 2 * w + y.stack.dropout_mask_bytes
+        here = made("dropped", w, (moved, moved), (mask,))
+    if t.autocast and w != y.a:
+        here = made("narrow", y.a, (y.a + w, y.a + w))
+    return here
+
+
+def thin(
+    y: Layout[X], t: Tuning, op: Op[X], names: tuple[str, str], sides: tuple[X, X], read: Tensor[X], **more: Any
+) -> Op[X]:
+    """Return one thin product of an adapter, of `sides` (features out, features in), whose weight trains.
+
+    `names` are its own and that of the linear layer.
+
+    In fp32 it runs on the vector units (torch.backends.cuda.matmul.allow_tf32 is off by default); under autocast it
+    keeps the 16-bit copy of its weight.
+    """
+    (n, k), (name, short) = sides, names
+    wide = t.width == 4 and not t.autocast
+    w, m = 4 if wide else y.a, op.rows
+    moved, flops = w * (m * n + m * k + n * k), matmul_flops(m, n, k)
+    trainable = more.pop("trainable", True)
+    weight = Weight(name=f"{name}.weight", elements=n * k, whole=n * k, shape=sides, adapter=True, trainable=trainable,
+                    role=op.role, stored_bytes=0 if trainable else t.width * n * k)  # fmt: skip
+    kept = [replace(read, read_for="weight")]
+    if t.autocast and t.width != y.a:
+        kept.append(Tensor(name=f"{name}.narrow weight", size_bytes=y.a * n * k, born=op.region, read_for="input"))
+    return Op(
+        name=name, kind="matmul", region=op.region, flops=flops, forward_bytes=moved, backward_flops=flops,
+        backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=m, columns=n, inner=k, weights=(weight,),
+        reads=(read,), saves=tuple(kept), dtype=y.work.dtype if y.work.dtype in ("fp32", "tf32", "fp16") else "bf16",
+        model_flops=flops, output_bytes=w * m * n, vector_units=wide and y.a < 4, modules=(short,), **more,
+    )  # fmt: skip
+
+
+def _low(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], r: X | float) -> Tensor[X]:
+    width = y.a if t.autocast else t.width
+    return Tensor(name=f"{module.name}.lora_A", size_bytes=width * op.rows * r, born=op.region)
+
+
+def _messages(y: Layout[X], op: Op[X], module: Module[X], r: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the messages of A and of B under tensor parallelism: r columns a token, and the input gradient of A.
+
+    Beside a layer split by outputs A is split by rank and gathered; beside one split by inputs A is too and summed, and
+    B is split by outputs and gathered.
+    """
+    if not op.split:
+        return {}, {}
+    T = op.rows
+
+    def sent(verb: Any, width: X | float, tensor: str, of: Gradient = "either") -> Collective[X]:
+        return Collective(
+            axis="tp", verb=verb, size_bytes=y.a * T * width, tensor=tensor, shape=(T, width), read_for=of
+        )
+
+    low, back = sent("all_gather", r, "adapter"), sent("all_reduce", r, "adapter gradient", "input")
+    if op.split == "inputs":
+        out = sent("all_gather", module.columns, "adapter output")
+        return {"forward": (sent("all_reduce", r, "adapter"),)}, {"forward": (out,), "backward": (back,)}
+    verb = "reduce_scatter" if y.choices.sequence_parallel else "all_reduce"
+    gradient = sent(verb, op.inner, "adapter input gradient", "input")
+    return {"forward": (low,), "backward": (gradient,)}, {"backward": (back,)}
+
+
+def _added(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> Op[X]:
+    """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back."""
+    elements, w = op.rows * module.columns, y.a if t.autocast else t.width
+    wider = w != y.a
+    moved = (2 * w + (y.a + 2 * w) + (w + y.a if wider else 0), 2 * w + (y.a + w if wider else 0))
+    return _step(
+        y, f"{module.name}.add", op, (moved[0] * elements, moved[1] * elements), kernels=3 if wider else 2,
+        takes=(delta,), makes=module.makes, output_bytes=w * elements,
+    )  # fmt: skip
+
+
+def _branches(
+    y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[Module[X]], trains_a: bool = True
+) -> Iterator[tuple[Module[X], Entry[X], Op[X], Op[X]]]:
+    """Yield the two thin products of every adapted layer, with what enters them."""
+    tp = y.degrees.tp if op.split else 1
+    for module in chosen:
+        came, r = entry(y, t, op, module), t.rank
+        ahead, behind = _messages(y, op, module, r)
+        low = _low(y, t, op, module, r)
+        # A is split by its rank or its inputs, B by its outputs: both by each tensor-parallel rank.
+        rank = divide(0 * op.rows + r, tp) if op.split == "outputs" else 0 * op.rows + r
+        out = divide(module.columns, tp) if op.split == "inputs" else module.columns
+        a = thin(y, t, op, (low.name, module.short), (rank, op.inner), came.tensor, trainable=trains_a, **ahead)
+        b = thin(y, t, op, (f"{module.name}.lora_B", module.short), (out, 0 * op.rows + r), low, **behind)
+        yield module, came, a, b
+
+
+def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: bool = True) -> tuple[Op[X], ...]:
+    """Return a product with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
+    if op.kind == "grouped":
+        return _experts(y, t, op) if y.stack.experts == "grouped-mm" else _grouped(y, t, op)
+    found = [op]
+    for module, came, a, b in _branches(y, t, op, chosen, trains_a):
+        found += [*came.ops, a, b, _added(y, t, op, module, b.name)]
+    return tuple(found)
+
+
+def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+    """Return LoRA whose A is frozen, so that nothing keeps the input (arXiv:2308.03303 section 3)."""
+    return lora(y, t, op, chosen, trains_a=False)
+
+
+METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
+    "lora": lora,
+    "rslora": lora,
+    "lora-plus": lora,
+    "lora-fa": lora_fa,
+}
+"""The methods that stand beside linear layers."""
+
+
+def embedding_adapter(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+    """Return the adapter of a table: a lookup of r values a token, and their product to the hidden size."""
+    table = next(w for w in op.weights if w.role == "embedding")
+    rows, width = table.shape
+    m, r = divide(op.output_bytes, y.a * width), t.rank
+    low = Tensor(name="embedding.lora_A", size_bytes=t.width * m * r, born=op.region)
+    ids = tuple(s for s in op.saves if s.name == "ids")
+    moved = 2 * t.width * m * r
+    weight = Weight(name="embedding.lora_A.weight", elements=rows * r, whole=rows * r, kind="vector", adapter=True)
+    look = _step(y, low.name, op, (moved, moved), weights=(weight,), saves=ids, modules=("embedding",))
+    like = replace(op, rows=m, inner=0 * m + width, columns=0 * m + width)
+    module = Module(name="embedding", short="embedding", columns=0 * m + width, makes=("embedding", "embedding.output"))
+    b = thin(y, t, like, ("embedding.lora_B", "embedding"), (0 * m + width, 0 * m + r), low)
+    return look, b, _added(y, t, like, module, b.name)
+
+
+def _elements(op: Op[X]) -> X:
+    return total((w.elements for w in op.weights if w.expert), 0 * op.rows)
+
+
+def _experts(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+    """Return the products of experts with weights to which B A of each expert is added (peft ParamWrapper).
+
+    The sum is a tensor like the weights, which the gradient of the input reads and which has a gradient as large. The
+    joint first weight counts twice under "all-linear", which takes each of its halves.
+    """
+    local = op.weights[0].shape[0]
+    twice = 2 if "all-linear" in t.targets and op.role == "up" else 1
+    r = twice * t.rank
+    whole, thin_elements = _elements(op), local * r * (op.inner + op.columns)
+    name = f"{op.name}.lora"
+    kept: tuple[Tensor[X], ...] = ()
+    if t.width != y.a:
+        kept = (Tensor(name=f"{name}.narrow weights", size_bytes=y.a * thin_elements, born=op.region),)
+    flops = 2 * whole * r
+    weight: Weight[X] = Weight(name=f"{name}.weight", elements=thin_elements, whole=thin_elements, expert=True,
+                               adapter=True, shape=(local, op.inner + op.columns, r), role=op.role)  # fmt: skip
+    moved = y.a * (2 * whole + thin_elements)
+    made = Op(
+        name=name, kind="matmul", region=op.region, flops=flops, forward_bytes=moved, backward_flops=0 * flops,
+        backward_bytes=0 * flops, weight_flops=2 * flops, weight_bytes=2 * moved, rows=op.columns, columns=op.inner,
+        inner=0 * op.rows + r, batch=local, weights=(weight,), saves=kept, dtype=y.work.dtype, takes=(), kernels=2,
+        model_flops=0 * flops, output_bytes=y.a * whole, modules=("experts",),
+    )  # fmt: skip
+    summed = Tensor(name=f"{op.name}.summed weight", size_bytes=y.a * whole, born=op.region, read_for="either")
+    view: Weight[X] = Weight(name=f"{op.name}.summed", elements=0 * whole, whole=0 * whole, expert=True, adapter=True)
+    own = replace(op, weights=(*op.weights, view), saves=(*op.saves, summed),
+                  transient_bytes=op.transient_bytes + op.output_bytes + y.a * whole)  # fmt: skip
+    return made, own
+
+
+def _grouped(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+    """Return the products of experts with two thin grouped ones beside them (Megatron-Bridge, TEGroupedLinear)."""
+    local, r = op.weights[0].shape[0], 0 * op.rows + t.rank
+    rows = op.rows * op.batch
+    low = Tensor(name=f"{op.name}.lora_A", size_bytes=y.a * rows * r, born=op.region)
+
+    def one(name: str, n: X, k: X, read: Tensor[X]) -> Op[X]:
+        elements = local * n * k
+        moved, flops = y.a * (rows * (n + k) + op.batch * n * k), 2 * rows * n * k
+        weight = Weight(name=f"{name}.weight", elements=elements, whole=elements, expert=True, adapter=True,
+                        shape=(local, n, k), role=op.role)  # fmt: skip
+        return replace(op, name=name, flops=flops, forward_bytes=moved, backward_flops=flops, backward_bytes=moved,
+                       weight_flops=flops, weight_bytes=moved, columns=n, inner=k, weights=(weight,), reads=(read,),
+                       saves=(replace(read, read_for="weight"),), model_flops=flops, output_bytes=y.a * rows * n,
+                       widened_bytes=0, transient_bytes=0, modules=("experts",))  # fmt: skip
+
+    a, b = one(low.name, r, op.inner, _input(op)), one(f"{op.name}.lora_B", op.columns, r, low)
+    moved = y.a * rows * op.columns
+    return op, a, b, _step(y, f"{op.name}.add", op, (5 * moved, 2 * moved), kernels=2, takes=(b.name,), makes=op.makes)

@@ -1,0 +1,116 @@
+"""What fine-tuning does to the operators of a model: weights that are frozen, how they are stored, and adapters beside.
+
+Full training is the case in which nothing is frozen: operators are then left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shardwise.ledger.number import X, ceil, divide, total
+from shardwise.ledger.op import Op, Weight
+from shardwise.ops.adapters import METHODS, embedding_adapter, matches, modules_of
+from shardwise.ops.layout import Layout
+from shardwise.plans import BaseFormat, Tuning
+
+
+def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
+    """Return operators with frozen weights, and the adapters of those that are targets behind each."""
+    t = y.choices.tuning
+    if t is None:
+        return tuple(ops)
+    found: list[Op[X]] = []
+    for op in ops:
+        base = frozen(y, t, op) if t.freezes else op
+        if op.role == "embedding" and t.adapter and matches(t, op, "embedding"):
+            found += [base, *embedding_adapter(y, t, op)]
+            continue
+        found += adapted(y, t, base)
+    return tuple(found)
+
+
+def adapted(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+    """Return a product with the adapters of the linear layers that it stands for."""
+    if t.adapter not in METHODS or op.kind not in ("matmul", "grouped") or op.region.endswith("core"):
+        return (op,)
+    chosen = [module for module in modules_of(t, op) if matches(t, op, module.short)]
+    return METHODS[t.adapter](y, t, op, chosen) if chosen else (op,)
+
+
+def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
+    """Return an operator whose weights are stored and not trained, but for what trains of the model.
+
+    What trains beside an adapter is a copy: the original stays. A product with narrow weights makes 16 bits of them
+    before each pass (bitsandbytes functional.py dequantize_4bit), one weight at a time.
+    """
+    if not op.weights:
+        own = _tied_copy(t, op)
+        return replace(op, weights=own) if own else replace(op, without=("weight",) if op.kind == "matmul" else ())
+    part = part_of(op) in t.trains
+    weights: list[Weight[X]] = []
+    for w in op.weights:
+        # Of what stands before the blocks the table of words trains, not that of positions.
+        trained = part and (w.kind != "embedding" or w.role == "embedding")
+        if not trained or t.copies:
+            weights.append(replace(w, trainable=False, stored_bytes=stored(t, op, w)))
+        if trained:
+            # The copy is no second weight of the model.
+            weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)
+    found = replace(op, weights=tuple(weights))
+    matrices = [w for w in op.weights if quantised(op, w)]
+    if not matrices or part or not t.base.widened_bytes:
+        return found
+    elements = total((w.elements for w in matrices), 0 * y.tokens)
+    one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
+    kept = tuple(replace(s, read_for="input") if s.read_for == "weight" and t.keeps_inputs else s for s in op.saves)
+    return replace(
+        found,
+        saves=kept,
+        widened_bytes=t.base.widened_bytes * elements,
+        transient_bytes=op.transient_bytes + op.output_bytes + y.a * one,
+    )
+
+
+def _tied_copy(t: Tuning, op: Op[X]) -> tuple[Weight[X], ...]:
+    """Return the copy of a tied table that a head trains as its own where it is among what trains."""
+    if op.role != "head" or "head" not in t.trains or not t.copies:
+        return ()
+    elements = op.columns * op.inner
+    return (Weight(name="head.weight copy", elements=elements, whole=elements, kind="head",
+                   shape=(op.columns, op.inner), role="head"),)  # fmt: skip
+
+
+def part_of(op: Op[X]) -> str:
+    """Return the part of a model that an operator's weights belong to, as `Tuning.trains` names it."""
+    return {"embedding": "embedding", "head": "head", "norm": "norms"}.get(op.role, "layers")
+
+
+def quantised(op: Op[X], w: Weight[X]) -> bool:
+    """Return whether a weight takes the format of the base: matrices of the layers, routers left out."""
+    return w.kind == "matrix" and op.role != "router"
+
+
+def stored(t: Tuning, op: Op[X], w: Weight[X]) -> X:
+    """Return the bytes of a frozen weight, in the base's format or beside it."""
+    if not t.base.narrow:
+        return w.elements * (t.base.bits / 8)
+    if quantised(op, w):
+        return base_bytes(t.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
+    return w.elements * (t.rest_bytes or 2)
+
+
+def base_bytes(base: BaseFormat, elements: X, rows: X | float = 0, tensors: int = 1) -> X:
+    """Return the bytes of a matrix in a format, in so many tensors: bits, scales and tables, each rounded up.
+
+    >>> from shardwise.plans import find_base
+    >>> base_bytes(find_base("nf4"), 4096 * 4096), base_bytes(find_base("nf4-dq"), 4096 * 4096)
+    (9437248, 8655940)
+    """
+    found = ceil(divide(elements * base.bits, 8)) + base.tensor_bytes * tensors + base.row_bytes * rows
+    if base.block:
+        blocks = ceil(divide(elements, base.block))
+        found = found + blocks * base.scale_bytes
+        if base.second_block:
+            found = found + ceil(divide(blocks, base.second_block)) * base.second_bytes
+    return found

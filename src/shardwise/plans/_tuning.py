@@ -1,0 +1,196 @@
+"""Fine-tuning: what of a model trains, the adapters beside its frozen weights, and the format of those."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.plans._jobs import Training
+from shardwise.plans._precision import Precision, find_precision
+from shardwise.plans._stack import Stack
+
+ADAPTERS: dict[str, str] = {
+    "lora": "arXiv:2106.09685",
+    "rslora": "arXiv:2312.03732, LoRA with another factor",
+    "lora-plus": "arXiv:2402.12354, LoRA with two learning rates",
+    "lora-fa": "arXiv:2308.03303",
+}
+"""Methods by name, and where they are from; each is a function of ops/adapters.py."""
+VIRTUAL = ("prefix", "prompt")
+"""Methods that train tokens, not what stands beside linear layers."""
+DROPPING = ("lora", "rslora", "lora-plus", "dora", "lora-fa", "vera")
+"""Methods with dropout before them."""
+TRAINS = ("all", "none", "embedding", "head", "norms")
+USUAL_RANK = 8  # peft LoraConfig.r, litgpt lora_r
+USUAL_TARGETS = ("all-linear",)  # arXiv:2305.14314 section 4: adapters on all linear layers match full fine-tuning
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseFormat:
+    """How frozen matrices are stored: bits an element, scales of its blocks, tables of a tensor.
+
+    `second_block` scales share one of `second_bytes`. Before a product `widened_bytes` of each element are moved to
+    make 16 bits of it (0: products read it as it is).
+    """
+
+    name: str
+    bits: float
+    block: int = 0
+    scale_bytes: float = 0.0
+    second_block: int = 0
+    second_bytes: float = 0.0
+    tensor_bytes: float = 0.0
+    row_bytes: float = 0.0
+    widened_bytes: float = 0.0
+    source: str = ""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether elements have fewer than 16 bits, so that they cannot be trained."""
+        return self.bits < 16
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("shardwise.plans").joinpath("precisions.toml").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = tomllib.loads(text)["base"]
+    return found
+
+
+def base_names() -> tuple[str, ...]:
+    """Return the formats of frozen weights.
+
+    >>> "nf4" in base_names()
+    True
+    """
+    return tuple(_table())
+
+
+def find_base(name: str) -> BaseFormat:
+    """Return the named format of frozen weights; raises `InputError` naming the known ones.
+
+    >>> find_base("nf4").bits, find_base("bf16").narrow
+    (4, False)
+    """
+    if name not in _table():
+        raise InputError([Problem("base", name, "is not a known format", "use one of " + ", ".join(_table()))])
+    return BaseFormat(name=name, **_table()[name])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """Fine-tuning as a framework does it: the method, its targets and sizes, and how the frozen weights are kept.
+
+    `width` is that of an adapter's parameter and of what enters it; under `autocast` its products take 16 bits.
+    `joint` says that layers that are one product of the framework have one adapter, `keeps_inputs` that products of
+    narrow weights keep their input, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
+    `trains` what of the model itself trains.
+    """
+
+    adapter: str
+    rank: int
+    targets: tuple[str, ...]
+    dropout: float
+    base: BaseFormat
+    precision: Precision
+    trains: tuple[str, ...]
+    width: int = 2
+    autocast: bool = False
+    joint: bool = False
+    keeps_inputs: bool = False
+    rest_bytes: float = 0.0
+
+    @property
+    def freezes(self) -> bool:
+        """Whether any weight of the model is frozen."""
+        return "all" not in self.trains
+
+    @property
+    def copies(self) -> bool:
+        """Whether what trains of the model is a copy beside the frozen original (peft, modules_to_save)."""
+        return bool(self.adapter) and self.freezes
+
+
+def adapter_precision(job: Training, stack: Stack) -> Precision:
+    """Return the bytes of each copy of an adapter's parameter: as stated, or as the framework keeps them."""
+    word = {"fp32": "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
+    return find_precision(word or stack.adapter_precision or job.precision or stack.precision)
+
+
+def tuning_of(job: Training, stack: Stack) -> Tuning | None:
+    """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
+
+    >>> from shardwise.plans import find_stack
+    >>> found = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora"), find_stack("transformers"))
+    >>> found.rank, found.width, tuning_of(Training(seq_len=1, global_batch=1), find_stack("megatron"))
+    (8, 4, None)
+    """
+    trains = job.trains or (("none",) if job.adapter else ("all",))
+    if not job.adapter and not job.base and "all" in trains:
+        return None
+    precision = adapter_precision(job, stack)
+    narrow = find_base(job.base or "bf16").narrow
+    return Tuning(
+        adapter=job.adapter,
+        rank=job.rank or USUAL_RANK,
+        targets=job.targets or USUAL_TARGETS,
+        dropout=job.adapter_dropout,
+        base=find_base(job.base or "bf16"),
+        precision=precision,
+        trains=trains,
+        width=4 if precision.compute in ("fp32", "tf32") else 2,
+        autocast=stack.adapter_autocast,
+        joint=stack.adapter_joint,
+        keeps_inputs=narrow and stack.keeps_narrow_inputs,
+        rest_bytes=stack.narrow_rest_bytes if narrow else 0.0,
+    )
+
+
+def tuning_problems(job: Training) -> Problems:
+    """Return what is wrong with a job's fine-tuning by itself."""
+    found = Problems()
+    if job.adapter and job.adapter not in ADAPTERS:
+        found.add("adapter", job.adapter, "is not a known method", "use one of " + ", ".join(ADAPTERS))
+    if job.base and job.base not in _table():
+        found.add("base", job.base, "is not a known format", "use one of " + ", ".join(_table()))
+    if not isinstance(job.rank, int) or isinstance(job.rank, bool) or job.rank < 0:
+        found.add("rank", job.rank, "must be a whole number of at least 1", "use 16")
+    if job.adapter_precision not in ("", "fp32", "bf16"):
+        found.add("adapter_precision", job.adapter_precision, "is not a known type of adapters", "use fp32 or bf16")
+    if isinstance(job.adapter_dropout, bool) or not 0 <= job.adapter_dropout < 1:
+        found.add("adapter_dropout", job.adapter_dropout, "is a share of at least 0 and below 1", "use 0.05")
+    if unknown := [word for word in job.trains if word not in TRAINS]:
+        found.add("trains", ",".join(unknown), "is no part of a model", "use one of " + ", ".join(TRAINS))
+    if not found.items:
+        _together(job, found)
+    return found
+
+
+def _together(job: Training, found: Problems) -> None:
+    """Record what does not go together."""
+    if not job.adapter:
+        for name in ("rank", "targets", "adapter_dropout", "adapter_precision"):
+            if getattr(job, name):
+                value = getattr(job, name)
+                shown = ",".join(value) if isinstance(value, tuple) else value
+                found.add(name, shown, "belongs to an adapter, and there is none", "add --adapter lora")
+        if job.base and find_base(job.base).narrow and (not job.trains or "all" in job.trains):
+            found.add("base", job.base, "has weights that cannot be trained", "add --adapter lora")
+        return
+    if job.targets and job.adapter in VIRTUAL:
+        rule = f"are linear layers, and {job.adapter} trains tokens"
+        found.add("targets", ",".join(job.targets), rule, "leave it out")
+    if job.adapter_dropout and job.adapter not in DROPPING:
+        rule = f"has no place in {job.adapter}"
+        found.add("adapter_dropout", job.adapter_dropout, rule, f"use one of {', '.join(DROPPING)}, or leave it out")
+    if job.adapter_dropout and "experts" in job.targets:
+        rule = "cannot stand before adapters of experts, which are added to the weights (peft ParamWrapper)"
+        found.add("adapter_dropout", job.adapter_dropout, rule, "use 0")
+    if "experts" in job.targets and job.adapter not in ("lora", "rslora", "lora-plus"):
+        found.add("targets", "experts", f"take LoRA, not {job.adapter}", "use --adapter lora")
+    if "all" in job.trains:
+        found.add("trains", "all", "trains the weights that adapters freeze", "leave out one of the two")

@@ -1,0 +1,79 @@
+"""What a fine-tuning asks of a model, and what of it is assumed: targets that the model has, ranks that fit them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.errors import Problems
+from shardwise.models import Model
+from shardwise.ops.adapters import KNOWN_TARGETS, SPELLINGS, matches, modules_of
+from shardwise.ops.count import lines, whole_layout
+from shardwise.plans import Plan, Stack, Training, Tuning, tuning_of, tuning_problems
+
+
+def module_names(model: Model) -> tuple[str, ...]:
+    """Return the short names of the linear layers of a model's blocks, in their order.
+
+    >>> module_names(Model.load("llama-3.1-8b"))
+    ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
+    """
+    y = whole_layout()
+    ops = (op for line in lines(model, y) if line.part == "layers" for op in line.ops)
+    products = (op for op in ops if op.kind in ("matmul", "grouped") and op.weights)
+    return tuple(dict.fromkeys(m.short for op in products for m in modules_of(None, op)))
+
+
+def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) -> Problems:
+    """Return what is wrong with a job's fine-tuning, of a model laid out by a plan."""
+    found = tuning_problems(job)
+    tuning = None if found.items else tuning_of(job, stack)
+    if tuning is None:
+        return found
+    if plan.layout == "summa":
+        found.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
+    if not tuning.adapter:
+        return found
+    _targets(model, job, tuning, found)
+    if plan.ep > 1 and "experts" in tuning.targets and stack.experts == "grouped-mm":
+        rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
+        found.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
+    return found
+
+
+def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> None:
+    """Record targets that a model does not have, and ranks above the smaller side of a target."""
+    products = [op for line in lines(model, whole_layout()) for op in line.ops if op.kind in ("matmul", "grouped")]
+    names = module_names(model)
+    for word in job.targets:
+        plain = SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower())
+        if plain in KNOWN_TARGETS and (plain != "experts" or model.has_experts):
+            continue
+        one = replace(tuning, targets=(word,))
+        if not any(matches(one, op, m.short) for op in products for m in modules_of(None, op)):
+            rule = f"is no linear layer of {model.name}"
+            found.add("targets", word, rule, f"use {', '.join((*KNOWN_TARGETS, *names))}")
+    sides = [
+        min(op.columns, op.inner) for op in products for m in modules_of(tuning, op) if matches(tuning, op, m.short)
+    ]
+    if sides and tuning.rank > min(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
+        rule = f"is above the smaller side of a target, {min(sides):.0f}"
+        found.add("rank", tuning.rank, rule, f"use at most {min(sides):.0f}")
+
+
+def tuning_notes(job: Training, stack: Stack) -> list[str]:
+    """Return what was taken for what a fine-tuning leaves open."""
+    tuning, notes = tuning_of(job, stack), list[str]()
+    if tuning is None or not tuning.adapter:
+        return notes
+    if not job.rank and tuning.adapter != "ia3":
+        notes.append(f"rank {tuning.rank}: the default of peft")
+    if not job.targets and tuning.adapter not in ("prefix", "prompt", "ia3"):
+        notes.append(f"targets {','.join(tuning.targets)}: as most recipes (arXiv:2305.14314 section 4)")
+    if not job.adapter_precision:
+        width = "fp32" if tuning.width == 4 else "16 bits"
+        notes.append(f"adapter_precision {width}: as {stack.name} keeps adapters")
+    if not job.base:
+        notes.append("base bf16: frozen weights of 16 bits")
+    if job.adapter_alpha:
+        notes.append(f"adapter_alpha {job.adapter_alpha:g}: changes neither bytes nor seconds")
+    return notes
