@@ -80,6 +80,7 @@ class Inputs:
     notes: list[str] = field(default_factory=list)
     imported: Imported | None = None
     command: str = ""
+    raw: Mapping[str, object] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default where it was not given."""

@@ -41,14 +41,19 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 
 def _train() -> Command:
+    from shardwise.answers._search_flags import train_limits
+
     savers = Flag("savers", _converters.SWITCH, "every memory saver: bytes saved, seconds added, legality", "output")
-    case = {**_flags.train_flags(), **_flags.risk_flags(), "savers": savers}
-    flags = {**_MODEL, **case, **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **train_limits(), "savers": savers}
+    flags |= {**_flags.MANY, **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
     return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 
 
 def _infer() -> Command:
-    flags = {**_MODEL, **_flags.infer_flags(), **_flags.risk_flags(), **_flags.PLOT, **OUTPUT}
+    from shardwise.answers._search_flags import serving_limits
+
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.risk_flags(), **serving_limits()}
+    flags |= {**_flags.MANY, **_flags.PLOT, **OUTPUT}
     return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
 
 
@@ -57,7 +62,12 @@ def _serve() -> Command:
 
     exits = "exit status: 0 keeps every limit, 1 does not, does not fit or is not stable, 2 bad input"
     return Command(
-        "serve", SUMMARIES["serve"], ("model",), {**_MODEL, **serve_flags(), **OUTPUT}, exits, ("model", "on")
+        "serve",
+        SUMMARIES["serve"],
+        ("model",),
+        {**_MODEL, **serve_flags(), **_flags.MANY, **OUTPUT},
+        exits,
+        ("model", "on"),
     )
 
 
@@ -176,6 +186,8 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "dtypes": lambda: _listing("dtypes"),
 }
 NAMES = tuple(_MAKERS)
+# Commands that answer one question at many values.
+MANY = ("train", "infer", "serve")
 
 
 def command(name: str, kind: str = "") -> Command:
@@ -199,6 +211,8 @@ _GROUPS = {
     "job": "job",
     "sides": "the two sides",
     "number": "number",
+    "many": "one question at many values",
+    "limits": "limits",
     "shape": "shape",
     "settings": "what the framework keeps and sets aside",
     "efficiency": "what the machine reaches",

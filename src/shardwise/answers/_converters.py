@@ -26,12 +26,16 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """How the value of a flag is read, and its word in the help; a greedy one takes words with dashes."""
+    """How the value of a flag is read, and its word in the help.
+
+    A greedy one takes words with dashes; one that is `repeated` may be given several times, each a value of a list.
+    """
 
     read: Callable[[Any, str], Any]
     word: str
     switch: bool = False
     greedy: bool = False
+    repeated: bool = False
 
 
 def fail(field: str, value: object, rule: str, remedy: str) -> InputError:
@@ -177,6 +181,18 @@ def _read_words(value: object, field: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _read_varied(value: object, field: str) -> tuple[str, ...]:
+    """Return what is varied: FIELD=VALUES, several of them in a list.
+
+    >>> _read_varied("seq_len=4096..16384", "vary")
+    ('seq_len=4096..16384',)
+    """
+    found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not found or not all(isinstance(one, str) and "=" in one for one in found):
+        raise fail(field, value, "must be a field and its values", "for example --vary seq_len=4096..65536")
+    return tuple(str(one) for one in found)
+
+
 def _read_order(value: object, field: str) -> tuple[str, ...]:
     """Read an order of axes as Megatron-LM spells it, tp-cp-ep-dp-pp; experts lie within tp, cp and dp already."""
     found = _read_words(value.replace("-", ",") if isinstance(value, str) else value, field)
@@ -254,6 +270,7 @@ TEXT = Converter(_read_text, "NAME")
 FILE = Converter(_read_text, "FILE")
 FIGURES = (".svg", ".png", ".pdf", ".html")
 WORDS = Converter(_read_words, "A,B,...")
+VARIED = Converter(_read_varied, "FIELD=A..B", repeated=True)
 ORDER = Converter(_read_order, "A-B-...")
 ARGUMENTS = Converter(_read_arguments, "WORDS")
 WHOLES = Converter(_read_wholes, "N,N,...")

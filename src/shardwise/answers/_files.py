@@ -97,7 +97,8 @@ def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             found.append(f"--{dashed}" if value else f"--no-{dashed}")
         else:
-            found.append(f"--{dashed} {shlex.quote(_text(value))}")
+            every = value if key == "vary" else (value,)
+            found += [f"--{dashed} {shlex.quote(_text(one))}" for one in every]
     if "from_args" in values:
         found += ["--", *map(shlex.quote, values["from_args"])]
     return found

@@ -129,6 +129,17 @@ SIDES = _flags(
     ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
     ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
 )
+MANY = _flags(
+    "many",
+    (
+        "vary",
+        k.VARIED,
+        "a row for each value: FIELD=A..B doubles from A to B, A..B:STEP counts, A,B,C lists; repeatable",
+    ),
+    ("solve", k.TEXT, "the largest (of rates and degrees the smallest) value of a field that keeps verdict and limits"),
+    ("sensitivity", k.SWITCH, "what moves the answer most: each constant over its band, each choice to its next value"),
+    ("rows", k.file_of(".csv", ".parquet"), "write the rows to a .csv or .parquet file"),
+)
 # Headlines of training and of serving; "memory" is of what the other flags describe.
 _NUMBERS = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu", "ttft", "tpot", "request", "kv_cache")
 EXPLAIN = _flags(

@@ -11,6 +11,7 @@ from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._case import Inputs
 from shardwise.answers._files import check_drawable, command_words, plotted
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.answers._search_flags import limited
 from shardwise.answers._train import fits_at, interval_tree
 from shardwise.answers._train_page import assumptions, describe, legend, mark_limit, show_chance
 from shardwise.errors import InputError
@@ -81,7 +82,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return infer_figure(report)
 
-    return plotted(inputs, Answer(0 if fits_at(report, risk) else 1, tree, page), draw)
+    done = limited(inputs.values, Answer(0 if fits_at(report, risk) else 1, tree, page), report)
+    return plotted(inputs, done, draw)
 
 
 _MEMORY = {

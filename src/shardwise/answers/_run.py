@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from shardwise.answers import _commands
+from shardwise.answers import _commands, _flags
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs, known_keys, read_values
 from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
@@ -45,11 +45,20 @@ def answer(words: Sequence[str]) -> Answer:
         return help_of(command, _columns())
     inputs = _inputs(found, command)
     width = inputs.get("width") or _columns()
-    handler = import_module(f"shardwise.answers.{_HOMES.get(name, f'_{name}')}")
+    home = "_vary" if _asks_many(inputs) else _HOMES.get(name, f"_{name}")
+    handler = import_module(f"shardwise.answers.{home}")
     result: Answer = handler.answer(inputs, width)
     if "save" in inputs.values:
         write_case(inputs.values["save"], case_of(name, inputs))
     return result
+
+
+def _asks_many(inputs: Inputs) -> bool:
+    """Return whether one question is asked of many values: of a field, of devices, or of constants."""
+    given = inputs.values.keys() | inputs.bad
+    return inputs.command in _commands.MANY and bool(
+        given & _flags.MANY.keys() or "," in str(inputs.values.get("on", ""))
+    )
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
@@ -132,6 +141,7 @@ def _inputs(found: ScannedWords, command: Command) -> Inputs:
             inputs.bad.add("config")
     raw |= _placed(found.words, command)
     raw |= found.given
+    inputs.raw = raw
     _use_catalogue(raw.get("catalogue"), inputs)
     read_values(raw, command, inputs)
     if inputs.values.keys() & FROM.keys():
@@ -181,8 +191,10 @@ class ScannedWords:
     problems: Problems = field(default_factory=Problems)
 
     def put(self, flag: Flag, value: object) -> None:
-        """Record the value of a flag; a second one that differs is a problem."""
-        if flag.key in self.given and self.given[flag.key] != value:
+        """Record the value of a flag; a second one that differs is a problem, but where a flag may be repeated."""
+        if flag.kind.repeated and isinstance(value, str):
+            value = [*self.given.get(flag.key, []), value]  # type: ignore[misc]
+        elif flag.key in self.given and self.given[flag.key] != value:
             self.problems.add(
                 flag.key, str(value), f"is given twice, first as {self.given[flag.key]}", "give one value"
             )

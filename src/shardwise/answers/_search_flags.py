@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _converters as k
+from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
 from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
 from shardwise.plans.fields import PLAN, TRAINING, keys
-from shardwise.units import parse_count, parse_seconds
+from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from shardwise.answers._page import Page
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 WHOLES = keys(PLAN, "whole", searched="values")
@@ -81,15 +87,20 @@ def plan_search_flags() -> dict[str, Flag]:
         ("explore", k.SWITCH, "try layouts too that the framework cannot launch, each marked so"),
         ("workers", k.whole(1, 1024), "most processes; never more than cores or parts of the search"),
     )
+    return {**kept, **ranges, **fast, **words, **train_limits(), **wanted, **risk_flags()}
+
+
+@cache
+def train_limits() -> dict[str, Flag]:
+    """Return the limits that a training plan may have to keep."""
     above = k.Range(above=True, example="1e6")
-    limits = _flags(
+    return _flags(
         "limits",
         ("max_step", _time("2s"), "longest step"),
         ("max_time", _time("30d"), "longest run of the tokens, such as 30d"),
         ("max_cost", k.number(parse_count, "USD", above), "dearest run of the tokens"),
         ("min_free", k.BYTES, "memory that stays free on the fullest device, such as 5GiB"),
     )
-    return {**kept, **ranges, **fast, **words, **limits, **wanted, **risk_flags()}
 
 
 SERVE_WHOLES = ("tp", "pp", "dp", "ep", "etp", "batch")
@@ -115,14 +126,6 @@ def serve_search_flags() -> dict[str, Flag]:
     ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in SERVE_WHOLES}
     words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in SERVE_WORDS}
     step = _flags("space", ("batch_step", k.WHOLE, "try every multiple of it in the range of batches too"))
-    limits = _flags(
-        "limits",
-        ("max_ttft", _TIME, "latest first tokens"),
-        ("max_tpot", _TIME, "longest time between tokens"),
-        ("max_latency", _TIME, "longest time of a request"),
-        ("max_cost", k.number(parse_count, "USD", _ABOVE), "dearest million of output tokens"),
-        ("min_rate", k.number(parse_count, "N", _ABOVE), "fewest output tokens a second of all devices together"),
-    )
     objectives = k.choice("throughput", "cost", "ttft", "tpot", "latency", "devices")
     wanted = _flags(
         "search",
@@ -131,7 +134,20 @@ def serve_search_flags() -> dict[str, Flag]:
         ("at_most", k.SWITCH, "try every smaller number of devices too"),
         ("save_best", k.FILE, "write the best plan as a case of infer to a TOML or JSON file"),
     )
-    return {**kept, **ranges, **words, **step, **limits, **wanted}
+    return {**kept, **ranges, **words, **step, **serving_limits(), **wanted}
+
+
+@cache
+def serving_limits() -> dict[str, Flag]:
+    """Return the limits that a deployment may have to keep."""
+    return _flags(
+        "limits",
+        ("max_ttft", _TIME, "latest first tokens"),
+        ("max_tpot", _TIME, "longest time between tokens"),
+        ("max_latency", _TIME, "longest time of a request"),
+        ("max_cost", k.number(parse_count, "USD", _ABOVE), "dearest million of output tokens"),
+        ("min_rate", k.number(parse_count, "N", _ABOVE), "fewest output tokens a second of all devices together"),
+    )
 
 
 TOKENS_RANGE = re.compile(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*", re.ASCII)
@@ -204,3 +220,49 @@ def serve_flags() -> dict[str, Flag]:
         "limits", *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS)
     )
     return {**kept, **lengths, **load, **limits}
+
+
+# What a limit holds against a report: the value, and whether it may not be more.
+_HELD: dict[str, tuple[Callable[[Any], float | None], bool]] = {
+    "max_step": (lambda report: report.step_seconds, True),
+    "max_time": (lambda report: report.training_seconds, True),
+    "min_free": (lambda report: -report.verdict.short_by_bytes, False),
+    "max_ttft": (lambda report: report.ttft_seconds, True),
+    "max_tpot": (lambda report: report.tpot_seconds, True),
+    "max_latency": (lambda report: report.request_seconds, True),
+    "max_cost": (lambda report: getattr(report, "usd_per_million_output_tokens", getattr(report, "usd", None)), True),
+    "min_rate": (lambda report: report.output_tokens_per_second, False),
+}
+
+
+def broken_limits(values: Mapping[str, Any], report: Any) -> dict[str, float | None]:
+    """Return the limits that one plan breaks, each with its value; None is not known, which breaks a limit too."""
+    found = {}
+    for key in _HELD.keys() & values.keys():
+        value_of, is_most = _HELD[key]
+        value = value_of(report)
+        if value is None or (value > values[key] if is_most else value < values[key]):
+            found[key] = value
+    return dict(sorted(found.items()))
+
+
+def limited(values: Mapping[str, Any], answer: Answer, report: Any) -> Answer:
+    """Return an answer that says which limits are broken, with status 1 where one is; as it is where none was asked."""
+    if not _HELD.keys() & values.keys():
+        return answer
+    broken = broken_limits(values, report)
+
+    def page() -> Page:
+        made = answer.page()
+        for at, (key, value) in enumerate(broken.items()):
+            text = f"--{key.replace('_', '-')}: {'not known' if value is None else _shown(key, value)}"
+            made.lines.insert(at, [("MISSES    ", "bold red"), (text, "bold red")])
+        return made
+
+    return Answer(1 if broken else answer.status, lambda: {**answer.tree(), "broken": broken}, page)
+
+
+def _shown(key: str, value: float) -> str:
+    if key == "min_free":
+        return f"{show_bytes(value)} free"
+    return f"{value:,.2f}" if key in ("max_cost", "min_rate") else show_seconds(value)

@@ -10,6 +10,7 @@ from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._case import Inputs
 from shardwise.answers._files import check_drawable, plotted, timed
 from shardwise.answers._from import settled
+from shardwise.answers._search_flags import limited
 from shardwise.errors import InputError
 from shardwise.ledger.traced import parts
 from shardwise.training import Change, TrainReport
@@ -119,7 +120,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return train_figure(report)
 
-    done = timed(inputs, Answer(0 if fits_at(report, inputs.get("risk", 0.0)) else 1, tree, page), report)
+    done = limited(inputs.values, Answer(0 if fits_at(report, inputs.get("risk", 0.0)) else 1, tree, page), report)
+    done = timed(inputs, done, report)
     return plotted(inputs, done, draw)
 
 

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from shardwise.search._remedy import Remedy
     from shardwise.search._result import Rejection, SearchResult
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
-    from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
+    from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
     from shardwise.search._space import SearchSpace, Wholes, part_of, upto
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
 
 _HOMES = {
+    "CONSTANTS": "_sensitivity",
     "Executor": "_executor",
     "OBJECTIVES": "_options",
     "ProcessExecutor": "_executor",
@@ -39,6 +40,7 @@ _HOMES = {
     "TRAIN_LIMITS": "_options",
     "TrainingResult": "_training",
     "Wholes": "_space",
+    "constant_band": "_sensitivity",
     "doubling": "_scaling",
     "frame": "_frames",
     "part_of": "_space",
@@ -52,10 +54,12 @@ _HOMES = {
     "strong_scaling": "_scaling",
     "tokens_per_second_per_gpu": "_serving",
     "upto": "_space",
+    "with_constant": "_sensitivity",
     "work_of": "_training",
 }
 
 __all__ = [
+    "CONSTANTS",
     "OBJECTIVES",
     "SERVING_OBJECTIVES",
     "TRAIN_LIMITS",
@@ -75,6 +79,7 @@ __all__ = [
     "ServingSpace",
     "TrainingResult",
     "Wholes",
+    "constant_band",
     "doubling",
     "frame",
     "part_of",
@@ -88,6 +93,7 @@ __all__ = [
     "strong_scaling",
     "tokens_per_second_per_gpu",
     "upto",
+    "with_constant",
     "work_of",
 ]
 

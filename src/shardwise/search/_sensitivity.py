@@ -129,6 +129,19 @@ def _served(name: str, report: InferReport, factor: float) -> InferReport:
     return infer(case.model, cluster, report.plan, report.job, ServingOptions(engine=engine, efficiencies=efficiencies))
 
 
+CONSTANTS = (*RATES, OVERHEAD)
+
+
+def with_constant(report: TrainReport | InferReport, name: str, factor: float) -> TrainReport | InferReport:
+    """Return a plan as predicted with one constant moved by a factor."""
+    return _trained(name, report, factor) if isinstance(report, TrainReport) else _served(name, report, factor)
+
+
+def constant_band(name: str, band: Band) -> tuple[float, float]:
+    """Return how far a constant may lie from what is assumed where it alone explains the band of the seconds."""
+    return (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
+
+
 def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
     """Return the next plans behind the best, at most so many: each has degrees of its own.
 
@@ -182,8 +195,7 @@ class _Moved:
         """Return the objective of a plan with a constant moved."""
         key = (id(report), constant, factor)
         if key not in self._known:
-            moved: Any = _trained if isinstance(self.found, TrainingResult) else _served
-            self._known[key] = _value(self.found, moved(constant, report, factor))
+            self._known[key] = _value(self.found, with_constant(report, constant, factor))
         return self._known[key]
 
     def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
@@ -191,8 +203,8 @@ class _Moved:
         if self.found.options.objective not in TIMED:
             return
         band = _band(self.found)
-        for name in (*RATES, OVERHEAD):
-            low, high = (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
+        for name in CONSTANTS:
+            low, high = constant_band(name, band)
 
             def gap(factor: float, name: str = name) -> float:
                 """Return how far the other plan is behind with the constant moved."""

@@ -1,0 +1,114 @@
+"""One question at many values: rows as `train` and `infer` answer them, and the last values that keep the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from answers.command_line import run
+
+TRAIN = ("train", "llama-3.1-8b", "--on", "8xh100", "--sharding", "fsdp", "--recompute", "full")
+INFER = ("infer", "llama-3.1-8b", "--on", "1xh100", "--input-tokens", "1024", "--output-tokens", "128")
+
+
+def test_every_row_is_the_answer_of_its_values() -> None:
+    """A row has the headlines that the command with its values prints."""
+    rows = run(*TRAIN, "--vary", "seq_len=4096..16384", "--vary", "tp=1,2", "--json").tree["rows"]
+    assert [(row["seq_len"], row["tp"]) for row in rows[:3]] == [("4096", "1"), ("4096", "2"), ("8192", "1")]
+    alone = run(*TRAIN, "--seq-len", "8192", "--tp", "2", "--json").tree
+    assert {key: rows[3][key] for key in ("fits", "step_seconds", "mfu")} == {
+        key: alone[key] for key in ("fits", "step_seconds", "mfu")
+    }
+
+
+def test_values_that_laws_refuse_are_rows_that_say_why() -> None:
+    """A table is not lost for one value that cannot be; where none can be, the problems are the answer."""
+    done = run(*TRAIN, "--vary", "tp=2,3", "--json")
+    assert done.status == 0
+    assert done.tree["rows"][1]["step_seconds"] is None and "tp" in done.tree["rows"][1]["problem"]
+    assert "tp" in run(*TRAIN, "--vary", "tp=3,5", "--json").fields
+
+
+def test_devices_stand_in_one_table() -> None:
+    """Devices without a number take that of the first, and each row is that device's own answer."""
+    rows = run(*INFER[:2], "--on", "2xh100,mi300x", "--tp", "2", "--json").tree["rows"]
+    assert [row["on"] for row in rows] == ["2xh100", "2xmi300x"]
+    alone = run(*INFER[:2], "--on", "2xmi300x", "--tp", "2", "--json").tree
+    assert rows[1]["tpot_seconds"] == alone["tpot_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "step"),
+    [
+        ((*TRAIN, "--solve", "seq_len"), "--seq-len", 128),
+        ((*INFER, "--solve", "batch", "--max-tpot", "15ms"), "--batch", 1),
+        ((*INFER, "--solve", "input_tokens", "--risk", "90%"), "--input-tokens", 1),
+    ],
+)
+def test_the_solved_value_is_the_last_that_keeps_the_verdict(words: tuple[str, ...], field: str, step: int) -> None:
+    """The command with the value ends with 0, and with the next value with 1 or a law."""
+    solved = run(*words, "--json")
+    best = solved.tree["solve"]["value"]
+    base = [word for i, word in enumerate(words) if word != "--solve" and words[i - 1] != "--solve" and word != field]
+    if field in words:
+        del base[words.index(field)]
+    assert run(*base, field, str(best)).status == 0
+    assert run(*base, field, str(best + step)).status in (1, 2)
+
+
+def test_the_fewest_devices_are_found() -> None:
+    """Devices are tried from one, by doubling within a node and by whole nodes beyond it."""
+    words = ("train", "llama-3.1-70b", "--on", "64xh100", "--sharding", "fsdp", "--recompute", "full")
+    best = run(*words, "--solve", "devices", "--json").tree["solve"]["value"]
+    less = [word.replace("64x", f"{best - 8}x") for word in words]
+    assert best == 24 and run(*less).status == 1
+
+
+def test_a_price_is_solved_to_its_limit() -> None:
+    """Dollars a million tokens are in proportion to the price, so the solved price meets the limit to a thousandth."""
+    words = (*INFER, "--batch", "8", "--max-cost", "2")
+    price = run(*words, "--solve", "price", "--json").tree["solve"]["value"]
+    usd = run(*words[:-2], "--price", str(price), "--json").tree["usd_per_million_output_tokens"]
+    assert 1.99 < usd <= 2
+
+
+def test_a_limit_of_one_plan_is_its_exit_status() -> None:
+    """`train` and `infer` end with 1 where a limit is broken, and say which with its value."""
+    assert run(*TRAIN, "--max-step", "1h").status == 0
+    done = run(*TRAIN, "--max-step", "1ms", "--json")
+    assert done.status == 1 and done.tree["broken"]["max_step"] == done.tree["step_seconds"]
+    assert run(*INFER, "--max-ttft", "1us").out.startswith("MISSES    --max-ttft")
+
+
+def test_what_moves_an_answer_is_ordered() -> None:
+    """Constants come before choices, each with the widest first, and a faster device never slows a plan."""
+    found = run(*TRAIN, "--sensitivity", "--json").tree["sensitivity"]
+    constants = [row for row in found if row["kind"] == "constant"]
+    reach = [max(abs(row["least"] - 1), abs(row["most"] - 1)) for row in constants]
+    assert reach == sorted(reach, reverse=True)
+    assert all(row["least"] <= 1 <= row["most"] + 1e-9 for row in constants)
+    assert {row["what"] for row in found} >= {"matrix FLOP/s", "recompute", "tp"}
+
+
+def test_rows_and_plots_are_written(tmp_path: Path) -> None:
+    """--rows writes the table and --plot the lines; a file that is no table is refused."""
+    rows, plot = tmp_path / "rows.csv", tmp_path / "rows.svg"
+    assert run(*INFER, "--vary", "batch=1..8", "--rows", str(rows), "--plot", str(plot)).status == 0
+    assert rows.read_text().count("\n") == 5 and "</svg>" in plot.read_text()
+    assert run(*INFER, "--vary", "batch=1..8", "--rows", "x.xlsx", "--json").fields == ["rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--vary", "colour=1,2"), "vary"),
+        (("--vary", "batch=8..1"), "vary"),
+        (("--vary", "batch"), "vary"),
+        (("--solve", "engine"), "solve"),
+        (("--solve", "batch", "--vary", "tp=1,2"), "solve"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused(words: tuple[str, ...], field: str) -> None:
+    """Fields that are not there, ranges that run backwards and two questions at once are problems of their flag."""
+    assert run(*INFER, *words, "--json").fields == [field]
