@@ -72,7 +72,9 @@ def _narrowed(op: Op[X], into: bool, weight: bool, needs: set[str], idle: bool) 
     Only matrix products have a pass for each; what others do in backward is one.
     """
     both = (into, weight) if multiplies_weights(op) else (into or weight,) * 2
-    gone: tuple[Gradient, ...] = tuple(name for name, asked in zip(("input", "weight"), both, strict=True) if not asked)
+    gone: tuple[Gradient, ...] = tuple(
+        name for name, asked in zip(("input", "weight"), both, strict=True) if not asked or name in op.without
+    )
     saves = tuple(t for t in op.saves if _wanted(t.read_for, into, weight, needs))
     backward = tuple(c for c in op.backward if _wanted(c.read_for, into, weight, needs))
     if not (gone or idle) and len(saves) == len(op.saves) and len(backward) == len(op.backward):

@@ -68,6 +68,8 @@ class Tensor(Generic[X]):
     born: str
     product: bool = False
     read_for: Gradient = "either"
+    fleeting: bool = False
+    """Freed with its graph before the operator ends: autograd saves it, and nothing reads it in backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

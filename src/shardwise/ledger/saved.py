@@ -63,6 +63,8 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
     for op in ops:
         unit = next((u for u in units if u.holds(op.region)), None)
         for tensor in (*op.saves, *(op.reads if unit else ())):
+            if tensor.fleeting:
+                continue
             makers = [u for u in units if tensor.born and u.holds(tensor.born)]
             again = bool(makers) and (unit in makers or makers[0].discards_output)
             again = again and not (unit and unit.alternates and op.kind == "attention" and tensor.born == op.region)

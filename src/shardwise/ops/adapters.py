@@ -14,69 +14,8 @@ from typing import Any, Generic
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
+from shardwise.ops.targets import Module
 from shardwise.plans import Tuning
-
-GROUPS: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "qkv", "o"), "mlp": ("gate", "up", "down")}
-"""Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""
-KNOWN_TARGETS = ("all-linear", "attention", "mlp", "experts", "embedding", "head")
-"""Words for parts of a model."""
-SPELLINGS = {
-    "query": "q", "key": "k", "value": "v", "projection": "o", "out": "o", "wq": "q", "wk": "k", "wv": "v", "wo": "o",
-    "c_attn": "qkv", "query_key_value": "qkv", "w_pack": "qkv", "wqkv": "qkv", "linear_qkv": "qkv", "dense": "o",
-    "attn.c": "o", "mlp.c": "down", "linear": "o", "linear_proj": "o", "linear_fc1": "up", "linear_fc2": "down",
-    "c_fc": "up", "fc1": "up", "fc_1": "gate", "fc2": "down", "fc_2": "up", "w1": "gate", "w2": "down", "w3": "up",
-    "dense_h_to_4h": "up", "dense_4h_to_h": "down", "output": "head", "lm_head": "head", "embed_tokens": "embedding",
-    "wte": "embedding", "embeddings": "embedding",
-}  # fmt: skip
-"""The names that models and frameworks give linear layers, without a trailing "_proj"."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Module(Generic[X]):
-    """A linear layer: its name in the ledger, the short one of models, its features out, and the tensor it makes."""
-
-    name: str
-    short: str
-    columns: X
-    makes: tuple[str, ...]
-
-
-def modules_of(t: Tuning | None, op: Op[X]) -> list[Module[X]]:
-    """Return the linear layers that a product stands for; one where the framework has a joint one with one adapter."""
-    short = op.modules or (op.role,)
-    makes = op.makes or (op.name, f"{op.name}.output")
-    if len(short) != len(op.parts) or (t is not None and t.joint) or op.kind == "grouped":
-        return [Module(name=op.name, short=_short(op, short), columns=op.columns, makes=makes)]
-    each = [makes[i : i + 1] for i in range(len(short))] if op.makes else [makes] * len(short)
-    return [
-        Module(name=f"{op.name}.{name}" if len(short) > 1 else op.name, short=name, columns=n, makes=made)
-        for name, n, made in zip(short, op.parts, each, strict=True)
-    ]
-
-
-def _short(op: Op[X], short: tuple[str, ...]) -> str:
-    if op.kind == "grouped":
-        return "experts"
-    return short[0] if len(short) == 1 else op.role
-
-
-def matches(t: Tuning, op: Op[X], short: str) -> bool:
-    """Return whether a linear layer of an operator is among the targets."""
-    words = {
-        SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower()) for word in t.targets
-    }
-    if op.role in ("embedding", "head"):
-        return op.role in words
-    if op.kind == "grouped":
-        return not words.isdisjoint(("experts", "all-linear"))
-    if "all-linear" in words:
-        return True
-    for group in words & GROUPS.keys():
-        words |= set(GROUPS[group])
-        if op.region.partition(".")[0] == group and op.role not in ("router", "indexer"):
-            return True
-    joint = {"qkv": {"q", "k", "v", "qkv"}, "up": {"up"} if op.modules else {"gate", "up"}}
-    return not words.isdisjoint({short, op.name, *joint.get(short, ())})
 
 
 def _input(op: Op[X]) -> Tensor[X]:
@@ -221,11 +160,153 @@ def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tupl
     return lora(y, t, op, chosen, trains_a=False)
 
 
+def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+    """Return LoRA with a learned magnitude of each output (arXiv:2402.09353; peft tuners/lora/dora.py).
+
+    The norm of every row of W + B A comes from the adapter's own products with an identity matrix, whose graph is freed
+    at once. The magnitude's gradient reads the results of layer and adapter; behind dropout the layer runs again, on
+    its widened input and weight.
+    """
+    found = [op]
+    for module, came, a, b in _branches(y, t, op, chosen):
+        found += [*came.ops, a, b, *_magnitude(y, t, op, module, b.name)]
+    return tuple(found)
+
+
+def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> tuple[Op[X], ...]:
+    m, n, w, T = op.inner, module.columns, t.width, op.rows
+
+    def kept(part: str, size: X, read_for: Gradient, fleeting: bool = False) -> Tensor[X]:
+        return Tensor(
+            name=f"{module.name}.{part}", size_bytes=size, born=op.region, read_for=read_for, fleeting=fleeting
+        )
+
+    def product(part: str, shape: tuple[X, X, X], more: X, **own: Any) -> Op[X]:
+        flops = matmul_flops(*shape) + more
+        moved = w * (shape[0] * shape[1] + shape[0] * shape[2] + shape[1] * shape[2])
+        zero = 0 * flops
+        return Op(name=f"{module.name}.{part}", kind="matmul", region=op.region, flops=flops, forward_bytes=moved,
+                  backward_flops=flops, backward_bytes=moved, weight_flops=zero, weight_bytes=zero, rows=shape[0],
+                  columns=shape[1], inner=shape[2], dtype=op.dtype, vector_units=w > y.a, **own)  # fmt: skip
+
+    identity = (kept("identity", w * m * m, "either", True), kept("identity.lora_A", w * m * t.rank, "either", True))
+    norm = product("norm", (m, n, 0 * T + t.rank), 2 * m * m * t.rank, saves=identity, kernels=6,
+                   without=("input", "weight"), transient_bytes=w * (m * m + 2 * m * n))  # fmt: skip
+    again: tuple[Op[X], ...] = ()
+    if t.dropout:
+        wide = (kept("wide weight", w * m * n, "input"),)
+        again = (product("base again", (T, n, m), 0 * T, saves=wide, without=("weight",), takes=(_input(op).name,)),)
+    held = (
+        kept("weight norm", w * n, "weight"),
+        kept("base result", (w if t.dropout else y.a) * T * n, "weight"),
+        kept("magnitude less one", w * n, _input(op).name),
+        kept("lora result", w * T * n, "either"),
+        kept("magnitude", w * n, "either"),
+    )
+    weight = Weight(name=f"{module.name}.magnitude", elements=n, whole=n, kind="vector", adapter=True)
+    moved = (5 * w + 2 * y.a) * T * n
+    scale = _step(y, f"{module.name}.scale", op, (moved, 2 * moved), kernels=5, weights=(weight,), saves=held,
+                  takes=(delta,), makes=module.makes, modules=(module.short,), output_bytes=w * T * n)  # fmt: skip
+    return norm, *again, scale
+
+
+def _scaling(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], scaled: tuple[Tensor[X], X], **more: Any) -> Op[X]:
+    """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type."""
+    (source, n), w, name = scaled, t.width, f"{module.name}.factors"
+    elements = op.rows * n
+    weight = Weight(name=name, elements=n, whole=n, kind="vector", adapter=True)
+    vector = Tensor(name=name, size_bytes=w * n, born=op.region, read_for="input")
+    moved = (y.a + 2 * w + (w + y.a if w != y.a else 0)) * elements
+    return _step(y, f"{name} applied", op, (moved, 2 * moved), kernels=2 if w != y.a else 1, weights=(weight,),
+                 saves=(replace(source, read_for="weight"), vector), modules=(module.short,), output_bytes=w * elements,
+                 **more)  # fmt: skip
+
+
+def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+    """Return a product whose outputs, or whose inputs in a feed-forward, are scaled by learned factors.
+
+    Keys and values and what enters the second product (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py).
+    """
+    if op.region.partition(".")[0] == "mlp":
+        module = chosen[0]
+        came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
+        return *came.ops, _scaling(y, t, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
+    found = [op]
+    for module in chosen:
+        out = Tensor(name=f"{module.name}.result", size_bytes=y.a * op.rows * module.columns, born=op.region)
+        sizes = (out, module.columns)
+        found.append(_scaling(y, t, op, module, sizes, takes=module.makes, makes=module.makes))
+    return tuple(found)
+
+
+def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+    """Return LoRA whose A and B are frozen and shared by all layers, with learned factors of their results.
+
+    arXiv:2310.11454; the two shared matrices, of the largest sides, are not counted to any layer.
+    """
+    found, plain = [op], replace(t, autocast=False)
+    for module, came, a, b in _branches(y, plain, op, chosen, trains_a=False):
+        shared_a, shared_b = (
+            replace(one, weights=tuple(replace(w, elements=0 * w.elements, whole=0 * w.whole, trainable=False,
+                                               stored_bytes=0) for w in one.weights))
+            for one in (a, b)
+        )  # fmt: skip
+        low = _low(y, plain, op, module, t.rank)
+        out = Tensor(name=f"{module.name}.lora_B", size_bytes=t.width * op.rows * module.columns, born=op.region)
+        first, second = replace(module, name=f"{module.name}.d"), replace(module, name=f"{module.name}.b")
+        d = _scaling(y, t, op, first, (low, 0 * op.rows + t.rank), reads=(low,))
+        last = _scaling(y, t, op, second, (out, module.columns), reads=(out,))
+        # A vector that scales a result is a parameter: what is kept of it is no copy.
+        d, last = (replace(one, saves=one.saves[:1]) for one in (d, last))
+        found += [*came.ops, shared_a, d, shared_b, last, _added(y, t, op, module, last.name)]
+    return tuple(found)
+
+
+def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+    """Return a product whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
+
+    A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft).
+    """
+    found: list[Op[X]] = [op]
+    for module in chosen:
+        came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
+        m, T, w = op.inner, op.rows, t.width
+        side = divide(m, t.rank)
+        elements = t.rank * divide(side * (side - 1), 2)
+        weight = Weight(name=f"{module.name}.oft_R", elements=elements, whole=elements, adapter=True, kind="vector")
+        blocks = Tensor(name=f"{module.name}.rotation", size_bytes=w * m * side, born=op.region, read_for="input")
+        flops, moved = 2 * T * m * side, w * (2 * T * m + m * side)
+        found += [*came.ops, Op(
+            name=f"{module.name}.turned", kind="matmul", region=op.region, flops=flops, forward_bytes=moved,
+            backward_flops=flops, backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=side,
+            inner=side, batch=0 * T + t.rank, weights=(weight,), reads=(came.tensor,), vector_units=w > y.a,
+            saves=(replace(came.tensor, read_for="weight"), blocks), dtype=op.dtype, model_flops=flops,
+            output_bytes=w * T * m, modules=(module.short,), makes=module.makes,
+        )]  # fmt: skip
+    return tuple(found)
+
+
+def prefix(y: Layout[X], t: Tuning, op: Op[X], heads: tuple[X, int]) -> Op[X]:
+    """Return the learned keys and values before those of a layer: `heads` key-value heads of so many values both.
+
+    peft tuners/prefix_tuning: one table for all layers, an fp32 lookup cast to the type of the model.
+    """
+    elements = t.rank * heads[0] * heads[1]
+    weight = Weight(name="prefix", elements=elements, whole=elements, kind="vector", adapter=True)
+    moved = (t.width + 2 * y.a) * elements * y.work.B
+    return _step(y, "prefix", op, (moved, moved), kernels=2, weights=(weight,), takes=op.makes or (),
+                 makes=(op.makes or ())[1:], modules=("prefix",))  # fmt: skip
+
+
 METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
     "lora": lora,
     "rslora": lora,
     "lora-plus": lora,
     "lora-fa": lora_fa,
+    "dora": dora,
+    "ia3": ia3,
+    "vera": vera,
+    "oft": oft,
 }
 """The methods that stand beside linear layers."""
 
@@ -237,13 +318,23 @@ def embedding_adapter(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     m, r = divide(op.output_bytes, y.a * width), t.rank
     low = Tensor(name="embedding.lora_A", size_bytes=t.width * m * r, born=op.region)
     ids = tuple(s for s in op.saves if s.name == "ids")
-    moved = 2 * t.width * m * r
+    moved: X = 2 * t.width * m * r
     weight = Weight(name="embedding.lora_A.weight", elements=rows * r, whole=rows * r, kind="vector", adapter=True)
     look = _step(y, low.name, op, (moved, moved), weights=(weight,), saves=ids, modules=("embedding",))
     like = replace(op, rows=m, inner=0 * m + width, columns=0 * m + width)
     module = Module(name="embedding", short="embedding", columns=0 * m + width, makes=("embedding", "embedding.output"))
     b = thin(y, t, like, ("embedding.lora_B", "embedding"), (0 * m + width, 0 * m + r), low)
     return look, b, _added(y, t, like, module, b.name)
+
+
+def virtual_tokens(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
+    """Return the learned tokens before a prompt: their rows of the embedding, joined with those of the prompt."""
+    table = next(w for w in op.weights if w.role == "embedding")
+    elements = t.virtual_tokens * table.shape[1] + 0 * y.tokens
+    weight = Weight(name="virtual tokens", elements=elements, whole=elements, kind="vector", adapter=True)
+    moved = 2 * (0 * y.tokens + op.output_bytes)
+    return _step(y, "virtual tokens", op, (moved, moved), weights=(weight,), modules=("prompt",),
+                 makes=("embedding.output",))  # fmt: skip
 
 
 def _elements(op: Op[X]) -> X:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
+from shardwise.ops.adapters import prefix
 from shardwise.ops.core import CORE, Core, Mask, attention_core, core_output
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
@@ -159,6 +160,8 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     )
     core = core_of(y, m)
     ops = [y.column("qkv", REGION, projections(y, m, D), source, makes=STREAMS), *head_norms(y, m)]
+    if (tuning := y.choices.tuning) is not None and tuning.prefix_tokens:
+        ops.append(prefix(y, tuning, ops[0], (kv, m.head_dim + m.value_dim)))
     if m.rotary:
         turned = rotary(y, (heads + (0 if m.kv_from_earlier else kv)) * m.head_dim)
         ops.append(replace(turned, takes=STREAMS[:2]))

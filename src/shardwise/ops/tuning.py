@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from shardwise.ledger.number import X, ceil, divide, total
 from shardwise.ledger.op import Op, Weight
-from shardwise.ops.adapters import METHODS, embedding_adapter, matches, modules_of
+from shardwise.ops.adapters import METHODS, embedding_adapter, virtual_tokens
 from shardwise.ops.layout import Layout
+from shardwise.ops.targets import matches, modules_of
 from shardwise.plans import BaseFormat, Tuning
 
 
@@ -27,6 +28,8 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
             found += [base, *embedding_adapter(y, t, op)]
             continue
         found += adapted(y, t, base)
+        if op.role == "embedding" and t.virtual_tokens:
+            found.append(virtual_tokens(y, t, op))
     return tuple(found)
 
 
@@ -50,6 +53,9 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
     part = part_of(op) in t.trains
     weights: list[Weight[X]] = []
     for w in op.weights:
+        if w.adapter:
+            weights.append(w)
+            continue
         # Of what stands before the blocks the table of words trains, not that of positions.
         trained = part and (w.kind != "embedding" or w.role == "embedding")
         if not trained or t.copies:

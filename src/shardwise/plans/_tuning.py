@@ -18,6 +18,12 @@ ADAPTERS: dict[str, str] = {
     "rslora": "arXiv:2312.03732, LoRA with another factor",
     "lora-plus": "arXiv:2402.12354, LoRA with two learning rates",
     "lora-fa": "arXiv:2308.03303",
+    "dora": "arXiv:2402.09353",
+    "ia3": "arXiv:2205.05638",
+    "vera": "arXiv:2310.11454",
+    "oft": "arXiv:2306.07280",
+    "prefix": "arXiv:2101.00190",
+    "prompt": "arXiv:2104.08691",
 }
 """Methods by name, and where they are from; each is a function of ops/adapters.py."""
 VIRTUAL = ("prefix", "prompt")
@@ -26,6 +32,7 @@ DROPPING = ("lora", "rslora", "lora-plus", "dora", "lora-fa", "vera")
 """Methods with dropout before them."""
 TRAINS = ("all", "none", "embedding", "head", "norms")
 USUAL_RANK = 8  # peft LoraConfig.r, litgpt lora_r
+OWN_TARGETS = {"ia3": ("k", "v", "down")}  # arXiv:2205.05638 section 3.3
 USUAL_TARGETS = ("all-linear",)  # arXiv:2305.14314 section 4: adapters on all linear layers match full fine-tuning
 
 
@@ -110,6 +117,16 @@ class Tuning:
         return "all" not in self.trains
 
     @property
+    def virtual_tokens(self) -> int:
+        """Tokens before a prompt that are trained and run through the model with it."""
+        return self.rank if self.adapter == "prompt" else 0
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Keys and values before those of a sequence that are trained in every layer."""
+        return self.rank if self.adapter == "prefix" else 0
+
+    @property
     def copies(self) -> bool:
         """Whether what trains of the model is a copy beside the frozen original (peft, modules_to_save)."""
         return bool(self.adapter) and self.freezes
@@ -137,7 +154,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     return Tuning(
         adapter=job.adapter,
         rank=job.rank or USUAL_RANK,
-        targets=job.targets or USUAL_TARGETS,
+        targets=job.targets or OWN_TARGETS.get(job.adapter, USUAL_TARGETS),
         dropout=job.adapter_dropout,
         base=find_base(job.base or "bf16"),
         precision=precision,

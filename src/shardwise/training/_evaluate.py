@@ -73,8 +73,8 @@ def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
     dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
     work = TokenBatch(
         B=z.micro_batch,
-        S=zero + case.job.seq_len,
-        context=zero,
+        S=zero + case.job.seq_len + (case.tuning.virtual_tokens if case.tuning else 0),
+        context=zero + (case.tuning.prefix_tokens if case.tuning else 0),
         activation_bytes=p.activation_bytes,
         weight_bytes=p.activation_bytes,
         gradient_bytes=p.gradient_bytes,

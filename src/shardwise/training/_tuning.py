@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from shardwise.errors import Problems
 from shardwise.models import Model
-from shardwise.ops.adapters import KNOWN_TARGETS, SPELLINGS, matches, modules_of
 from shardwise.ops.count import lines, whole_layout
+from shardwise.ops.targets import KNOWN_TARGETS, SPELLINGS, matches, modules_of
 from shardwise.plans import Plan, Stack, Training, Tuning, tuning_of, tuning_problems
 
 
