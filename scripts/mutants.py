@@ -261,7 +261,7 @@ def questions() -> list[str]:
 
 def probed(words: str) -> dict[str, float] | None:
     """Return the numbers of an answer, None where a question is refused; what varies from run to run is left out."""
-    from answers.command_line import run
+    from command_line import run
     from test_whole_answers import numbers
 
     done = run(*words.split())

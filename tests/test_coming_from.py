@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import shardwise as sw
-from answers.command_line import run
+from command_line import run
 
 PAGE = Path(__file__).parents[1] / "tests/data/coming-from.md"
 _BASE = re.compile(r"(?:Behind|Keys of) `([^`]+)`")

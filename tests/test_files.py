@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answers.command_line import run
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.files import JSON_BYTES, WRITTEN_BYTES, below, parse_json, read_file, read_json, read_toml
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.hardware import device_names, device_to_toml, find_device
 from shardwise.models import load_model, model_names

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 DATA = Path(__file__).parent / "data/whole_answers.json"
 CASES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 T = "train llama-3.1-8b --on 8xh100"
 I = "infer llama-3.1-8b --on 8xh100"  # noqa: E741

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answers.command_line import run
+from command_line import run
 from shardwise.answers import _commands, _converters
 from shardwise.answers._case import Inputs, read_values
 from shardwise.answers._files import command_words, read_case, write_case

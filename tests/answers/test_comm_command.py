@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from answers.command_line import run
+from command_line import run
 from shardwise.answers._comm import comm_tree
 from shardwise.answers._comm_page import comm_page, group_lines
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise.answers import _commands
 
 TRAIN = [

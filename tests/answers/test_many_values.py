@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 TRAIN = ("train", "llama-3.1-8b", "--on", "8xh100", "--sharding", "fsdp", "--recompute", "full")
 INFER = ("infer", "llama-3.1-8b", "--on", "1xh100", "--input-tokens", "1024", "--output-tokens", "128")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise.answers import _commands
 from shardwise.answers._meant import _WORDS, MEANT
 

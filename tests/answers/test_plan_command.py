@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise.answers import _commands
 
 INFER = shlex.split("plan infer llama-3.1-8b --on 4xh100-sxm-80gb --input-tokens 1024 --output-tokens 128")

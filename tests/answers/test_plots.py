@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from answers.command_line import run
+from command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
 from shardwise.answers._plot import figure_of
 from shardwise.answers._plots import ink_on, save, styled

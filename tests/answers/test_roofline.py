@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from answers.command_line import run
+from command_line import run
 from shardwise import Cluster, Efficiencies, InferReport, Options, Plan, Roofline, Serving, Training, TrainReport
 from shardwise.answers._roofline_points import INSIDE, LIMITS, whole_shares
 from shardwise.answers._train import step_tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 TRAIN = ("train", "llama-2-7b", "--on", "16xa100-sxm-80gb", "--tp", "2", "--pp", "2", "--global-batch", "64")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 GPT3 = ("-l", "96", "-hs", "12288")
 

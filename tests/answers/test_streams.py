@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import shardwise.answers
-from answers.command_line import run
+from command_line import run
 from shardwise.answers._page import _ASCII, Page, substitutes, text_of
 from shardwise.cli import main
 

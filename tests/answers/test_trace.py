@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise import Cluster, InputError, Options, Plan, Training, TrainReport, load_model, train
 from shardwise.answers._trace import lanes, trace_tree
 from shardwise.training._timeline import Span, walk

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accuracy.files import shipped
-from answers.command_line import run
+from command_line import run
 
 COLUMNS = ["case_id", "metric", "measured", "predicted", "relative_error", "low", "high", "status", "assumed"]
 

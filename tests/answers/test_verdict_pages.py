@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 
 def test_latencies_come_with_their_intervals() -> None:

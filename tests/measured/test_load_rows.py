@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 
 HEAD = "case_id,metric,value,unit,model,device,num_gpus,tp,engine,engine_version,serving_mode,weight_dtype"
 HEAD += ",concurrency,request_rate,input_tokens,output_tokens,max_num_batched_tokens,notes"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.models import SIZE_FIELDS, Attention, Model, MoE, load_model
 from shardwise.ops import count_parameters, forward_flops

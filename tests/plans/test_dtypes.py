@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from answers.command_line import run
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.models import load_model
 from shardwise.ops import parameters_by_component

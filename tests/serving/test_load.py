@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answers.command_line import run
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats.traces import read_trace
 from shardwise.hardware import Cluster
