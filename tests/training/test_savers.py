@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from command_line import run
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Settings, Training, find_stack
@@ -83,3 +84,26 @@ def test_several_micro_batches_take_no_update_in_backward() -> None:
     found = train(base.case.model, base.case.cluster, base.plan, many, Options(stack=base.case.stack))
     assert not any("updates_in_backward" in changes for changes in bundles(found))
     assert any("updates_in_backward" in changes for changes in bundles(base))
+
+
+def test_adapters_are_proposed_to_a_full_fine_tune_and_narrowed_where_they_are() -> None:
+    """LoRA, over 16-bit and 4-bit weights, is among what fits; of a job with adapters it is no saver any more."""
+    base = report()
+    assert {"--adapter lora", "--adapter lora --base nf4"} <= {one.flags for one in base.savers}
+    assert any("--adapter lora --base nf4" in one.flags for one in base.proposals)
+    job = replace(base.job, adapter="lora", adapter_dropout=0.05)
+    tuned = train(base.case.model, base.case.cluster, base.plan, job, Options(stack=base.case.stack))
+    found = {one.flags: one for one in tuned.savers}
+    assert found["--adapter-precision bf16"].saves and found["--adapter-dropout 0.0"].saves
+    assert not any("--adapter lora" in flags for flags in found)
+
+
+@pytest.mark.parametrize(("stack", "recompute", "offload"), [("trl", "full", []), ("llama-factory", "full", []),
+                         ("ms-swift", "full", []), ("unsloth", "full", ["activations"]), ("axolotl", "none", []),
+                         ("torchtune", "none", []), ("transformers", "none", [])])  # fmt: skip
+def test_trainers_recompute_as_they_do_unless_told(stack: str, recompute: str, offload: list[str]) -> None:
+    """TRL, LLaMA-Factory, ms-swift and Unsloth checkpoint by default, the last on the host; a flag wins."""
+    words = ("train", "qwen3-0.6b", "--on", "rtx-4090", "--micro-batch", "1", "--stack", stack, "--json")
+    found = run(*words).tree["plan"]
+    assert (found["recompute"], found["offload"]) == (recompute, offload)
+    assert run(*words, "--recompute", "none").tree["plan"]["recompute"] == "none"

@@ -141,10 +141,12 @@ def base_job(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
 def settled(inputs: Inputs, stack: Stack | None, model: Model, plan: Plan, seq_len: int) -> Plan:
     """Return a plan without sequence parallelism where nobody asked for it and it cannot split the sequence.
 
-    Experts need it (`expert_laws`): there the degree stays what is refused.
+    Experts need it (`expert_laws`): there the degree stays what is refused. What is recomputed and offloaded is what
+    the framework does where nobody says.
     """
     from shardwise.plans.laws import field_problems, splits_sequence
 
+    plan = _usual(inputs, stack, plan)
     asked = inputs.imported is not None or "sequence_parallel" in inputs.values.keys() | inputs.bad
     split = plan.tp > 1 and plan.sequence_parallel
     if not asked and split and stack is not None and stack.runs.sequence_parallel == (False,):
@@ -156,6 +158,20 @@ def settled(inputs: Inputs, stack: Stack | None, model: Model, plan: Plan, seq_l
         return plan
     inputs.notes.append(f"sequence_parallel off: {seq_len // plan.cp} tokens of a rank do not divide by tp {plan.tp}")
     return replace(plan, sequence_parallel=False)
+
+
+def _usual(inputs: Inputs, stack: Stack | None, plan: Plan) -> Plan:
+    """Return a plan with what its framework recomputes, and keeps on the host, where the flags do not say."""
+    if stack is None or inputs.imported is not None:
+        return plan
+    told = inputs.values.keys() | inputs.bad
+    if stack.usual_recompute != "none" and not told & {"recompute", "modules", "recompute_layers"}:
+        inputs.notes.append(f"recompute {stack.usual_recompute}: what {stack.name} does unless told")
+        plan = replace(plan, recompute=stack.usual_recompute)
+    if stack.usual_offload and plan.recompute == "full" and "offload" not in told:
+        inputs.notes.append(f"offload {','.join(stack.usual_offload)}: what {stack.name} does unless told")
+        plan = replace(plan, offload=stack.usual_offload)
+    return plan
 
 
 def usual_stack(inputs: Inputs) -> str:

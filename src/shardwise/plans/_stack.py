@@ -67,6 +67,10 @@ class Stack:
     # What is saved
     precision: str
     """The recipe of precision where a job names none."""
+    usual_recompute: Literal["none", "full"]
+    """What it recomputes unless told."""
+    usual_offload: tuple[str, ...]
+    """What it keeps in the host's memory unless told, where it recomputes."""
     dropout_mask_bytes: int
     layernorm_statistics_bytes: int
     """Width of the mean and of the deviation that LayerNorm keeps for a row of 16-bit input."""
@@ -270,7 +274,7 @@ def find_stack(name: str) -> Stack:
         raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
     row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
-    values["overlap_sends"] = tuple(values["overlap_sends"])
+    values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload")}
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

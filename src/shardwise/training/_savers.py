@@ -61,7 +61,7 @@ def flags_of(changes: Changes) -> str:
 
 def singles(report: TrainReport) -> Iterator[Changes]:
     """Yield the single savers that differ from what a report has."""
-    plan, offload = report.plan, report.plan.offload
+    plan, job, offload = report.plan, report.job, report.plan.offload
     yield from ({"recompute": mode} for mode in ("selective", "full"))
     yield from ({"loss": kernel} for kernel in ("fused-linear", "cce", "vocab-parallel-in-place"))
     yield {"tile_mlp": 8}
@@ -73,15 +73,33 @@ def singles(report: TrainReport) -> Iterator[Changes]:
     for words in (("activations",), ("optimizer",), ("optimizer", "gradients")):
         yield {"offload": tuple(dict.fromkeys((*offload, *words)))}
     yield {"sharding": "fsdp", "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
+    yield from _adapters(job)
+
+
+def _adapters(job: Training) -> Iterator[Changes]:
+    """Yield fine-tuning with adapters, and less of those that a job has."""
+    if not job.adapter:
+        yield {"adapter": "lora"}
+        yield {"adapter": "lora", "base": "nf4"}
+        return
+    if not job.base:
+        yield {"base": "nf4"}
+    yield {"adapter_precision": "bf16"}
+    if job.adapter_dropout:
+        yield {"adapter_dropout": 0.0}
 
 
 def bundles(report: TrainReport) -> Iterator[Changes]:
-    """Yield savers together, the least first."""
+    """Yield savers together, from what leaves a full fine-tune as it is to what trains adapters alone."""
     lean: Changes = {"recompute": "full", "loss": "fused-linear"}
     one: Changes = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
     narrow: Changes = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
     away: Changes = {**lean, "precision": "bf16-pure", "offload": ("optimizer", "gradients", "activations")}
+    if report.job.adapter:
+        yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
+        return
     yield from ({"recompute": "full"}, lean, narrow, away)
+    yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
 
 
 def tried(report: TrainReport, changes: Changes, stack: str = "") -> Saver:
