@@ -71,11 +71,14 @@ def _serve() -> Command:
     )
 
 
+_TUNING = ("adapter", "rank", "targets", "adapter_alpha", "adapter_dropout", "adapter_precision", "base", "trains")
+
+
 def _count() -> Command:
     plan, job = _flags.plan_flags(), _flags.job_flags()
     taken = ("tp", "cp", "cp_kind", "ep", "etp", "sequence_parallel", "recompute", "stack")
     shape = {key: plan[key] for key in taken} | {
-        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision", "dtype")
+        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision", "dtype", *_TUNING)
     }
     batch = {"batch": Flag("batch", _converters.WHOLE, "sequences of a pass", "job")}
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}

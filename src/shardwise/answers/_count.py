@@ -14,22 +14,22 @@ from shardwise.answers._counting import CountPart, CountReport, CountRow
 from shardwise.answers._files import command_words
 from shardwise.answers._from import settled
 from shardwise.answers._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
-from shardwise.answers._train_page import assumptions, legend
+from shardwise.answers._train_page import assumptions, legend, tuning_lines
 from shardwise.errors import InputError
 from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.models import Model
-    from shardwise.plans import Plan
+    from shardwise.plans import Plan, Training
 
 
-def budget_of(inputs: Inputs, model: Model) -> float:
-    """Return the tokens of the whole run, 0 where none are asked for."""
+def job_of(inputs: Inputs, model: Model) -> Training:
+    """Return the job whose tokens and adapters are counted."""
     from shardwise.training._resolve import job_problems
 
     job = replace(_case.make_job(inputs, model), global_batch=1)
     inputs.merge(InputError(job_problems(job, model).items))
-    return job.run_tokens
+    return job
 
 
 def replicas_for(plan: Plan) -> int:
@@ -54,13 +54,16 @@ def ask(inputs: Inputs) -> CountReport:
             _case.check_precision(inputs, cluster, precision)
         seq_len = _case.seq_len_of(inputs, model)
         plan = settled(inputs, None, model, plan, seq_len)
+        job = job_of(inputs, model)
+        tuned = bool(job.adapter or job.base or job.trains or job.rank or job.targets)
         counting = Counting(
             batch=inputs.get("batch", 1),
             seq_len=seq_len,
-            token_budget=budget_of(inputs, model),
+            token_budget=job.run_tokens,
             recompute=inputs.get("recompute", "none"),
             precision=precision,
             stack=stack.name,
+            job=job if tuned else None,
         )
         try:
             report = count(model, counting, plan, cluster, _case.make_efficiencies(inputs))
@@ -109,6 +112,9 @@ def count_page(report: CountReport, command: Sequence[str], width: int = 80) -> 
     page = Page(width)
     _parameters(page, report)
     page.blank()
+    if report.trained is not None:
+        tuning_lines(page, report.trained)
+        page.blank()
     _flops(page, report)
     for part in report.parts:
         page.blank()

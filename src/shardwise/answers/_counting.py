@@ -11,6 +11,7 @@ from shardwise.answers._answer import whole_bytes
 from shardwise.cost import Efficiencies, network_of, op_seconds, rates_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
+from shardwise.ledger.flow import flow
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import keep
 from shardwise.models import Model
@@ -28,9 +29,10 @@ from shardwise.ops.count import Line, lines
 from shardwise.ops.fold import CostModel, messages
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Plan, Stack, find_precision, find_stack, spans
+from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, spans, tuning_of
 from shardwise.plans.laws import plan_problems
 from shardwise.training._blocks import checkpoints
+from shardwise.training._tuning import TuningSummary, fine_tuning_problems, tuning_summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,8 @@ class Counting:
     recompute: str = "none"
     precision: str = "bf16"
     stack: str = "pytorch"
+    job: Training | None = None
+    """The fine-tuning whose adapters are counted; None for a model alone."""
 
     @property
     def tokens(self) -> int:
@@ -161,6 +165,16 @@ class CountReport:
         """The framework whose operators are listed."""
         return find_stack(self.counting.stack)
 
+    @property
+    def tuning(self) -> Tuning | None:
+        """How the model is fine-tuned, None where it is not."""
+        return tuning_of(self.counting.job, self.stack) if self.counting.job else None
+
+    @cached_property
+    def trained(self) -> TuningSummary | None:
+        """What a fine-tuning trains, None where there is none."""
+        return tuning_summary(self.model, self.counting.job, self.stack) if self.counting.job else None
+
     @cached_property
     def layout(self) -> Layout[float]:
         """The layout of the operators on one rank."""
@@ -177,7 +191,10 @@ class CountReport:
         )
         parallel = p.sequence_parallel and p.tp > 1
         degrees: ParallelSizes[float] = ParallelSizes(tp=p.tp, tp2=p.tp2, cp=p.cp, ep=p.ep, etp=p.etp, panels=p.panels)
-        return lay_out(degrees, work, LayoutOptions(stack=self.stack, sequence_parallel=parallel, cp_kind=p.cp_kind))
+        options = LayoutOptions(
+            stack=self.stack, sequence_parallel=parallel, cp_kind=p.cp_kind, tuning=self.tuning
+        )  # fmt: skip
+        return lay_out(degrees, work, options)
 
     @cached_property
     def machine(self) -> CostModel[float] | None:
@@ -201,9 +218,10 @@ class CountReport:
 
     def _part(self, line: Line) -> CountPart:
         units = checkpoints(self.counting.recompute, ()) if line.block else ()
-        kept = {t.name for t in keep(line.ops, units).kept}
+        ops = flow(line.ops, line.part != "embedding").ops if self.tuning else line.ops
+        kept = {t.name for t in keep(ops, units).kept}
         width = find_precision(self.counting.precision).weight_bytes
-        rows = tuple(_rows(line.ops, kept, width, self.machine))
+        rows = tuple(_rows(ops, kept, width, self.machine))
         name = line.part if line.block is None else "mtp layer" if line.part == "mtp" else "layer"
         return CountPart(name=name, times=line.times, copies=line.copies, rows=rows)
 
@@ -266,6 +284,8 @@ def count(
     """
     plan = replace(plan, sequence_parallel=plan.sequence_parallel and plan.tp > 1)
     problems = plan_problems(model, plan, counting.seq_len)
+    if counting.job is not None:
+        problems += tuple(fine_tuning_problems(model, plan, counting.job, find_stack(counting.stack)).items)
     if problems:
         raise InputError(problems)
     return CountReport(model=model, counting=counting, plan=plan, cluster=cluster, efficiencies=efficiencies)
@@ -291,6 +311,8 @@ def count_tree(report: CountReport) -> dict[str, Any]:
             "embedding": components.get("embedding", 0),
             "by_component": components,
             "mtp": report.predictions,
+            "trainable": report.trained.trainable_parameters if report.trained else None,
+            "trainable_by_module": report.trained.trainable_by_module if report.trained else {},
         },
         "flops": {
             "tokens": report.counting.tokens,

@@ -18,6 +18,7 @@ from shardwise.training._memory import device_bytes, reserved_bytes
 from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds
+from shardwise.training._tuning import TuningSummary
 from shardwise.training._waits import axis_seconds, slowest_stage
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
             "precision": report.case.recipe.precision.name,
             "stack": report.case.stack.name,
         },
+        "tuning": tuning_tree(report.tuning),
         "launchable": not report.unlaunched,
         "unlaunched": [asdict(problem) for problem in report.unlaunched],
         "settings": asdict(report.case.stack.settings),
@@ -177,6 +179,14 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
         "changes": [change_tree(c) for c in report.changes],
     }
     return cast(dict[str, Any], whole_bytes(found))
+
+
+def tuning_tree(found: TuningSummary | None) -> dict[str, Any] | None:
+    """Return what a fine-tuning trains as plain values, None where all weights do."""
+    if found is None:
+        return None
+    more = {name: getattr(found, name) for name in ("trainable_parameters", "trainable_share")}
+    return {**asdict(found), **more, "targets": list(found.targets)}
 
 
 def interval_tree(report: object) -> dict[str, dict[str, float]] | None:

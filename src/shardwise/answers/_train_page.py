@@ -11,6 +11,7 @@ from shardwise.answers._train import peak_parts, step_tree
 from shardwise.plans import Plan, Sharding, default_stack
 from shardwise.serving import InferReport
 from shardwise.training import Change, TrainReport
+from shardwise.training._tuning import TuningSummary
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 _MEMORY = {
@@ -42,6 +43,9 @@ def train_page(report: TrainReport, command: Sequence[str], width: int = 80, ris
     page = Page(width)
     _verdict(page, report, risk)
     page.blank()
+    if report.tuning is not None:
+        tuning_lines(page, report.tuning)
+        page.blank()
     _speed(page, report)
     page.blank()
     _memory(page, report)
@@ -52,6 +56,18 @@ def train_page(report: TrainReport, command: Sequence[str], width: int = 80, ris
     page.blank()
     command_lines(page, "AGAIN", command)
     return page
+
+
+def tuning_lines(page: Page, found: TuningSummary) -> None:
+    """Add what a fine-tuning trains, by linear layer."""
+    share = f"{show_count(found.trainable_parameters)} of {show_count(found.parameters)} parameters"
+    page.label("TRAINS", f"{share} ({found.trainable_share:.2%}), beside {found.base} weights", "bold", "bold")
+    if found.adapter:
+        where = f" on {', '.join(found.targets)}" if found.targets else ""
+        kept = f"{show_bytes(found.adapter_bytes)} in {found.adapter_precision}"
+        page.note(f"{found.adapter} of rank {found.rank}{where}: {kept}")
+    ordered = sorted(found.trainable_by_module.items(), key=lambda row: -row[1])
+    page.note(", ".join(f"{name} {show_count(n)}" for name, n in ordered), "dim")
 
 
 def describe(plan: Plan) -> str:

@@ -22,6 +22,7 @@ from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import Saver, proposals, savers_of
 from shardwise.training._sizes import sizes_of
+from shardwise.training._tuning import TuningSummary, tuning_summary
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -167,6 +168,11 @@ class TrainReport:
     def hfu(self) -> float:
         """Hardware FLOPs utilisation, recompute counted."""
         return self._share(self.hardware_flops_per_token)
+
+    @cached_property
+    def tuning(self) -> TuningSummary | None:
+        """What a fine-tuning trains; None where all weights do."""
+        return tuning_summary(self.case.model, self.job, self.case.stack)
 
     @cached_property
     def goodput(self) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwise.errors import Problems
 from shardwise.models import Model
-from shardwise.ops.count import lines, whole_layout
+from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.targets import KNOWN_TARGETS, SPELLINGS, matches, modules_of
 from shardwise.plans import Plan, Stack, Training, Tuning, tuning_of, tuning_problems
+from shardwise.plans._tuning import VIRTUAL
 
 
 def module_names(model: Model) -> tuple[str, ...]:
@@ -77,3 +78,59 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
     if job.adapter_alpha:
         notes.append(f"adapter_alpha {job.adapter_alpha:g}: changes neither bytes nor seconds")
     return notes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuningSummary:
+    """What a fine-tuning trains of a model: parameters by linear layer, and how those of adapters are kept."""
+
+    adapter: str
+    rank: int
+    targets: tuple[str, ...]
+    base: str
+    adapter_precision: str
+    trainable_by_module: dict[str, int]
+    parameters: int
+    adapter_bytes: float
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that train."""
+        return sum(self.trainable_by_module.values())
+
+    @property
+    def trainable_share(self) -> float:
+        """Those over the parameters of the model without adapters."""
+        return self.trainable_parameters / self.parameters
+
+
+def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary | None:
+    """Return what a job fine-tunes of a model; None where all of its weights train.
+
+    >>> from shardwise.plans import find_stack
+    >>> job = Training(seq_len=1, global_batch=1, adapter="lora", rank=16, targets=("q", "v"))
+    >>> tuning_summary(Model.load("llama-3.1-8b"), job, find_stack("transformers")).trainable_parameters
+    6815744
+    """
+    tuning = tuning_of(job, stack)
+    if tuning is None:
+        return None
+    held = trainable_parameters(model, tuning)
+    y = whole_layout(tuning=tuning)
+    adapters = sum(
+        w.whole * line.copies
+        for line in lines(model, y)
+        for op in line.ops
+        for w in op.weights
+        if w.adapter and w.trainable and line.part != "mtp"
+    )
+    return TuningSummary(
+        adapter=tuning.adapter,
+        rank=tuning.rank if tuning.adapter else 0,
+        targets=tuning.targets if tuning.adapter and tuning.adapter not in VIRTUAL else (),
+        base=tuning.base.name,
+        adapter_precision=tuning.precision.name if tuning.adapter else "",
+        trainable_by_module=held,
+        parameters=count_parameters(model),
+        adapter_bytes=float(adapters * tuning.precision.weight_bytes),
+    )

@@ -1,0 +1,87 @@
+"""Fine-tuning as people ask for it: the door of the command line and of Python, and what the answers say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from command_line import run
+from shardwise import Cluster, Plan, Training, load_model, train
+from shardwise.training import TrainReport, comm
+
+WHERE = ("--on", "rtx-4090", "--seq-len", "512")
+
+
+def asked(*words: str) -> dict[str, Any]:
+    """The JSON of an answer."""
+    found: dict[str, Any] = json.loads(run(*words, "--json").out)
+    return found
+
+
+def report(**job: Any) -> TrainReport:
+    """Llama-3.2-1B on a consumer board, fine-tuned as a job says."""
+    cluster = Cluster.parse("1xrtx-4090")
+    return train(load_model("llama-3.2-1b"), cluster, Plan(), Training(seq_len=512, global_batch=1, **job))
+
+
+def test_the_command_that_people_type_is_answered() -> None:
+    """QLoRA of an 8B model on a 24 GB board fits, and says what trains, in which types."""
+    found = asked("train", "llama-3.1-8b", *WHERE, "--adapter", "lora", "--base", "nf4", "--rank", "16")
+    assert found["fits"]
+    assert found["tuning"]["trainable_parameters"] == 41943040
+    assert found["tuning"]["trainable_share"] == pytest.approx(41943040 / 8030261248)
+    assert (found["tuning"]["base"], found["tuning"]["adapter_precision"]) == ("nf4", "fp32")
+    assert sum(found["tuning"]["trainable_by_module"].values()) == 41943040
+    assert any(note.startswith("targets all-linear") for note in found["assumptions"])
+
+
+def test_full_training_has_no_tuning() -> None:
+    """Where all weights train the answer has no tuning and counts nothing as frozen."""
+    assert asked("train", "llama-3.2-1b", *WHERE)["tuning"] is None
+    assert report().tuning is None
+
+
+def test_a_count_lists_trainable_parameters_by_layer() -> None:
+    """`count --adapter` says what each linear layer trains."""
+    found = asked("count", "llama-3.1-8b", "--adapter", "lora", "--rank", "16", "--targets", "q,v")
+    assert found["params"]["trainable"] == 6815744
+    assert found["params"]["trainable_by_module"] == {"q": 4194304, "v": 2621440}
+    assert asked("count", "llama-3.1-8b")["params"]["trainable"] is None
+
+
+def test_narrower_bases_take_less_and_never_train() -> None:
+    """Frozen weights of fewer bits take fewer bytes; nothing else of the state changes."""
+    held = {base: report(adapter="lora", base=base).evaluation.memory[0] for base in ("bf16", "int8", "nf4", "nf4-dq")}
+    weights = [float(one.weights) for one in held.values()]
+    assert weights == sorted(weights, reverse=True)
+    assert len({float(one.optimizer) for one in held.values()}) == 1
+
+
+def test_sixteen_bit_adapters_keep_less_than_fp32_ones() -> None:
+    """Peft's fp32 copies of inputs cost memory that autocast_adapter_dtype=False saves."""
+    wide, narrow = (report(adapter="lora", adapter_precision=word) for word in ("fp32", "bf16"))
+    assert narrow.allocated_bytes < wide.allocated_bytes
+    assert wide.tuning is not None and narrow.tuning is not None
+    assert narrow.tuning.adapter_bytes * 2 == wide.tuning.adapter_bytes
+
+
+def test_frozen_weights_are_half_of_the_work_behind() -> None:
+    """A LoRA step has about two thirds of the model FLOPs of full training, and takes less time."""
+    full, lora = report(precision="bf16-pure"), report(adapter="lora", adapter_precision="bf16", targets=("q", "v"))
+    assert 0.6 < lora.model_flops_per_token / full.model_flops_per_token < 0.75
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero3", "distributed-optimizer"])
+def test_sharded_frozen_weights_are_held_once(sharding: str) -> None:
+    """Sharding over eight devices takes an eighth of what it shards, and adapters' gradients alone are reduced."""
+    cluster, model = Cluster.parse("8xh100"), load_model("llama-3.1-8b")
+    job = Training(seq_len=2048, global_batch=8, adapter="lora", rank=16)
+    plan = Plan(dp=8, sharding=sharding)  # type: ignore[arg-type]
+    found = train(model, cluster, plan, job)
+    weights = float(found.evaluation.memory[0].weights)
+    whole = 2 * 8030261248
+    split = sharding in ("fsdp", "zero3")
+    assert weights == pytest.approx(whole / (8 if split else 1), rel=0.02)
+    assert comm(model, cluster, plan, job).axes["dp"].bytes_per_step < (2.6 if split else 0.05) * whole
