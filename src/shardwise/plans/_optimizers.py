@@ -44,7 +44,7 @@ class Moments:
         """Return bytes an element of a large tensor; 0 where what is kept does not grow with the elements.
 
         >>> Moments(count=2, width=1, block=256).element_bytes(4), Moments(count=2).element_bytes(4)
-        (2.03125, 8)
+        (2.03125, 8.0)
         """
         if self.factored or self.rank:
             return 0.0

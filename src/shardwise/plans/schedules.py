@@ -43,7 +43,7 @@ def round_size(pp: int, count: int) -> int:
     goes are those of torch.distributed.pipelining too.
 
     >>> round_size(4, 8), round_size(4, 10), round_size(4, 11), round_size(4, 3)
-    (4, 5, 7, 3)
+    (4, 5, 6, 3)
     """
     return next((size for size in range(pp, count) if not 0 < count % size < pp), count)
 
