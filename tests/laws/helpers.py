@@ -15,7 +15,7 @@ SLACK = 1 + 1e-9
 def tried(examples: int) -> settings:
     """Return settings that try a law on so many cases, always the same ones."""
     slow = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
+    return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
 
 
 def report(case: TrainingCase) -> TrainReport:
