@@ -1,6 +1,7 @@
-"""Run the tests on each Python that pyproject.toml supports and this machine has, and on the least versions it allows.
+"""Run tests on each Python that pyproject.toml names, and on the least versions of the dependencies that it allows.
 
-`python scripts/versions.py` asks every interpreter python3.11 to python3.13 that is found; `--tests` says which tests.
+Interpreters are those of the path and of pyenv; one that is missing is fetched by uv, in an environment of its own.
+`python scripts/versions.py` takes some minutes; `--tests` says which tests, `--python 3.13` which versions.
 """
 
 from __future__ import annotations
@@ -14,53 +15,76 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PYTHONS = ("3.11", "3.12", "3.13")
-TESTS = "tests/answers tests/formats tests/shell tests/test_files.py tests/test_public.py src/shardwise/units.py"
+TESTS = (
+    "tests/test_whole_answers.py tests/test_public.py tests/test_files.py tests/formats tests/shell tests/fuzz"
+    " src/shardwise tests/answers/test_command_line.py tests/answers/test_bad_input.py tests/answers/test_streams.py"
+)
+NEEDED = ("pytest", "pytest-xdist", "hypothesis", "matplotlib")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def pythons() -> list[str]:
+    """Return the versions of Python that the project says it runs on."""
+    found = (re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", one) for one in PROJECT["classifiers"])
+    return [one[1] for one in found if one]
 
 
 def least() -> list[str]:
     """Return the least version of each dependency of the base install and of plots, as pins."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["plots"]]
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["plots"]]
     return [re.sub(r">=", "==", one) for one in wanted]
 
 
 def found(version: str) -> str:
-    """Return the interpreter of a version, empty where there is none that runs."""
-    name = f"python{version}"
+    """Return an interpreter of a version that runs: the path's, pyenv's, or one that uv fetches; empty for none."""
+    own = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for name in (f"python{version}", *map(str, own)):
+        if said := _said(name, "-c", "import sys; print(sys.executable)"):
+            return said
+    with tempfile.TemporaryDirectory() as folder:
+        uv = str(_environment(sys.executable, folder, "uv").with_name("uv"))
+        return _said(uv, "python", "find", version) if _said(uv, "python", "install", version) is not None else ""
+
+
+def _said(*command: str) -> str | None:
+    """Return what a command prints, None where it does not run or fails."""
     try:
-        asked = subprocess.run(
-            [name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
-        )
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
-        return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None
+
+
+def _environment(python: str, folder: str, *packages: str) -> Path:
+    """Return the interpreter of a new environment with some packages."""
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    inner = Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    subprocess.run([inner, "-m", "pip", "install", "-q", *packages], check=True)
+    return inner
 
 
 def tried(python: str, pins: list[str], tests: list[str]) -> bool:
     """Return whether the tests pass in a new environment of an interpreter with these pins."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([python, "-m", "venv", folder], check=True)
-        inner = str(Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python")
-        subprocess.run([inner, "-m", "pip", "install", "-q", "-e", f"{ROOT}[test]", *pins], check=True)
-        return subprocess.run([inner, "-m", "pytest", "-q", *tests], cwd=ROOT, check=False).returncode == 0
+        inner = _environment(python, folder, "-e", str(ROOT), *NEEDED, *pins)
+        return (
+            subprocess.run([inner, "-m", "pytest", "-q", "-n", "auto", *tests], cwd=ROOT, check=False).returncode == 0
+        )
 
 
 def main() -> int:
-    """Print a line for each interpreter and for the least versions; return 1 where one fails."""
+    """Print a line for each interpreter and for the least versions; return 1 where one fails or is not to be had."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tests", default=TESTS)
-    tests = parser.parse_args().tests.split()
-    rounds = [(version, []) for version in PYTHONS] + [(PYTHONS[0], least())]
+    parser.add_argument("--python", nargs="*", default=pythons())
+    asked = parser.parse_args()
+    rounds: list[tuple[str, list[str]]] = [(version, []) for version in asked.python]
     failed = 0
-    for version, pins in rounds:
+    for version, pins in [*rounds, (asked.python[0], least())]:
         python, what = found(version), f"Python {version} {' '.join(pins) or 'with the newest versions'}"
-        if not python:
-            print(f"not here: {what}", flush=True)
-            continue
-        passes = tried(python, pins, tests)
+        passes = bool(python) and tried(python, pins, asked.tests.split())
         failed += not passes
-        print(f"{'passes' if passes else 'FAILS'}: {what}", flush=True)
+        print(f"{'passes' if passes else 'FAILS' if python else 'NOT HERE'}: {what}", flush=True)
     return 1 if failed else 0
 
 
