@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from accuracy.adapters import adapters_of
-from accuracy.files import read
 from accuracy.published import Published
 from shardwise.measured import framework_of, frameworks
 from shardwise.measured._frameworks import adjusted, has_habit, variant_of
@@ -17,7 +15,7 @@ from shardwise.measured._record import Record
 from shardwise.measured._training_stack import precision_of
 from shardwise.plans import Stack, find_stack, stack_names
 
-TABLE: dict[str, Any] = {**Published.frameworks, **read("adapters.toml")}
+TABLE: dict[str, Any] = Published.frameworks
 
 
 def test_every_stack_of_the_table_is_known() -> None:
@@ -42,7 +40,7 @@ def test_adjustments_set_fields_that_stacks_have() -> None:
 def test_every_entry_has_a_source() -> None:
     """Whatever is known of a framework is cited."""
     entries = [*TABLE["framework"], *TABLE["variant"], *TABLE["adjustment"], *TABLE["habit"].values()]
-    assert all(one["source"] for one in [*entries, TABLE["recompute_recipe"], *TABLE["adapters"].values()])
+    assert all(one["source"] for one in [*entries, TABLE["recompute_recipe"]])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,6 @@ def test_an_unknown_framework_is_not_known() -> None:
     """The entry for all others has no stack of its own."""
     found = framework_of(TABLE, "my own trainer", {})
     assert (found.known, found.stack) == (False, "")
-    assert adapters_of("my own trainer") == adapters_of("transformers")
 
 
 @pytest.mark.parametrize(

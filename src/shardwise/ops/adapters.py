@@ -132,7 +132,7 @@ def _branches(
     y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[Module[X]], trains_a: bool = True
 ) -> Iterator[tuple[Module[X], Entry[X], Op[X], Op[X]]]:
     """Yield the two thin products of every adapted layer, with what enters them."""
-    tp = y.degrees.tp if op.split else 1
+    tp = y.degrees.tp if op.split and t.splits_rank else 1
     for module in chosen:
         came, r = entry(y, t, op, module), t.rank
         ahead, behind = _messages(y, op, module, r)

@@ -11,12 +11,12 @@ from shardwise.plans import Tuning
 
 GROUPS: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "qkv", "o"), "mlp": ("gate", "up", "down")}
 """Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""
-KNOWN_TARGETS = ("all-linear", "attention", "mlp", "experts", "embedding", "head")
-"""Words for parts of a model."""
+KNOWN_TARGETS = ("all-linear", "linear", "attention", "mlp", "experts", "embedding", "head")
+"""Words for parts of a model: all linear layers of the blocks, those without experts and routers, and so on."""
 SPELLINGS = {
     "query": "q", "key": "k", "value": "v", "projection": "o", "out": "o", "wq": "q", "wk": "k", "wv": "v", "wo": "o",
     "c_attn": "qkv", "query_key_value": "qkv", "w_pack": "qkv", "wqkv": "qkv", "linear_qkv": "qkv", "dense": "o",
-    "attn.c": "o", "mlp.c": "down", "linear": "o", "linear_proj": "o", "linear_fc1": "up", "linear_fc2": "down",
+    "attn.c": "o", "mlp.c": "down", "linear_proj": "o", "linear_fc1": "up", "linear_fc2": "down",
     "c_fc": "up", "fc1": "up", "fc_1": "gate", "fc2": "down", "fc_2": "up", "w1": "gate", "w2": "down", "w3": "up",
     "dense_h_to_4h": "up", "dense_4h_to_h": "down", "output": "head", "lm_head": "head", "embed_tokens": "embedding",
     "wte": "embedding", "embeddings": "embedding",
@@ -62,7 +62,7 @@ def matches(t: Tuning, op: Op[X], short: str) -> bool:
         return op.role in words
     if op.kind == "grouped":
         return not words.isdisjoint(("experts", "all-linear"))
-    if "all-linear" in words:
+    if "all-linear" in words or ("linear" in words and op.role != "router"):
         return True
     for group in words & GROUPS.keys():
         words |= set(GROUPS[group])

@@ -95,7 +95,8 @@ class Tuning:
     `width` is that of an adapter's parameter and of what enters it; under `autocast` its products take 16 bits.
     `joint` says that layers that are one product of the framework have one adapter, `keeps_inputs` that products of
     narrow weights keep their input, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
-    `trains` what of the model itself trains.
+    `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter,
+    else only those sides that it splits of the layer.
     """
 
     adapter: str
@@ -110,6 +111,7 @@ class Tuning:
     joint: bool = False
     keeps_inputs: bool = False
     rest_bytes: float = 0.0
+    splits_rank: bool = True
 
     @property
     def freezes(self) -> bool:

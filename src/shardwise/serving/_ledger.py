@@ -8,18 +8,19 @@ tables have adapters too and experts have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, Literal
 
 from shardwise.ledger.number import X, above, ceil, total
 from shardwise.ledger.op import Collective, Op, Weight, within
 from shardwise.ledger.traced import named
-from shardwise.models import MLP, Block, Model, MoE
+from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.experts import SHARED, routed_tokens
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out, memory_op
+from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.serving._cache import block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import sums_branches
@@ -64,11 +65,12 @@ class LedgerViews(Generic[X]):
 class StepLedger(Generic[X]):
     """The operators of one step on a rank: of every kind of layer, the embedding and the head, each with its name.
 
-    `stream_bytes` are those of the residual stream.
+    `stream_bytes` are those of the residual stream, `adapters` those of the adapters beside each line.
     """
 
     lines: tuple[tuple[str, tuple[Op[X], ...]], ...]
     stream_bytes: X
+    adapters: tuple[X, ...]
 
 
 def _cache_write(layout: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ...]:
@@ -253,28 +255,27 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
         ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit)),
     )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
-    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream)
+    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, views.wide))
 
 
-def rank_elements(block: Block, ops: Iterable[Op[X]], zero: X) -> X:
-    """Return elements of the adapters of one layer on a rank for each unit of their rank."""
-    gated = isinstance(block.feed_forward, MLP) and block.feed_forward.gated
-    joint = {"qkv": 3, "up": 2 if gated else 1}
-    sides = (
-        (joint.get(w.role, 1), *w.shape[-2:])
-        for op in ops
-        for w in op.weights
-        if w.kind == "matrix" and not w.expert and len(w.shape) > 1 and w.role != "router"
-    )
-    return total((zero + outputs + parts * inputs for parts, outputs, inputs in sides), zero)
-
-
-def adapter_bytes(case: ServingCase, lines: Sequence[tuple[str, tuple[Op[X], ...]]], zero: X) -> list[X]:
+def adapter_bytes(case: ServingCase, y: Layout[X]) -> tuple[X, ...]:
     """Return bytes of the adapters of every kind of layer, of the table of words and of the head on a rank.
 
     They lie in the type of activations. Tables and heads are not split.
     """
-    each = case.job.adapters * case.job.adapter_rank * case.activation_bytes
-    kinds = [each * rank_elements(block, ops, zero) for block, (_, ops) in zip(case.model.kinds, lines, strict=False)]
-    table = zero + each * (case.model.vocab + case.model.hidden)
-    return [named(size, "adapters") for size in (*kinds, table, table)]
+    rank, zero = case.job.adapter_rank, 0 * y.tokens
+    if not rank:
+        return tuple(zero for _ in (*case.model.kinds, "embedding", "head"))
+    tuning = Tuning(
+        adapter="lora", rank=rank, targets=("linear",), dropout=0.0, base=find_base("bf16"), trains=("none",),
+        precision=find_precision("bf16-pure"), width=int(case.activation_bytes), splits_rank=False,
+    )  # fmt: skip
+    beside = lay_out(y.degrees, y.work, replace(y.choices, tuning=tuning))
+    each = case.job.adapters * case.activation_bytes
+    kinds = (
+        total((each * w.elements for op in ledgers.block_ops(beside, block, case.model.hidden) for w in op.weights
+               if w.adapter), zero)
+        for block in case.model.kinds
+    )  # fmt: skip
+    table = zero + each * rank * (case.model.vocab + case.model.hidden)
+    return tuple(named(size, "adapters") for size in (*kinds, table, table))

@@ -20,7 +20,6 @@ from shardwise.serving._engine import engine_tables, static_row
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
-    adapter_bytes,
     live_bytes,
     table_bytes,
     views_of,
@@ -113,14 +112,13 @@ class LayerBytes(Generic[X]):
 def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[LayerBytes[X]]:
     """Return bytes of every kind of layer, of the embedding and of the head, adapters included."""
     form, lines = case.format, ledger.lines
-    more = adapter_bytes(case, lines, zero) if case.job.adapter_rank else [zero] * len(lines)
     return [
         LayerBytes(
             weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
             table=table_bytes(ops, form, zero),
             live=largest([zero, *map(live_bytes, ops)]),
         )
-        for (label, ops), adapters in zip(lines, more, strict=True)
+        for (label, ops), adapters in zip(lines, ledger.adapters, strict=True)
     ]
 
 
