@@ -200,6 +200,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return _scaling.answer(inputs, width)
 
+    from shardwise.answers import _plan_tuning
+
+    if _plan_tuning.asked(inputs):
+        return _plan_tuning.answer(inputs, width)
     found = ask(inputs, question(inputs))
     save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
 

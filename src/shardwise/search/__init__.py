@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwise.search._serving_space import ServingSpace
     from shardwise.search._space import SearchSpace, Wholes, part_of, upto
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
+    from shardwise.search._tuning import TuningRecipe, longest_sequence, tuning_recipes
 
 _HOMES = {
     "CONSTANTS": "_sensitivity",
@@ -39,9 +40,11 @@ _HOMES = {
     "ServingSpace": "_serving_space",
     "TRAIN_LIMITS": "_options",
     "TrainingResult": "_training",
+    "TuningRecipe": "_tuning",
     "Wholes": "_space",
     "constant_band": "_sensitivity",
     "doubling": "_scaling",
+    "longest_sequence": "_tuning",
     "frame": "_frames",
     "part_of": "_space",
     "plan_serving": "_serving",
@@ -53,6 +56,7 @@ _HOMES = {
     "searched": "_training",
     "strong_scaling": "_scaling",
     "tokens_per_second_per_gpu": "_serving",
+    "tuning_recipes": "_tuning",
     "upto": "_space",
     "with_constant": "_sensitivity",
     "work_of": "_training",
@@ -78,10 +82,12 @@ __all__ = [
     "ServingResult",
     "ServingSpace",
     "TrainingResult",
+    "TuningRecipe",
     "Wholes",
     "constant_band",
     "doubling",
     "frame",
+    "longest_sequence",
     "part_of",
     "plan_serving",
     "plan_training",
@@ -92,6 +98,7 @@ __all__ = [
     "searched",
     "strong_scaling",
     "tokens_per_second_per_gpu",
+    "tuning_recipes",
     "upto",
     "with_constant",
     "work_of",

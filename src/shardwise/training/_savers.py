@@ -45,6 +45,12 @@ class Saver:
         return not self.problem and self.saved_bytes > 0
 
 
+def split_changes(changes: Changes) -> tuple[Changes, Changes, Changes]:
+    """Return changes by what they are of: (plan, job, settings)."""
+    plan, job, settings = ({k: v for k, v in changes.items() if k in names} for _, names in _RECORDS)
+    return plan, job, settings
+
+
 def flags_of(changes: Changes) -> str:
     """Return changes as the flags that make them.
 
@@ -107,7 +113,7 @@ def tried(report: TrainReport, changes: Changes, stack: str = "") -> Saver:
     from shardwise.training._report import Options, train
 
     case = report.case
-    kept = [{k: v for k, v in changes.items() if k in names} for _, names in _RECORDS]
+    kept = split_changes(changes)
     own: Stack = replace(find_stack(stack), settings=case.stack.settings) if stack else case.stack
     own = replace(own, settings=replace(own.settings, **kept[2]))
     options = Options(stack=own, efficiencies=case.efficiencies, overlap=case.overlap)

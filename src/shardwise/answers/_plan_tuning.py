@@ -1,0 +1,99 @@
+"""`shardwise plan train MODEL --on CARD --adapter lora`: which format, savers and length fit, the quickest first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers import _train
+from shardwise.answers._answer import Answer
+from shardwise.answers._case import Inputs
+from shardwise.answers._search_flags import FAST, WHOLES, WORDS
+from shardwise.units import show_bytes
+
+if TYPE_CHECKING:
+    from shardwise.answers._page import Page
+    from shardwise.search import TuningRecipe
+    from shardwise.training import TrainReport
+
+
+def asked(inputs: Inputs) -> bool:
+    """Return whether adapters on given devices are asked for, with no batch and no degrees to search."""
+    return "adapter" in inputs.values and not inputs.values.keys() & {"global_batch", *WHOLES, *FAST, *WORDS}
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer: 0 where some way fits, else 1."""
+    from shardwise.search import tuning_recipes
+
+    inputs.values["micro_batch"] = 1
+    base = _train.ask(inputs)
+    found = tuning_recipes(base)
+
+    def tree() -> dict[str, Any]:
+        return {"recipes": [_recipe(one) for one in found]}
+
+    def page() -> Page:
+        return _page(base, found, width)
+
+    return Answer(0 if found else 1, tree, page)
+
+
+def _recipe(one: TuningRecipe) -> dict[str, Any]:
+    report = one.report
+    return {
+        "flags": one.flags,
+        "device_bytes": report.device_bytes,
+        "host_bytes": report.memory.host,
+        "step_seconds": report.step_seconds,
+        "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
+        "longest_seq_len": one.longest,
+        "chance_to_fit": report.chance_to_fit,
+    }
+
+
+def _page(base: TrainReport, found: tuple[TuningRecipe, ...], width: int) -> Page:
+    from shardwise.answers._page import Page, command_lines
+    from shardwise.answers._train_page import assumptions
+
+    page, job = Page(width), base.job
+    where = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
+    page.label("TUNE", f"{where}: {job.adapter}, {job.seq_len:,} tokens, stack {base.case.stack.name}", "bold", "bold")
+    if not found:
+        page.note("nothing fits: a shorter sequence (--seq-len), a smaller model, or more devices", "bold red")
+        return page
+    rows = [("base", "adapters", "recompute", "loss", "memory", "host", "tokens/s", "longest")]
+    rows += [(*_choices(one), *_figures(one)) for one in found]
+    page.table(rows, (4, 5, 6, 7), header=True, indent=2)
+    page.blank()
+    assumptions(page, base.assumptions)
+    page.blank()
+    best = [*_words(base), *found[0].flags.split()]
+    command_lines(page, "NEXT", best)
+    return page
+
+
+def _choices(one: TuningRecipe) -> tuple[str, str, str, str]:
+    """Return how the frozen weights and the adapters are kept, what runs again, and the loss."""
+    case = one.report.case
+    width = {2: "16 bits", 4: "32 bits"}[case.tuning.width] if case.tuning is not None else ""
+    host = " on host" if "activations" in case.plan.offload else ""
+    return case.job.base or "bf16", width, f"{case.plan.recompute}{host}", case.stack.loss_kernel
+
+
+def _figures(one: TuningRecipe) -> tuple[str, str, str, str]:
+    report = one.report
+    host = show_bytes(report.memory.host) if report.memory.host else ""
+    rate = f"{report.tokens_per_second_per_gpu:,.0f}"
+    return show_bytes(report.device_bytes), host, rate, f"{one.longest:,}"
+
+
+def _words(base: TrainReport) -> list[str]:
+    """Return the command of the asked job; the flags of a way come behind it."""
+    from shardwise.answers._files import command_words
+
+    job, plan = base.job, base.plan
+    return command_words("train", {
+        "model": base.case.model.name, "on": f"{plan.num_devices}x{base.case.cluster.device.name}",
+        "adapter": job.adapter, "seq_len": job.seq_len, "micro_batch": 1, "stack": base.case.stack.name,
+        **({"rank": job.rank} if job.rank else {}),
+    })  # fmt: skip

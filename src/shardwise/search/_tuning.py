@@ -1,0 +1,80 @@
+"""Fine-tuning with adapters on given devices: which format, savers and length fit, the quickest first.
+
+Every combination is evaluated: none is taken to save, and what a framework cannot run is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.training import Options, TrainReport, train
+from shardwise.training._savers import flags_of, split_changes
+
+STEP = 256
+"""Lengths are tried in multiples of so many tokens."""
+MOST = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuningRecipe:
+    """One way to fine-tune: its flags beside those that were asked, its report, and the longest sequence that fits."""
+
+    flags: str
+    report: TrainReport
+    longest: int
+
+
+def changed(report: TrainReport, changes: dict[str, Any]) -> TrainReport | None:
+    """Return the report with changes of its plan, job and settings; None where a law or the framework refuses them."""
+    case, (plan, job, settings) = report.case, split_changes(changes)
+    stack = replace(case.stack, settings=replace(case.stack.settings, **settings))
+    options = Options(stack=stack, efficiencies=case.efficiencies, overlap=case.overlap)
+    try:
+        found = train(case.model, case.cluster, replace(case.plan, **plan), replace(case.job, **job), options)
+    except InputError:
+        return None
+    refused = {problem.field for problem in report.unlaunched}
+    return None if {problem.field for problem in found.unlaunched} - refused else found
+
+
+def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
+    """Yield what a job with adapters may change: the format of frozen weights, recomputation, loss, offload.
+
+    What the job states itself stays.
+    """
+    job, has = report.job, report.case.stack.settings.loss
+    bases = [job.base] if job.base else ["", "nf4"]
+    widths = [job.adapter_precision] if job.adapter_precision else ["", "bf16"]
+    losses = [has] if has else ["", "fused-linear"]
+    kept = [("none", ()), ("full", ()), ("full", ("activations",))]
+    for base, width, kernel, (recompute, offload) in product(bases, widths, losses, kept):
+        yield {"base": base, "adapter_precision": width, "recompute": recompute, "loss": kernel, "offload": offload}
+
+
+def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
+    """Return every way that fits at the length that was asked, the quickest first; of equal ones the least bytes."""
+    found = []
+    for changes in combinations(report):
+        one = changed(report, changes)
+        if one is not None and one.fits:
+            said = flags_of({name: value for name, value in changes.items() if value not in ("", (), "none")})
+            found.append(TuningRecipe(flags=said, report=one, longest=longest_sequence(one)))
+    return tuple(sorted(found, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))
+
+
+def longest_sequence(report: TrainReport) -> int:
+    """Return the most tokens of a sequence with which a plan fits, in multiples of 256; 0 where none does.
+
+    Memory never falls with the length, so that halving finds it; positions that a model learns bound it.
+    """
+    limit = report.case.model.positions or report.case.model.max_context or MOST
+    low, high = 0, max(min(limit, MOST) // STEP, 1) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        one = changed(report, {"seq_len": middle * STEP})
+        low, high = (middle, high) if one is not None and one.fits else (low, middle)
+    return low * STEP

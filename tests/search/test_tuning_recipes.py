@@ -1,0 +1,65 @@
+"""Which format, savers and length of a fine-tuning with adapters fit given devices, the quickest first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from command_line import run
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.search import tuning_recipes
+from shardwise.search._tuning import changed, combinations, longest_sequence
+from shardwise.training import Options, TrainReport, train
+
+
+def report(on: str = "1xrtx-4090", **job: object) -> TrainReport:
+    """Return LoRA of Qwen3-4B with a micro-batch of one."""
+    asked = Training(seq_len=2048, global_batch=1, adapter="lora", **job)  # type: ignore[arg-type]
+    options = Options(stack=find_stack("transformers"))
+    return train(load_model("qwen3-4b"), Cluster.parse(on), Plan(micro_batch=1), asked, options)
+
+
+def test_what_fits_is_listed_by_its_step() -> None:
+    """Every combination that fits is there, the quickest first, with the bytes and seconds of its own report."""
+    base = report()
+    found = tuning_recipes(base)
+    seconds = [one.report.step_seconds for one in found]
+    assert seconds == sorted(seconds) and all(one.report.fits for one in found)
+    each = [changed(base, changes) for changes in combinations(base)]
+    assert len(found) == sum(one is not None and one.fits for one in each)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_longest_sequence_fits_and_the_next_does_not(recompute: str) -> None:
+    """A sequence of 256 tokens more takes more than the card has."""
+    base = changed(report(), {"recompute": recompute})
+    assert base is not None
+    longest = longest_sequence(base)
+    fits, more = (changed(base, {"seq_len": longest + extra}) for extra in (0, 256))
+    assert fits is not None and fits.fits
+    assert more is not None and not more.fits
+
+
+def test_what_a_job_states_stays() -> None:
+    """A base, a width of adapters and a loss that are asked for are not varied."""
+    base = report(base="nf4", adapter_precision="bf16")
+    assert {(c["base"], c["adapter_precision"]) for c in combinations(base)} == {("nf4", "bf16")}
+    stack = replace(base.case.stack, settings=replace(base.case.stack.settings, loss="cce"))
+    kept = replace(base, case=replace(base.case, stack=stack))
+    assert {c["loss"] for c in combinations(kept)} == {"cce"}
+
+
+def test_the_command_lists_ways_and_the_best_of_them() -> None:
+    """The command that is printed gives the memory of the first row; nothing fits a 70B model on 24 GB in 16 bits."""
+    words = ("plan", "train", "qwen3-4b", "--on", "rtx-4090", "--adapter", "lora", "--seq-len", "2048")
+    first = run(*words, "--json").tree["recipes"][0]
+    page = run(*words).out
+    command = page.split("NEXT")[1].replace("\\\n", " ").split()[1:]
+    again = run(*command, "--json").tree
+    assert again["device_bytes"] == pytest.approx(first["device_bytes"], rel=1e-9)
+    assert max(map(len, page.splitlines())) <= 80
+    hopeless = run("plan", "train", "llama-3.1-70b", "--on", "rtx-4090", "--adapter", "lora", "--base", "bf16")
+    assert hopeless.status == 1 and "nothing fits" in hopeless.out
