@@ -6,7 +6,7 @@ import pytest
 
 from command_line import run
 from shardwise.answers import _commands
-from shardwise.answers._meant import _WORDS, MEANT
+from shardwise.plans.fields import ALIASES
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,9 @@ from shardwise.answers._meant import _WORDS, MEANT
         ("infer", "--batch-size", "did you mean --batch?"),
         ("train", "--fp8", "did you mean --precision?"),
         ("infer", "--isl", "did you mean --input-tokens?"),
+        ("infer", "--max-model-len", "did you mean --input-tokens?"),
+        ("infer", "--rate", "it is a flag of serve"),
+        ("train", "--gpus", "did you mean --on?"),
         ("train", "--micro-bach", "did you mean --micro-batch?"),
         ("train", "--finetune", "did you mean --adapter or --trains?"),
     ],
@@ -51,6 +54,6 @@ def test_a_word_like_no_flag_suggests_none() -> None:
 
 def test_what_is_suggested_exists() -> None:
     """Every field of the table is a flag of some command, and no word of it is a flag of every one."""
-    flags = [set(_commands.command(name).flags) for name in ("train", "infer")]
-    assert set(_WORDS) <= flags[0] | flags[1]
-    assert not set(MEANT) & flags[0] & flags[1]
+    flags = [set(_commands.command(name).flags) for name in ("train", "infer", "serve")]
+    assert set(ALIASES) <= set.union(*flags)
+    assert not {word for words in ALIASES.values() for word in words.split()} & flags[0] & flags[1]

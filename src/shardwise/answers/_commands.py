@@ -34,6 +34,8 @@ SUMMARIES = {
     "validate": "predicted against measured: your own runs of CSV files",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
+    "schema": "the JSON schema of case files, for editors and checks",
+    "completion": "completion of flags, models and devices for bash, zsh or fish",
     "dtypes": "precisions of training, formats of serving and presets of bits, by name",
 }
 BOTH = "exit status: 0 both fit, 1 one does not, 2 bad input"
@@ -171,6 +173,13 @@ def _listing(name: str) -> Command:
     )
 
 
+def _printed(name: str) -> Command:
+    shell = {"shell": Flag("shell", _converters.choice("bash", "zsh", "fish"), "which shell", "positional")}
+    own = shell if name == "completion" else {}
+    output = {key: OUTPUT[key] for key in ("json", "help")}
+    return Command(name, SUMMARIES[name], tuple(own), {**own, **output}, "exit status: 0 done, 2 bad input")
+
+
 _MAKERS: dict[str, Callable[[], Command]] = {
     "train": _train,
     "infer": _infer,
@@ -187,6 +196,8 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
     "dtypes": lambda: _listing("dtypes"),
+    "schema": lambda: _printed("schema"),
+    "completion": lambda: _printed("completion"),
 }
 NAMES = tuple(_MAKERS)
 # Commands that answer one question at many values.
@@ -207,7 +218,7 @@ def every() -> dict[str, Command]:
     return {**{name: command(name) for name in NAMES}, "plan infer": command("plan", "infer")}
 
 
-_GROUPS = {
+GROUPS = {
     "positional": "what",
     "where": "where",
     "plan": "plan",
@@ -282,7 +293,7 @@ def help_of(command: Command, width: int = 80) -> Answer:
         made.add((f"shardwise {command.name} {' '.join(p.upper() for p in command.positionals)} [flags]", "bold"))
         made.add((command.help, ""))
         others = dict.fromkeys(f.group for f in command.flags.values())
-        for group, title in (_GROUPS | {name: name for name in others if name not in _GROUPS}).items():
+        for group, title in (GROUPS | {name: name for name in others if name not in GROUPS}).items():
             flags = [f for f in command.flags.values() if f.group == group]
             if flags:
                 made.blank()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem, plain
@@ -21,6 +21,8 @@ MOST_ITEMS = 10_000
 MOST = 1e24
 LEAST = 1e-12
 _DIGITS = re.compile(r"[+-]?\d[\d_]*", re.ASCII)
+_NUMBER: Mapping[str, Any] = {"type": ["number", "string"]}
+_LIST: Mapping[str, Any] = {"type": ["array", "string"]}
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -29,6 +31,7 @@ class Converter:
     """How the value of a flag is read, and its word in the help.
 
     A greedy one takes words with dashes; one that is `repeated` may be given several times, each a value of a list.
+    `schema` is what a case file may hold, in the words of JSON Schema.
     """
 
     read: Callable[[Any, str], Any]
@@ -36,6 +39,7 @@ class Converter:
     switch: bool = False
     greedy: bool = False
     repeated: bool = False
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
 
 
 def fail(field: str, value: object, rule: str, remedy: str) -> InputError:
@@ -62,7 +66,7 @@ def whole(least: int = 1, most: int = MOST_WHOLE) -> Converter:
             raise fail(field, value, f"must be at most {most}", remedy)
         return value
 
-    return Converter(read, "N")
+    return Converter(read, "N", schema={"type": ["integer", "string"], "minimum": least, "maximum": most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Con
             raise fail(field, value, f"must not be below {LEAST:g}", remedy)
         return found
 
-    return Converter(read, word)
+    return Converter(read, word, schema=_NUMBER)
 
 
 def choice(*allowed: str) -> Converter:
@@ -116,7 +120,7 @@ def choice(*allowed: str) -> Converter:
             return value.strip().lower()
         raise fail(field, value, "is not a known choice", _near(value, allowed))
 
-    return Converter(read, "{" + ",".join(allowed) + "}")
+    return Converter(read, "{" + ",".join(allowed) + "}", schema={"enum": list(allowed)})
 
 
 def precision() -> Converter:
@@ -265,17 +269,17 @@ def file_of(*endings: str) -> Converter:
     return Converter(read, "FILE")
 
 
-SWITCH = Converter(_read_switch, "", switch=True)
+SWITCH = Converter(_read_switch, "", switch=True, schema={"type": "boolean"})
 TEXT = Converter(_read_text, "NAME")
 FILE = Converter(_read_text, "FILE")
 FIGURES = (".svg", ".png", ".pdf", ".html")
-WORDS = Converter(_read_words, "A,B,...")
-VARIED = Converter(_read_varied, "FIELD=A..B", repeated=True)
-ORDER = Converter(_read_order, "A-B-...")
-ARGUMENTS = Converter(_read_arguments, "WORDS")
-WHOLES = Converter(_read_wholes, "N,N,...")
-RAW = Converter(_read_raw, "VALUE")
-PLACES = Converter(_read_places, "AXIS=N,...")
+WORDS = Converter(_read_words, "A,B,...", schema=_LIST)
+VARIED = Converter(_read_varied, "FIELD=A..B", repeated=True, schema=_LIST)
+ORDER = Converter(_read_order, "A-B-...", schema=_LIST)
+ARGUMENTS = Converter(_read_arguments, "WORDS", schema=_LIST)
+WHOLES = Converter(_read_wholes, "N,N,...", schema=_LIST)
+RAW = Converter(_read_raw, "VALUE", schema=_NUMBER)
+PLACES = Converter(_read_places, "AXIS=N,...", schema=_LIST)
 
 
 def read_chance(value: object, field: str) -> float:
@@ -294,7 +298,7 @@ def read_chance(value: object, field: str) -> float:
     return found
 
 
-CHANCE = Converter(read_chance, "CHANCE")
+CHANCE = Converter(read_chance, "CHANCE", schema=_NUMBER)
 WHOLE = whole()
 COUNT = number(parse_count, "N", Range(above=True, example='"15T"'))
 RATIO = number(parse_count, "X", Range(least=1, most=1e6, example="1.2"))

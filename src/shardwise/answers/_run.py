@@ -16,11 +16,11 @@ from shardwise.answers._case import Inputs, known_keys, read_values
 from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
-from shardwise.answers._meant import meant
 from shardwise.errors import InputError, Problems
+from shardwise.plans.fields import meant
 
 # Commands that are answered by a module of another name.
-_HOMES = {"models": "_listing", "devices": "_listing"}
+_HOMES = {"models": "_listing", "devices": "_listing", "schema": "_reference", "completion": "_reference"}
 _NOT_SAVED = ("json", "width", "config", "save", "help", "plot", "timeline")
 
 
@@ -279,8 +279,12 @@ def _remedy(key: str, command: Command) -> str:
     from difflib import get_close_matches
 
     options = {field: flag.option for field, flag in command.flags.items()}
-    near = [options[field] for field in meant(key, options) or get_close_matches(key, options, 1)]
     lists = f"`shardwise {command.name} --help` lists them"
+    known = meant(key, options)
+    elsewhere = [] if known else [name for name in _commands.NAMES if key in _commands.command(name).flags]
+    if elsewhere:
+        return f"it is a flag of {' and '.join(elsewhere)}; {lists}"
+    near = [options[field] for field in known or get_close_matches(key, options, 1)]
     return f"did you mean {' or '.join(near)}? {lists}" if near else lists
 
 

@@ -6,7 +6,7 @@ A row is the key of a case file and, with dashes, a flag; `sets` are the fields 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -220,3 +220,61 @@ def renamed(table: Iterable[Field]) -> dict[str, str]:
     """
     single = {f.key: f.names[0] for f in table if len(f.names) == 1 and f.type != "wholes" and f.key != "dtype"}
     return {key: name for key, name in single.items() if key != name}
+
+
+# Field -> its names in Megatron-LM, DeepSpeed, torchtitan, transformers, vLLM, SGLang and llama.cpp, for hints.
+ALIASES = {
+    "on": (
+        "gpu gpus num_gpus world_size node nodes num_nodes nnodes nproc_per_node device devices num_devices cluster"
+    ),
+    "tp": "tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size",
+    "pp": "pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size",
+    "cp": "context_parallel context_parallel_size context_parallel_degree cp_size",
+    "dp": "data_parallel data_parallel_size data_parallel_degree dp_size replicas",
+    "ep": "expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_size",
+    "vpp": "virtual_pipeline interleave virtual_pipeline_model_parallel_size",
+    "micro_batch": "batch batch_size mbs micro_batch_size local_batch_size per_device_train_batch_size",
+    "global_batch": "batch batch_size gbs global_batch_size train_batch_size",
+    "batch": "batch_size mbs gbs concurrency num_prompts max_batch_size",
+    "accumulation": "grad_accum ga gradient_accumulation gradient_accumulation_steps",
+    "seq_len": (
+        "max_model_len max_model_length num_ctx ctx_size seq seq_length sequence_length context_length ctx "
+        "max_seq_len max_seq_length block_size"
+    ),
+    "max_context": "max_position_embeddings context_length",
+    "sharding": "zero zero_stage fsdp zero1 zero2 zero3 use_distributed_optimizer",
+    "recompute": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_granularity",
+    "offload": "cpu_offload optimizer_offload activation_offload offload_optimizer offload_param activation_offloading "
+    "fsdp_cpu_offload optimizer_cpu_offload cpu_offloading enable_activation_offloading offload_params",
+    "precision": "fp8 fp16 bf16 fp32 mixed_precision",
+    "weights": "fp8 fp16 bf16 int4 int8 quantization quantize load_in_4bit load_in_8bit",
+    "kv_cache": "kv_cache_dtype kv_dtype",
+    "input_tokens": (
+        "max_model_len random_input_len isl prompt prompt_len prompt_length input_len input_length "
+        "max_input_len seq_len"
+    ),
+    "output_tokens": "random_output_len n_predict osl output_len output_length max_tokens max_new_tokens",
+    "memory_fraction": "gpu_memory_utilization mem_fraction_static",
+    "max_sequences": "max_num_seqs",
+    "max_batched_tokens": "max_num_batched_tokens chunked_prefill_size",
+    "hidden_size": "hidden d_model n_embd dim",
+    "num_layers": "layers n_layer n_layers num_hidden_layers",
+    "num_attention_heads": "heads n_head n_heads num_heads",
+    "vocab_size": "vocab",
+    "stack": "framework backend",
+    "engine": "backend framework",
+    "price": "cost dollars",
+    "adapter": "finetune finetuning_type adapters peft_method",
+    "trains": "finetune freeze modules_to_save",
+    "rate": "request_rate qps rps requests_per_second",
+    "users": "max_concurrency concurrency num_users",
+}
+
+
+def meant(word: str, flags: Container[str]) -> tuple[str, ...]:
+    """Return the fields among `flags` that a word of another system means, none where it is not known.
+
+    >>> meant("batch_size", {"micro_batch", "global_batch"}), meant("colour", {"tp"})
+    (('micro_batch', 'global_batch'), ())
+    """
+    return tuple(field for field, words in ALIASES.items() if field in flags and word in words.split())
