@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 from shardwise.measured._record import Record, refuse
+from shardwise.models import Attention, Mixer
 from shardwise.ops import train_flops
 from shardwise.training import TrainReport
 from shardwise.training._memory import StageMemory, reserved_bytes
@@ -19,6 +21,8 @@ _NAMES = {
     "hfu": "tokens_per_second_per_gpu",
     "peak_memory": "memory.peak_bytes",
     "memory_after_step": "memory.peak_bytes",
+    "memory_avg": "memory.peak_bytes",
+    "memory_p99": "memory.peak_bytes",
 }
 
 
@@ -75,6 +79,26 @@ def memory_after_step(record: Record, report: TrainReport) -> float:
     return float(max(held)) + report.case.workspace_bytes
 
 
+def memory_avg(record: Record, report: TrainReport) -> float:
+    """Return what peft's own loop holds when it reads its counter behind a step, on the mean of its steps.
+
+    State and gradients, and the outputs of the last forward pass, which a variable keeps: logits, keys and values
+    (github.com/huggingface/peft method_comparison/MetaMathQA/run.py; transformers' use_cache is on).
+    """
+    if record.text("memory_kind") not in ("allocated", "active"):
+        raise refuse("memory_kind", record.text("memory_kind"), "what an allocator holds on the mean is not predicted")
+    model, tokens = report.case.model, report.job.seq_len * report.plan.micro_batch
+    cached = sum(m.kv_heads * (m.head_dim + m.value_dim) for b in model.layers for m in b.mixers if is_plain_cache(m))
+    width = report.case.recipe.precision.activation_bytes
+    state = max(float(m.weights + m.optimizer + m.gradients) for m in stages_seen(record, report))
+    return state + width * tokens * (model.vocab + cached) + report.case.workspace_bytes
+
+
+def is_plain_cache(mixer: Mixer) -> TypeGuard[Attention]:
+    """Return whether a mixer keeps keys and values of its own."""
+    return isinstance(mixer, Attention) and not mixer.kv_from_earlier
+
+
 def gpu_hours(record: Record, report: TrainReport) -> float:
     """Return device-hours for the tokens that the notes state."""
     tokens = record.noted("tokens")
@@ -98,6 +122,8 @@ _OF: dict[str, Callable[[Record, TrainReport], float]] = {
     "hfu": lambda c, r: r.mfu * flops_per_token(c, r) / r.model_flops_per_token,
     "peak_memory": peak_memory,
     "memory_after_step": memory_after_step,
+    "memory_avg": memory_avg,
+    "memory_p99": peak_memory,
     "fits": lambda c, r: float(r.fits),
 }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model
-from shardwise.plans import ADAPTERS, base_names
+from shardwise.ops.count import trainable_parameters
+from shardwise.plans import ADAPTERS, Training, base_names, find_stack, tuning_of
+from shardwise.plans._tuning import VIRTUAL
 
-MEMORY = ("peak_memory", "memory_after_step", "fits", "max_seq_len")
+MEMORY = ("peak_memory", "memory_after_step", "memory_p99", "fits", "max_seq_len")
 NATURAL = ("longest_sample", "mean_tokens_per_sample")
 _USUAL_RANK = 8
 
@@ -46,12 +49,16 @@ def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
     """Return the fields of a job that say what a row fine-tunes; raises `InputError` for methods that are not built."""
     method, _, narrow = record.text("finetune").partition("_nf4")
     method = words("finetune").get(method, method)
+    if method == "lora" and (variant := _variant(record)):
+        method = variant
     if method not in ADAPTERS:
         raise refuse("finetune", record.text("finetune"), "is not a method that is predicted")
-    found: dict[str, Any] = {"adapter": method, "base": base_of(record, bool(narrow)), "rank": rank_of(record, model)}
-    if method in ("prefix", "prompt"):
+    found: dict[str, Any] = {"adapter": method, "base": base_of(record, bool(narrow))}
+    if method not in VIRTUAL and method != "ia3":
+        found["targets"] = targets_of(record)
+    found["rank"] = rank_of(record, model, found)
+    if method in VIRTUAL:
         return found
-    found["targets"] = targets_of(record)
     if (dropout := _dropout(record)) and method not in ("ia3", "oft"):
         found["adapter_dropout"] = dropout
     if record.noted("adapter_bytes"):
@@ -90,11 +97,14 @@ def _listed(record: Record, key: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in said.split(",")))) if said != "None" else ()
 
 
-def rank_of(record: Record, model: Model) -> int:
-    """Return the rank of the adapters, the usual one where it is not stated; refused above the model's hidden size.
+def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
+    """Return the rank of the adapters, or tokens: as stated, as the parameters that train say, or the usual one.
 
-    A product of so many inputs has no higher rank: the cell holds something else.
+    Refused above the model's hidden size: a product of so many inputs has no higher rank, and the cell holds something
+    else.
     """
+    if not record.says("lora_rank") and (found := _counted(record, model, fields)):
+        return found
     if not record.says("lora_rank"):
         record.assume(f"lora_rank: not stated: {_USUAL_RANK}, the default of LitGPT and of PEFT")
         return _USUAL_RANK
@@ -102,6 +112,27 @@ def rank_of(record: Record, model: Model) -> int:
     if rank > model.hidden:
         raise refuse("lora_rank", rank, f"is above the model's hidden size of {model.hidden}")
     return rank
+
+
+def _counted(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
+    """Return the rank at which as many parameters train as the row states, 0 where they do not grow with it."""
+    stated = record.noted("trainable_params")
+    if not stated:
+        return 0
+    one, two = (_trained(model, fields, rank) for rank in (1, 2))
+    rank = round(1 + (stated - one) / (two - one)) if two > one else 0
+    return rank if rank > 0 and _trained(model, fields, rank) == stated else 0
+
+
+def _trained(model: Model, fields: Mapping[str, Any], rank: int) -> int:
+    tuning = tuning_of(Training(seq_len=1, global_batch=1, rank=rank, **fields), find_stack("transformers"))
+    return sum(trainable_parameters(model, tuning).values()) if tuning else 0
+
+
+def _variant(record: Record) -> str:
+    """Return the variant of LoRA that an experiment is named after."""
+    name = record.notes.get("experiment", "").lower()
+    return next((word for word in ("dora", "rslora") if f"-{word}" in name or f"+{word}" in name), "")
 
 
 def _dropout(record: Record) -> float:

@@ -1,0 +1,62 @@
+"""Rows of fine-tuning in files of measurements: what of them is read, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.measured._record import Record
+from shardwise.measured._training_tuning import base_of, rank_of, targets_of, tuning_fields, with_length
+from shardwise.models import Model
+
+LLAMA = Model.load("llama-3.2-3b")
+
+
+def row(**cells: str) -> Record:
+    """A row of a run with LoRA."""
+    return Record({"finetune": "lora", "param_dtype": "bf16", "notes": "", **cells})
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ("lora_targets=q,k,v,o; decimal GB", ("q", "k", "v", "o")),
+        ("targets=down_proj,up_proj", ("down_proj", "up_proj")),
+        ("LoRA on all linear modules", ("attention", "mlp")),
+        ("", ("q", "v")),
+    ],
+)
+def test_targets_are_those_that_a_row_names(notes: str, expected: tuple[str, ...]) -> None:
+    """A list in the notes, a word for all, or the two of the paper."""
+    assert targets_of(row(notes=notes)) == expected
+
+
+def test_a_rank_that_is_not_stated_follows_from_the_parameters() -> None:
+    """As many parameters as a row says train are those of one rank, or of so many virtual tokens."""
+    fields = {"adapter": "lora", "base": "bf16", "targets": ("q", "v")}
+    assert rank_of(row(notes="trainable_params=9175040"), LLAMA, fields) == 32
+    assert rank_of(row(lora_rank="4"), LLAMA, fields) == 4
+    assert rank_of(row(), LLAMA, fields) == 8
+    prefix = {"adapter": "prefix", "base": "bf16"}
+    assert rank_of(row(notes="trainable_params=11468800"), LLAMA, prefix) == 200
+    with pytest.raises(InputError):
+        rank_of(row(lora_rank="100000"), LLAMA, fields)
+
+
+def test_the_length_of_natural_samples_depends_on_the_metric() -> None:
+    """The longest sample sets the peak, the mean one the time."""
+    cells = {"notes": "longest_sample=1044; mean_tokens_per_sample=210.4"}
+    assert with_length(row(metric="peak_memory", **cells)).text("seq_len") == "1044"
+    assert with_length(row(metric="step_time", **cells)).text("seq_len") == "210"
+    with pytest.raises(InputError):
+        with_length(row(metric="step_time", notes="longest_sample=1044"))
+
+
+def test_formats_and_variants_are_those_of_the_row() -> None:
+    """The type of the frozen weights is stated or that of QLoRA; an experiment's name may say the variant."""
+    assert base_of(row(param_dtype="nf4_dq")) == "nf4-dq"
+    assert base_of(row(param_dtype="int4")) == "gptq4"
+    assert base_of(row(param_dtype="", finetune="qlora")) == "nf4"
+    assert tuning_fields(row(notes="experiment=lora--llama-3.2-3B-rank32-dora"), LLAMA)["adapter"] == "dora"
+    with pytest.raises(InputError):
+        tuning_fields(row(finetune="boft"), LLAMA)
