@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -55,6 +56,21 @@ def test_every_part_comes_once() -> None:
     found = [result.known for result in ProcessExecutor(3).run(Echo(), PARTS)]
     assert sorted(part for part, _ in found) == list(range(20))
     assert os.getpid() not in {pid for _, pid in found}
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_elsewhere_than_on_linux_processes_start_anew(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    """Elsewhere libraries do not survive a fork: processes are spawned, and a task goes to them as it is."""
+    task = work_of(MODEL, ON, JOB, SPACE, SearchOptions(top=3))
+    [(first, last)] = task.grid.chunks(400)
+    parts = [(first, 12), (12, last)]
+    asked: list[str] = []
+    start = multiprocessing.get_context
+    monkeypatch.setattr("multiprocessing.get_context", lambda way: asked.append(way) or start(way))
+    monkeypatch.setattr(sys, "platform", system)
+    found = list(ProcessExecutor(2).run(task, parts))
+    assert set(asked) == {"spawn"}
+    assert sum(one.parts for one in found) == 2
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -6,7 +6,7 @@ Columns of words hold their index: `layout` in LAYOUTS, `cp_kind` in CONTEXT_KIN
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, cast
@@ -35,6 +35,10 @@ class PlanGrid:
     case: TrainingCase
     space: SearchSpace
     explore: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to a process that starts anew; laws and tables are made again there."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def laws(self) -> dict[str, Law]:
