@@ -58,6 +58,8 @@ CASES: dict[str, tuple[str, str]] = {
     "minus infinity": (f"{T} --tokens -inf", "tokens"),
     "huge": (f"{T} --tp {HUGE}", "tp"),
     "huge ranks of an axis": (f"{T} --fast tp=4,dp={'9' * 5000}", "fast"),
+    "huge rate of a device": ("count gpt2 --on 8xh100 --peak-flops 1e308", "peak_flops"),
+    "words of an unknown program": ("import {dir}/good.toml -- ./mine --lr 3", "arguments"),
     "huge sequence": (f"{T} --seq-len {HUGE}", "seq_len"),
     "exponent": (f"{T} --tp 1e3", "tp"),
     "empty": (f"{T} --tp ''", "tp"),

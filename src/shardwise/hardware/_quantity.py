@@ -11,6 +11,7 @@ from typing import NoReturn
 from shardwise.errors import InputError, Problem, plain
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
+MOST = 1e30
 # The data types a device may compute matrix products in; a type that is absent from a device is unsupported.
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
 
@@ -72,6 +73,8 @@ def _number(quantity: Quantity, value: object, field: str) -> float:
         finite = False
     if not finite:
         fail(field, value, "must be finite", quantity.remedy)
+    if number > MOST:
+        fail(field, value, f"must be at most {MOST:g}", quantity.remedy)
     if number < quantity.at_least or (number == quantity.at_least and not quantity.may_equal):
         word = "at least" if quantity.may_equal else "greater than"
         fail(field, value, f"must be {word} {quantity.at_least:g}", quantity.remedy)
