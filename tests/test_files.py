@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ntpath
 import os
 import signal
 import time
@@ -153,7 +154,9 @@ def test_keys_that_stand_twice_are_named(tmp_path: Path) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+        st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+        lambda x: st.lists(x, max_size=5) | st.dictionaries(st.text(max_size=20), x, max_size=5),
+        max_leaves=20,
     )
 )
 @settings(derandomize=True)
@@ -236,3 +239,13 @@ def test_a_row_of_more_stages_than_layers_is_refused_at_once(tmp_path: Path) -> 
     begin = time.process_time()
     assert run("validate", str(path)).status == 1
     assert time.process_time() - begin < 3
+
+
+def test_paths_of_windows_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders, drives and shares of Windows stay below a file or are refused, with its own rules of paths."""
+    monkeypatch.setattr("shardwise.files.os.path", ntpath)
+    monkeypatch.setattr(ntpath, "realpath", ntpath.normpath)
+    assert below(r"C:\runs\a.yaml", r"zero\ds.json") == r"C:\runs\zero\ds.json"
+    for outside in (r"..\ds.json", r"D:\ds.json", r"C:\ds.json", r"\\host\share\ds.json", r"zero\..\..\ds.json"):
+        with pytest.raises(InputError, match="not below it"):
+            below(r"C:\runs\a.yaml", outside)

@@ -285,3 +285,12 @@ def test_bad_commands_are_refused(words: tuple[str, ...], field: str) -> None:
     done = run(*COMMAND, *words, "--json")
     assert done.status == 2
     assert field in done.fields
+
+
+def test_shares_of_requests_are_told_where_requests_were_served() -> None:
+    """Output and goodput are numbers between nothing and all that was served, in JSON too."""
+    found = answer("dense", workload(1.0, 20))
+    tree = found.to_dict()
+    assert 0 <= tree["goodput"]["share"] <= 1
+    assert tree["goodput"]["requests_per_second"] == tree["goodput"]["share"] * tree["served"]["requests_per_second"]
+    assert tree["served"]["output_tokens_per_second"] > 0
