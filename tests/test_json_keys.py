@@ -30,6 +30,9 @@ FILES = {
         "step_time,4.9,llama-3.1-8b,h100-sxm-80gb,16,8192,1,64,1,16,fsdp,full,torchtitan\n"
         "step_time,4.9,llama-3.1-8b,h100-sxm-80gb,16,8192,1,64,3,16,fsdp,full,torchtitan\n"
     ),
+    "study.toml": (
+        '[fixed]\nmodel = "gpt2"\nglobal_batch = 8\nseq_len = 256\ncp = 1\npp = 1\n[grid]\non = ["2xa100-sxm-80gb"]\n'
+    ),
     "ds.json": '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}',
 }
 
@@ -76,7 +79,7 @@ def sample(name: str, folder: Path) -> frozenset[str]:
     """Return the paths of the sample answers of a command."""
     found: set[str] = set()
     for command in ANSWERS[name]["asked"]:
-        words = [str(folder / word) if word in FILES else word for word in shlex.split(command)]
+        words = [str(folder / word) if word in (*FILES, "answers") else word for word in shlex.split(command)]
         tree = asked(words)
         assert next(iter(tree)) == "schema"
         assert tree.pop("schema") == SCHEMA

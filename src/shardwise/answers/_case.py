@@ -132,6 +132,8 @@ def _example(key: str) -> str:
     return {
         "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
         "on": "write for example --on 64xh100; `shardwise devices` lists devices",
+        "study": "name the TOML file of the study behind the command",
+        "out": "name the folder of the answers: --out FOLDER",
         "what": "name what to plan behind the command: train or infer",
         "target": "name the target behind the command: megatron, deepspeed or fsdp",
     }.get(key, f"give --{key.replace('_', '-')}")

@@ -27,6 +27,7 @@ SUMMARIES = {
     "comm": "who talks to whom under a plan: groups, messages, bytes, links, seconds; layers whole and on a rank",
     "explain": "any number of an answer, opened down to formulas, inputs and sources",
     "plan": "the best plans, the Pareto front, and what rejects the others",
+    "sweep": "the best plans of every question of a study, kept in tables; a run that was killed goes on",
     "compare": "two plans side by side, with what differs",
     "roofline": "every operator of a plan against what its device can do, and what bounds it",
     "import": "another system's launch script or configuration as a case, and what became of every word of it",
@@ -128,6 +129,19 @@ def _plan(kind: str = "train") -> Command:
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 
 
+def _sweep() -> Command:
+    own = {
+        "study": Flag("study", _converters.FILE, "a TOML file: task, fixed values, a grid of values", "positional"),
+        "out": Flag("out", _converters.FILE, "folder of the answers and tables", "output"),
+        "workers": Flag("workers", _converters.whole(), "processes, or cores of Ray; left out, all cores", "search"),
+        "engine": Flag("engine", _converters.choice("processes", "ray"), "what runs the searches", "search"),
+        "address": Flag("address", _converters.TEXT, "a Ray cluster that runs; left out, this machine", "search"),
+    }
+    output = {**_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
+    exits = "exit status: 0 found, 1 nothing fits, 2 bad input, 130 interrupted: run it again"
+    return Command("sweep", SUMMARIES["sweep"], ("study",), {**own, **output}, exits, ("study", "out"))
+
+
 def _import() -> Command:
     file = {
         "file": Flag(
@@ -188,6 +202,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "comm": _comm,
     "explain": _explain,
     "plan": _plan,
+    "sweep": _sweep,
     "compare": _compare,
     "roofline": _roofline,
     "import": _import,

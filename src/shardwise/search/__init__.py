@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
     from shardwise.search._frames import frame
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
+    from shardwise.search._ray import RayExecutor
     from shardwise.search._remedy import Remedy
     from shardwise.search._result import Rejection, SearchResult
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
     from shardwise.search._space import SearchSpace, Wholes, part_of, upto
+    from shardwise.search._study import Question, StudyFolder, StudyResult, StudyTask, run_study
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
     from shardwise.search._tuning import TuningRecipe, longest_sequence, tuning_recipes
 
@@ -25,6 +27,8 @@ _HOMES = {
     "Executor": "_executor",
     "OBJECTIVES": "_options",
     "ProcessExecutor": "_executor",
+    "Question": "_study",
+    "RayExecutor": "_ray",
     "Rejection": "_result",
     "Remedy": "_remedy",
     "RunnerUp": "_sensitivity",
@@ -38,6 +42,9 @@ _HOMES = {
     "SerialExecutor": "_executor",
     "ServingResult": "_serving",
     "ServingSpace": "_serving_space",
+    "StudyFolder": "_study",
+    "StudyResult": "_study",
+    "StudyTask": "_study",
     "TRAIN_LIMITS": "_options",
     "TrainingResult": "_training",
     "TuningRecipe": "_tuning",
@@ -49,6 +56,7 @@ _HOMES = {
     "part_of": "_space",
     "plan_serving": "_serving",
     "plan_training": "_training",
+    "run_study": "_study",
     "runners_up": "_sensitivity",
     "scaled_result": "_scaling",
     "scaled_rows": "_scaling",
@@ -69,6 +77,8 @@ __all__ = [
     "TRAIN_LIMITS",
     "Executor",
     "ProcessExecutor",
+    "Question",
+    "RayExecutor",
     "Rejection",
     "Remedy",
     "RunnerUp",
@@ -81,6 +91,9 @@ __all__ = [
     "SerialExecutor",
     "ServingResult",
     "ServingSpace",
+    "StudyFolder",
+    "StudyResult",
+    "StudyTask",
     "TrainingResult",
     "TuningRecipe",
     "Wholes",
@@ -91,6 +104,7 @@ __all__ = [
     "part_of",
     "plan_serving",
     "plan_training",
+    "run_study",
     "runners_up",
     "scaled_result",
     "scaled_rows",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 Part = tuple[int, int]
 # Seconds after which an interrupt is looked for.
-_MOMENT = 0.1
+MOMENT = 0.1
 
 
 class PartTask(Protocol):
@@ -124,15 +124,17 @@ class _Worker:
 class ProcessExecutor:
     """Evaluates in several processes; each part is told what was found before it.
 
-    A part whose process died is given to another, and evaluated here where none is left. No process outlives the search
-    or the process that started it.
+    A part whose process died is given to another, and evaluated here where none is left; up to `renewed` processes
+    that died are started anew. No process outlives the search or the process that started it.
     """
 
     count: int
+    renewed: int = 0
 
     def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
         left = list(reversed(parts))
+        started = self.count
         with _held_interrupts() as raise_interrupt:
             workers = _busy([_started(work) for _ in range(min(self.count, len(left)))], left, work.known)
             try:
@@ -142,6 +144,9 @@ class ProcessExecutor:
                         work.learn(result.known)
                         yield result
                     workers = _busy(workers, left, work.known)
+                    while left and len(workers) < self.count and started < self.count + self.renewed:
+                        started += 1
+                        workers += _busy([_started(work)], left, work.known)
                     if not workers and left:
                         yield work([left.pop()])
             finally:
@@ -161,7 +166,7 @@ def _started(work: PartTask) -> _Worker:
 
 def _results(workers: Sequence[_Worker]) -> Iterator[Any]:
     """Yield what is done within a moment."""
-    ready: Any = wait([worker.pipe for worker in workers if worker.part], timeout=_MOMENT)
+    ready: Any = wait([worker.pipe for worker in workers if worker.part], timeout=MOMENT)
     for worker in workers:
         if worker.pipe in ready:
             try:

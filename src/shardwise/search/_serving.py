@@ -60,7 +60,7 @@ class ServingResult(SearchResult[InferReport]):
     @cached_property
     def num_plans(self) -> int:
         """Plans of the space, legal or not."""
-        return self.counts.evaluated + sum(count for _, _, count in self._lawless)
+        return self.counts.evaluated + sum(count for _, _, count in self.lawless)
 
     @cached_property
     def counts(self) -> Counts:
@@ -71,7 +71,7 @@ class ServingResult(SearchResult[InferReport]):
         return Counts(legal=legal, fitting=fitting, evaluated=legal, too_large=too_large)
 
     @cached_property
-    def _lawless(self) -> list[tuple[str, str, int]]:
+    def lawless(self) -> list[tuple[str, str, int]]:
         """Laws that layouts and formats fell to: name, title and plans."""
         grid, batches = self.grid, len(self.grid.space.batches)
         each = batches * len(grid.setups)
@@ -93,6 +93,11 @@ class ServingResult(SearchResult[InferReport]):
                 found[limit.field] = broken
                 left = left & ~broken
         return found, left
+
+    @property
+    def verdicts(self) -> dict[str, Any]:
+        """Which plans fell to memory and to each limit, a plan to the first that it breaks."""
+        return self._verdicts[0]
 
     @cached_property
     def _ranked(self) -> Any:
@@ -207,7 +212,7 @@ class ServingResult(SearchResult[InferReport]):
         fell = {name: int(np.count_nonzero(rows)) for name, rows in self._verdicts[0].items()}
         if not self.num_plans and not self.grid.layouts.count:
             return empty_rejections(why_empty_serving(self.grid))
-        counted = [*self._lawless, *((name, titles[name], count) for name, count in fell.items() if count)]
+        counted = [*self.lawless, *((name, titles[name], count) for name, count in fell.items() if count)]
         return tuple(Rejection(name=n, title=t, count=c, remedy=str(self.remedy(n) or "")) for n, t, c in counted)
 
 

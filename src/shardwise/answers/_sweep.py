@@ -1,0 +1,250 @@
+"""`shardwise sweep STUDY.toml --out FOLDER`: the best plans of every question of a study, kept in tables."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwise._version import __version__
+from shardwise.answers._answer import Answer
+from shardwise.answers._case import Inputs, known_keys, read_values
+from shardwise.answers._files import plotted, read_case
+from shardwise.answers._flags import Command
+from shardwise.answers._streams import is_terminal, tell
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardwise.answers._page import Page
+    from shardwise.search import Executor
+
+# What a study may set of a search: everything but how its answer is shown, kept and worked out.
+_NOT_ASKED = ("what", "json", "width", "config", "save", "save_best", "help", "plot", "workers", "scaling", "catalogue")
+_KEYS = ("task", "top", "title", "fixed", "grid")
+_MOST = 1_000_000
+_RENEWED = 1000
+
+
+def command_of(task: str) -> Command:
+    """Return the command that answers one question of a study."""
+    from shardwise.answers import _commands
+
+    return _commands.command("plan", task)
+
+
+def read_study(path: str) -> tuple[str, int, list[dict[str, Any]]]:
+    """Return the task of a study, the plans that it keeps of each question, and the values of every question.
+
+    Raises `InputError` with everything that is wrong with the file.
+    """
+    table, inputs = read_case(path), Inputs()
+    for key in table:
+        if key not in _KEYS:
+            inputs.problems.add(key, None, "is not a part of a study", f"use {', '.join(_KEYS)}")
+    task, top = table.get("task", "train"), table.get("top", 1)
+    if task not in ("train", "infer"):
+        inputs.problems.add("task", task, "is not a search", "use train or infer")
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        inputs.problems.add("top", top, "must be a whole number of at least 1", "use 1 for the best plan alone")
+    parts = {name: table.get(name, {}) for name in ("fixed", "grid")}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            inputs.problems.add(name, str(part), "must be a table", f"write [{name}] above its keys")
+    inputs.problems.raise_if_any()
+    axes = [_axis(key, values, inputs) for key, values in parts["grid"].items()]
+    fixed = _keys_of(parts["fixed"])
+    command = command_of(task)
+    for values in (fixed, *(one for axis in axes for one in axis)):
+        left = {key: value for key, value in values.items() if key not in _NOT_ASKED}
+        for key in values.keys() - left.keys():
+            inputs.problems.add(key, None, "is no value that a study sets", "leave it out")
+        known_keys({command.name: command}, left, command, inputs)
+    if math.prod(map(len, axes)) > _MOST:
+        inputs.problems.add("grid", math.prod(map(len, axes)), f"makes more than {_MOST:,} questions", "cut the study")
+    inputs.problems.items[:] = dict.fromkeys(inputs.problems.items)
+    inputs.problems.raise_if_any()
+    questions = [{key: v for part in (fixed, *chosen) for key, v in part.items()} for chosen in product(*axes)]
+    return task, top, questions
+
+
+def _keys_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in table.items()}
+
+
+def _axis(key: str, values: Any, inputs: Inputs) -> list[dict[str, Any]]:
+    """Return what each value of an axis sets: itself, or the keys of a table where several change together."""
+    if not isinstance(values, list) or not values:
+        inputs.problems.add(
+            key, str(values), "must list the values to try", f"write {key} = [...], or move it to fixed"
+        )
+        return []
+    return [_keys_of(v) if isinstance(v, dict) else {key.replace("-", "_"): v} for v in values]
+
+
+def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of one question: the best plans, or one that says why there is none.
+
+    `asked` is the task, how many plans are kept, and the values that stand in the rows.
+    """
+    task, top, shown = asked
+    inputs, raw = Inputs(), {**values, "top": top, "what": task}
+    start = {name: values.get(name) for name in shown}
+    read_values(raw, command_of(task), inputs)
+    try:
+        inputs.problems.raise_if_any()
+        found = _trained(inputs) if task == "train" else _served(inputs)
+    except InputError as error:
+        return [{**start, "rank": None, "problem": "; ".join(map(str, error.problems)), "release": __version__}]
+    counts = {"plans": found.num_plans, "legal": found.counts.legal, "fitting": found.counts.fitting}
+    rejected = {row.name: row.count for row in found.rejected if row.count} if not found.best else _counted(found)
+    beside = {**counts, "rejected": rejected, "problem": None, "release": __version__}
+    if found.best:
+        return [{**start, "rank": i, **_row(found, r), **beside} for i, r in enumerate(found.best, 1)]
+    nearest = found.nearest
+    return [{**start, "rank": -1, **(_row(found, nearest) if nearest is not None else {}), **beside}]
+
+
+def _counted(found: Any) -> dict[str, int]:
+    """Return how many plans each law and limit rejected, without looking for remedies."""
+    if hasattr(found, "partial"):
+        laws = {name: count for name, count in found.partial.rejected.items() if count}
+        return {**laws, "memory": found.counts.too_large}
+    return {name: count for name, _, count in found.lawless} | {
+        name: int(rows.sum()) for name, rows in found.verdicts.items() if rows.any()
+    }
+
+
+def _trained(inputs: Inputs) -> Any:
+    from shardwise.answers import _plan
+    from shardwise.search import SerialExecutor, searched
+
+    found = searched(_plan.question(inputs), SerialExecutor())
+    if found.covered < 1:
+        # An interrupted search is no answer.
+        raise KeyboardInterrupt
+    return found
+
+
+def _served(inputs: Inputs) -> Any:
+    from shardwise.answers import _plan_infer
+
+    return _plan_infer.ask(inputs)
+
+
+def _row(found: Any, report: Any) -> dict[str, Any]:
+    """Return the headlines of a plan with their bands, and its fields."""
+    plan = {key: _flat(value) for key, value in asdict(report.plan).items()}
+    names = {
+        "step_seconds": "step_seconds", "tokens_per_second_per_gpu": "tokens_per_second_per_gpu", "mfu": "mfu",
+        "device_bytes": "device_bytes", "chance_to_fit": "chance_to_fit", "usd": "usd",
+        "ttft_seconds": "ttft_seconds", "tpot_seconds": "tpot_seconds", "request_seconds": "request_seconds",
+        "output_tokens_per_second": "output_tokens_per_second", "weights_bytes_per_gpu": "weights_bytes_per_gpu",
+        "usd_per_million_output_tokens": "usd_per_million_output_tokens",
+    }  # fmt: skip
+    row: dict[str, Any] = {key: getattr(report, name) for key, name in names.items() if hasattr(report, name)}
+    row["value"] = found.value(report)
+    row["devices"] = report.plan.num_devices
+    for name, (low, high) in report.interval.items():
+        row |= {f"{name}_low": low, f"{name}_typical": report.typical[name], f"{name}_high": high}
+    if hasattr(report.job, "batch"):
+        row |= {"batch": report.job.batch, "engine": report.case.engine.name, "weights": report.case.format.name}
+    return row | {f"plan_{key}": value for key, value in plan.items()}
+
+
+def _flat(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+
+
+class _Rows:
+    """The rows of questions, as something that travels to other processes."""
+
+    def __init__(self, task: str, top: int, shown: tuple[str, ...]) -> None:
+        self.asked = task, top, shown
+
+    def __call__(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return rows_of(self.asked, values)
+
+
+def _executor(inputs: Inputs, open_questions: int) -> Executor:
+    from shardwise.search import ProcessExecutor, RayExecutor, SerialExecutor
+
+    workers = inputs.get("workers", os.cpu_count() or 1)
+    if inputs.get("engine") == "ray":
+        return RayExecutor(workers, inputs.get("address", ""))
+    return SerialExecutor() if min(workers, open_questions) <= 1 else ProcessExecutor(workers, renewed=_RENEWED)
+
+
+def _progress(total: int) -> Callable[[int, int], None] | None:
+    """Return what says on a terminal how many questions are answered, and how long the others will take."""
+    if not is_terminal("stderr"):
+        return None
+    from shardwise.units import show_seconds
+
+    start = time.perf_counter()
+
+    def say(done: int, missing: int) -> None:
+        left = (time.perf_counter() - start) / done * (missing - done)
+        end = "\n" if done == missing else ""
+        tell(f"\r{total - missing + done:,} of {total:,} questions, {show_seconds(left)} left   {end}")
+
+    return say
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise sweep`."""
+    from shardwise.search import Question, StudyFolder, StudyTask, run_study
+
+    _check(inputs)
+    task, top, questions = read_study(inputs.values["study"])
+    varied = tuple(key for key in dict.fromkeys(k for q in questions for k in q) if _varies(key, questions))
+    shown = tuple(dict.fromkeys(("model", "on", *varied)))
+    asked = [Question.of(values, (task, top, shown, __version__)) for values in questions]
+    work = StudyTask(asked, _Rows(task, top, shown))
+    folder = StudyFolder(Path(inputs.values["out"]))
+    found = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
+    status = 130 if found.left else 0 if any((row["rank"] or 0) > 0 for row in found.rows) else 1
+    headline = "step_seconds" if task == "train" else "value"
+
+    def tree() -> dict[str, Any]:
+        return {
+            "study": {
+                "questions": len(asked), "answered_before": found.before, "left": found.left,
+                "stale": len(found.stale), "tables": [str(path) for path in found.tables],
+            },
+            "rows": found.rows,
+        }  # fmt: skip
+
+    def page() -> Page:
+        from shardwise.answers._sweep_page import sweep_page
+
+        return sweep_page(found, asked, shown, width)
+
+    def draw() -> Figure:
+        from shardwise.answers._sweep_page import sweep_figure
+
+        return sweep_figure(found.rows, shown, headline)
+
+    return plotted(inputs, Answer(status, tree, page), draw)
+
+
+def _varies(key: str, questions: Sequence[Mapping[str, Any]]) -> bool:
+    return len({repr(values.get(key)) for values in questions}) > 1
+
+
+def _check(inputs: Inputs) -> None:
+    """Record what is missing of the command and of the machine."""
+    if "study" in inputs.values and not os.path.exists(inputs.values["study"]):
+        inputs.fail("study", inputs.values["study"], "is not a file", "name the TOML file of the study")
+    if inputs.get("engine") == "ray" and find_spec("ray") is None:
+        inputs.fail("engine", "ray", "needs ray, which is not installed", "pip install 'shardwise[ray]'")
+    if "address" in inputs.values and inputs.get("engine") != "ray":
+        inputs.fail("address", inputs.values["address"], "is of a Ray cluster", "add --engine ray, or leave it out")
+    inputs.problems.raise_if_any()

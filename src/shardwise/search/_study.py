@@ -1,0 +1,261 @@
+"""A study: many questions with one folder of answers, which survives whatever ends it.
+
+Each answer is a file of its own, written beside and renamed, so that a run that was killed goes on where it was. The
+tables, one a model, are made of these files: a run that was disturbed has the same bytes in them as one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import InputError, Problem
+from shardwise.search._executor import Executor, Part
+
+Row = dict[str, Any]
+_WHOLE_INTEGER = 2**63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One question of a study: its model, what was asked, and a name that only the same question has."""
+
+    model: str
+    values: Mapping[str, Any]
+    name: str
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], beside: Sequence[Any]) -> Question:
+        """Return the question of some values; `beside` is what else the answer depends on, such as the release.
+
+        >>> one, other = (Question.of({"model": "gpt2", "on": on}, ["0.1"]) for on in ("h100", "8xh100"))
+        >>> one.model, one.name != other.name
+        ('gpt2', True)
+        """
+        files = {key: _digest(value) for key, value in values.items() if isinstance(value, str)}
+        known = {key: digest for key, digest in files.items() if digest}
+        text = json.dumps([values, known, *beside], sort_keys=True, default=str)
+        return cls(
+            model=str(values.get("model", "sizes")),
+            values=values,
+            name=hashlib.sha256(text.encode()).hexdigest()[:20],
+        )
+
+
+def _digest(path: str) -> str:
+    """Return the digest of a file's content, nothing where a text does not name one."""
+    with suppress(OSError, ValueError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return ""
+
+
+def slug(name: str) -> str:
+    """Return a name as a file may have it.
+
+    >>> slug("org/model 7b"), slug("..")
+    ('org_model_7b', '_')
+    """
+    return re.sub(r"[^\w.-]+", "_", name).strip(".") or "_"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFolder:
+    """The folder of a study: `parts/MODEL/NAME.json` for each answer, `MODEL.parquet` for each table."""
+
+    path: Path
+
+    def part(self, question: Question) -> Path:
+        """Return the file of an answer."""
+        return self.path / "parts" / slug(question.model) / f"{question.name}.json"
+
+    def answered(self, question: Question) -> list[Row] | None:
+        """Return the rows of an answer, None where there is none or it is not whole."""
+        try:
+            found = json.loads(self.part(question).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, list) else None
+
+    def keep(self, question: Question, rows: Sequence[Row]) -> list[Row]:
+        """Write an answer, and return its rows as a later run reads them."""
+        content = json.dumps(rows).encode()
+        written(self.part(question), content)
+        found: list[Row] = json.loads(content)
+        return found
+
+    def stale(self, questions: Sequence[Question]) -> list[Path]:
+        """Return the answers that are to none of the questions: of another study, another release or another file."""
+        asked = {self.part(question) for question in questions}
+        return sorted(path for path in (self.path / "parts").glob("*/*.json") if path not in asked)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the folder; raises `InputError` where one is in it. A run that died holds nothing."""
+        import fcntl
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / ".lock", "w")  # noqa: SIM115 (held as long as the run)
+        except OSError as error:
+            rule = f"cannot be written ({error.strerror})"
+            raise InputError([Problem("out", str(self.path), rule, "name another folder")]) from None
+        with file:
+            try:
+                # A lock of the process: the workers that it forks do not hold it when it is gone.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                rule = "is held by another run of a study"
+                raise InputError(
+                    [Problem("out", str(self.path), rule, "wait for it, or name another folder")]
+                ) from None
+            yield
+
+
+def written(path: Path, content: bytes) -> None:
+    """Write a file beside and rename it, so that it is whole or not there; raises `InputError` where it cannot be."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        rule = f"cannot be written ({error.strerror}); what was answered before is kept"
+        raise InputError([Problem("out", str(path), rule, "make room and run the study again")]) from None
+
+
+@dataclass(slots=True)
+class AnsweredPart:
+    """The rows of one question by its place in the study."""
+
+    place: int
+    rows: list[Row]
+    known: None = None
+
+
+@dataclass(slots=True)
+class StudyTask:
+    """Answers questions; it travels to other processes and machines. `answer` returns the rows of one question."""
+
+    questions: Sequence[Question]
+    answer: Callable[[Mapping[str, Any]], list[Row]]
+    known: None = None
+
+    def learn(self, known: None) -> None:
+        """Take in what others found: questions have nothing in common."""
+
+    def __call__(self, parts: Sequence[Part]) -> AnsweredPart:
+        """Return the rows of the question of a part."""
+        place = parts[0][0]
+        return AnsweredPart(place, self.answer(self.questions[place].values))
+
+
+@dataclass(slots=True)
+class StudyResult:
+    """The rows of all questions in their order, how many were answered before, and the files that are stale."""
+
+    rows: list[Row] = field(default_factory=list)
+    before: int = 0
+    left: int = 0
+    stale: list[Path] = field(default_factory=list)
+    tables: list[Path] = field(default_factory=list)
+
+
+def run_study(
+    task: StudyTask, folder: StudyFolder, executor: Executor, progress: Callable[[int, int], Any] | None = None
+) -> StudyResult:
+    """Return the answers of a study, those that the folder has not got worked out; an interrupt leaves the rest open.
+
+    Tables are written when none is left, where polars is installed.
+    `progress` is told how many questions of how many that were open are answered.
+    """
+    questions = task.questions
+    with folder.held():
+        found = StudyResult(stale=folder.stale(questions))
+        known = {place: rows for place, q in enumerate(questions) if (rows := folder.answered(q)) is not None}
+        found.before = len(known)
+        # Questions about one model follow each other, so that what is loaded for it is used again.
+        missing = sorted((p for p in range(len(questions)) if p not in known), key=lambda p: (questions[p].model, p))
+        try:
+            for done, part in enumerate(executor.run(task, [(p, p + 1) for p in missing]), 1):
+                known[part.place] = folder.keep(questions[part.place], part.rows)
+                if progress is not None:
+                    progress(done, len(missing))
+        except KeyboardInterrupt:
+            pass
+        found.left = len(questions) - len(known)
+        found.rows = [row for place in sorted(known) for row in known[place]]
+        if not found.left and find_spec("polars") is not None:
+            found.tables = list(_tables(folder, questions, known))
+    return found
+
+
+def _tables(folder: StudyFolder, questions: Sequence[Question], known: Mapping[int, list[Row]]) -> Iterator[Path]:
+    """Write the table of each model and yield its file."""
+    import io
+
+    import polars
+
+    by_model: dict[str, list[Row]] = {}
+    for place, question in enumerate(questions):
+        by_model.setdefault(slug(question.model), []).extend(known[place])
+    names = list(dict.fromkeys(name for rows in by_model.values() for row in rows for name in row))
+    every = [row for rows in by_model.values() for row in rows]
+    kinds = {name: _kind([row.get(name) for row in every]) for name in names}
+    for model, rows in by_model.items():
+        columns = {name: [_as(kinds[name], row.get(name)) for row in rows] for name in names}
+        buffer = io.BytesIO()
+        schema = {name: _POLARS[kinds[name]](polars) for name in names}
+        polars.DataFrame(columns, schema=schema).write_parquet(buffer, compression="zstd")
+        path = folder.path / f"{model}.parquet"
+        written(path, buffer.getvalue())
+        yield path
+
+
+_POLARS: dict[str, Callable[[Any], Any]] = {
+    "counts": lambda p: p.List(p.Struct({"law": p.String, "count": p.Int64})),
+    "whole": lambda p: p.Int64,
+    "number": lambda p: p.Float64,
+    "switch": lambda p: p.Boolean,
+    "text": lambda p: p.String,
+}
+
+
+def _kind(values: Sequence[Any]) -> str:
+    """Return what a column of all tables holds.
+
+    >>> _kind([1, None]), _kind([1, 2.5]), _kind([1, "2T"]), _kind([{"memory": 3}]), _kind([True])
+    ('whole', 'number', 'text', 'counts', 'switch')
+    """
+    given = [value for value in values if value is not None]
+    if given and all(isinstance(v, bool) for v in given):
+        return "switch"
+    if given and all(isinstance(v, dict) for v in given):
+        return "counts"
+    if given and all(isinstance(v, int) and not isinstance(v, bool) and abs(v) < _WHOLE_INTEGER for v in given):
+        return "whole"
+    if given and all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+        return "number"
+    return "text"
+
+
+def _as(kind: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if kind == "counts":
+        return [{"law": law, "count": count} for law, count in value.items()]
+    if kind == "number":
+        return float(value)
+    return value if kind != "text" or isinstance(value, str) else json.dumps(value)

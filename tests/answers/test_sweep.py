@@ -1,0 +1,264 @@
+"""`shardwise sweep`: studies that are killed, run twice, changed, or run on Ray end in the same tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from shardwise.answers._sweep import read_study
+from shardwise.cli import main
+from shardwise.errors import InputError
+
+polars = pytest.importorskip("polars")
+
+STUDY = """
+task = "train"
+top = 2
+
+[fixed]
+seq_len = 512
+tp = "1..2"
+cp = 1
+pp = 1
+recompute = ["none"]
+micro_batch = "1..2"
+
+[grid]
+model = ["gpt2", "gpt2-medium"]
+on = ["2xa100-sxm-80gb", "4xh100-sxm-80gb"]
+job = [{global_batch = 8}, {global_batch = 16}, {global_batch = 7}]
+"""
+QUESTIONS = 12
+
+
+def _study(folder: Path, text: str = STUDY) -> Path:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return path
+
+
+def _words(study: Path, out: Path, *more: str) -> list[str]:
+    return ["sweep", str(study), "--out", str(out), *more]
+
+
+def _tables(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.parquet"))}
+
+
+def _parts(out: Path) -> list[Path]:
+    return sorted(out.glob("parts/*/*.json"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A study that nothing disturbed, and its tables."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    study, out = _study(folder), folder / "out"
+    assert main(_words(study, out, "--workers", "1")) == 0
+    return study, _tables(out)
+
+
+def test_a_table_has_a_row_for_each_plan_and_for_each_question_without_one(
+    undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path
+) -> None:
+    """Rows say what was asked, the rank, the plan, its bands and the counts by law; a refusal says why."""
+    _, tables = undisturbed
+    assert set(tables) == {"gpt2.parquet", "gpt2-medium.parquet"}
+    (tmp_path / "t.parquet").write_bytes(tables["gpt2.parquet"])
+    rows = polars.read_parquet(tmp_path / "t.parquet").to_dicts()
+    assert [row["rank"] for row in rows if row["global_batch"] == 8] == [1, 2, 1, 2]
+    first = rows[0]
+    assert first["plan_dp"] * first["plan_tp"] == first["devices"] == 2
+    assert first["step_seconds_low"] < first["step_seconds"] < first["step_seconds_high"]
+    counted = {one["law"]: one["count"] for one in first["rejected"]}
+    assert sum(counted.values()) + first["fitting"] == first["plans"]
+
+
+def test_a_driver_that_is_killed_at_any_point_goes_on_where_it_was(
+    undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path
+) -> None:
+    """After kill -9 of the run at random points, and one that ends, tables are those of an undisturbed run."""
+    study, tables = undisturbed
+    out, random = tmp_path / "out", Random(7)
+    words = [sys.executable, "-m", "shardwise", *_words(study, out, "--workers", "2")]
+    for wanted in (1, 5):
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 240
+        while len(_parts(out)) < wanted and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(random.random() / 10)
+        process.kill()
+        process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in _parts(out)}
+    assert kept
+    assert main(_words(study, out, "--workers", "2")) == 0
+    assert _tables(out) == tables
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_workers_that_are_killed_are_started_anew(undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
+    """After kill -9 of workers at random points the run ends by itself with the same tables."""
+    study, tables = undisturbed
+    out, random = tmp_path / "out", Random(3)
+    words = [sys.executable, "-m", "shardwise", *_words(study, out, "--workers", "2")]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    killed = 0
+    while process.poll() is None:
+        workers = _children(process.pid)
+        if workers and killed < 4:
+            time.sleep(random.random() / 4)
+            try:
+                os.kill(random.choice(workers), signal.SIGKILL)
+                killed += 1
+            except ProcessLookupError:
+                pass
+        time.sleep(0.02)
+    assert process.returncode == 0
+    assert killed
+    assert _tables(out) == tables
+
+
+def test_an_answer_that_is_not_whole_is_worked_out_again(
+    undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path
+) -> None:
+    """A file that was cut off, as a full disk leaves it, counts as no answer."""
+    study, tables = undisturbed
+    out = tmp_path / "out"
+    assert main(_words(study, out, "--workers", "1")) == 0
+    first, second, *_ = _parts(out)
+    first.write_bytes(first.read_bytes()[:40])
+    second.unlink()
+    for path in out.glob("*.parquet"):
+        path.unlink()
+    assert main(_words(study, out, "--workers", "1")) == 0
+    assert _tables(out) == tables
+
+
+def test_a_folder_is_held_by_one_run(undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
+    """A second run on a folder is refused while the first one lasts."""
+    from shardwise.search import StudyFolder
+
+    study, _ = undisturbed
+    with StudyFolder(tmp_path / "out").held():
+        words = [sys.executable, "-m", "shardwise", *_words(study, tmp_path / "out")]
+        other = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert other.returncode == 2
+    assert "is held by another run" in other.stderr
+
+
+def test_a_study_that_changed_says_what_is_stale(
+    undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Answers to questions that a study no longer has are counted, and are in no table."""
+    out = tmp_path / "out"
+    small = STUDY.replace('"gpt2", "gpt2-medium"', '"gpt2"').replace(", {global_batch = 7}", "")
+    assert main(_words(_study(tmp_path, small), out, "--workers", "1")) == 0
+    changed = small.replace("seq_len = 512", "seq_len = 256")
+    capsys.readouterr()
+    assert main([*_words(_study(tmp_path, changed), out, "--workers", "1"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["study"]["stale"], said["study"]["answered_before"], len(said["rows"])) == (4, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ('[grid]\nmodle = ["gpt2"]', "modle"),
+        ('[grid]\nmodel = "gpt2"', "must list the values"),
+        ('task = "serve"', "is not a search"),
+        ("top = 0", "at least 1"),
+        ("[fixed]\nworkers = 3", "no value that a study sets"),
+        ("[sizes]\na = 1", "is not a part of a study"),
+    ],
+)
+def test_a_study_that_cannot_be_asked_is_refused(wrong: str, word: str, tmp_path: Path) -> None:
+    """A study is checked before anything is run."""
+    with pytest.raises(InputError, match=word):
+        read_study(str(_study(tmp_path, wrong)))
+
+
+def test_a_full_disk_stops_the_study_and_keeps_what_was_answered(
+    undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an answer cannot be written the command says so, leaves no half of it, and goes on later."""
+    study, tables = undisturbed
+    out, real, count = tmp_path / "out", os.fsync, [0]
+
+    def full(number: int) -> None:
+        count[0] += 1
+        if count[0] == 4:
+            raise OSError(28, "No space left on device")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(_words(study, out, "--workers", "1")) == 2
+    assert len(_parts(out)) == 3
+    assert not list(out.glob("parts/*/.*"))
+    monkeypatch.undo()
+    assert main(_words(study, out, "--workers", "1")) == 0
+    assert _tables(out) == tables
+
+
+def test_deployments_are_swept_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A study of `infer` keeps the best deployment of each question with its batch."""
+    text = 'task = "infer"\n[fixed]\ninput_tokens = 128\noutput_tokens = 16\nmodel = "gpt2"\nbatch = "1..8"\n'
+    text += '[grid]\non = ["1xa100-sxm-80gb", "1xh100-sxm-80gb"]\n'
+    assert main([*_words(_study(tmp_path, text), tmp_path / "out", "--workers", "1"), "--json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["rank"] for row in rows] == [1, 1]
+    assert all(row["ttft_seconds"] > 0 and row["batch"] >= 1 for row in rows)
+
+
+def test_ray_gives_the_same_tables(undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
+    """On a real Ray of this machine a node that dies ends the run, the next one goes on, and a worker is replaced."""
+    pytest.importorskip("ray")
+    study, tables = undisturbed
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "shardwise", *_words(study, out, "--workers", "2", "--engine", "ray")]
+    assert _killing("raylet/raylet", words, out, 1) != 0
+    assert 0 < len(_parts(out)) < QUESTIONS
+    assert _killing("^ray::_called", words, out, len(_parts(out)) + 1) == 0
+    assert _tables(out) == tables
+
+
+def _killing(name: str, words: list[str], out: Path, wanted: int) -> int:
+    """Return the exit status of a run one of whose processes is killed once so many questions are answered."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = False
+    while process.poll() is None:
+        if len(_parts(out)) >= wanted and not killed:
+            found = subprocess.run(["pgrep", "-f", name], capture_output=True, text=True, check=False)
+            mine = [int(pid) for pid in found.stdout.split() if _descends(int(pid), process.pid)]
+            if mine:
+                os.kill(mine[0], signal.SIGKILL)
+                killed = True
+        time.sleep(0.02)
+    assert killed
+    return process.returncode
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    """Return whether a process was started by another, however far down."""
+    while pid > 1:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        pid = int(text.rpartition(")")[2].split()[1])
+        if pid == ancestor:
+            return True
+    return False
