@@ -25,6 +25,7 @@ from shardwise.search import (
     upto,
 )
 from shardwise.search._remedies import broken_law, neighbours, report_on
+from shardwise.search._sensitivity import OVERHEAD, RATES, _trained, moved_seconds
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
 
@@ -243,3 +244,12 @@ def test_replicas_alike_are_one_row() -> None:
     degrees = [(r.plan.tp, r.plan.pp) for r in found.best]
     assert len(set(degrees)) == len(degrees)
     assert found.best[0].plan.dp == 1
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_constants_moved_as_one_column_give_what_they_give_one_by_one(kind: str) -> None:
+    """Seconds with a rate or an overhead moved are those of the plan on such hardware."""
+    report = _found(kind).best[0]
+    moves = [(name, factor) for name in (*RATES, OVERHEAD) for factor in (0.6, 1.0, 1.7)]
+    one_by_one = [_trained(name, report, factor).step_seconds for name, factor in moves]
+    assert moved_seconds(report, moves) == pytest.approx(one_by_one, rel=1e-12)

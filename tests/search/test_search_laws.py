@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
-from shardwise.plans import Training
-from shardwise.search import OBJECTIVES, SearchOptions, SearchSpace, Wholes, plan_training, upto
+from shardwise.plans import Plan, Schedule, Training
+from shardwise.search import OBJECTIVES, SearchOptions, SearchSpace, Wholes, plan_training, upto, work_of
+from shardwise.search._constraints import laws_of
+from shardwise.training import TrainingCase
 
 DENSE = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=128),), feed_forward=MLP(ffn=8192))
 SPARSE = replace(DENSE, feed_forward=MoE(experts=8, top_k=2, ffn=2048))
@@ -101,3 +104,37 @@ def test_worse_hardware_never_helps(kind: str, objective: str, name: str, worse:
     good = {**GOOD, "peak_flops.bf16": 312e12}
     options = SearchOptions(objective=objective)
     assert _best(kind, options) <= _best(kind, options, **{name: good[name] * worse}) * SLACK
+
+
+_DEGREE = st.sampled_from([1, 2, 3, 4, 8])
+_SCHEDULE = st.sampled_from(["1f1b", "interleaved", "zb-h1", "dualpipe"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=KIND, tp=_DEGREE, cp=_DEGREE, dp=_DEGREE, ep=_DEGREE, etp=_DEGREE, sequence=st.booleans())
+def test_the_law_of_experts_on_columns_is_that_of_plans(kind: str, sequence: bool, **degrees: int) -> None:
+    """A column holds where the law has nothing to say of the plan."""
+    law = laws_of(_case(kind))["experts"]
+    assert law.holds is not None
+    row = {"layout": 0, "tp2": 1, "sequence_parallel": sequence, **degrees}
+    columns = {name: np.array([value]) for name, value in row.items()}
+    plan = Plan(**degrees, sequence_parallel=sequence)  # type: ignore[arg-type]
+    assert bool(law.holds(columns)[0]) == (not law.problems(plan))
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedule=_SCHEDULE, pp=_DEGREE, dp=_DEGREE, micro_batch=_DEGREE)
+def test_the_law_of_the_batch_on_columns_is_that_of_plans(
+    schedule: Schedule, pp: int, dp: int, micro_batch: int
+) -> None:
+    """A column holds where the law has nothing to say of the plan, with and without a schedule."""
+    laws = laws_of(_case("dense"))
+    columns = {"dp": np.array([dp]), "micro_batch": np.array([micro_batch])}
+    for name, fixed in (("batch", {}), ("schedule", {"schedule": schedule, "pp": pp})):
+        law, plan = laws[name], Plan(dp=dp, micro_batch=micro_batch, **fixed)  # type: ignore[arg-type]
+        assert law.holds is not None
+        assert bool(law.holds({**columns, **fixed})[0]) == (not law.problems(plan))
+
+
+def _case(kind: str) -> TrainingCase:
+    return work_of(MODELS[kind], Cluster.parse("16xa100-sxm-80gb"), JOB, None, None).grid.case

@@ -16,7 +16,7 @@ from shardwise.cost._rates import Efficiencies
 from shardwise.cost._records import CollectiveFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Cluster, Tier, find_link
-from shardwise.ledger.number import X, above, log2, maximum, minimum, power, total
+from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power, total
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
 
@@ -175,7 +175,7 @@ def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
     Over a network NCCL takes the faster of a protocol with short steps and one with full rate. Elsewhere mid sizes pay
     for that change by X/b * (1 + sqrt(s0/x)).
     """
-    if wire.low_bytes_per_second:
+    if not is_plain(wire.low_bytes_per_second, 0):
         full = volume / wire.bytes_per_second + hops * wire.long_step_seconds
         return minimum(volume / wire.low_bytes_per_second, full)
     if wire.peers:

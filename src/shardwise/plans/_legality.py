@@ -25,7 +25,7 @@ from shardwise.plans._plan import AXES, OFFLOADS, Plan
 from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.fields import PLAN
-from shardwise.plans.schedules import ROUNDS, Rounds, filled_rounds, find_rules
+from shardwise.plans.schedules import ROUNDS, Rounds, find_rules, runnable_count
 
 __all__ = [
     "MODULE_NAMES",
@@ -156,11 +156,11 @@ def batch_problems(plan: Plan, global_batch: int, rounds: Rounds = "whole") -> t
 def _micro_batches(plan: Plan, count: int, rounds: Rounds, found: Problems) -> None:
     """Record what the schedule needs of the number of micro-batches."""
     rules, unit = find_rules(plan.schedule), plan.dp * plan.micro_batch
-    most, needs = rules.next_count(plan.pp, count), rules.needs.format(pp=plan.pp, twice=2 * plan.pp)
-    if rules.rounds and most == count:
-        most, needs = filled_rounds(rounds, plan.pp, count), f"{rules.name} needs {ROUNDS[rounds].format(pp=plan.pp)}"
-    if plan.pp > 1 and most != count:
-        rule = f"makes {count} micro-batches, and {needs}"
+    most = runnable_count(rules, plan.pp, count, rounds)
+    if most != count:
+        in_rounds = rules.rounds and rules.next_count(plan.pp, count) == count
+        words = f"{rules.name} needs {ROUNDS[rounds]}" if in_rounds else rules.needs
+        rule = f"makes {count} micro-batches, and {words.format(pp=plan.pp, twice=2 * plan.pp)}"
         found.add("global_batch", count * unit, rule, f"use {most * unit}, or schedule 1f1b")
 
 

@@ -138,6 +138,16 @@ def find_rules(name: Schedule) -> ScheduleRules:
     return RULES[name]
 
 
+def runnable_count(rules: ScheduleRules, pp: int, count: int, rounds: Rounds) -> int:
+    """Return the least number of micro-batches that a schedule runs on in rounds as a framework fills them, upwards.
+
+    >>> [runnable_count(find_rules(name), 4, 6, "whole") for name in ("1f1b", "interleaved", "dualpipe")]
+    [6, 8, 8]
+    """
+    least = rules.next_count(pp, count) if pp > 1 else count
+    return filled_rounds(rounds, pp, count) if pp > 1 and rules.rounds and least == count else least
+
+
 def schedule_for(vpp: int) -> Schedule:
     """Return the schedule of plans that name none, by the pieces of the model on a stage.
 

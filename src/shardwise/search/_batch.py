@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ class Entry:
 class PlanBatch:
     """Evaluated plans of one schedule, number of chunks and sharding: seconds and bytes, which fit, and their keys.
 
-    Arrays have one shape, or broadcast to it; `group` is the index of a plan's degrees in `degrees`, `key` takes
+    Arrays have one shape, or broadcast to it; `group` is the number of a plan's degrees in `degrees`, `key` takes
     its flat index.
     """
 
@@ -43,7 +43,7 @@ class PlanBatch:
     fits: Any
     devices: Any
     group: Any
-    degrees: Sequence[Degrees]
+    degrees: Mapping[Degrees, int]
     key: Any
 
 

@@ -18,7 +18,7 @@ from shardwise.plans import CONTEXT_KINDS, LAYOUTS, find_rules, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
-from shardwise.search._program import MODE, PLACE, ROW, Program, ProgramShape
+from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
 from shardwise.training import PlanSizes
 from shardwise.training._blocks import BlockCost, Elements, Frozen
 from shardwise.training._evaluate import Tables, machine_of, tables_of
@@ -26,6 +26,8 @@ from shardwise.training._memory import ModelBlocks, Shared
 from shardwise.training._step import timed_parts
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
+# All of them but how experts are split: most of a layer does not read that.
+_DENSE = tuple(name for name in SIZES if name not in ("ep", "etp"))
 _SPLIT = ("layout", "sequence_parallel", "cp_kind")
 _Join = Callable[[Sequence[Any]], Any]
 
@@ -120,7 +122,7 @@ def blocks_of(grid: PlanGrid) -> PlanBlocks:
             return known
         level = ROW
         for v in values:
-            level |= v.level if isinstance(v, Node) else 0
+            level |= v.level & ~SPLIT if isinstance(v, Node) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
             level |= MODE
         leaf = leaves[tuple(values)] = Leaf(f"block {len(leaves)}", level)
@@ -169,7 +171,10 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
     if not grid.has_experts:
         known["ep"] = known["etp"] = 1.0
     names = (*SIZES, "dp", "num_micro")
-    values: dict[str, Any] = {name: known[name] if name in known else graph.given(name, ROW) for name in names}
+    levels = dict.fromkeys(_DENSE, SPLIT if grid.has_experts and not fixed else ROW)
+    values: dict[str, Any] = {
+        name: known[name] if name in known else graph.given(name, levels.get(name, ROW)) for name in names
+    }
     tiers = len(grid.case.domains)
 
     def tier(axis: str, i: int) -> Any:
@@ -278,8 +283,9 @@ def _filled_columns(blocks: PlanBlocks, some: Columnar, known: tuple[Columns, Gr
         low, high = int(here.argmax()), int(here.argmax() + here.sum())
         if high > low:
             mine, at = slice(low, high), slice(*np.searchsorted(row, (low, high)).tolist())
-            shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low)
-            results = some.programs[way].run(_given(some.programs[way], keys, spans, (mine, at)), shape)
+            first, split = distinct_rows([keys[name][mine] for name in _DENSE])
+            shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low, splits=len(first), split=split)
+            results = some.programs[way].run(_given(some.programs[way], keys, spans, (mine, at, first + low)), shape)
             _fill(found, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
     return found
 
@@ -317,16 +323,16 @@ def _spans_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShape
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _given(program: Program, keys: Columns, spans: GroupShape, chosen: tuple[slice, slice]) -> dict[str, Any]:
-    """Return the inputs of a program for some keys and their places."""
-    mine, at = chosen
+def _given(program: Program, keys: Columns, spans: GroupShape, chosen: tuple[slice, slice, Any]) -> dict[str, Any]:
+    """Return the inputs of a program for some keys, their places and the first key of each split."""
+    mine, at, first = chosen
     given: dict[str, Any] = {}
     for name, level in program.inputs.items():
         if level & PLACE:
             axis, tier = name.split("/")
             given[name] = spans[axis][int(tier)][at].astype(np.float64)
         else:
-            given[name] = keys[name][mine].astype(np.float64)
+            given[name] = keys[name][first if level == SPLIT else mine].astype(np.float64)
     return given
 
 

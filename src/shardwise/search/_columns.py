@@ -21,6 +21,8 @@ def distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
     """
     code, codes = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
+        if (column == column[:1]).all():
+            continue
         values, at = np.unique(column, return_inverse=True)
         if codes * len(values) > _MOST:
             known, code = np.unique(code, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Legality of many plans at once: each law is asked once for every distinct value of what it reads."""
+"""Legality of many plans at once: laws that count rows as columns, the others for each distinct value they read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.errors import Problem, Problems
+from shardwise.models import Model, MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, with_stage_layers
 from shardwise.plans.laws import (
     all_blocks,
@@ -19,6 +20,7 @@ from shardwise.plans.laws import (
     summa_laws,
     tensor_laws,
 )
+from shardwise.plans.schedules import Rounds, find_rules, runnable_count
 from shardwise.search._columns import Columns, distinct_rows, exact_sum
 from shardwise.training import TrainingCase
 
@@ -27,11 +29,15 @@ _WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KIND
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A law: what the table of rejections calls it, the columns it reads, and the problems of one set of values."""
+    """A law: what the table of rejections calls it, the columns it reads, and the problems of one set of values.
+
+    `holds` says the same of columns, where many sets of values are asked: `problems` then words its example alone.
+    """
 
     title: str
     reads: tuple[str, ...]
     problems: Callable[[Plan], tuple[Problem, ...]]
+    holds: Callable[[Mapping[str, Any]], Any] | None = None
 
 
 def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[Problem, ...]]:
@@ -46,6 +52,37 @@ def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[
 def staged(case: TrainingCase, plan: Plan) -> Plan:
     """Return a plan with its layers a stage written out where they are not equal, as the stack cuts them."""
     return with_stage_layers(plan, case.model.num_layers, case.stack.partition)
+
+
+def _experts_hold(model: Model) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the law of experts on columns (`expert_laws`)."""
+    moes = {(m.experts, m.ffn) for b in all_blocks(model) if isinstance(m := b.feed_forward, MoE)}
+
+    def holds(c: Mapping[str, Any]) -> Any:
+        if not moes:
+            return (c["ep"] == 1) & (c["etp"] == 1)
+        legal = c["tp"] * c["tp2"] * c["cp"] * c["dp"] % (c["ep"] * c["etp"]) == 0
+        legal &= (c["tp"] == 1) | c["sequence_parallel"] | (c["layout"] != LAYOUTS.index("1d"))
+        for experts, ffn in moes:
+            legal &= (experts % c["ep"] == 0) & (ffn % c["etp"] == 0)
+        return legal
+
+    return holds
+
+
+def _batch_holds(batch: int, rounds: Rounds) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the law of the batch on columns (`batch_problems`)."""
+
+    def holds(c: Mapping[str, Any]) -> Any:
+        unit = c["dp"] * c["micro_batch"]
+        legal = batch % unit == 0
+        # Before pipelines have their schedules any number of micro-batches runs.
+        rules, pp = (find_rules(c["schedule"]), c["pp"]) if "schedule" in c else (find_rules("1f1b"), 1)
+        counts, at = np.unique(np.where(legal, batch // unit, 0), return_inverse=True)
+        runs = [count > 0 and runnable_count(rules, pp, count, rounds) == count for count in counts.tolist()]
+        return legal & np.array(runs, bool)[at]
+
+    return holds
 
 
 def laws_of(case: TrainingCase) -> dict[str, Law]:
@@ -68,6 +105,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
             "experts divide over ranks",
             ("layout", "tp", "tp2", "cp", "dp", "sequence_parallel", "ep", "etp"),
             _checked(lambda p, f: expert_laws(model, blocks, p, f)),
+            _experts_hold(model),
         ),
         "context": Law(
             "context and sequence parallelism divide tokens and heads",
@@ -78,6 +116,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
             "replicas and micro-batches divide the global batch",
             ("dp", "micro_batch"),
             lambda p: batch_problems(p, batch, rounds),
+            _batch_holds(batch, rounds),
         ),
         "pipeline": Law(
             "stages divide the layers as the schedule needs",
@@ -88,6 +127,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
             "the schedule runs on its micro-batches",
             ("dp", "micro_batch"),
             lambda p: batch_problems(p, batch, rounds),
+            _batch_holds(batch, rounds),
         ),
     }
 
@@ -96,7 +136,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
 class Constraints:
     """The laws with what they have said so far, and how many plans fell to each.
 
-    An example of a law is the first by its words of all that it said, so that it does not depend on who asked when.
+    An example of a law is the first by its words of all that it said of parts, whoever asked when.
     """
 
     laws: Mapping[str, Law]
@@ -109,10 +149,23 @@ class Constraints:
         law = self.laws[name]
         if not len(columns[law.reads[0]]):
             return np.ones(0, bool)
+        if law.holds is not None:
+            legal = law.holds({**columns, **fixed})
+            self._note(name, columns, ~legal, fixed)
+            return legal
         first, back = distinct_rows([columns[column] for column in law.reads])
         rows = zip(*(columns[c][first].tolist() for c in law.reads), strict=True)
         legal = np.array([not self._problems(name, row, fixed) for row in rows])
         return legal[back]
+
+    def _note(self, name: str, columns: Columns, rejected: Any, fixed: dict[str, Any]) -> None:
+        """Word the first by its values of some rows that a law rejected."""
+        rows, law = np.flatnonzero(rejected), self.laws[name]
+        for column in law.reads if len(rows) else ():
+            values = columns[column][rows]
+            rows = rows[values == values.min()]
+        if len(rows):
+            self._problems(name, tuple(columns[c][rows[0]].item() for c in law.reads), fixed)
 
     def _problems(self, name: str, row: tuple[Any, ...], fixed: dict[str, Any]) -> tuple[Problem, ...]:
         key = (name, row, *fixed.values())

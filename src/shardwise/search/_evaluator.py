@@ -6,14 +6,15 @@ ranks share a domain, so it is computed for rows; of what fits, time is computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from shardwise.search._batch import DEGREES, Degrees, Entry, Key, PlanBatch, key_of, key_table
+from shardwise.search._batch import DEGREES, Entry, PlanBatch, key_of
 from shardwise.search._blocks import BlockKeys, BlockTable, blocks_of, tabulate
+from shardwise.search._cells import Cells, Fitting, PlanKeys, PlanPart, pieces, scattered
 from shardwise.search._columns import Columns, distinct_rows, exact_sum, spread
 from shardwise.search._composition import Composition, Compositions
 from shardwise.search._constraints import Constraints
@@ -24,6 +25,8 @@ from shardwise.search._program import PLACE, Program, ProgramShape
 from shardwise.search._result import Counts
 
 CELLS = 32_768
+# Plans of a job that are timed at each visit to it.
+_VISITS = (128, 2**62)
 
 
 @dataclass(slots=True)
@@ -67,41 +70,51 @@ class Evaluator:
             return
         keys = tabulate(self.compositions.blocks, grid, columns, (start, end))
         first, columns["group"] = distinct_rows([columns[name] for name in DEGREES])
-        degrees = [tuple(one) for one in np.column_stack([columns[name][first] for name in DEGREES]).tolist()]
+        rows = np.column_stack([columns[name][first] for name in DEGREES]).tolist()
+        degrees = {tuple(one): place for place, one in enumerate(rows)}
         columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
-        known = _Part(columns, degrees, keys, start)
-        jobs = [(_Job(self, composed, known), allowed) for composed, allowed in self._composed(columns)]
+        known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)
+        jobs = [(_Job(self, composed, known, legal), allowed) for composed, allowed, legal in self._composed(columns)]
         most = CELLS // self.num_modes
         if not self.prune:
             table = keys.timed(np.arange(len(columns["tp"])))
             for job, allowed in jobs:
-                for chosen in _pieces(allowed, columns["places"][allowed], most):
+                for chosen in pieces(allowed, columns["places"][allowed], most):
                     yield from job.all(chosen, table)
             return
         # What is not timed has one cell for all of its places. Blocks are timed of rows that fit alone.
         fitting = [
             (job, fit)
             for job, allowed in jobs
-            for chosen in _pieces(allowed, np.ones(len(allowed), np.int64), most)
+            for chosen in pieces(allowed, np.ones(len(allowed), np.int64), most)
             for fit in job.fitting(chosen)
         ]
         if fitting:
             table = keys.timed(np.concatenate([fit.rows for _, fit in fitting]))
-            for job, fit in fitting:
-                yield from job.pruned(fit, table)
+            yield from self._best_first([job.bounded(fit, table) for job, fit in fitting], table)
 
-    def _composed(self, columns: Columns) -> Iterator[tuple[tuple[str, int, int], Any]]:
-        """Yield the schedule, stages and chunks of the rows, and the rows that can run so."""
+    def _best_first(self, bounded: Sequence[_Bounded], table: BlockTable) -> Iterator[PlanBatch]:
+        """Yield the plans that may be wanted, the least bounds first: what is timed early leaves out more of others."""
+        for size in _VISITS if self.may is not None else _VISITS[-1:]:
+            for one in sorted(bounded, key=lambda one: one.least):
+                if one.least < np.inf:
+                    yield from one.job.pruned(one, size, table)
+
+    def _composed(self, columns: Columns) -> Iterator[tuple[tuple[str, int, int], Any, dict[str, Any]]]:
+        """Yield the schedule, stages and chunks of the rows, the rows that can run so, and those of each sharding."""
+        size = len(columns["pp"])
         for pp in np.unique(columns["pp"]).tolist():
             mine = np.flatnonzero(columns["pp"] == pp)
+            rows = {c: v[mine] for c, v in columns.items()}
             for schedule, vpp in self.grid.compositions(pp):
-                lawful = self._lawful({c: v[mine] for c, v in columns.items()}, schedule, vpp)
-                yield (schedule, pp, vpp), mine[lawful]
+                legal = self._shardings(rows, {"schedule": schedule, "vpp": vpp})
+                allowed = mine[self._lawful(rows, schedule, vpp, legal)]
+                yield (schedule, pp, vpp), allowed, {s: scattered(one, mine, size) for s, one in legal.items()}
 
-    def _lawful(self, columns: Columns, schedule: str, vpp: int) -> Any:
+    def _lawful(self, columns: Columns, schedule: str, vpp: int, shardings: dict[str, Any]) -> Any:
         """Return the indices of rows that the schedule can run, and count the plans of the others."""
         fixed: dict[str, Any] = {"schedule": schedule, "vpp": vpp}
-        each = self._shardings(columns, fixed) * self.num_modes * columns["places"]
+        each = np.sum(list(shardings.values()), axis=0) * self.num_modes * columns["places"]
         legal = self.constraints.check("pipeline", {"pp": columns["pp"][:1]}, **fixed)
         legal = np.broadcast_to(legal, each.shape)
         self.constraints.keep("pipeline", {}, each, legal)
@@ -116,13 +129,13 @@ class Evaluator:
         """Return the rows that have a sharding as a choice: the first one alone where nothing is copied."""
         return self.grid.copied(columns) | (sharding == self.grid.space.sharding[0])
 
-    def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> Any:
-        """Return how many shardings of each row the framework launches, and count the plans of the others."""
-        found = np.zeros(len(columns["tp"]), np.int64)
+    def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> dict[str, Any]:
+        """Return which rows have each sharding and are launched with it, and count the plans of those that are not."""
+        found = dict[str, Any]()
         for sharding in self.grid.space.sharding:
             chosen = self.chosen(columns, sharding)
             runs = self.grid.launched(columns, sharding=sharding, **fixed)
-            found += chosen & runs
+            found[sharding] = chosen & runs
             refused = chosen & ~runs
             if refused.any() and STACK not in self.constraints.examples:
                 first = {c: v[refused] for c, v in columns.items()}
@@ -133,82 +146,29 @@ class Evaluator:
         return found
 
 
-def _pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
-    """Yield rows in pieces of at most so many places, or of one row."""
-    ends = np.cumsum(places)
-    start = 0
-    while start < len(rows):
-        done = ends[start - 1] if start else 0
-        end = max(int(np.searchsorted(ends, done + most, side="right")), start + 1)
-        yield rows[start:end]
-        start = end
+@dataclass(slots=True)
+class _Bounded:
+    """What fits of a job and is not timed yet, with seconds that no step is shorter than by sharding; their least."""
+
+    job: _Job
+    fitting: Fitting
+    bounds: dict[str, Any]
+    least: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """Plans to be evaluated: their rows, the place of each and the row of each place, and modes where they are flat."""
-
-    rows: Any
-    place: Any
-    row: Any
-    modes: Any = None
-    groups: dict[bool, GroupShape] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """The keys of evaluated plans: of one by its flat index, or of many as rows of a table."""
-
-    columns: Columns
-    grid: PlanGrid
-    composed: tuple[str, int, str]
-    cells: _Cells
-
-    def __call__(self, index: int) -> Key:
-        mode, row, place = self._at(index)
-        values = {name: column[row] for name, column in self.columns.items()}
-        return key_of(values, self.grid, self.composed, mode, place)
-
-    def table(self, indices: Any) -> Any:
-        """Return the keys of flat indices, a row each."""
-        mode, rows, places = self._at(indices)
-        values = {name: column[rows] for name, column in self.columns.items()}
-        return key_table(values, self.grid, self.composed, mode, places)
-
-    def _at(self, index: Any) -> tuple[Any, Any, Any]:
-        """Return mode, row and place of a flat index, or of many."""
-        mode, at = divmod(index, len(self.cells.row))
-        row = self.cells.row[at]
-        return (mode if self.cells.modes is None else self.cells.modes[row]), self.cells.rows[row], self.cells.place[at]
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitting:
-    """PlanGrid of which some plan fits: bytes of their plans and which of them fit, by sharding."""
-
-    rows: Any
-    held: dict[str, Any]
-    fits: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The rows of a part of the base from `start`, the sets of degrees that they have, and the keys of their blocks."""
-
-    columns: Columns
-    degrees: list[Degrees]
-    keys: BlockKeys
-    start: int
+def _least_of(bounds: Mapping[str, Any], fits: Mapping[str, Any]) -> Any:
+    """Return the least bound of each mode and row over the shardings that are left, infinity where none is."""
+    return np.min([np.where(fits[s], bounds[s], np.inf) for s in fits], axis=0)
 
 
 @dataclass(slots=True)
 class _Job:
-    """One composition of some rows of a part of the base."""
+    """One composition of some rows of a part of the base; `legal` says by sharding which rows of the part have it."""
 
     evaluator: Evaluator
     composed: tuple[str, int, int]
-    part: _Part
-    legal: dict[str, Any] = field(default_factory=dict)
+    part: PlanPart
+    legal: dict[str, Any]
 
     @property
     def columns(self) -> Columns:
@@ -221,7 +181,7 @@ class _Job:
         return self.evaluator.compositions.of(*self.composed)
 
     def _given(
-        self, program: Program, cells: _Cells, table: BlockKeys | BlockTable, least: bool = False
+        self, program: Program, cells: Cells, table: BlockKeys | BlockTable, least: bool = False
     ) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
         found = dict[str, Any]()
@@ -254,7 +214,7 @@ class _Job:
     def _first(self) -> int:
         return int(self.evaluator.grid.places.start[self.part.start])
 
-    def _groups(self, cells: _Cells, placed: bool) -> GroupShape:
+    def _groups(self, cells: Cells, placed: bool) -> GroupShape:
         """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each row."""
         known = cells.groups.get(placed)
         if known is None:
@@ -265,11 +225,11 @@ class _Job:
             )
         return known
 
-    def _cells(self, chosen: Any) -> _Cells:
+    def _cells(self, chosen: Any) -> Cells:
         """Return all places of some rows, for all modes."""
         places, base = self.evaluator.grid.places, self.columns["base"][chosen]
         place, count = spread(places.start[base], places.count[base])
-        return _Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
+        return Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
 
     def all(self, chosen: Any, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield memory and time of all plans of some rows."""
@@ -293,10 +253,10 @@ class _Job:
                     **self._kind(chosen[cells.row]),
                 )
 
-    def fitting(self, chosen: Any) -> Iterator[_Fitting]:
+    def fitting(self, chosen: Any) -> Iterator[Fitting]:
         """Yield those of some rows of which a plan fits, if any."""
         composition, modes, limit = self.composition, self.evaluator.num_modes, len(chosen)
-        cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        cells = Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = ProgramShape(rows=limit, modes=modes, row=cells.row)
         found = composition.held.run(self._given(composition.held, cells, self.part.keys), shape)
         held, fits = {}, {}
@@ -306,38 +266,52 @@ class _Job:
         mine = np.flatnonzero(np.any([f.any(axis=0) for f in fits.values()], axis=0))
         if len(mine):
             rows = chosen[mine]
-            yield _Fitting(rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()})
+            yield Fitting(rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()})
 
-    def pruned(self, fitting: _Fitting, table: BlockTable) -> Iterator[PlanBatch]:
-        """Yield the plans that fit and may be wanted: those whose bound is not behind."""
+    def bounded(self, fitting: Fitting, table: BlockTable) -> _Bounded:
+        """Return seconds that no step of what fits is shorter than."""
         composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
-        held, fits = fitting.held, dict(fitting.fits)
-        cells = _Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        cells = Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
-        least = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
+        found = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
+        # Results of a program stay until the next run alone.
+        bounds = {s: np.array(np.broadcast_to(found[f"least {s}"], fitting.fits[s].shape)) for s in fitting.fits}
+        return _Bounded(self, fitting, bounds, float(_least_of(bounds, fitting.fits).min()))
+
+    def pruned(self, bounded: _Bounded, size: int, table: BlockTable) -> Iterator[PlanBatch]:
+        """Yield about so many of the plans that may be wanted: those whose bound is not behind, the least first."""
+        composition, known = self.composition, bounded.fitting
+        chosen, held, fits = known.rows, known.held, known.fits
         if self.evaluator.may is not None:
+            cells = Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
             kind = self._kind(chosen)
             for s in composition.shardings:
                 if fits[s].any():
-                    bound = np.broadcast_to(least[f"least {s}"], fits[s].shape)
+                    bound = bounded.bounds[s]
                     batch = PlanBatch(
                         step_seconds=bound, device_bytes=held[s], fits=fits[s], **kind, key=self._keys(cells, s)
                     )
-                    fits[s] = fits[s] & self.evaluator.may(batch)
+                    fits[s] &= self.evaluator.may(batch)
+        bounds = _least_of(bounded.bounds, fits)
+        last = np.partition(bounds.ravel(), size - 1)[size - 1] if bounds.size > size else np.inf
+        now = {s: fits[s] & (bounds <= last) for s in fits}
+        for s in fits:
+            fits[s] &= ~now[s]
+        bounded.least = float(_least_of(bounded.bounds, fits).min())
         for group in composition.groups:
-            wanted = np.flatnonzero(np.any([fits[s] for s in group], axis=0))
-            yield from self._timed(group, wanted, _Fitting(chosen, held, fits), table)
+            wanted = np.flatnonzero(np.any([now[s] for s in group], axis=0))
+            yield from self._timed(group, wanted, Fitting(chosen, held, now), table)
 
-    def _timed(self, group: tuple[str, ...], wanted: Any, known: _Fitting, table: BlockTable) -> Iterator[PlanBatch]:
+    def _timed(self, group: tuple[str, ...], wanted: Any, known: Fitting, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
         chosen, held, fits = known.rows, known.held, known.fits
         places, size = self.evaluator.grid.places, len(chosen)
-        for some in _pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
+        for some in pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
             rows = chosen[some % size]
             base = self.columns["base"][rows]
             place, count = spread(places.start[base], places.count[base])
             row = np.repeat(np.arange(len(rows)), count)
-            cells = _Cells(rows=rows, place=place, row=row, modes=some // size)
+            cells = Cells(rows=rows, place=place, row=row, modes=some // size)
             program = self.composition.steps[group]
             found = program.run(self._given(program, cells, table), ProgramShape(rows=len(rows), modes=1, row=row))
             for s in group:
@@ -356,26 +330,18 @@ class _Job:
         columns = self.columns
         return {"devices": columns["devices"][rows], "group": columns["group"][rows], "degrees": self.part.degrees}
 
-    def _keys(self, cells: _Cells, sharding: str) -> _Keys:
+    def _keys(self, cells: Cells, sharding: str) -> PlanKeys:
         """Return the keys of plans by their flat index."""
         schedule, _, vpp = self.composed
-        return _Keys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
-
-    def _legal(self, sharding: str) -> Any:
-        """Return which rows of the part have a sharding as a choice that the framework launches."""
-        if sharding not in self.legal:
-            schedule, _, vpp = self.composed
-            runs = self.evaluator.grid.launched(self.columns, sharding=sharding, schedule=schedule, vpp=vpp)
-            self.legal[sharding] = self.evaluator.chosen(self.columns, sharding) & runs
-        return self.legal[sharding]
+        return PlanKeys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
 
     def _judged(self, sharding: str, chosen: Any, held: Any) -> tuple[Any, Any]:
         """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
         evaluator, columns = self.evaluator, self.columns
-        legal = self._legal(sharding)[chosen]
+        legal = self.legal[sharding][chosen]
         fits = (held <= evaluator.limit_bytes) & legal
         places = columns["places"][chosen]
-        fitting = exact_sum(fits.sum(axis=0) * places)
+        fitting = exact_sum(np.count_nonzero(fits, axis=0) * places)
         evaluator.counts.fitting += fitting
         evaluator.counts.too_large += exact_sum(places[legal]) * evaluator.num_modes - fitting
         self._miss(sharding, chosen, held, legal & ~fits)
@@ -383,10 +349,12 @@ class _Job:
 
     def _miss(self, sharding: str, chosen: Any, held: Any, missed: Any) -> None:
         """Note the plan that is short of the least memory."""
-        least = float(np.min(held, where=missed, initial=np.inf))
         evaluator = self.evaluator
-        if not np.isfinite(least) or (evaluator.nearest is not None and least > evaluator.nearest.value):
+        if evaluator.nearest is not None:
+            missed = missed & (held <= evaluator.nearest.value)
+        if not missed.any():
             return
+        least = float(held[missed].min())
         schedule, _, vpp = self.composed
         for mode, row in zip(*np.nonzero(missed & (held == least)), strict=True):
             values = {name: v[chosen[row]] for name, v in self.columns.items()}

@@ -1,8 +1,9 @@
 """Recorded formulas as lists of array operations, run on meshes of plans.
 
 A evaluator has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
-fastest domain: several to a row). Arrays have the modes first where they vary with them, and rows or places last. Each
-operation runs on the least of them that its arguments vary with, into memory that is used again.
+fastest domain: several to a row); rows that split a layer alike but for its experts are one split. Arrays have the
+modes first where they vary with them, and splits, rows or places last. Each operation runs on the least of them that
+its arguments vary with, into memory that is used again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from shardwise.ledger.number import evaluate
 from shardwise.ledger.symbol import Node, needed
 
-ROW, MODE, PLACE = 1, 2, 4
+ROW, MODE, PLACE, SPLIT = 1, 2, 4, 8
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -30,21 +31,34 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
     "power": np.power,
     "raised": np.power,
 }
-_SPREAD = "spread"
+_SPREAD = {(SPLIT, ROW): "split to row", (SPLIT, PLACE): "split to place", (ROW, PLACE): "row to place"}
+
+
+def _widest(level: int) -> int:
+    """Return what the last axis of an array of a level is: places, rows, splits, or nothing."""
+    return next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramShape:
-    """PlanGrid, modes and places of a evaluator; `row` is the row of each place."""
+    """Rows, modes and places of plans; `row` is the row of each place, `split` the split of each row."""
 
     rows: int
     modes: int
     row: Any
+    splits: int = 0
+    split: Any = None
 
     def of(self, level: int) -> tuple[int, ...]:
         """Return the shape of an array that varies with a level."""
-        last = len(self.row) if level & PLACE else self.rows
+        last = {PLACE: len(self.row), SPLIT: self.splits}.get(_widest(level), self.rows)
         return (self.modes, last) if level & MODE and self.modes > 1 else (last,)
+
+    def spread(self, how: str) -> Any:
+        """Return for each row or place where its number stands among splits or rows."""
+        if how == _SPREAD[ROW, PLACE]:
+            return self.row
+        return self.split if how == _SPREAD[SPLIT, ROW] else self.split[self.row]
 
 
 def _above(args: list[Any], out: Any) -> Any:
@@ -100,9 +114,11 @@ class Program:
                 self.inputs[name], self._given[name] = symbol.level, self._new(symbol)
                 continue
             args = tuple(self._argument(a, symbol.level, lines) for a in symbol.args)
-            lines.append((symbol, symbol.op, args, self._new(symbol), symbol.level))
-        kept = {self._where[o] for o in self.outputs.values() if isinstance(o, Node)}
-        self._allot(lines, kept)
+            level = symbol.level & MODE | _widest(symbol.level)
+            lines.append((symbol, symbol.op, args, self._new(symbol), level))
+        nodes = {name: value for name, value in self.outputs.items() if isinstance(value, Node)}
+        self._results = {name: self._argument(v, v.level & ~SPLIT | ROW, lines) for name, v in nodes.items()}
+        self._allot(lines, set(self._results.values()))
 
     def _new(self, key: Any) -> int:
         self._where[key] = self._count
@@ -110,20 +126,20 @@ class Program:
         return self._count - 1
 
     def _argument(self, value: Any, level: int, lines: list[Any]) -> int:
-        """Return where an argument is kept: rows are spread over places where the result varies with them."""
+        """Return where an argument is kept: spread over what is wider where the result varies with that."""
         if not isinstance(value, Node):
             constant = float(value) if isinstance(value, (int, float)) else value
             key = ("constant", constant)
             if key not in self._where:
                 self._constants.append((self._new(key), constant))
             return self._where[key]
-        if not level & PLACE or value.level & PLACE or not value.level & ROW:
+        how = _SPREAD.get((_widest(value.level), _widest(level)))
+        if how is None:
             return self._where[value]
-        spread_key = (_SPREAD, value)
-        if spread_key not in self._where:
+        if (how, value) not in self._where:
             source = self._where[value]
-            lines.append((None, _SPREAD, (source,), self._new(spread_key), value.level | PLACE))
-        return self._where[spread_key]
+            lines.append((None, how, (source,), self._new((how, value)), value.level & MODE | _widest(level)))
+        return self._where[how, value]
 
     def _allot(self, lines: list[Any], kept: set[int]) -> None:
         """Give each operation memory that no value still needed lies in."""
@@ -156,6 +172,7 @@ class Program:
             values[place] = given[name]
         shapes = {level: shape.of(level) for level in {s.level for s in self._steps}}
         memory: dict[tuple[int, int], Any] = {}
+        spread: dict[str, Any] = dict.fromkeys(_SPREAD.values())
         with np.errstate(all="ignore"):
             for s in self._steps:
                 args = [values[a] for a in s.args]
@@ -169,12 +186,14 @@ class Program:
                     values[s.into] = s.run(*args, out=out)
                 elif s.op == "above":
                     values[s.into] = _above(args, out)
-                elif s.op == _SPREAD:
-                    values[s.into] = np.take(args[0], shape.row, axis=-1, out=out, mode="clip")
+                elif s.op in spread:
+                    if spread[s.op] is None:
+                        spread[s.op] = shape.spread(s.op)
+                    values[s.into] = np.take(args[0], spread[s.op], axis=-1, out=out, mode="clip")
                 else:
                     values[s.into] = evaluate(s.op, *args)
         return {
-            name: values[self._where[value]] if isinstance(value, Node) else value
+            name: values[self._results[name]] if name in self._results else value
             for name, value in self.outputs.items()
         }
 

@@ -44,11 +44,12 @@ class TopN:
 
     def _bounds(self, batch: PlanBatch) -> Any:
         """Return for every plan of a batch the value above which it is not wanted."""
-        worst, bounds = self.worst, []
-        for degrees in batch.degrees:
-            alike = self.sets.get(degrees, ())
-            bounds.append(min([worst, *(e.value for e in alike[_ALIKE - 1 :])]))
-        return np.array(bounds)[batch.group]
+        bounds = np.full(len(batch.degrees), self.worst)
+        for degrees, alike in self.sets.items():
+            group = batch.degrees.get(degrees)
+            if group is not None and len(alike) >= _ALIKE:
+                bounds[group] = min(bounds[group], alike[_ALIKE - 1].value)
+        return bounds[batch.group]
 
     def may(self, batch: PlanBatch) -> Any:
         """Return which plans may belong to the best, given seconds that their steps are never shorter than."""

@@ -8,15 +8,20 @@ whose own spread is narrower sensitivity no more than what is listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
+from shardwise.search._options import OBJECTIVES
 from shardwise.search._remedy import loss_of
 from shardwise.search._training import TrainingResult
-from shardwise.training import TrainReport
+from shardwise.training import TrainingCase, TrainReport, sizes_of_columns, stages_of
+from shardwise.training._evaluate import machine_of, step_of
 from shardwise.training._intervals import step_band
 from shardwise.training._report import report_of
 
@@ -28,8 +33,8 @@ TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 _STEPS = 40
 # Share of the objective below which two plans are the same.
 _ROUNDING = 1e-9
-# Of the logarithm of a factor.
-_CLOSE = 1e-7
+# Of the logarithm of a factor: more digits than are shown.
+_CLOSE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,15 +108,50 @@ RATES: dict[str, Callable[[Hardware, float], Hardware]] = {
 OVERHEAD = "launch and step overhead"
 
 
-def _trained(name: str, report: TrainReport, factor: float) -> TrainReport:
-    """Return a training plan with one constant moved."""
-    case = report.case
+def _moved_case(name: str, case: TrainingCase, factor: float) -> TrainingCase:
+    """Return a training case with one constant moved."""
     if name == OVERHEAD:
         stack = case.stack
         times = {n: getattr(stack, n) * factor for n in ("eager_launch_seconds", "step_overhead_seconds")}
-        return report_of(replace(case, stack=replace(stack, **times)), ())
+        return replace(case, stack=replace(stack, **times))
     cluster, efficiencies = RATES[name]((case.cluster, case.efficiencies), factor)
-    return report_of(replace(case, cluster=cluster, efficiencies=efficiencies), ())
+    return replace(case, cluster=cluster, efficiencies=efficiencies)
+
+
+def _trained(name: str, report: TrainReport, factor: float) -> TrainReport:
+    """Return a training plan with one constant moved."""
+    return report_of(_moved_case(name, report.case, factor), ())
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Return records of one shape as one, numbers that differ as a column.
+
+    >>> stacked([(1.0, "a"), (2.0, "a")])
+    (array([1., 2.]), 'a')
+    """
+    first = values[0]
+    if all(value is first for value in values):
+        return first
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [f.name for f in fields(first)]
+        return replace(first, **{name: stacked([getattr(v, name) for v in values]) for name in names})
+    if isinstance(first, tuple) and all(len(v) == len(first) for v in values):
+        return tuple(stacked(items) for items in zip(*values, strict=True))
+    if isinstance(first, dict):
+        return {key: stacked([v[key] for v in values]) for key in first}
+    differ = isinstance(first, (int, float)) and any(value != first for value in values)
+    return np.array(values, np.float64) if differ else first
+
+
+def moved_seconds(report: TrainReport, moves: Sequence[tuple[str, float]]) -> list[float]:
+    """Return seconds of a step of a training plan with each of some constants moved, all as one column."""
+    case = report.case
+    cases = [_moved_case(name, case, factor) for name, factor in moves]
+    z = sizes_of_columns([case.plan] * len(moves), case.job.global_batch, case.domains)
+    machine = stacked([machine_of(one, z.spans) for one in cases])
+    one = replace(case, stack=stacked([moved.stack for moved in cases]))
+    seconds = step_of(one, z, stages_of(case), machine).total
+    return [float(value) for value in np.broadcast_to(seconds, len(moves))]
 
 
 def _served(name: str, report: InferReport, factor: float) -> InferReport:
@@ -160,6 +200,8 @@ def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[Ru
         return ()
     moved, objective = _Moved(found), found.options.objective
     top = _value(found, best)
+    for report in (best, *others[:most]):
+        moved.look(report)
     return tuple(
         RunnerUp(
             report=report,
@@ -198,13 +240,30 @@ class _Moved:
             self._known[key] = _value(self.found, with_constant(report, constant, factor))
         return self._known[key]
 
+    def _know(self, report: Any, moves: Sequence[tuple[str, float]], seconds: Sequence[float]) -> None:
+        """Keep the objective of a training plan from seconds of its step with constants moved."""
+        measure = OBJECTIVES[self.found.options.objective]
+        for (constant, factor), value in zip(moves, seconds, strict=True):
+            objective = measure(value / report.goodput, report.device_bytes, report.plan.num_devices)
+            self._known[id(report), constant, factor] = float(objective)
+
+    @cached_property
+    def ends(self) -> dict[str, tuple[float, float]]:
+        """The ends of the band of each constant, as factors of what is assumed."""
+        return {name: constant_band(name, _band(self.found)) for name in CONSTANTS}
+
+    def look(self, report: Any) -> None:
+        """Work out the objective of a training plan at all ends at once."""
+        if isinstance(self.found, TrainingResult) and self.found.options.objective in TIMED:
+            moves = [(name, end) for name, ends in self.ends.items() for end in ends if end != 1]
+            if moves:
+                self._know(report, moves, moved_seconds(report, moves))
+
     def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
         """Yield the constants that put another plan ahead of the best within their bands."""
         if self.found.options.objective not in TIMED:
             return
-        band = _band(self.found)
-        for name in CONSTANTS:
-            low, high = constant_band(name, band)
+        for name, (low, high) in self.ends.items():
 
             def gap(factor: float, name: str = name) -> float:
                 """Return how far the other plan is behind with the constant moved."""
@@ -221,7 +280,7 @@ class _Moved:
 def crossing(gap: Callable[[float], float], end: float) -> float:
     """Return the factor between 1 and `end` beyond which a gap is below zero, by regula falsi and halving.
 
-    >>> round(crossing(lambda f: f - 0.8, 0.5), 6)
+    >>> round(crossing(lambda f: f - 0.8, 0.5), 4)
     0.8
     """
     near, far = 0.0, math.log(end)

@@ -112,12 +112,16 @@ class SearchTask:
         self.top.merge(known[0])
         self.front.merge(known[1])
 
-    def __call__(self, parts: Sequence[Part]) -> PartialResult:
-        """Return what became of the plans of the parts."""
+    def recorded(self) -> Evaluator:
+        """Return what evaluates parts, with the blocks of the model recorded."""
         if self.evaluator is None:
             may = None if self.exhaustive else self._may
             self.evaluator = Evaluator(self.grid, self.limit_bytes, prune=self.options.prune, may=may)
-        evaluator = self.evaluator.fresh()
+        return self.evaluator
+
+    def __call__(self, parts: Sequence[Part]) -> PartialResult:
+        """Return what became of the plans of the parts."""
+        evaluator = self.recorded().fresh()
         rejected, closest = Counter[str](), None
         for start, end in parts:
             for batch in evaluator.batches(start, end):
@@ -296,6 +300,9 @@ def searched(
     parts = task.grid.chunks(task.options.rows)
     whole = PartialResult(TopN(task.top.size, task.top.objective), ParetoFront())
     try:
+        if parts:
+            # Processes that are forked have what is recorded before.
+            task.recorded()
         for partial in executor.run(task, parts):
             whole.merge(partial)
             if progress is not None:

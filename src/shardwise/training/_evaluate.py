@@ -322,9 +322,11 @@ def evaluate(
     )
 
 
-def step_of(case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...]) -> StepSeconds[X]:
-    """Return the seconds of a step alone."""
-    machine = machine_of(case, z.spans)
+def step_of(
+    case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...], machine: CostModel[X] | None = None
+) -> StepSeconds[X]:
+    """Return the seconds of a step alone, on a machine of other rates where one is given."""
+    machine = machine_of(case, z.spans) if machine is None else machine
     tables = tables_of(case, machine, z)
     parts = padded(case.recipe, z, tables.parts)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
