@@ -68,7 +68,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
         ({"compute_dtype": "fp2"}, "compute_dtype"),
         ({"metric": "happiness"}, "metric"),
         ({"finetune": "by hand"}, "finetune"),
-        ({"offload": "params"}, "offload"),
+        ({"offload": "half of it"}, "offload"),
         ({"tp": "7"}, "tp"),
         ({"global_batch": "63"}, "global_batch"),
         ({"seq_len": "1e400"}, "seq_len"),

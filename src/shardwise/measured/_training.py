@@ -170,6 +170,10 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
     if record.text("metric") == "fits":
         record.taken("verdict")
         return question.train(replace(plan, recompute="none"))
+    usual = question.stack.usual_recompute
+    if usual != "none" and not record.says("recompute"):
+        record.assume(f"recompute {usual}: what {question.stack.name} does unless told")
+        return question.train(replace(plan, recompute=usual, offload=plan.offload or question.stack.usual_offload))
     record.taken("recompute")
     report = question.least(plan)
     if question.offloads and not report.fits:
@@ -179,8 +183,6 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
 
 def _check(record: Record) -> None:
     """Raise where a row describes what the package does not model."""
-    if record.text("offload") not in ("", "none"):
-        raise refuse("offload", record.text("offload"), "offloading to the host is not modelled")
     if record.text("optimizer").startswith("paged"):
         raise refuse("optimizer", record.text("optimizer"), "its state moves to the host, which is not modelled")
     if not record.whole("num_gpus"):

@@ -42,6 +42,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         schedule=schedule_for(vpp),
         cp_kind=_cp_kind(record, cp),
         sharding=_sharding(record, framework, experts),
+        offload=_offload(record, framework),
     )
     plan = _shard(record, plan)
     if pp > model.num_layers + 2:
@@ -142,6 +143,19 @@ def _shard(record: Record, plan: Plan) -> Plan:
     if size and replicas and size < replicas and plan.sharding in ("fsdp", "zero1", "distributed-optimizer"):
         return replace(plan, sharding="hsdp" if plan.sharding == "fsdp" else plan.sharding, shard=size)
     return plan
+
+
+def _offload(record: Record, framework: Framework) -> tuple[str, ...]:
+    """Return what a row keeps in the host's memory; XLA's policies keep tensors there that no row names."""
+    word = record.text("offload")
+    if word in ("", "none"):
+        return ()
+    if framework.stack == "xla":
+        raise refuse("offload", word, "is a choice of single tensors, which rows do not name")
+    found = words("offload").get(word)
+    if found is None:
+        raise refuse("offload", word, "is not a known set of copies on the host")
+    return tuple(found.split(","))
 
 
 def optimizer_of(record: Record) -> str:
