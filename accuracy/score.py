@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +39,8 @@ FEWEST_SHOWN = 10
 KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, "device": lambda one: one.device}
 _HEAD = """# Made by `python -m accuracy update`: how far published runs were off, by headline. `low`, `typical` and
 # `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a scale: `scale` times the
-# factor of every condition of a run (`wider`). `seen` are families of devices with runs, by stack or engine. Method:
+# factor of every condition of a run (`wider`), beyond what typical runs take longer (`slower`, logarithms by family of
+# devices; "" is any other). `seen` are families of devices with runs, by stack or engine. Method:
 # accuracy/residuals.py.
 """
 
@@ -75,6 +75,9 @@ def bands_text(made: Mapping[str, Spread]) -> str:
         lines += [f'"{word}" = {factor:.2f}' for word, factor in one.wider.items()]
         lines.append(f'["{quantity}".seen]')
         lines += [f'"{stack}" = {json.dumps(families)}' for stack, families in one.seen.items()]
+        if one.slower:
+            lines.append(f'["{quantity}".slower]')
+            lines += [f'"{family}" = {log:.4f}' for family, log in one.slower.items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -131,7 +134,7 @@ def groups(headline: str, runs: Sequence[Residual], inside: Mapping[Residual, bo
     if few:
         kept["others", "any"] = [one for group in few for one in group]
     for (stack, family), group in sorted(kept.items()):
-        errors = [math.exp(-one.log) - 1 for one in group]
+        errors = [one.error for one in group]
         absolute = [abs(error) for error in errors]
         figures = {"bias": quantile(errors, 0.5), "median": quantile(absolute, 0.5), "p90": quantile(absolute, 0.9)}
         figures["inside"] = share({one: inside[one] for one in group if one in inside})

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost import Efficiencies
+from shardwise.cost import Efficiencies, family_of, typical_slack
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.ops import train_flops
-from shardwise.plans import Plan, Training
+from shardwise.plans import TUNINGS, Plan, Training
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.training import Options, TrainReport, train
 
@@ -221,3 +221,19 @@ def test_an_unknown_headline_is_refused() -> None:
     with pytest.raises(InputError) as error:
         ask().explain("mood")
     assert "mfu" in error.value.problems[0].remedy
+
+
+@pytest.mark.parametrize("family", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "v100-sxm-32gb"])
+def test_a_typical_run_takes_a_share_longer_than_one_for_a_record(family: str) -> None:
+    """What typical runs take longer is one share of the step for a family of devices, and is booked as overhead."""
+    model, cluster = load_model("gpt2"), Cluster.parse(f"8x{family}")
+    record, typical = (
+        train(model, cluster, Plan(dp=0), Training(seq_len=1024, global_batch=64, precision="fp16", tuning=tuning))
+        for tuning in TUNINGS
+    )
+    slack = typical_slack(family_of(cluster.device))
+    assert typical.step_seconds == pytest.approx(record.step_seconds * (1 + slack), rel=1e-12)
+    assert typical.evaluation.step.overhead - record.evaluation.step.overhead == pytest.approx(
+        slack * record.step_seconds, rel=1e-9
+    )
+    assert typical.interval["step_seconds"][0] > record.interval["step_seconds"][0]

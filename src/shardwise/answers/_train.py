@@ -149,6 +149,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
         "risk": risk or None,
         "device_bytes": report.device_bytes,
         "memory": _memory(report),
+        "tuned": report.job.tuning,
         "step_seconds": report.step_seconds,
         "step": step_tree(report),
         "tokens_per_step": report.job.tokens_per_step,

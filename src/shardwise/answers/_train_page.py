@@ -222,6 +222,9 @@ def _measured(page: Page, report: TrainReport) -> None:
     """Append the band of the step, from published runs."""
     least, most = report.interval["mfu"]
     page.note(f"{show_band(report, 'step_seconds', show_seconds)}, MFU {least:.1%} to {most:.1%}", "dim")
+    typical = report.job.tuning == "typical"
+    tuned, other = ("as most published runs", "record") if typical else ("for a record", "typical")
+    page.note(f"tuned {tuned}; --tuning {other} for the other", "dim")
 
 
 def _cost(page: Page, report: TrainReport) -> None:

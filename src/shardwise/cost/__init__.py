@@ -21,7 +21,16 @@ from shardwise.cost._attention import (
     seen_pairs,
     tiled_parts,
 )
-from shardwise.cost._bands import Band, Conditions, Spread, band_of, memory_band, memory_conditions, spreads
+from shardwise.cost._bands import (
+    Band,
+    Conditions,
+    Spread,
+    band_of,
+    memory_band,
+    memory_conditions,
+    spreads,
+    typical_slack,
+)
 from shardwise.cost._host import HostRates, host_of
 from shardwise.cost._kernels import (
     TILE_ROWS,
@@ -137,5 +146,6 @@ __all__ = [
     "spreads",
     "stored",
     "tiled_parts",
+    "typical_slack",
     "with_peers",
 ]

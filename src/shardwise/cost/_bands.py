@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
@@ -99,7 +99,8 @@ class Spread:
 
     `low`, `typical` and `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a
     scale: `scale` times the factor of every condition of a run (`wider`).
-    `seen` are families of devices with runs, by stack or engine.
+    `seen` are families of devices with runs, by stack or engine. `slower` are the logarithms of how much longer typical
+    runs take than predicted, by family, of all where none is named: residuals are those that this leaves.
     """
 
     low: float
@@ -111,6 +112,7 @@ class Spread:
     rows: int
     sources: int
     source: str
+    slower: Mapping[str, float] = field(default_factory=dict)
 
     def band(self, known: Conditions) -> Band:
         """Return the band of a run."""
@@ -136,6 +138,16 @@ def band_of(quantity: str, known: Conditions) -> Band:
     True
     """
     return spreads()[quantity].band(known)
+
+
+def typical_slack(family: str) -> float:
+    """Return the share of a step that published runs take longer than predicted, on a family of devices.
+
+    >>> typical_slack("ampere") > typical_slack("blackwell") > 0
+    True
+    """
+    found = spreads()["step_seconds"].slower
+    return math.expm1(found.get(family, found.get("", 0.0)))
 
 
 def memory_band(stack: str) -> Band:

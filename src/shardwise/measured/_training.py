@@ -20,7 +20,7 @@ from shardwise.measured._network import cluster_of
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
-from shardwise.measured._training_stack import dropout_of, named_stack, precision_of
+from shardwise.measured._training_stack import dropout_of, effort_of, named_stack, precision_of
 from shardwise.measured._training_tuning import is_tuned, natural, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack
@@ -32,6 +32,7 @@ SETTINGS = (
     *("sp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "sharding", "recompute", "recompute_detail"),
     *("compute_dtype", "param_dtype", "grad_dtype", "attention_kernel", "optimizer", "master_weights", "finetune"),
     *("lora_rank", "offload", "framework", "stack", "precision", "notes"),
+    *("tuning", "source", "citation"),
 )
 
 
@@ -146,6 +147,7 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         precision=precision,
         optimizer=optimizer_of(record),
         dropout=dropout_of(record, model, stack, table),
+        tuning=effort_of(record),
         **(tuning_fields(record, model) if is_tuned(record) else {}),
     )
     return TrainingQuestion(

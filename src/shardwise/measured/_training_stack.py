@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from shardwise.measured._frameworks import Framework, Table, has_habit, variant_of
 from shardwise.measured._record import Record, refuse
+from shardwise.measured._rules import words
 from shardwise.measured._training_tuning import is_tuned
 from shardwise.models import Model, MoE
-from shardwise.plans import Plan, Sharding, default_stack, find_stack, precision_names
+from shardwise.plans import TUNINGS, Effort, Plan, Sharding, default_stack, find_stack, precision_names
 
 
 def named_stack(record: Record, framework: Framework, sharding: Sharding, model: Model, table: Table) -> str:
@@ -69,6 +72,20 @@ def _narrow(record: Record, stack: str, dtype: str, rates: set[str]) -> str:
     if record.text("param_dtype") == "fp32" or (recipe.startswith("amp") and not record.says("param_dtype")):
         return f"{name}-amp"
     return f"{name}-grads16" if recipe.endswith("grads16") else name
+
+
+def effort_of(record: Record) -> Effort:
+    """Return how well a run was tuned: for a record where its source is known for that, else as most runs are."""
+    said = record.notes.get("tuning", "") or record.text("tuning")
+    if said:
+        if said not in TUNINGS:
+            raise refuse("tuning", said, "is not a way that runs are tuned")
+        return said
+    cited = f"{record.text('source')} {record.text('citation')}"
+    if any(re.search(pattern, cited) for pattern in words("records").values()):
+        return "record"
+    record.taken("tuning")
+    return "typical"
 
 
 def dropout_of(record: Record, model: Model, stack: str, table: Table) -> bool | None:

@@ -2,7 +2,7 @@
 
 from shardwise.plans._capabilities import Capabilities, alike
 from shardwise.plans._dtypes import DTYPES, Widths
-from shardwise.plans._jobs import Serving, Training, density_of
+from shardwise.plans._jobs import TUNINGS, Effort, Serving, Training, density_of
 from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     Whole,
@@ -62,11 +62,13 @@ __all__ = [
     "RECOMPUTES",
     "SCHEDULES",
     "SHARDINGS",
+    "TUNINGS",
     "Arrivals",
     "Axis",
     "BaseFormat",
     "Capabilities",
     "ContextKind",
+    "Effort",
     "LayoutKind",
     "Length",
     "Limit",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Effort: TypeAlias = Literal["record", "typical"]
+TUNINGS: tuple[Effort, ...] = get_args(Effort)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,8 @@ class Training:
     """Format of the frozen matrices; empty: 16 bits."""
     trains: tuple[str, ...] = ()
     """What of the model trains: all, none, embedding, head, norms; empty: nothing beside an adapter, else all."""
+    tuning: Effort = "record"
+    """How well the run is tuned: as runs for a record are, or as the runs that people publish otherwise."""
     failures_per_device_hour: float = 0.0
     restart_seconds: float = 0.0
     checkpoint_seconds: float = 0.0

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from shardwise.plans._jobs import TUNINGS
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._settings import LOSSES
@@ -134,6 +135,7 @@ TRAINING: tuple[Field, ...] = (
     _job("samples", "count", "the same in sequences, images or fields", sets=("sample_budget",)),
     _job("epochs", "count", "passes over those tokens or samples; 1 left out"),
     _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
+    _job("tuning", "choice", "how well the run is tuned: record, or typical of what people publish", choices=TUNINGS),
     _job("attention_density", "share", "share of the attention square that packed documents leave"),
     _job(
         "document_lengths",

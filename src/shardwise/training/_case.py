@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from shardwise.cost import Efficiencies, family_of
+from shardwise.cost import Efficiencies, family_of, typical_slack
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
@@ -53,7 +53,14 @@ class TrainingCase:
             stack=self.stack,
             splits_replicas=splits_replicas(self.plan),
             offload=self.plan.offload,
+            slack=self.slack,
         )
+
+    @property
+    def slack(self) -> float:
+        """Share of a step that runs tuned as most are take longer than those for a record, 0 of the latter."""
+        typical = self.job.tuning == "typical" and not self.efficiencies.ideal
+        return typical_slack(family_of(self.cluster.device)) if typical else 0.0
 
     @property
     def job_words(self) -> dict[str, str]:

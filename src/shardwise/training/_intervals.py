@@ -35,6 +35,7 @@ def conditions(report: TrainReport, assumed: bool) -> Conditions:
         "narrow types": case.recipe.precision.compute in _NARROW,
         "long sequences": report.job.seq_len > _LONG,
         "assumed fields": assumed,
+        "fine-tuning": bool(case.tuning),
     }
     words = tuple(word for word, holds in said.items() if holds)
     family = report.evaluation.rates.family

@@ -20,7 +20,8 @@ class Recipe:
     """What each parameter costs: precision, optimizer, sharding, and how the framework keeps and updates it.
 
     `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them, `offload` which
-    copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none.
+    copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none, `slack` the
+    share of a step that it takes longer than a run tuned for a record.
     """
 
     precision: Precision
@@ -30,6 +31,7 @@ class Recipe:
     stack: Stack
     splits_replicas: bool = False
     offload: tuple[str, ...] = ()
+    slack: float = 0.0
 
     def offloads(self, what: str) -> bool:
         """Return whether a copy lies in the host's memory: one of `OFFLOADS`."""

@@ -12,7 +12,18 @@ from typing import cast
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import LOSSES, Plan, Sharding, Stack, Training, divisors, find_optimizer, one_of, with_stage_layers
+from shardwise.plans import (
+    LOSSES,
+    TUNINGS,
+    Plan,
+    Sharding,
+    Stack,
+    Training,
+    divisors,
+    find_optimizer,
+    one_of,
+    with_stage_layers,
+)
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.training._tuning import fine_tuning_problems, tuning_notes
 from shardwise.units import counted
@@ -67,6 +78,8 @@ def job_problems(job: Training, model: Model) -> Problems:
             "is the busiest expert rank's load over the mean, at least 1",
             "use 1 for even routing",
         )
+    if job.tuning not in TUNINGS:
+        found.add("tuning", job.tuning, "is not a way that runs are tuned", one_of(TUNINGS))
     if not 0 < job.attention_density <= 1:
         found.add(
             "attention_density",
