@@ -174,9 +174,57 @@ def test_adapters_cost_a_third_less_than_full_training() -> None:
     assert flops["lora"] / flops[""] == pytest.approx(2 / 3, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("base", "expected"), [("nf4", 9437248), ("nf4-dq", 8655940), ("bf16", 33554432), ("int8", 16793600)]
-)
+# Rows, columns, block, scales of scales, bytes of bitsandbytes 0.50.2 quantize_4bit (packed, maxima, codes, offset).
+FOUR_BITS = [
+    (1, 64, 64, False, 100),
+    (1, 64, 64, True, 1129),
+    (1, 64, 128, False, 100),
+    (1, 64, 128, True, 1129),
+    (33, 65, 64, False, 1273),
+    (33, 65, 64, True, 2203),
+    (33, 65, 128, False, 1205),
+    (33, 65, 128, True, 2186),
+    (100, 64, 64, False, 3664),
+    (100, 64, 64, True, 4396),
+    (100, 64, 128, False, 3464),
+    (100, 64, 128, True, 4346),
+    (128, 64, 64, False, 4672),
+    (128, 64, 64, True, 5320),
+    (128, 64, 128, False, 4416),
+    (128, 64, 128, True, 5256),
+    (4096, 4096, 64, False, 9437248),
+    (4096, 4096, 64, True, 8655940),
+    (4096, 4096, 128, False, 8912960),
+    (4096, 4096, 128, True, 8522820),
+    (14336, 4096, 64, False, 33030208),
+    (14336, 4096, 64, True, 30293060),
+    (14336, 4096, 128, False, 31195200),
+    (14336, 4096, 128, True, 29827140),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "block", "double", "expected"), FOUR_BITS)
+def test_four_bits_take_the_bytes_of_bitsandbytes(
+    rows: int, columns: int, block: int, double: bool, expected: int
+) -> None:
+    """Odd sizes round up, and scales that are quantised too have tables of their own."""
+    base = replace(find_base("nf4-dq" if double else "nf4"), block=block)
+    assert base_bytes(base, rows * columns, rows) == expected
+
+
+@pytest.mark.parametrize(("base", "expected"), [("bf16", 33554432), ("int8", 16793600), ("fp8", 16781312)])
 def test_a_matrix_takes_the_bytes_of_its_format(base: str, expected: int) -> None:
-    """4,096 by 4,096 weights as bitsandbytes 0.50.2 stores them, tables and scales of scales included."""
+    """4,096 by 4,096 weights: an fp32 maximum a row of int8, one a block of 128 x 128 of fp8."""
     assert base_bytes(find_base(base), 4096 * 4096, 4096) == expected
+
+
+def test_only_products_of_more_bits_widen_frozen_weights() -> None:
+    """Products of fp8 read fp8 weights as they are; those of 16 bits make 16 bits of them before each pass."""
+    model, stack = Model.load("llama-3.1-8b"), find_stack("megatron-bridge")
+    tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora", base="fp8"), stack)
+    widened = {}
+    for dtype in ("bf16", "fp8"):
+        y = layout({"dtype": dtype}, "megatron-bridge", tuning=tuning)
+        widened[dtype] = sum(op.widened_bytes for op in block_ops(y, model.layers[0], model.hidden))
+    assert widened["fp8"] == 0
+    assert widened["bf16"] == 3 * (41943040 + 3 * 4096 * 14336)

@@ -65,7 +65,8 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
             weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)
     found = replace(op, weights=tuple(weights))
     matrices = [w for w in op.weights if quantised(op, w)]
-    if not matrices or part or not t.base.widened_bytes:
+    # Products of 8 bits read weights of 8 bits as they are stored.
+    if not matrices or part or not t.base.widened_bytes or t.base.name == op.dtype:
         return found
     elements = total((w.elements for w in matrices), 0 * y.tokens)
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
