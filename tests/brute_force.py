@@ -46,12 +46,13 @@ def _pipelines(case: TrainingCase, space: SearchSpace, pp: int) -> list[tuple[st
         return [(s, 1) for s in (*one, *(s for s in space.schedule if s == "gpipe"))]
     found = []
     for schedule in space.schedule:
-        if schedule != "interleaved":
+        if schedule in ("1f1b", "gpipe", "zb-h1", "dualpipe"):
             found += [(schedule, v) for v in space.vpp.of([1])]
         else:
             even = [v for v in range(2, layers // pp + 1) if layers % (pp * v) == 0]
             powers = [v for v in (2, 4, 8, 16, 32) if v <= layers // pp]
-            found += [(schedule, v) for v in space.vpp.of(powers if layers % pp else even)]
+            several = [v for v in (powers if layers % pp else even) if v == 2 or schedule not in ("zb-v", "dualpipe-v")]
+            found += [(schedule, v) for v in space.vpp.of(several)]
     return found
 
 

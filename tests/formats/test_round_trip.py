@@ -158,6 +158,9 @@ def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], 
     assert not back.unknown
 
 
+CHUNKED = ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v")
+
+
 @st.composite
 def torchtitan_plans(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
     """Return a model of torchtitan or transformers, a plan that FSDP2 runs, and a job."""
@@ -170,12 +173,12 @@ def torchtitan_plans(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
         tp=tp, cp=cp, pp=pp, vpp=vpp, dp=draw(st.sampled_from((1, 2, 4, 8))), ep=ep,
         etp=draw(st.sampled_from((1, tp))) if ep > 1 else 1, micro_batch=draw(FEW), sequence_parallel=tp > 1,
         cp_kind=draw(st.sampled_from(("ring", "all-gather"))), sharding=sharding, shard=2 if sharding == "hsdp" else 1,
-        schedule="interleaved" if vpp > 1 else draw(st.sampled_from(("1f1b", "gpipe"))) if pp > 1 else "1f1b",
+        schedule=draw(st.sampled_from(CHUNKED if vpp > 1 else ("1f1b", "gpipe"))) if pp > 1 else "1f1b",
         recompute=draw(st.sampled_from(("none", "full"))), stage_layers=draw(cuts(model.num_layers, pp * vpp)),
     )  # fmt: skip
     job = Training(
         seq_len=512,
-        global_batch=plan.dp * plan.micro_batch * plan.pp * draw(FEW),
+        global_batch=plan.dp * plan.micro_batch * 2 * plan.pp * draw(FEW),
         precision=draw(st.sampled_from(("amp-bf16", "bf16-pure", "fp32", "fp8-amp"))),
     )
     return model, plan, job

@@ -26,18 +26,18 @@ SECONDS = st.floats(0.01, 3.0)
 def pipelines(draw: st.DrawFn, schedule: Any) -> tuple[tuple[Run[float], ...], PipelineShape[float]]:
     """Draw runs of stages of any unequal cost, and a shape that the schedule can run."""
     counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    if schedule == "dualpipe" and sum(counts) % 2:
+    rules = RULES[schedule]
+    if rules.even_stages and sum(counts) % 2:
         counts[0] += 1
     runs = tuple(
         Run(count=n, forward=draw(SECONDS), backward_input=draw(SECONDS), backward_weight=draw(SECONDS)) for n in counts
     )
     p = sum(counts)
-    chunks = draw(st.integers(2, 4)) if schedule == "interleaved" and p > 1 else 1
+    chunks = draw(st.sampled_from(rules.chunks_of([1, 2, 3, 4])))
     micro = draw(st.integers(1, 24))
-    if schedule == "interleaved":
+    if rules.rounds:
         micro = p * draw(st.integers(1, 6))
-    if schedule == "dualpipe":
-        micro = 2 * p + 2 * draw(st.integers(0, 12))
+    micro = rules.next_count(p, micro) if p > 1 else micro
     shape = PipelineShape(
         num_stages=p,
         num_chunks=chunks,

@@ -59,7 +59,11 @@ def test_runs_hold_every_layer_once(layers: int, pp: int, limit: int, mirrored: 
     """Runs of equal stages together hold all layers, one embedding and one head; mirrored stages hold them twice."""
     order = tuple(int(i > layers // 3) for i in range(layers))
     part = Partition(
-        pp=pp, vpp=1, sizes=split_layers(layers, pp, "uniform"), recomputed=limit or None, mirrored=mirrored
+        pp=pp,
+        vpp=1,
+        sizes=split_layers(layers, pp, "uniform"),
+        recomputed=limit or None,
+        schedule="dualpipe" if mirrored else "1f1b",
     )
     runs = runs_of(order, 2, part)
     assert sum(r.count for r in runs) == pp

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Schedule: TypeAlias = str
-Placement: TypeAlias = Literal["loop", "both ways"]
+Placement: TypeAlias = Literal["loop", "v", "both ways"]
 Rounds: TypeAlias = Literal["whole", "equal", "any"]
 # How frameworks fill the rounds of an interleaved schedule, and what they need of the number of micro-batches.
 ROUNDS: dict[Rounds, str] = {
@@ -53,6 +53,11 @@ def _any_count(pp: int, count: int) -> int:
     return count
 
 
+def _twice(pp: int, count: int) -> int:
+    """Return the next number of at least twice the stages (torch.distributed.pipelining.schedules)."""
+    return max(count, 2 * pp)
+
+
 def _twice_even(pp: int, count: int) -> int:
     """Return the next even number of at least twice the stages (deepseek-ai/DualPipe, dualpipe/dualpipe.py)."""
     return max(count + count % 2, 2 * pp)
@@ -62,8 +67,9 @@ def _twice_even(pp: int, count: int) -> int:
 class ScheduleRules:
     """What a schedule is to a plan: pieces a stage, where they lie, and the stages and micro-batches that it runs on.
 
-    Piece c of stage i is the (c * pp + i)-th of the model in a "loop"; "both ways" a device holds stage i and the
-    opposite one, for the micro-batches that enter at either end.
+    Piece c of stage i is the (c * pp + i)-th of the model in a "loop"; in a "v" the second piece is on the way up, so
+    that the first stage has both ends; "both ways" a device holds stage i and the opposite one, for the micro-batches
+    that enter at either end.
     """
 
     name: Schedule
@@ -90,9 +96,28 @@ class ScheduleRules:
         return self.placement == "both ways"
 
     @property
+    def folded(self) -> bool:
+        """Whether the first stage has both ends of the model."""
+        return self.placement == "v"
+
+    @property
     def chunked(self) -> bool:
         """Whether a stage holds several pieces of the model."""
         return self.chunks[0] > 1
+
+    def piece(self, pp: int, stage: int, chunk: int) -> int:
+        """Return which piece of the model a chunk of a stage is, from 0; "both ways" which stage.
+
+        >>> [find_rules("zb-v").piece(4, stage, 1) for stage in range(4)]
+        [7, 6, 5, 4]
+        """
+        if self.placement == "loop" or not chunk:
+            return chunk * pp + stage
+        return (1 if self.mirrored else 2) * pp - 1 - stage
+
+    def stays(self, pp: int, piece: int, following: int) -> bool:
+        """Return whether two pieces that follow one another are on one stage, with no message between them."""
+        return self.folded and {piece, following} == {pp - 1, pp}
 
     def chunks_of(self, several: list[int]) -> list[int]:
         """Return those of some numbers of pieces a stage that the schedule runs with.
@@ -115,7 +140,24 @@ RULES: dict[Schedule, ScheduleRules] = {
             chunks=(2, 0),
             rounds=True,
         ),
+        ScheduleRules(name="looped-bfs", torch="LoopedBFS", chunks=(2, 0), searched=False),
         ScheduleRules(name="zb-h1"),
+        ScheduleRules(
+            name="interleaved-zb",
+            torch="InterleavedZeroBubble",
+            chunks=(2, 0),
+            rounds=True,
+            next_count=max,
+            needs="the interleaved zero bubble needs at least pp = {pp}",
+        ),
+        ScheduleRules(
+            name="zb-v",
+            torch="ZBVZeroBubble",
+            chunks=(2, 2),
+            placement="v",
+            next_count=_twice,
+            needs="the V of ZB-V is filled by at least 2 x pp = {twice}",
+        ),
         ScheduleRules(
             name="dualpipe",
             placement="both ways",
@@ -123,6 +165,15 @@ RULES: dict[Schedule, ScheduleRules] = {
             even_stages=True,
             next_count=_twice_even,
             needs="DualPipe needs an even number of at least 2 x pp = {twice}",
+        ),
+        ScheduleRules(
+            name="dualpipe-v",
+            torch="DualPipeV",
+            chunks=(2, 2),
+            placement="v",
+            paired=True,
+            next_count=_twice,
+            needs="DualPipe-V needs at least 2 x pp = {twice}",
         ),
     )
 }

@@ -24,7 +24,6 @@ from shardwise.plans.partition import split_layers
 from shardwise.training._ledger import idle_layers
 from shardwise.training._parts import Recipe
 from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages, kinds_of, order_of, runs_of
-from shardwise.training.schedules import find_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +112,7 @@ def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:
     """Return how a plan's layers go to stages: as given, or as the stack cuts them."""
     sizes = plan.stage_layers or split_layers(num_layers, plan.pp * plan.vpp, stack.partition)
     recomputed = plan.recompute_layers or None
-    mirrored = find_schedule(plan.schedule).mirrored
-    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, mirrored=mirrored)
+    return Partition(pp=plan.pp, vpp=plan.vpp, sizes=sizes, recomputed=recomputed, schedule=plan.schedule)
 
 
 def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:

@@ -18,7 +18,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.fold import CostModel
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Plan, Stack, splits_replicas
+from shardwise.plans import Plan, Stack, find_rules, splits_replicas
 from shardwise.training._blocks import (
     BlockCost,
     Elements,
@@ -259,7 +259,7 @@ def step_job(case: TrainingCase, parts: ModelBlocks[X], send: X) -> StepJob[X]:
     return StepJob(
         schedule=case.plan.schedule,
         send=send,
-        tied=parts.shared_table,
+        tied=parts.shared_table and not find_rules(case.plan.schedule).folded,
         tied_bytes=parts.table * case.recipe.precision.gradient_bytes,
     )
 

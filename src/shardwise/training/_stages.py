@@ -11,6 +11,7 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X
 from shardwise.models import Block, Model
+from shardwise.plans import Schedule, find_rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,17 +86,18 @@ def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:
 
 
 @lru_cache(maxsize=4096)
-def stage_layers(order: tuple[int, ...], pp: int, vpp: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def stage_layers(
+    order: tuple[int, ...], pp: int, vpp: int, sizes: tuple[int, ...], schedule: Schedule = "interleaved"
+) -> tuple[tuple[int, ...], ...]:
     """Return for every stage the block indices of its layers, over its chunks.
 
-    Chunk c of stage i is the (c * pp + i)-th piece of the model (Megatron-LM core/pipeline_parallel/schedules.py).
-    Sizes are layers of each piece, in order of the model.
+    Sizes are layers of each piece, in order of the model; the schedule says which pieces a stage has.
 
     >>> stage_layers((0, 0, 1, 1), 2, 1, (2, 2))
     ((0, 0), (1, 1))
     """
-    pieces = _chunks(order, sizes)
-    return tuple(tuple(b for c in range(vpp) for b in pieces[c * pp + i]) for i in range(pp))
+    pieces, piece = _chunks(order, sizes), find_rules(schedule).piece
+    return tuple(tuple(b for c in range(vpp) for b in pieces[piece(pp, i, c)]) for i in range(pp))
 
 
 def _counts(layers: tuple[int, ...], num_blocks: int, recomputed: int | None) -> tuple[int, ...]:
@@ -109,29 +111,35 @@ def _counts(layers: tuple[int, ...], num_blocks: int, recomputed: int | None) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """How layers go to stages: pipeline and chunk degrees, layers a piece.
+    """How layers go to stages: pipeline and chunk degrees, layers a piece, and the schedule that places the pieces.
 
-    And recompute of the first so many of a stage.
+    Of `recomputed` layers of a stage, the first, forward runs again.
     """
 
     pp: int
     vpp: int
     sizes: tuple[int, ...]
     recomputed: int | None = None
-    mirrored: bool = False
+    schedule: Schedule = "1f1b"
 
 
 @lru_cache(maxsize=4096)
 def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tuple[Stages[float], ...]:
     """Return the runs of equal stages of a partition, in pipeline order."""
-    p = partition
-    stages = [_counts(s, num_blocks, p.recomputed) for s in stage_layers(order, p.pp, p.vpp, p.sizes)]
-    keys = [(s, stages[p.pp - 1 - i] if p.mirrored else (), i == 0, i == p.pp - 1) for i, s in enumerate(stages)]
+    p, rules = partition, find_rules(partition.schedule)
+    held = stage_layers(order, p.pp, p.vpp, p.sizes, p.schedule)
+    stages = [_counts(s, num_blocks, p.recomputed) for s in held]
+    last = 0 if rules.folded else p.pp - 1
+    # The end of the line of stages is a run of its own: it sends less, head or not.
+    keys = [
+        (s, stages[p.pp - 1 - i] if rules.mirrored else (), i == 0, i == last, i == p.pp - 1)
+        for i, s in enumerate(stages)
+    ]
     runs: list[Stages[float]] = []
     at = 0
     for key, group in groupby(keys):
         count = len(list(group))
-        layers, mirror, embeds, ends = key
+        layers, mirror, embeds, ends, _ = key
         runs.append(
             Stages(
                 count=count,
@@ -140,8 +148,8 @@ def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tu
                 mirrored=mirror or (0,) * len(layers),
                 embeds=int(embeds),
                 ends=int(ends),
-                mirrored_embeds=int(p.mirrored and ends),
-                mirrored_ends=int(p.mirrored and embeds),
+                mirrored_embeds=int(rules.mirrored and ends),
+                mirrored_ends=int(rules.mirrored and embeds),
             )
         )
         at += count

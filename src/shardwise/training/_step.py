@@ -9,7 +9,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.fold import CostModel
-from shardwise.plans import Schedule
+from shardwise.plans import Schedule, find_rules
 from shardwise.training._blocks import BlockCost
 from shardwise.training._expert_overlap import paired, slowed
 from shardwise.training._memory import ModelBlocks, Recipe
@@ -237,7 +237,7 @@ class Piped(Generic[X]):
 
 def timed_parts(m: CostModel[X], parts: ModelBlocks[X], schedule: Schedule) -> ModelBlocks[X]:
     """Return the blocks as a schedule runs them: DualPipe in pairs."""
-    if not find_schedule(schedule).mirrored or not m.hides("ep"):
+    if not find_rules(schedule).paired or not m.hides("ep"):
         return parts
     return replace(
         parts, kinds=tuple(slowed(m, k, paired(k)) for k in parts.kinds), head=slowed(m, parts.head, paired(parts.head))
@@ -278,10 +278,11 @@ def least_piped_seconds(
     They never fall when a time of a block grows. Expert messages may hide under DualPipe: there compute alone counts.
     """
     timed = [stage_seconds(m, z, replace(r, sharding="none", offload=()), parts, s) for s in stages]
-    if find_schedule(schedule).mirrored and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
+    if find_rules(schedule).paired and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
         zero = 0 * z.num_micro
         timed = [replace(t, forward=t.compute, backward_input=zero, backward_weight=zero) for t in timed]
-        return z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=True)
+        mirrored = find_rules(schedule).mirrored
+        return z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=mirrored)
     shape = PipelineShape(
         num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.num_micro, overlap_send=True
     )

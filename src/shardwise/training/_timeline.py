@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
 from shardwise.ops.fold import CostModel
-from shardwise.plans import Plan
+from shardwise.plans import Plan, find_rules
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, Recipe
@@ -307,14 +307,13 @@ class _Drawing:
 
     def _depth(self, task: Event) -> int:
         """Return how many chunks a micro-batch has come through before a task's."""
-        if find_schedule(self.plan.schedule).mirrored:
-            return self._place(task.stage, task.chunk)
-        return task.chunk * self.plan.pp + task.stage
+        return find_rules(self.plan.schedule).piece(self.plan.pp, task.stage, task.chunk)
 
     def _target(self, task: Event) -> tuple[bool, int, int] | None:
         """Return (forward, micro-batch, place) of the task that waits for a task's message, None where none does."""
         place = self._depth(task) + (1 if task.kind == F else -1)
-        if task.kind == W or not 0 <= place < self.plan.pp * self.plan.vpp:
+        stays = find_rules(self.plan.schedule).stays(self.plan.pp, self._depth(task), place)
+        if task.kind == W or stays or not 0 <= place < self.plan.pp * self.plan.vpp:
             return None
         return task.kind == F, task.micro_batch, place
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
 from shardwise.ops.fold import CostModel, waits_of
+from shardwise.plans import find_rules
 from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
@@ -185,7 +186,7 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
 
 def _as_composed(t: Traffic, timed: list[Timed], folded: BlockCost[float]) -> list[Timed]:
     """Return the messages of a part with the seconds that composition exposes: pairs of micro-batches hide more."""
-    if not find_schedule(t.case.plan.schedule).mirrored and t.case.stack.overlap_experts == "never":
+    if not find_rules(t.case.plan.schedule).paired and t.case.stack.overlap_experts == "never":
         return timed
     found = []
     for one in timed:
@@ -282,7 +283,16 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
 def _sends(t: Traffic, s: Stages[float], shape: PipelineShape[float]) -> Iterator[tuple[Phase, int, float]]:
     """Yield (phase, direction, messages a micro-batch) of what a stage sends along the pipeline."""
     ahead, back = sends_of(shape, s.position)
-    if not find_schedule(t.case.plan.schedule).mirrored:
+    rules = find_rules(t.case.plan.schedule)
+    if rules.folded:
+        # One piece runs down the stages and one up; each end of a stage's line is crossed once each way.
+        after, before = float(s.position < shape.num_stages - 1), float(s.position > 0)
+        yield "forward", 1, after
+        yield "forward", -1, before
+        yield "backward", 1, after
+        yield "backward", -1, before
+        return
+    if not rules.mirrored:
         yield "forward", 1, ahead
         yield "backward", -1, back
         return

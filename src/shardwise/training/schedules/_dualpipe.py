@@ -270,13 +270,12 @@ def _drained(half: _Half[X], ends: Sequence[X]) -> X:
     return maximum(longest(half.present, own), around)
 
 
-class _DualPipeRank:
-    """Emits the slots of one DualPipe device, counting micro-batches per direction."""
+class PairedRank:
+    """Emits the slots of one device, counting micro-batches per chunk from the `first` of each."""
 
-    def __init__(self, p: int, m: int, i: int) -> None:
+    def __init__(self, flip: int = 0, first: tuple[int, int] = (0, 0)) -> None:
         self.order: Order = []
-        self.flip = int(i >= p // 2)
-        self.first = (0, m // 2)
+        self.flip, self.first = flip, first
         self.next = {F: [0, 0], FULL: [0, 0]}
         self.late: list[Task] = []
 
@@ -307,8 +306,13 @@ def dualpipe_order(p: int, v: int, m: int, i: int) -> Order:
     """The eight steps of DualPipe (arXiv:2412.19437, figure 5; deepseek-ai/DualPipe, dualpipe/dualpipe.py)."""
     if p == 1:
         return one_f_one_b_order(p, v, m, i)
-    rank, half = _DualPipeRank(p, m, i), min(i, p - 1 - i)
-    outer = p // 2 - 1 - half
+    half = min(i, p - 1 - i)
+    rank = PairedRank(int(i >= p // 2), (0, m // 2))
+    return paired_order(rank, half, p // 2 - 1 - half, m // 2 - p + half + 1)
+
+
+def paired_order(rank: PairedRank, half: int, outer: int, steady: int) -> Order:
+    """Return the steps of a device with `half` devices outside of it, `outer` inside, and so many rounds of pairs."""
     for _ in range(2 * outer):
         rank.forward(0)
     for _ in range(half + 1):
@@ -318,7 +322,7 @@ def dualpipe_order(p: int, v: int, m: int, i: int) -> Order:
         rank.backward(1, split=True)
         rank.weight()
         rank.forward(1)
-    for k in range(m // 2 - p + half + 1):
+    for k in range(steady):
         if k == 0 and outer == 0:
             rank.forward(0)
             rank.backward(1)
@@ -332,7 +336,7 @@ def dualpipe_order(p: int, v: int, m: int, i: int) -> Order:
     return rank.order
 
 
-def _drain_dualpipe(rank: _DualPipeRank, half: int, outer: int) -> None:
+def _drain_dualpipe(rank: PairedRank, half: int, outer: int) -> None:
     """The last backwards, the second half of them with their weight gradients put off."""
     for k in range(half + 1):
         rank.backward(1, split=k >= (half + 2) // 2)

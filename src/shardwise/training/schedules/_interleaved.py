@@ -16,20 +16,20 @@ from shardwise.ledger.number import X, above, ceil, evaluate, largest, maximum, 
 from shardwise.plans.schedules import round_size
 from shardwise.training.schedules._1f1b import alternate, diving
 from shardwise.training.schedules._points import Pipeline, Point, longest, pipeline, running_largest
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, Run, Task
+from shardwise.training.schedules._types import FULL, F, Kind, Order, PipelineSchedule, PipelineShape, Run, Task
 
 
-def _rounds(p: int, v: int, m: int, *, backward: bool) -> list[Task]:
+def round_tasks(p: int, v: int, m: int, kind: Kind) -> list[Task]:
     """Each round of micro-batches goes through one chunk after the other."""
-    chunks, size = range(v - 1, -1, -1) if backward else range(v), round_size(p, m)
+    chunks, size = range(v) if kind == F else range(v - 1, -1, -1), round_size(p, m)
     rounds = [range(start, min(start + size, m)) for start in range(0, m, size)]
-    return [Task(FULL if backward else F, k, chunk) for members in rounds for chunk in chunks for k in members]
+    return [Task(kind, k, chunk) for members in rounds for chunk in chunks for k in members]
 
 
 def interleaved_order(p: int, v: int, m: int, i: int) -> Order:
     """Warm-up of 2(p-1-i) + (v-1)p chunks, then one forward, one backward chunk (arXiv:2104.04473, section 2.2.2)."""
     ahead = p - 1 - i if v == 1 else 2 * (p - 1 - i) + (v - 1) * round_size(p, m)
-    return alternate(_rounds(p, v, m, backward=False), _rounds(p, v, m, backward=True), ahead)
+    return alternate(round_tasks(p, v, m, F), round_tasks(p, v, m, FULL), ahead)
 
 
 def rounds(shape: PipelineShape[X]) -> X:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardwise.plans import Schedule
+from shardwise.plans import Schedule, find_rules
 from shardwise.training.schedules import (
     FULL,
     F,
@@ -20,7 +20,6 @@ from shardwise.training.schedules import (
     Task,
     W,
     device_order,
-    find_schedule,
     schedule_problems,
 )
 
@@ -79,7 +78,7 @@ class _Machine:
     """Devices with their place in time, and when each result is there for the device that waits for it."""
 
     def __init__(self, schedule: Schedule, stages: Sequence[SimulatedStage], shape: PipelineShape[float]) -> None:
-        self.mirrored = find_schedule(schedule).mirrored
+        self.rules = find_rules(schedule)
         self.stages, self.num_chunks = stages, int(shape.num_chunks)
         self.depth = len(stages) * self.num_chunks
         self.send = shape.send if len(stages) > 1 else 0.0
@@ -90,12 +89,14 @@ class _Machine:
 
     def place(self, device: int, chunk: int) -> int:
         """How many chunks a micro-batch has come through before this one."""
-        if self.mirrored:
-            return len(self.stages) - 1 - device if chunk else device
-        return chunk * len(self.stages) + device
+        return self.rules.piece(len(self.stages), device, chunk)
+
+    def message(self, place: int, following: int) -> float:
+        """Seconds of the message between two chunks that follow one another."""
+        return 0.0 if self.rules.stays(len(self.stages), place, following) else self.send
 
     def task_seconds(self, device: int, task: Task) -> float:
-        stage = self.place(device, task.chunk) if self.mirrored else device
+        stage = self.place(device, task.chunk) if self.rules.mirrored else device
         return self.stages[stage].of(task.kind) / self.num_chunks
 
     def start(self, device: int, slot: Slot) -> float | None:
@@ -111,11 +112,11 @@ class _Machine:
     def _needs(self, device: int, task: Task) -> Iterator[tuple[_Result, float]]:
         place, k = self.place(device, task.chunk), task.micro_batch
         if task.kind == F and place:
-            yield (True, k, place - 1), self.send
+            yield (True, k, place - 1), self.message(place - 1, place)
         if task.kind not in (F, W):
             yield (True, k, place), 0.0
             if place < self.depth - 1:
-                yield (False, k, place + 1), self.send
+                yield (False, k, place + 1), self.message(place + 1, place)
 
     def run(self, device: int, slot: Slot, start: float) -> None:
         """Run a slot: the tasks of a pair take the sum of both, what they exchange inside already hidden."""
@@ -135,7 +136,8 @@ class _Machine:
             )
             if task.kind != W:
                 self.made[task.kind == F, task.micro_batch, place] = end
-                sends |= place < self.depth - 1 if task.kind == F else place > 0
+                following = place + 1 if task.kind == F else place - 1
+                sends |= 0 <= following < self.depth and self.message(place, following) > 0
         self.free[device] = end + (self.send if sends and not self.overlap else 0.0)
 
 
