@@ -100,7 +100,7 @@ def test_adapters_are_proposed_to_a_full_fine_tune_and_narrowed_where_they_are()
 
 @pytest.mark.parametrize(("stack", "recompute", "offload"), [("trl", "full", []), ("llama-factory", "full", []),
                          ("ms-swift", "full", []), ("unsloth", "full", ["activations"]), ("axolotl", "none", []),
-                         ("torchtune", "none", []), ("transformers", "none", [])])  # fmt: skip
+                         ("torchtune", "full", []), ("transformers", "none", [])])  # fmt: skip
 def test_trainers_recompute_as_they_do_unless_told(stack: str, recompute: str, offload: list[str]) -> None:
     """TRL, LLaMA-Factory, ms-swift and Unsloth checkpoint by default, the last on the host; a flag wins."""
     words = ("train", "qwen3-0.6b", "--on", "rtx-4090", "--micro-batch", "1", "--stack", stack, "--json")
