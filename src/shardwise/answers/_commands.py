@@ -119,11 +119,15 @@ def _compare() -> Command:
 
 
 def _plan(kind: str = "train") -> Command:
-    from shardwise.answers._search_flags import plan_search_flags, serve_search_flags
+    from shardwise.answers._search_flags import load_search_flags, plan_search_flags, serve_search_flags
 
-    help_of_what = "train or infer; each has flags of its own: shardwise plan infer --help"
-    what = Flag("what", _converters.choice("train", "infer"), help_of_what, "positional")
-    own = serve_search_flags() if kind == "infer" else plan_search_flags()
+    help_of_what = "train, infer or serve; each has flags of its own: shardwise plan serve --help"
+    what = Flag("what", _converters.choice("train", "infer", "serve"), help_of_what, "positional")
+    own = {"infer": serve_search_flags, "serve": load_search_flags}.get(kind, plan_search_flags)()
+    if kind == "serve":
+        exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
+        flags = {"what": what, **_MODEL, **own, **OUTPUT}
+        return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
     flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
@@ -230,7 +234,11 @@ def command(name: str, kind: str = "") -> Command:
 
 def every() -> dict[str, Command]:
     """Return all commands; only reading a case file needs them all."""
-    return {**{name: command(name) for name in NAMES}, "plan infer": command("plan", "infer")}
+    return {
+        **{name: command(name) for name in NAMES},
+        "plan infer": command("plan", "infer"),
+        "plan serve": command("plan", "serve"),
+    }
 
 
 GROUPS = {

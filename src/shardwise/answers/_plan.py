@@ -195,6 +195,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
         from shardwise.answers import _plan_infer
 
         return _plan_infer.answer(inputs, width)
+    if inputs.get("what") == "serve":
+        from shardwise.answers import _plan_serve
+
+        return _plan_serve.answer(inputs, width)
     if "scaling" in inputs.values:
         from shardwise.answers import _scaling
 

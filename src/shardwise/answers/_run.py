@@ -118,7 +118,8 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
 def _kind_of(words: Sequence[str]) -> str:
     """Return the kind of case that a search is of, by its word or by the case file."""
     path = _config_of(words)
-    return "infer" if "infer" in words or (path is not None and read_case(path).get("what") == "infer") else "train"
+    said = read_case(path).get("what") if path is not None else None
+    return next((kind for kind in ("infer", "serve") if kind in words or said == kind), "train")
 
 
 def _config_of(words: Sequence[str]) -> str | None:

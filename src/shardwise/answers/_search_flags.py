@@ -266,3 +266,30 @@ def _shown(key: str, value: float) -> str:
     if key == "min_free":
         return f"{show_bytes(value)} free"
     return f"{value:,.2f}" if key in ("max_cost", "min_rate") else show_seconds(value)
+
+
+LOAD_WHOLES = ("tp", "pp", "ep", "etp")
+LOAD_WORDS = ("engine", "weights", "kv_cache", "compute")
+# Of a deployment under load, what a search finds itself or does not take.
+_FOUND = ("dp", "stage_layers", "users", "think", "trace", "speed", "finite", "order")
+
+
+@cache
+def load_search_flags() -> dict[str, Flag]:
+    """Return every flag of a search for a deployment under load."""
+    one = serve_flags()
+    kept = {key: flag for key, flag in one.items() if key not in _FOUND}
+    ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in LOAD_WHOLES}
+    words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in LOAD_WORDS}
+    batch = _flags(
+        "space",
+        ("max_batched_tokens", RANGE, "tokens of a step to try; left out, the engine's own, 2,048 and 16,384"),
+        ("max_sequences", RANGE, "sequences at once to try; left out, the engine's own, 64 and 256"),
+    )
+    wanted = _flags(
+        "search",
+        ("objective", k.choice("devices", "cost", "ttft", "tpot", "e2e"), "what the best has least of"),
+        ("top", k.whole(1, 20), "deployments to confirm by simulation; left out, three"),
+        ("save_best", k.FILE, "write the best deployment as a case of serve to a TOML or JSON file"),
+    )
+    return {**kept, **ranges, **words, **batch, **wanted}

@@ -17,7 +17,8 @@ from shardwise.serving.load import PERCENTILES, ServeReport
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.plans import Arrivals, Length, Limit, Workload
+    from shardwise.plans import Arrivals, Length, Limit, Serving, Workload
+    from shardwise.serving import ServingOptions
 
 
 def _length(inputs: Inputs, name: str, usual: int) -> Length:
@@ -84,33 +85,49 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload:
     )
 
 
-def ask(inputs: Inputs) -> ServeReport:
-    """Return the report of a deployment under load; raises `InputError` with every problem."""
-    from shardwise.plans import METRICS, QUANTILES, Limit, Serving
-    from shardwise.serving import ServingOptions
-    from shardwise.serving.load import LoadOptions, serve
+def limits_of(inputs: Inputs) -> tuple[Limit, ...]:
+    """Return the limits on latency that were given."""
+    from shardwise.plans import METRICS, QUANTILES, Limit
 
     given = inputs.values
-    limits = tuple(
-        Limit(metric=m, quantile=q, seconds=given[f"{q}_{m}"])
-        for q in QUANTILES
-        for m in METRICS
-        if f"{q}_{m}" in given
-    )
-    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
-    workload = None
+    every = [(q, m) for q in QUANTILES for m in METRICS if f"{q}_{m}" in given]
+    return tuple(Limit(metric=m, quantile=q, seconds=given[f"{q}_{m}"]) for q, m in every)
+
+
+def workload_of(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload | None:
+    """Return the workload of the flags; None with its problems recorded."""
     try:
-        workload = _workload(inputs, limits)
+        return _workload(inputs, limits)
     except InputError as error:
         inputs.merge(error)
-    if model is None or cluster is None or workload is None or inputs.problems.items:
-        raise InputError(dict.fromkeys(inputs.problems.items))
-    plan = replace(_case.make_plan(inputs), micro_batch=1)
+        return None
+
+
+def deployment_of(inputs: Inputs) -> tuple[Serving, ServingOptions]:
+    """Return formats and memory, and the engine."""
+    from shardwise.plans import Serving
+    from shardwise.serving import ServingOptions
+
+    given = inputs.values
     _case.take_dtype(inputs, "weights")
     names = ("weights", "kv_cache", "compute", "memory_fraction", "max_batched_tokens", "max_sequences",
              "expert_imbalance", "adapter_rank", "adapters")  # fmt: skip
     job = Serving(**{key: given[key] for key in names if key in given}, misc_bytes=inputs.get("misc_memory", 0.0))
     engine = ServingOptions(engine=inputs.get("engine", "vllm"), efficiencies=_case.make_efficiencies(inputs))
+    return job, engine
+
+
+def ask(inputs: Inputs) -> ServeReport:
+    """Return the report of a deployment under load; raises `InputError` with every problem."""
+    from shardwise.serving.load import LoadOptions, serve
+
+    limits = limits_of(inputs)
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    workload = workload_of(inputs, limits)
+    if model is None or cluster is None or workload is None or inputs.problems.items:
+        raise InputError(dict.fromkeys(inputs.problems.items))
+    plan = replace(_case.make_plan(inputs), micro_batch=1)
+    job, engine = deployment_of(inputs)
     options = LoadOptions(limits=limits, router=inputs.get("router", "round-robin"), serving=engine)
     try:
         report = serve(model, cluster, plan, workload, job, options)
@@ -137,8 +154,20 @@ _ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "que
 _STYLES = ("blue", "green", "cyan", "yellow", "magenta")
 
 
-def _rate(value: float) -> str:
+def rate_text(value: float) -> str:
+    """Return a rate in words.
+
+    >>> rate_text(2.5)
+    '2.50 requests/s'
+    """
     return f"{value:,.2f} requests/s"
+
+
+def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> None:
+    """Append a line for each limit: what it is about, and the limit."""
+    for limit in limits:
+        value = show_seconds(report.value(limit))
+        page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
 
 
 def _verdict(report: ServeReport, page: Page) -> None:
@@ -151,19 +180,14 @@ def _verdict(report: ServeReport, page: Page) -> None:
         page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
     elif not report.stable:
         page.label("UNSTABLE", where, "bold red", "bold")
-        page.note(
-            f"the queue grows by {_rate(report.growth_per_second)}; stable up to {_rate(report.capacity_per_second)}"
-        )
+        most = rate_text(report.capacity_per_second)
+        page.note(f"the queue grows by {rate_text(report.growth_per_second)}; stable up to {most}")
     elif report.broken:
         page.label("MISSES", where, "bold red", "bold")
-        for limit in report.broken:
-            value = show_seconds(report.value(limit))
-            page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
+        limit_lines(report, page, report.broken)
     else:
         page.label("MEETS" if report.options.limits else "SERVES", where, "bold green", "bold")
-        for limit in report.options.limits:
-            value = show_seconds(report.value(limit))
-            page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
+        limit_lines(report, page, report.options.limits)
 
 
 def _latencies(report: ServeReport, page: Page) -> None:
@@ -180,8 +204,8 @@ def _latencies(report: ServeReport, page: Page) -> None:
 def _load(report: ServeReport, page: Page) -> None:
     tree = report.to_dict()
     page.blank()
-    served = f"{_rate(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
-    page.label("LOAD", f"serves {served}; carries up to about {_rate(report.capacity_per_second)}")
+    served = f"{rate_text(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
+    page.label("LOAD", f"serves {served}; carries up to about {rate_text(report.capacity_per_second)}")
     running, waiting, cache = tree["running"], tree["waiting"], tree["kv"]
     page.note(f"a replica runs {running['mean']:.1f} requests on average, {running['max']} at most")
     page.note(f"and {waiting['mean']:.1f} wait on average, {waiting['max']} at most")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
     from shardwise.search._frames import frame
+    from shardwise.search._load import LoadResult, plan_serve
+    from shardwise.search._load_groups import FrontPoint, LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._ray import RayExecutor
     from shardwise.search._remedy import Remedy
@@ -40,7 +42,11 @@ _HOMES = {
     "SearchTask": "_training",
     "Sensitivity": "_sensitivity",
     "SerialExecutor": "_executor",
+    "FrontPoint": "_load_groups",
+    "LoadResult": "_load",
+    "LoadSpace": "_load_groups",
     "ServingResult": "_serving",
+    "plan_serve": "_load",
     "ServingSpace": "_serving_space",
     "StudyFolder": "_study",
     "StudyResult": "_study",
@@ -76,6 +82,9 @@ __all__ = [
     "SERVING_OBJECTIVES",
     "TRAIN_LIMITS",
     "Executor",
+    "FrontPoint",
+    "LoadResult",
+    "LoadSpace",
     "ProcessExecutor",
     "Question",
     "RayExecutor",
@@ -102,6 +111,7 @@ __all__ = [
     "frame",
     "longest_sequence",
     "part_of",
+    "plan_serve",
     "plan_serving",
     "plan_training",
     "run_study",

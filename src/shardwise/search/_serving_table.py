@@ -6,7 +6,7 @@ The formulas are those of `shardwise.serving`; a law is asked of every layout as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -26,7 +26,7 @@ from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import Order, part_of
 from shardwise.serving._batch import evaluate
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
-from shardwise.serving._sizes import ServingSizes, sizes_of_columns
+from shardwise.serving._sizes import ServingSizes, sizes_of_columns, taken
 
 CELLS = 16_384
 MEMORY = "memory"
@@ -269,19 +269,6 @@ def counted_tokens(job: Serving) -> int:
     return job.output_tokens or job.input_tokens
 
 
-def _taken(value: Any, rows: Any) -> Any:
-    """Return some rows of every column in a tree of records, tuples and dicts."""
-    if isinstance(value, np.ndarray):
-        return value[rows]
-    if isinstance(value, tuple):
-        return tuple(_taken(item, rows) for item in value)
-    if isinstance(value, dict):
-        return {key: _taken(item, rows) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _taken(getattr(value, f.name), rows) for f in fields(value)})
-    return value
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Each:
     """What one replica of a kind of layout does with a batch."""
@@ -298,7 +285,7 @@ def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> Each:
     parts = [slice(at, at + CELLS) for at in range(0, len(kind), CELLS)]
     found = []
     for part in parts:
-        z = replace(_taken(grid.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
+        z = replace(taken(grid.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
         e = evaluate(case, z)
         short: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, z.batch.shape) for m in e.memory]
         seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds)

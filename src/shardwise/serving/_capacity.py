@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._case import ServingCase, most_tokens
-from shardwise.serving._memory import blocks_of, stage_cache
-from shardwise.serving._sizes import PipelineStage, ServingSizes
+from shardwise.serving._memory import StageBytes, blocks_of, caches_of, stage_cache
+from shardwise.serving._sizes import PipelineStage, ServingSizes, taken
 
 _MOST = 2**40
 _PATIENCE = 4  # steps on one side before an interval is halved
@@ -91,7 +91,7 @@ def capacity_of(case: ServingCase, cost: BatchCost[float]) -> Capacity:
         lambda n: short_by(case, sizes, input_tokens=past + n), positions - beyond if positions else _MOST
     )
     return Capacity(
-        kv_cache_tokens=_cache_tokens(case, cost),
+        kv_cache_tokens=cache_tokens(case, cost),
         max_concurrency=most,
         largest_prefill_batch=largest_that(lambda n: short_by(case, sizes, (True, False), batch=n, output_tokens=0)),
         largest_decode_batch=largest_that(lambda n: short_by(case, sizes, (False, True), batch=n)) if alone else most,
@@ -114,22 +114,42 @@ def _pages(
     return pages_of(held, case.engine.memory.block_tokens)
 
 
-def _cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
+def _cache_tokens(
+    case: ServingCase,
+    stages: Sequence[PipelineStage[float]],
+    memory: Sequence[StageBytes[float]],
+    caches: tuple[tuple[SequenceCache[float], ...], ...],
+) -> int:
     """Return tokens of cache beside the working memory of the batch that was asked.
 
     Whole blocks for models whose cache grows with every token, what vLLM prints for its groups of mixed layers, and
     elsewhere what requests of the asked length hold together.
     """
-    stages, block, full = cost.sizes.stages, case.engine.memory.block_tokens, case.job.total_tokens
-    budgets = [max(0.0, m.cache_budget) for m in cost.memory]
-    pages = [_pages(case, stage, cost.caches) for stage in stages]
+    block, full = case.engine.memory.block_tokens, case.job.total_tokens
+    budgets = [max(0.0, m.cache_budget) for m in memory]
+    pages = [_pages(case, stage, caches) for stage in stages]
     if all(pages):
         return min(pool.capacity_tokens(b) for pool, b in zip(pages, budgets, strict=True) if pool)
-    mixed = any(c.limit or c.constant_bytes for caches in cost.caches for c in caches)
+    mixed = any(c.limit or c.constant_bytes for each in caches for c in each)
     unit: float = blocks_of(full, block) if mixed else block
-    each = [stage_cache(cost.caches, stage, unit) for stage in stages]
-    counts = [int(budget // one) for budget, one in zip(budgets, each, strict=True) if one]
+    held = [stage_cache(caches, stage, unit) for stage in stages]
+    counts = [int(budget // one) for budget, one in zip(budgets, held, strict=True) if one]
     return min(counts, default=0) * int(full if mixed else block)
+
+
+def cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
+    """Return tokens of cache that fit on one replica."""
+    return _cache_tokens(case, cost.sizes.stages, cost.memory, cost.caches)
+
+
+def cache_tokens_of(case: ServingCase, sizes: ServingSizes[Any]) -> list[int]:
+    """Return tokens of cache that fit on a replica of every layout of some columns, 0 where the model does not fit."""
+    memory, caches, found = reserved_bytes(case, sizes), caches_of(case, sizes), []
+    for row in range(len(sizes.tp)):
+        held = [(stage, m) for stage, m in zip(sizes.stages, memory, strict=True) if any(n[row] for n in stage.layers)]
+        stages, budgets = ([taken(part, row) for part in parts] for parts in zip(*held, strict=True))
+        found.append(_cache_tokens(case, stages, budgets, taken(caches, row)))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

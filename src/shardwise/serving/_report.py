@@ -12,7 +12,7 @@ from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.serving._batch import BatchCost, evaluate
-from shardwise.serving._capacity import Capacity, capacity_of
+from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import Engine
 from shardwise.serving._memory import StageBytes
@@ -114,10 +114,10 @@ class InferReport:
         """What would fit on one replica."""
         return capacity_of(self.case, self.evaluation)
 
-    @property
+    @cached_property
     def kv_cache_tokens(self) -> int:
         """Tokens of cache that fit on one replica."""
-        return self.capacity.kv_cache_tokens
+        return cache_tokens(self.case, self.evaluation)
 
     @property
     def max_concurrency(self) -> int:

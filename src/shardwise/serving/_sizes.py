@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic
 
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, is_column
 from shardwise.ledger.traced import leaf
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, spans
@@ -75,6 +75,19 @@ def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> 
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
     stages: Any = stage_rows(model, plan)
     return ServingSizes(batch=leaf("batch", job.batch), spans=shared, stages=stages, **values)
+
+
+def taken(value: Any, rows: Any) -> Any:
+    """Return some rows of every column in a tree of records, tuples and dicts; plain numbers stay as they are."""
+    if is_column(value):
+        return value[rows]
+    if isinstance(value, tuple):
+        return tuple(taken(item, rows) for item in value)
+    if isinstance(value, dict):
+        return {key: taken(item, rows) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: taken(getattr(value, f.name), rows) for f in fields(value)})
+    return value
 
 
 def sizes_of_columns(

@@ -6,7 +6,7 @@ doubling. Some eighty steps a layout are priced, all in three calls of `step_cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
-from shardwise.serving._sizes import ServingSizes
+from shardwise.serving._sizes import ServingSizes, taken
 from shardwise.serving._step import step_cost
 from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._requests import Moments
@@ -39,19 +39,6 @@ class LoadPrices:
     """Steps that a prompt is spread over."""
     together: Any
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
-
-
-def taken(value: Any, rows: Any) -> Any:
-    """Return some rows of every column in a tree of records, tuples and dicts; plain numbers stay as they are."""
-    if isinstance(value, np.ndarray):
-        return value[rows]
-    if isinstance(value, tuple):
-        return tuple(taken(item, rows) for item in value)
-    if isinstance(value, dict):
-        return {key: taken(item, rows) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: taken(getattr(value, f.name), rows) for f in fields(value)})
-    return value
 
 
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any]:

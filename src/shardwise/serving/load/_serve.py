@@ -12,6 +12,7 @@ from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
+from shardwise.serving._case import ServingCase
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._policy import Policy, policy_of
 from shardwise.serving.load._report import LoadOptions, Router, ServeReport
@@ -75,6 +76,25 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
     return found
 
 
+def policy_for(case: ServingCase, job: Serving, workload: Workload, options: LoadOptions) -> Policy:
+    """Return how the engine of a case schedules a workload: its defaults, and what the job and the options say."""
+    prompt, made = workload.longest
+    engine = case.engine
+    policy = policy_of(engine.name, case.cluster.device, int(engine.memory.block_tokens), prompt + made)
+    policy = replace(
+        policy,
+        step_tokens=job.max_batched_tokens or policy.step_tokens,
+        max_sequences=job.max_sequences or policy.max_sequences,
+    )
+    if options.async_scheduling is not None:
+        policy = replace(policy, async_scheduling=options.async_scheduling)
+    if not policy.chunked:
+        # A prompt that fills a step beside none that decode would never start beside some.
+        least = prompt + made + (policy.max_sequences if policy.mixed else 0)
+        policy = replace(policy, step_tokens=max(policy.step_tokens, least))
+    return policy
+
+
 def serve(
     model: Model,
     cluster: Cluster,
@@ -95,19 +115,7 @@ def serve(
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
     base = infer(model, cluster, plan, asked, options.serving)
-    engine = base.case.engine
-    policy = policy_of(engine.name, cluster.device, int(engine.memory.block_tokens), prompt + made)
-    policy = replace(
-        policy,
-        step_tokens=job.max_batched_tokens or policy.step_tokens,
-        max_sequences=job.max_sequences or policy.max_sequences,
-    )
-    if options.async_scheduling is not None:
-        policy = replace(policy, async_scheduling=options.async_scheduling)
-    if not policy.chunked:
-        # A prompt that fills a step beside none that decode would never start beside some.
-        least = prompt + made + (policy.max_sequences if policy.mixed else 0)
-        policy = replace(policy, step_tokens=max(policy.step_tokens, least))
+    policy = policy_for(base.case, job, workload, options)
     limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
     base = infer(model, cluster, plan, limits, options.serving)
     problems = _problems(base, workload, options)

@@ -1,0 +1,214 @@
+"""`shardwise plan serve`: how many devices a load needs, in which layout, under which limits, and why no fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers import _case
+from shardwise.answers._answer import Answer
+from shardwise.answers._case import Inputs
+from shardwise.answers._files import command_words
+from shardwise.answers._page import Page, command_lines
+from shardwise.answers._plan_page import rejected
+from shardwise.answers._search_flags import LOAD_WHOLES, LOAD_WORDS, load_search_flags
+from shardwise.answers._serve import deployment_of, limit_lines, limits_of, rate_text, workload_of
+from shardwise.errors import InputError
+from shardwise.units import show_seconds
+
+if TYPE_CHECKING:
+    from shardwise.search import FrontPoint, LoadResult, LoadSpace
+    from shardwise.serving.load import ServeReport
+
+# Devices that a load may take where only their kind is named.
+_MANY = 1024
+_FRONT = 10
+
+
+def space_of(inputs: Inputs) -> LoadSpace:
+    """Return the space that the flags restrict."""
+    from shardwise.search import LoadSpace, Wholes
+
+    given = inputs.values
+    layouts: dict[str, Any] = {key: Wholes.parse(given[key]) for key in LOAD_WHOLES if key in given}
+    layouts |= {key: given[key] for key in LOAD_WORDS if key in given}
+    space = LoadSpace()
+    limits = {
+        name: tuple(Wholes.parse(given[key]).of(range(1, 2**20)))
+        for name, key in (("step_tokens", "max_batched_tokens"), ("max_sequences", "max_sequences"))
+        if key in given
+    }
+    return replace(space, layouts=replace(space.layouts, **layouts), **limits)
+
+
+def ask(inputs: Inputs) -> LoadResult:
+    """Return the answer of a search; raises `InputError` with every problem."""
+    from shardwise.search import plan_serve
+    from shardwise.serving.load import LoadOptions
+
+    limits = limits_of(inputs)
+    text = str(inputs.values.get("on", ""))
+    if text and not text[0].isdigit():
+        inputs.values["on"] = f"{_MANY}x{text}"
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    if text:
+        inputs.values["on"] = text
+    workload = workload_of(inputs, limits)
+    if model is None or cluster is None or workload is None or inputs.problems.items:
+        raise InputError(dict.fromkeys(inputs.problems.items))
+    searched = (*LOAD_WORDS, "max_batched_tokens", "max_sequences")
+    job, serving = deployment_of(Inputs(values={k: v for k, v in inputs.values.items() if k not in searched}))
+    options = LoadOptions(limits=limits, router=inputs.get("router", "round-robin"), serving=serving)
+    wanted = inputs.get("objective", "devices"), inputs.get("top", 3)
+    try:
+        found = plan_serve(model, cluster, workload, job, options, (space_of(inputs), *wanted))
+    except InputError as error:
+        inputs.merge(error, dtype="weights")
+        raise InputError(dict.fromkeys(inputs.problems.items)) from None
+    inputs.problems.raise_if_any()
+    return found
+
+
+def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
+    """Return the case of `serve` that a deployment of the answer is."""
+    from shardwise.answers._plan import on_devices
+
+    own = {key for key, flag in load_search_flags().items() if flag.group in ("search", "space")}
+    kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save"}}
+    plan, job, case = report.base.plan, report.base.job, report.base.case
+    fixed: dict[str, Any] = {"on": on_devices(inputs, case.cluster.device.name, plan.num_devices)}
+    if not str(inputs.values["on"])[0].isdigit():
+        fixed["on"] = f"{plan.num_devices}x{inputs.values['on']}"
+    fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
+    fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
+    fixed |= {"engine": case.engine.name, "weights": job.weights or case.format.name}
+    fixed |= {"max_batched_tokens": report.policy.step_tokens, "max_sequences": report.policy.max_sequences}
+    fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute") if getattr(job, key)}
+    return {**kept, **fixed, "requests": report.workload.count}
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise plan serve`."""
+    from shardwise.answers._plan import save_best
+
+    found = ask(inputs)
+    save_best(inputs, "serve", case_of(inputs, found.best[0]) if found.best else None)
+
+    def words(report: ServeReport) -> list[str]:
+        return command_words("serve", case_of(inputs, report))
+
+    def page() -> Page:
+        shown = found.best[0] if found.best else found.nearest
+        return load_page(found, words(shown) if shown is not None else [], (tuple(inputs.notes), width))
+
+    return Answer(0 if found.best else 1, lambda: load_tree(found, list(map(words, found.best))), page)
+
+
+def _point(point: FrontPoint) -> dict[str, Any]:
+    names = ("tokens_per_second_per_gpu", "tokens_per_second_per_user", "ttft_seconds")
+    job = {name: getattr(point.job, name) for name in ("weights", "kv_cache", "max_batched_tokens", "max_sequences")}
+    return {
+        **{name: getattr(point, name) for name in names},
+        "requests_per_second_per_replica": point.rate,
+        "plan": {axis: getattr(point.plan, axis) for axis in ("tp", "pp", "ep")},
+        "job": job,
+    }
+
+
+def load_tree(found: LoadResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
+    return {
+        "search": {
+            "layouts": found.layouts,
+            "simulated": found.simulated,
+            "seconds": found.seconds,
+            "objective": found.objective,
+        },
+        "best": [
+            {**report.to_dict(), "command": " ".join(words)} for report, words in zip(found.best, commands, strict=True)
+        ],
+        "fewer": found.fewer.to_dict() if found.fewer is not None else None,
+        "front": [_point(point) for point in found.front],
+        "rejected": [asdict(row) for row in found.rejected],
+        "nearest": found.nearest.to_dict() if found.nearest is not None else None,
+    }
+
+
+def describe(report: ServeReport) -> str:
+    """Return a deployment in words."""
+    plan, policy = report.base.plan, report.policy
+    many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
+    degrees = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "ep") if getattr(plan, axis) > 1)
+    limits = f"{policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step"
+    return f"{many} of {degrees or 'one device'}: {report.base.case.engine.name}, {limits}"
+
+
+def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+    """Return the answer of a search as a page."""
+    notes, width = notes_and_width
+    page = Page(width)
+    shown = found.best[0] if found.best else found.nearest
+    rate = rate_text(found.workload.arrivals.rate)
+    if found.best:
+        _best(page, found, rate)
+    else:
+        page.label("NONE", f"no deployment of the space keeps the limits at {rate}", "bold red", "bold")
+        if found.nearest is not None:
+            page.note(
+                f"the last one simulated: {found.nearest.base.plan.num_devices} devices, {describe(found.nearest)}"
+            )
+            limit_lines(found.nearest, page, found.nearest.broken)
+    page.note(
+        f"{found.layouts:,} layouts and batch limits by the closed form, {found.simulated} simulated, "
+        f"in {show_seconds(found.seconds)}", "dim",
+    )  # fmt: skip
+    page.blank()
+    _front(page, found)
+    rejected(page, found.rejected)
+    page.blank()
+    page.label("ASSUMED", "")
+    page.items(tuple(dict.fromkeys((*notes, *(shown.assumptions if shown is not None else ())))))
+    if command:
+        command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+    return page
+
+
+def _best(page: Page, found: LoadResult, rate: str) -> None:
+    best = found.best[0]
+    device = best.base.case.cluster.device.name
+    title = f"{best.base.case.model.name} at {rate}: {best.base.plan.num_devices} x {device}"
+    page.label("BEST", title, "bold green", "bold")
+    page.note(describe(best), "bold")
+    limit_lines(best, page, found.limits)
+    page.note(f"carries up to about {rate_text(best.capacity_per_second)}")
+    if best.usd_per_hour is not None:
+        page.note(f"${best.usd_per_hour:,.2f} an hour")
+    fewer = found.fewer
+    if fewer is not None:
+        page.note(f"with {fewer.replicas} replicas:")
+        if fewer.stable:
+            limit_lines(fewer, page, fewer.broken)
+        else:
+            page.note(f"the queue grows by {rate_text(fewer.growth_per_second)}")
+    for number, other in enumerate(found.best[1:], 2):
+        page.note(f"{number}. {other.base.plan.num_devices} devices: {describe(other)}")
+
+
+def _front(page: Page, found: LoadResult) -> None:
+    """Append the front of tokens a second of a device against those of a user, thinned to a page."""
+    points = found.front
+    if not points:
+        return
+    page.add(("FRONT  output tokens/s of a device and of a user", "bold"))
+    kept = [
+        points[round(i * (len(points) - 1) / max(min(len(points), _FRONT) - 1, 1))]
+        for i in range(min(len(points), _FRONT))
+    ]
+    rows = [["tokens/s/GPU", "tokens/s/user", "TTFT", "layout"]]
+    for point in kept:
+        degrees = ", ".join(f"{a} {getattr(point.plan, a)}" for a in ("tp", "pp", "ep") if getattr(point.plan, a) > 1)
+        each = f"{point.tokens_per_second_per_gpu:,.0f}", f"{point.tokens_per_second_per_user:,.0f}"
+        rows.append([*each, show_seconds(point.ttft_seconds), degrees or "one device"])
+    page.table(rows, right=(0, 1, 2), header=True, indent=0)
+    page.blank()

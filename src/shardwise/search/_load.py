@@ -1,0 +1,157 @@
+"""The search for a deployment under load: layouts, batch limits and replicas under limits on latency.
+
+Every layout of the space is answered by the closed form, whose columns hold all layouts of one engine, format and
+batch limit at once; the best are confirmed by simulation, each with the fewest replicas that keep the limits there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.errors import Problems
+from shardwise.hardware import Cluster
+from shardwise.models import Model
+from shardwise.plans import Limit, Serving, Workload
+from shardwise.search._load_groups import LOAD_OBJECTIVES, Candidate, FrontPoint, LoadSearch, LoadSpace
+from shardwise.search._options import SearchOptions
+from shardwise.search._result import Rejection
+from shardwise.search._serving_table import ServingGrid
+from shardwise.search._space import Wholes, part_of
+from shardwise.serving.load import LoadOptions, ServeReport
+
+_SIMULATIONS = 24
+# Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.
+_BETTER = 0.97
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoadResult:
+    """The answer of a search for a deployment under load; the best first, each confirmed by simulation."""
+
+    workload: Workload
+    limits: tuple[Limit, ...]
+    objective: str
+    best: tuple[ServeReport, ...]
+    fewer: ServeReport | None
+    """The best deployment with one replica less, which misses a limit; None where the best has one replica."""
+    nearest: ServeReport | None
+    """What was simulated last where nothing keeps the limits."""
+    rejected: tuple[Rejection, ...]
+    front: tuple[FrontPoint, ...]
+    layouts: int
+    """Layouts with their formats and batch limits."""
+    simulated: int
+    seconds: float
+
+    def __repr__(self) -> str:
+        """Return the best in one line."""
+        return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else 'none keeps the limits'}>"
+
+
+def _of(candidate: Candidate, metric: str) -> float:
+    """Return the mean of a metric by the closed form."""
+    return float(getattr(candidate.steady, f"{'tpot' if metric == 'itl' else metric}_seconds"))
+
+
+def _no_better(candidate: Candidate, broken: dict[str, float]) -> bool:
+    """Return whether other batch limits of a layout leave every metric that missed its limit as it was."""
+    return bool(broken) and all(_of(candidate, metric) > _BETTER * seconds for metric, seconds in broken.items())
+
+
+def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeReport | None, int, int]:
+    """Return the best deployments that simulation confirms, the last that it refused, how many, and simulations.
+
+    Candidates come best first; one that misses a limit comes back with more replicas. The closed form says less than
+    the simulation, so that what is confirmed first is the best.
+    """
+    order = [(search.value(one), number, one) for number, one in enumerate(search.candidates())]
+    heapq.heapify(order)
+    best: list[ServeReport] = []
+    known: set[tuple[Any, ...]] = set()
+    refused: dict[tuple[Any, ...], list[dict[str, float]]] = {}
+    nearest, missed, simulated = None, 0, 0
+    while order and len(best) < top and simulated < _SIMULATIONS:
+        _, number, candidate = heapq.heappop(order)
+        if candidate.key in known:
+            continue
+        same = refused.setdefault((*candidate.key, candidate.replicas), [])
+        if not any(_no_better(candidate, broken) for broken in same):
+            report, simulated = search.simulate(candidate), simulated + 1
+            if report.meets:
+                best.append(report)
+                known.add(candidate.key)
+                continue
+            nearest = report
+            same.append({limit.metric: _of(candidate, limit.metric) for limit in report.broken})
+        missed += 1
+        more = candidate.replicas + max(candidate.replicas // 16, 1)
+        if search.sparing and more * candidate.plan.num_devices <= search.cluster.num_devices:
+            again = replace(candidate, replicas=more)
+            heapq.heappush(order, (search.value(again), number, again))
+    return best, nearest, missed, simulated
+
+
+def _problems(workload: Workload, options: LoadOptions, objective: str) -> Problems:
+    found = workload.problems()
+    if workload.arrivals.kind not in ("poisson", "constant", "gamma"):
+        rule = "says no rate: how many replicas a load needs is asked of an open loop"
+        found.add("rate", workload.arrivals.kind, rule, "give for example --rate 50/s")
+    if objective not in LOAD_OBJECTIVES:
+        found.add("objective", objective, "is not an objective", "use one of " + ", ".join(LOAD_OBJECTIVES))
+    for limit in options.limits:
+        found.items.extend(limit.problems().items)
+    return found
+
+
+def plan_serve(
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    job: Serving | None = None,
+    options: LoadOptions | None = None,
+    search: tuple[LoadSpace, str, int] = (LoadSpace(), "devices", 3),
+) -> LoadResult:
+    """Return the best deployments for a load on up to all devices of a cluster; raises `InputError` for bad input.
+
+    `search` is the space, the objective and how many deployments are wanted. The closed form answers every layout; each
+    of the best is simulated, and more replicas are taken where that misses a limit.
+    """
+    start = time.perf_counter()
+    (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()
+    _problems(workload, options, objective).raise_if_any()
+    needed = max((limit.needed_requests for limit in options.limits), default=0)
+    workload = replace(workload, count=max(workload.count, needed))
+    prompt, made = workload.longest
+    if model.max_context and prompt + made > model.max_context:
+        found = Problems()
+        rule = f"and {made} tokens of output are more than the context of {model.name}, {model.max_context}"
+        found.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
+        found.raise_if_any()
+    asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
+    widest = max(high for _, high in space.layouts.devices.ranges)
+    grid = ServingGrid(
+        model=model,
+        cluster=part_of(cluster, min(cluster.num_devices, widest)),
+        job=asked,
+        space=replace(space.layouts, dp=Wholes(ranges=((1, 1),))),
+        options=SearchOptions(efficiencies=options.serving.efficiencies),
+    )
+    one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)
+    best, nearest, missed, simulated = _confirmed(one, top)
+    fewer = None
+    while best and one.sparing and best[0].replicas > 1 and (fewer is None or fewer.meets):
+        first = best[0] = fewer or best[0]
+        fewer = one.simulate(Candidate(
+            plan=replace(first.base.plan, dp=1), job=first.base.job, engine=first.base.case.engine,
+            replicas=first.replicas - 1, steady=first.steady,
+        ))  # fmt: skip
+        simulated += 1
+    many = sum(len(group.plans) + group.short for group in one.groups)
+    return LoadResult(
+        workload=workload, limits=options.limits, objective=objective, best=tuple(best), fewer=fewer,
+        nearest=None if best else nearest, rejected=one.rejected(missed), front=one.front(), layouts=many,
+        simulated=simulated, seconds=time.perf_counter() - start,
+    )  # fmt: skip

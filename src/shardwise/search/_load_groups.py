@@ -1,0 +1,309 @@
+"""The layouts of a search for a deployment under load, answered by the closed form, and what each limit rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from shardwise.hardware import Cluster
+from shardwise.plans import Limit, Plan, Serving, Workload
+from shardwise.search._result import Rejection
+from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
+from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
+from shardwise.search._space import Wholes, part_of
+from shardwise.serving._capacity import cache_tokens_of
+from shardwise.serving._case import ServingCase
+from shardwise.serving._sizes import taken
+from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, moments_of, serve
+from shardwise.serving.load._prices import load_prices
+from shardwise.serving.load._serve import policy_for
+from shardwise.serving.load._steady import Replicas, most_running
+
+LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
+# Devices of one replica that are tried unless the space says otherwise.
+REPLICA_DEVICES = Wholes(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
+# Requests a second over the capacity up to which a replica is loaded.
+_FULLEST = 0.95
+# Shares of the capacity at which the front is drawn.
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# How far a quantile of the TTFT lies above an empty replica's, over how far the mean does, at least: nothing falls by
+# the closed form that a simulation would keep. Tokens and whole requests average over steps: their quantiles are near.
+_TAIL = {"mean": 0.85, "p50": 0.3, "p90": 1.0, "p95": 1.2, "p99": 1.5}
+_NEAR_MEAN = 0.95
+# A point of the front is listed where it serves more tokens than the one before it by this factor.
+_CLEARLY = 1.02
+DEVICES, SIMULATED = "devices", "simulated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadSpace:
+    """What is searched: layouts and formats of a serving space, step tokens and sequences (0: the engine's own)."""
+
+    layouts: ServingSpace = ServingSpace(devices=REPLICA_DEVICES, orders=SERVING_ORDERS[:1])  # noqa: RUF009 (frozen)
+    step_tokens: tuple[int, ...] = (0, 2048, 16384)
+    max_sequences: tuple[int, ...] = (0, 64, 256)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A layout with its batch limits and replicas, and what the closed form says of it."""
+
+    plan: Plan
+    """One replica."""
+    job: Serving
+    engine: Any
+    replicas: int
+    steady: Steady[float]
+
+    @property
+    def devices(self) -> int:
+        """Devices of all replicas."""
+        return self.plan.num_devices * self.replicas
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells two deployments apart but for replicas and batch limits."""
+        p, job = self.plan, self.job
+        return str(self.engine), p.tp, p.pp, p.ep, p.etp, job.weights, job.kv_cache, job.compute
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPoint:
+    """A point of the front: tokens a second of a device and of a user, at a rate of one replica."""
+
+    plan: Plan
+    job: Serving
+    engine: Any
+    rate: float
+    tokens_per_second_per_gpu: float
+    tokens_per_second_per_user: float
+    ttft_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadGroup:
+    """The layouts of one engine, format and batch limit that hold the longest request, with their closed form."""
+
+    job: Serving
+    engine: Any
+    plans: tuple[Plan, ...]
+    form: Replicas | None
+    short: int
+
+    @cached_property
+    def devices(self) -> Any:
+        """Devices of one replica of each layout."""
+        return np.array([plan.num_devices for plan in self.plans])
+
+
+def least(steady: Steady[Any], empty: Steady[Any], limit: Limit) -> Any:
+    """Return the seconds that a limit is about, at least: what an empty replica takes, and a share of what is beyond.
+
+    >>> one = Steady(capacity=2.0, rate=1.0, running=1.0, ttft_seconds=0.3, tpot_seconds=0.02, e2e_seconds=2.3,
+    ...     waiting_seconds=0.0)
+    >>> round(least(one, one, Limit(metric="ttft", quantile="p99", seconds=1.0)), 3)
+    0.255
+    """
+    name = {"itl": "tpot"}.get(limit.metric, limit.metric)
+    floor, mean = (getattr(one, f"{name}_seconds") for one in (empty, steady))
+    if limit.metric == "ttft":
+        return 0.85 * floor + np.maximum(mean - floor, 0.0) * _TAIL[limit.quantile]
+    # Within a few percent in the closed form.
+    return _NEAR_MEAN * (mean if limit.quantile != "p50" else floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSearch:
+    """The question, and its layouts by group."""
+
+    grid: ServingGrid
+    space: LoadSpace
+    workload: Workload
+    options: LoadOptions
+    objective: str
+    cluster: Cluster
+    """All devices that replicas may fill."""
+
+    @cached_property
+    def groups(self) -> tuple[LoadGroup, ...]:
+        """Every group of layouts; those whose engine schedules alike count once."""
+        found, seen = [], set()
+        for (word, case), step, sequences in product(
+            self.grid.setups, self.space.step_tokens, self.space.max_sequences
+        ):
+            engine, weights, kv_cache, compute = word
+            words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
+            job = replace(
+                self.grid.job, **words, max_batched_tokens=step or self.grid.job.max_batched_tokens,
+                max_sequences=sequences or self.grid.job.max_sequences,
+            )  # fmt: skip
+            policy = policy_for(case, job, self.workload, self.options)
+            key = word, policy
+            if key not in seen:
+                seen.add(key)
+                found.append(self._group(case, job, engine, policy))
+        return tuple(found)
+
+    @cached_property
+    def _kinds(self) -> tuple[Plan, ...]:
+        return tuple(self.grid.layouts.plan(row) for row in self.grid.kinds[0].tolist())
+
+    def _group(self, case: ServingCase, job: Serving, engine: Any, policy: Policy) -> LoadGroup:
+        prompt, made = self.workload.longest
+        asked = replace(
+            job, batch=1, input_tokens=prompt, output_tokens=made, max_batched_tokens=policy.step_tokens,
+            max_sequences=policy.max_sequences,
+        )  # fmt: skip
+        limited = replace(case, job=asked)
+        sizes = self.grid.sizes(case.model)
+        tokens = np.array(cache_tokens_of(limited, sizes), float)
+        rows = np.flatnonzero(tokens >= prompt + made)
+        plans = tuple(self._kinds[row] for row in rows.tolist())
+        if not plans:
+            return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens))
+        moments = moments_of(self.workload, policy)
+        most = most_running(policy, moments, tokens[rows])
+        prices = load_prices(limited, taken(sizes, rows), policy, moments, most)
+        form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows])
+        return LoadGroup(job=job, engine=engine, plans=plans, form=form, short=len(tokens) - len(plans))
+
+    def keeps(self, group: LoadGroup, empty: Steady[Any], replicas: Any) -> Any:
+        """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
+        if group.form is None:
+            raise LookupError(group)
+        found = group.form.at(self.workload.arrivals.rate / replicas)
+        kept = found.rate <= _FULLEST * found.capacity
+        for limit in self.options.limits:
+            kept = kept & (least(found, empty, limit) <= limit.seconds)
+        return kept
+
+    def fewest(self, group: LoadGroup, devices: float) -> Any:
+        """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do."""
+        if group.form is None:
+            raise LookupError(group)
+        most = devices // group.devices
+        empty = group.form.at(0.0)
+        rate = self.workload.arrivals.rate
+        low = np.maximum(np.ceil(rate / (_FULLEST * group.form.capacity)), 1.0)
+        high = np.maximum(most, low).astype(float)
+        kept = self.keeps(group, empty, high)
+        for _ in range(int(np.ceil(np.log2(max(float((high - low).max()), 1.0) + 1))) + 1):
+            middle = np.floor((low + high) / 2)
+            fine = self.keeps(group, empty, middle)
+            low, high = np.where(fine, low, np.minimum(middle + 1, high)), np.where(fine, middle, high)
+        return np.where(kept & (high <= most), high, np.inf)
+
+    @property
+    def sparing(self) -> bool:
+        """Whether the fewest devices are sought; else all of the cluster are used."""
+        return self.objective in ("devices", "cost")
+
+    def value(self, candidate: Candidate) -> tuple[float, ...]:
+        """Return what is sought, less being better, and what decides between equals."""
+        steady = candidate.steady
+        if self.sparing:
+            return candidate.devices, steady.e2e_seconds
+        return getattr(steady, f"{self.objective}_seconds"), candidate.devices
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield every layout that keeps the limits, with its replicas: the fewest, or all that fill the cluster."""
+        for group in self.groups:
+            if group.form is None:
+                continue
+            replicas = self.fewest(group, self.cluster.num_devices)
+            kept = np.isfinite(replicas)
+            if not self.sparing:
+                replicas = self.cluster.num_devices // group.devices
+            steady = group.form.at(self.workload.arrivals.rate / np.where(kept, replicas, 1.0))
+            for row in np.flatnonzero(kept).tolist():
+                yield Candidate(
+                    plan=group.plans[row], job=group.job, engine=group.engine, replicas=int(replicas[row]),
+                    steady=steady.row(row),
+                )  # fmt: skip
+
+    def simulate(self, candidate: Candidate) -> ServeReport:
+        """Return the report of a candidate by `serve`."""
+        plan = replace(candidate.plan, dp=candidate.replicas)
+        count = max(self.workload.count, min(300 * candidate.replicas, 20_000))
+        options = replace(self.options, serving=replace(self.options.serving, engine=candidate.engine))
+        cluster = part_of(self.cluster, candidate.devices)
+        return serve(self.grid.model, cluster, plan, replace(self.workload, count=count), candidate.job, options)
+
+    def front(self) -> tuple[FrontPoint, ...]:
+        """Return the points that none beats in tokens a second of a device and of a user, the fastest user first."""
+        points = []
+        output = 1.0
+        for index, group in enumerate(self.groups):
+            if group.form is None:
+                continue
+            output = group.form.moments.output_tokens
+            for share in _SHARES:
+                rate = share * group.form.capacity
+                steady = group.form.at(rate)
+                kept = np.ones(len(rate), bool)
+                for limit in self.options.limits:
+                    kept &= least(steady, group.form.at(0.0), limit) <= limit.seconds
+                for row in np.flatnonzero(kept).tolist():
+                    user = 1 / max(float(steady.tpot_seconds[row]), 1e-9)
+                    each = float(rate[row]) * output / float(group.devices[row])
+                    points.append((user, each, index, row, float(rate[row]), float(steady.ttft_seconds[row])))
+        found, most = [], 0.0
+        for user, each, index, row, rate_, ttft in sorted(points, key=lambda one: (-one[0], -one[1])):
+            if each > _CLEARLY * most:
+                most, group = each, self.groups[index]
+                found.append(FrontPoint(
+                    plan=group.plans[row], job=group.job, engine=group.engine, rate=rate_,
+                    tokens_per_second_per_gpu=each, tokens_per_second_per_user=user, ttft_seconds=ttft,
+                ))  # fmt: skip
+        return tuple(found)
+
+    def rejected(self, missed: int) -> tuple[Rejection, ...]:
+        """Return the laws and limits with the layouts that fell to each, and what would do."""
+        many = len(self.groups) // max(len(self.grid.setups), 1)
+        found = [
+            Rejection(name=law, title=TITLES.get(law, law), count=len(fell) * many * len(self.grid.setups),
+                      remedy=str(self.grid.layouts.problem(int(fell[0])).remedy))
+            for law, fell in self.grid.layouts.rejected.items()
+        ]  # fmt: skip
+        found += [
+            Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self._kinds) * many, remedy=why.remedy)
+            for _, why in self.grid.unusable
+        ]
+        short = sum(group.short for group in self.groups)
+        if short:
+            found.append(Rejection(
+                name=MEMORY, title="the longest request does not fit", count=short,
+                remedy="use more devices a replica (--tp), or a narrower --weights or --kv-cache",
+            ))  # fmt: skip
+        return (*found, *self._by_limit(), *self._by_devices(missed))
+
+    def _by_limit(self) -> Iterator[Rejection]:
+        """Yield the limits that even an empty replica misses."""
+        for limit in self.options.limits:
+            floors = [least(one, one, limit) for g in self.groups if g.form for one in [g.form.at(0.0)]]
+            every = np.concatenate(floors) if floors else np.zeros(0)
+            fell = int(np.count_nonzero(every > limit.seconds))
+            if fell:
+                name = f"{limit.quantile}_{limit.metric}"
+                said = f"the quickest empty replica takes {every.min():.3g} s"
+                yield Rejection(name=name, title=f"an empty replica misses {limit.quantile} {limit.metric.upper()}",
+                                count=fell, remedy=said)  # fmt: skip
+
+    def _by_devices(self, missed: int) -> Iterator[Rejection]:
+        """Yield the layouts that need more devices than there are, and those that simulation refused."""
+        have = self.cluster.num_devices
+        forms = [group for group in self.groups if group.form is not None]
+        needed = np.concatenate([np.zeros(0), *(self.fewest(g, 1e7) * g.devices for g in forms)])
+        needed = needed[np.isfinite(needed)]
+        if (needed > have).any():
+            say = "others need fewer" if (needed <= have).any() else f"use {needed.min():,.0f} devices"
+            fell = int(np.count_nonzero(needed > have))
+            yield Rejection(name=DEVICES, title=f"more than {have:,} devices are needed", count=fell, remedy=say)
+        if missed:
+            title, say = "a limit is missed in the simulation", "more replicas were tried in turn"
+            yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)

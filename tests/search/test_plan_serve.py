@@ -1,0 +1,126 @@
+"""The search for a deployment under load: what is found is served, nothing smaller is, and what falls is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from command_line import run
+from shardwise.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Arrivals, Length, Limit, Workload
+from shardwise.search import LoadResult, LoadSpace, ServingSpace, Wholes, plan_serve
+from shardwise.serving.load import LoadOptions, serve
+
+LIMITS = (Limit(metric="ttft", quantile="p99", seconds=0.5), Limit(metric="tpot", quantile="p90", seconds=0.03))
+SMALL = LoadSpace(layouts=ServingSpace(devices=Wholes(ranges=((1, 4),))), step_tokens=(0, 2048), max_sequences=(0,))
+
+
+def workload(rate: float) -> Workload:
+    """Return Poisson requests of 1,000 tokens in and 100 out."""
+    return Workload(
+        input_tokens=Length(mean=1000), output_tokens=Length(mean=100), arrivals=Arrivals(rate=rate), count=1500
+    )
+
+
+@cache
+def found_for(rate: float, devices: int = 32, limits: tuple[Limit, ...] = LIMITS) -> LoadResult:
+    """Return the best deployments of an 8B model on up to so many H100."""
+    cluster, options = Cluster.parse(f"{devices}xh100-sxm-80gb"), LoadOptions(limits=limits)
+    return plan_serve(load_model("llama-3.1-8b"), cluster, workload(rate), None, options, (SMALL, "devices", 2))
+
+
+@pytest.mark.parametrize("rate", [20.0, 90.0])
+def test_the_best_keeps_every_limit_and_one_replica_less_does_not(rate: float) -> None:
+    """The answer of the search is that of `serve` for its plan; with one replica less a limit is missed."""
+    found = found_for(rate)
+    best = found.best[0]
+    assert best.meets
+    assert found.fewer is None or not found.fewer.meets
+    case = best.base.case
+    again = serve(case.model, case.cluster, case.plan, best.workload, best.base.job, best.options)
+    assert again.latencies == best.latencies
+
+
+def test_no_layout_of_the_space_needs_fewer_devices() -> None:
+    """Every layout with fewer devices than the best, simulated one by one, misses a limit."""
+    found = found_for(60.0)
+    best = found.best[0].base.plan.num_devices
+    model, options = load_model("llama-3.1-8b"), found.best[0].options
+    for size in (1, 2, 4):
+        for replicas in range(1, (best - 1) // size + 1):
+            plan = replace(found.best[0].base.plan, tp=size, pp=1, dp=replicas)
+            cluster = Cluster.parse(f"{size * replicas}xh100-sxm-80gb")
+            asked = replace(workload(60.0), count=found.best[0].workload.count)
+            assert not serve(model, cluster, plan, asked, None, options).meets, (size, replicas)
+
+
+def test_more_load_needs_no_fewer_devices() -> None:
+    """Devices never fall with the rate, and narrower limits never need fewer."""
+    counts = [found_for(rate).best[0].base.plan.num_devices for rate in (5.0, 20.0, 60.0, 90.0)]
+    assert counts == sorted(counts)
+    narrow = (LIMITS[0], replace(LIMITS[1], seconds=0.012))
+    assert found_for(60.0, limits=narrow).best[0].base.plan.num_devices >= counts[2]
+
+
+def test_the_front_rises_as_users_wait_longer() -> None:
+    """Along the front tokens a second of a user fall and those of a device rise."""
+    front = found_for(20.0).front
+    assert len(front) > 3
+    users, devices = ([getattr(p, f"tokens_per_second_per_{who}") for p in front] for who in ("user", "gpu"))
+    assert users == sorted(users, reverse=True)
+    assert devices == sorted(devices)
+
+
+def test_what_cannot_be_served_says_why() -> None:
+    """Too few devices name how many would do; limits below an empty replica name its latency."""
+    few = found_for(2000.0, 4)
+    assert not few.best
+    assert any(row.name == "devices" and row.remedy.startswith("use ") for row in few.rejected)
+    quick = found_for(5.0, 32, (Limit(metric="ttft", quantile="p50", seconds=1e-4),))
+    assert not quick.best
+    assert any(row.name == "p50_ttft" and "empty replica" in row.title for row in quick.rejected)
+
+
+def test_a_load_without_a_rate_is_refused() -> None:
+    """How many replicas a closed loop needs has no answer."""
+    asked = replace(workload(1.0), arrivals=Arrivals(kind="closed", users=4))
+    with pytest.raises(InputError, match="open loop"):
+        plan_serve(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), asked)
+    with pytest.raises(InputError, match="objective"):
+        plan_serve(load_model("gpt2"), Cluster.parse("8xh100-sxm-80gb"), workload(1.0), None, None, (SMALL, "x", 1))
+
+
+COMMAND = ("plan", "serve", "llama-3.1-8b", "--rate", "20/s", "--input-tokens", "1000", "--output-tokens", "100")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--on", "h100", "--p99-ttft", "500ms", "--top", "1"), 0, "BEST"),
+        (("--on", "1xh100", "--mean-tpot", "1ms"), 1, "NONE"),
+    ],
+)
+def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> None:
+    """A device without a number is as many as the load needs; nothing found is status 1."""
+    done = run(*COMMAND, *words)
+    assert done.status == status, done.err
+    assert done.out.startswith(said)
+    tree = run(*COMMAND, *words, "--json").tree
+    assert bool(tree["best"]) == (status == 0)
+    if tree["best"]:
+        again = run(*tree["best"][0]["command"].split()[1:], "--json").tree
+        assert again["ttft"] == tree["best"][0]["ttft"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"), [(("--on", "h100", "--objective", "x"), "objective"), (("--on", "h100", "--rate", "0"), "rate")]
+)
+def test_bad_commands_are_refused(words: tuple[str, ...], field: str) -> None:
+    """Exit status 2, and the field that is wrong."""
+    done = run(*COMMAND, *words, "--json")
+    assert done.status == 2
+    assert field in done.fields
