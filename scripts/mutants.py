@@ -41,7 +41,7 @@ TESTS = {
     "serving": "tests/serving src/shardwise/serving",
     "cost": "tests/cost src/shardwise/cost tests/laws/test_network_laws.py tests/serving/test_serving_kernels.py",
     "plans": "tests/plans src/shardwise/plans tests/ops",
-    "search": "tests/search src/shardwise/search",
+    "search": "tests/search src/shardwise/search --ignore=tests/search/test_executor.py",
     "models": "tests/models src/shardwise/models tests/ops tests/serving/test_serving_exact.py",
     "hardware": "tests/hardware src/shardwise/hardware tests/cost",
 }

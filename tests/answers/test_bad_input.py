@@ -59,7 +59,6 @@ CASES: dict[str, tuple[str, str]] = {
     "huge": (f"{T} --tp {HUGE}", "tp"),
     "huge ranks of an axis": (f"{T} --fast tp=4,dp={'9' * 5000}", "fast"),
     "huge rate of a device": ("count gpt2 --on 8xh100 --peak-flops 1e308", "peak_flops"),
-    "words of an unknown program": ("import {dir}/good.toml -- ./mine --lr 3", "arguments"),
     "huge sequence": (f"{T} --seq-len {HUGE}", "seq_len"),
     "exponent": (f"{T} --tp 1e3", "tp"),
     "empty": (f"{T} --tp ''", "tp"),
@@ -304,3 +303,14 @@ def test_a_remedy_is_the_word_to_write(words: str, said: str, unsaid: str) -> No
     done = run(*words.split())
     assert said in done.err
     assert not unsaid or unsaid not in done.err
+
+
+@pytest.mark.parametrize("words", ["./mine --lr 3", "accelerate launch x.py", "--what 3", "-m", "\u0000"])
+def test_words_of_an_unknown_program_are_refused(tmp_path: Path, words: str) -> None:
+    """What stands behind -- and means nothing to a trainer is refused by name, beside any file and without one."""
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 64}', encoding="utf-8")
+    for line in (["import", str(file)], ["import"], ["train", "gpt2", "--on", "8xh100", "--from", str(file)]):
+        done = run(line[0], "--json", *line[1:], "--", *words.split(" "))
+        assert done.status == 2
+        assert done.fields
