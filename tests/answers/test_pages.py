@@ -120,3 +120,34 @@ def test_parts_of_any_arithmetic_add_up(steps: list[tuple[str, float]]) -> None:
     found = parts(x)
     if found:
         assert sum(p.amount for p in found) == pytest.approx(float(x.value), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_table_with_words_keeps_within_the_page(width: int) -> None:
+    """The widest column of words is wrapped where a table would pass the width, and no word is lost."""
+    page = Page(width)
+    words = "tp 8, pp 4, recompute full, sequence parallel, interleaved in five chunks, on fast links alone"
+    page.table([["plan", "seconds"], [words, "1.25 s"], ["tp 1", "2.50 s"]], right=(1,), header=True, indent=2)
+    text = page.plain()
+    assert max(map(len, text.splitlines())) <= width
+    assert set(words.replace(",", "").split()) <= set(text.replace(",", "").split())
+
+
+def test_colours_are_those_of_the_terminal() -> None:
+    """Every style that a page has is one that a terminal shows, and the text between the codes is the page's own."""
+    import re
+
+    from shardwise.answers._page import coloured
+
+    line = coloured("FITS", "bold green") + coloured(" 62 GiB", "") + coloured("limit", "bright_black")
+    assert re.sub("\x1b\\[[0-9;]*m", "", line) == "FITS 62 GiBlimit"
+    assert line.startswith("\x1b[1;32m") and line.endswith("\x1b[0m")
+
+
+def test_branches_that_a_maximum_did_not_take_are_named() -> None:
+    """No row says "another branch" or counts -1 times: stages are named, and what is taken off is said to be less."""
+    from command_line import run
+
+    page = run("explain", "llama-3.1-70b", "--on", "64xh100", "--tp", "8", "--pp", "4", "--depth", "4").out
+    assert "another branch" not in page and "-1 x" not in page
+    assert "less slowest stage computes" in page and "above work of the first stage" in page

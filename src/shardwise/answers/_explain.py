@@ -266,7 +266,7 @@ def _rows(page: Page, at: Opened, rows: Sequence[Part], scale: _Scale) -> None:
     for part in rows[:_MOST_ROWS]:
         amount = part.amount * scale.factor
         left = scale.lead(amount)
-        count = "" if part.times == 1.0 or not scale.counts(part) else f"{part.times:.4g} x "
+        count = _times(part.times) if scale.counts(part) else ""
         page.add((left, "dim" if scale.indent else ""), (_short(count + part.label, page.width - len(left)), ""))
         if part.against not in said:
             _against(page, part, scale, len(left))
@@ -279,12 +279,23 @@ def _rows(page: Page, at: Opened, rows: Sequence[Part], scale: _Scale) -> None:
         page.add((f"{scale.lead(sum(p.amount for p in rest) * scale.factor)}and {len(rest)} more", "dim"))
 
 
+def _times(times: float) -> str:
+    """Return how often a part counts, in words before its label.
+
+    >>> _times(1.0), _times(32.0), _times(-1.0), _times(-2.0)
+    ('', '32 x ', 'less ', 'less 2 x ')
+    """
+    sign = "less " if times < 0 else ""
+    return sign if abs(times) == 1.0 else f"{sign}{abs(times):.4g} x "
+
+
 def _against(page: Page, part: Part, scale: _Scale, indent: int) -> None:
     """Append what a maximum chose against, and by how much."""
     for rival in part.against[:3]:
         amount, slack = (show_value(v * scale.factor, scale.unit) for v in (rival.amount, rival.slack))
         text = f"{'above' if part.choice == 'max' else 'below'} {rival.label}: {amount} (slack {slack})"
-        page.add((" " * indent, ""), (_short(text, page.width - indent), "dim"))
+        for line in textwrap.wrap(text, max(20, page.width - indent)):
+            page.add((" " * indent, ""), (line, "dim"))
 
 
 def _short(text: str, most: int) -> str:

@@ -9,10 +9,12 @@ import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TextIO, TypeAlias
 
 Span: TypeAlias = tuple[str, str]
 MARGIN = 10
+_NARROWEST = 12
 FULL, DARK, MEDIUM, LIGHT, DOT = "\u2588", "\u2593", "\u2592", "\u2591", "\u00b7"
 _ASCII = str.maketrans(
     dict(
@@ -89,17 +91,39 @@ class Page:
     def table(
         self, rows: Sequence[Sequence[str]], right: Iterable[int] = (), header: bool = False, indent: int = MARGIN
     ) -> None:
-        """Append rows in aligned columns, closer together where they are many; those in `right` are flush right."""
+        """Append rows in aligned columns within the width; those in `right` are flush right.
+
+        Where a table is wider than the page, columns stand closer, then the widest column of words is wrapped.
+        """
         flush = set(right)
         widths = [max(len(r[i]) for r in rows if i < len(r)) for i in range(max(map(len, rows), default=0))]
-        gap = "  " if indent + sum(widths) + 2 * (len(widths) - 1) <= self.width else " "
+        room = self.width - indent - sum(widths)
+        gap = "  " if 2 * (len(widths) - 1) <= room else " "
+        short = len(gap) * (len(widths) - 1) - room
+        words = [i for i in range(len(widths)) if i not in flush]
+        if short > 0 and words:
+            widest = max(words, key=lambda i: widths[i])
+            widths[widest] = max(min(_NARROWEST, widths[widest]), widths[widest] - short)
         for n, row in enumerate(rows):
-            cells = [f"{c:>{widths[i]}}" if i in flush else f"{c:<{widths[i]}}" for i, c in enumerate(row)]
-            self.add((" " * indent, ""), (gap.join(cells).rstrip(), "bold" if header and n == 0 else ""))
+            for line in _wrapped(row, widths):
+                cells = [f"{c:>{widths[i]}}" if i in flush else f"{c:<{widths[i]}}" for i, c in enumerate(line)]
+                self.add((" " * indent, ""), (gap.join(cells).rstrip(), "bold" if header and n == 0 else ""))
 
     def plain(self) -> str:
         """Return the page without colour."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines)
+
+
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[str]]:
+    """Return a row as lines whose cells are no wider than their columns.
+
+    >>> list(_wrapped(["1", "tp 4, dp 2"], [1, 6]))
+    [('1', 'tp 4,'), ('', 'dp 2')]
+    """
+    if all(len(cell) <= widths[i] for i, cell in enumerate(row)):
+        return [row]
+    pieces = [textwrap.wrap(cell, widths[i]) or [""] for i, cell in enumerate(row)]
+    return zip_longest(*pieces, fillvalue="")
 
 
 def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Span]:
@@ -159,16 +183,27 @@ def wants_colour(stream: TextIO | None) -> bool:
     )
 
 
+# Select Graphic Rendition of ECMA-48 (5th edition, 1991), section 8.3.117; bright colours as xterm has them.
+_COLOURS = {
+    name: 30 + i for i, name in enumerate(["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"])
+}
+_SGR = {"bold": 1, "dim": 2, **_COLOURS, **{f"bright_{name}": code + 60 for name, code in _COLOURS.items()}}
+
+
+def coloured(text: str, style: str) -> str:
+    r"""Return a text in a style such as "bold red", as terminals read it.
+
+    >>> coloured("FITS", "bold green"), coloured("plain", "")
+    ('\x1b[1;32mFITS\x1b[0m', 'plain')
+    """
+    codes = ";".join(str(_SGR[word]) for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes and text else text
+
+
 def text_of(page: Page, stream: TextIO | None) -> str:
     """Return a page as text for a stream: in colour for a terminal, in ASCII where it shows nothing else."""
     translate = substitutes(getattr(stream, "encoding", None) or "ascii")
     if not wants_colour(stream):
         return page.plain().translate(translate) + "\n"
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(force_terminal=True, width=page.width, highlight=False, soft_wrap=True)
-    with console.capture() as capture:
-        for line in page.lines:
-            console.print(Text.assemble(*((text.translate(translate), style) for text, style in line)))
-    return capture.get()
+    lines = ("".join(coloured(text.translate(translate), style) for text, style in line) for line in page.lines)
+    return "\n".join(lines) + "\n"

@@ -96,20 +96,12 @@ def tracing() -> Iterator[None]:
 
 
 def leaf(name: str, value: _T, source: str = "", unit: str = "") -> _T:
-    """Return a named input: a traced number while tracing, the value itself otherwise.
-
-    >>> leaf("tp", 8)
-    8
-    """
+    """Return a named input: a traced number while tracing, the value itself otherwise."""
     return cast(_T, Traced(value, label=(name, source, unit))) if _TRACING.get() else value
 
 
 def named(x: _T, name: str, source: str = "", unit: str = "") -> _T:
-    """Return the same number under a name, where it opens as one node; plain numbers and columns pass through.
-
-    >>> named(3.0, "three")
-    3.0
-    """
+    """Return the same number under a name, where it opens as one node; plain numbers and columns pass through."""
     return cast(_T, Traced(x.value, x.op, x.args, (name, source, unit))) if isinstance(x, Traced) else x
 
 
@@ -389,8 +381,14 @@ def _rivals(others: list[Any], value: float) -> tuple[Rival, ...]:
         amount = float(plain(other))
         if amount and abs(value - amount) > 1e-9 * abs(amount):
             label = formula(other, False)
-            found[label] = Rival(label if len(label) <= 100 else "another branch", amount, abs(value - amount))
+            found[label] = Rival(label if len(label) <= 100 else _gist(other), amount, abs(value - amount))
     return tuple(sorted(found.values(), key=lambda r: r.slack)[:8])
+
+
+def _gist(x: Any) -> str:
+    """Return what a long branch is mostly made of: its largest named parts."""
+    said = [p for p in sorted(parts(x), key=lambda part: -abs(part.amount)) if p.node is not None and p.node.name]
+    return " + ".join(f"{p.times:.4g} x {p.label}" for p in said[:2]) or formula(x, False)[:100] + " ..."
 
 
 def ratio(x: Traced) -> tuple[Any, Any] | None:

@@ -13,6 +13,7 @@ from functools import reduce
 from typing import Generic
 
 from shardwise.ledger.number import X, above, is_plain, largest, maximum, minimum, total
+from shardwise.ledger.traced import named
 from shardwise.training.schedules._types import PipelineShape, Run
 
 
@@ -82,11 +83,29 @@ def slowest_work(runs: Sequence[Run[X]], *, mirrored: bool) -> X:
     Mirrored, a device holds the stages at the same distance from both ends, and half of the micro-batches go through
     each: then it is the largest mean of such a pair.
     """
-    work = [run.forward + run.backward_input + run.backward_weight for run in runs]
+    work = [
+        named(run.forward + run.backward_input + run.backward_weight, _work_of(i, len(runs)), unit="s")
+        for i, run in enumerate(runs)
+    ]
     if not mirrored:
         return largest([above(run.count, 0, own, 0) for run, own in zip(runs, work, strict=True)])
     held = overlaps(runs)
     return largest([above(count, 0, (work[i] + work[k]) / 2, 0) for (i, k), count in held.items()])
+
+
+def _work_of(index: int, count: int) -> str:
+    """Return what the seconds of a micro-batch on a run of equal stages are called.
+
+    >>> [_work_of(i, 3) for i in range(3)]
+    ['work of the first stage', 'work of stages between', 'work of the last stage']
+    """
+    if count == 1:
+        return "work of a stage"
+    return (
+        "work of the first stage"
+        if not index
+        else "work of " + ("the last stage" if index == count - 1 else "stages between")
+    )
 
 
 def overlaps(runs: Sequence[Run[X]]) -> dict[tuple[int, int], X]:
