@@ -2,6 +2,9 @@
 
     python benchmarks/search.py
     python benchmarks/search.py --calculon CHECKOUT --estimates CHECKOUT --python INTERPRETER
+    python benchmarks/search.py --commands
+
+With `--commands`, user CPU of whole commands from words to page. Without:
 
 First the whole space, pruned by proven bounds and ranked; then, with pruning off, memory and time of every plan of
 random parts of it, `--share` of them but one at least; then the peers, given checkouts of their repositories and an
@@ -15,6 +18,8 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from random import Random
@@ -37,6 +42,35 @@ from shardwise.search import (
     work_of,
 )
 
+# What users ask, by name: the words of the command.
+COMMANDS = {
+    "Llama-8B, 8 H100": "plan train llama-3.1-8b --on 8xh100-sxm-80gb --seq-len 4096 --global-batch 128",
+    "Mixtral, 64 H100": "plan train mixtral-8x7b --on 64xh100-sxm-80gb --seq-len 4096 --global-batch 1024",
+    "Qwen3-235B, 512 B200": "plan train qwen3-235b-a22b --on 512xb200-sxm-180gb --seq-len 4096 --global-batch 4096",
+    "GPT-3, 4,096 A100": "plan train gpt3-175b --on 4096xa100-sxm-80gb --seq-len 2048 --global-batch 3072",
+    "Llama-405B, 16,384 H100": "plan train llama-3.1-405b --on 16384xh100-sxm-80gb --seq-len 8192 --global-batch 2048",
+    "Llama-405B, 1,048,576 H100": (
+        "plan train llama-3.1-405b --on 1048576xh100-sxm-80gb --seq-len 8192 --global-batch 1048576"
+    ),
+    "DeepSeek-V3, 2,048 H800": "plan train deepseek-v3 --on 2048xh800-sxm-80gb --seq-len 4096 --global-batch 15360",
+    "Kimi-K2, 64 x GB200 NVL72": "plan train kimi-k2 --on 64x72xgb200 --seq-len 4096 --global-batch 9216",
+    "infer Llama-70B, 8 H100": (
+        "plan infer llama-3.1-70b --on 8xh100-sxm-80gb --input-tokens 1024 --output-tokens 256 --weights bf16,fp8"
+    ),
+    "infer DeepSeek-V3, up to 64 H200": (
+        "plan infer deepseek-v3 --on 64xh200-sxm-141gb --at-most --input-tokens 4000 --output-tokens 1000"
+        " --max-ttft 5s --max-tpot 50ms"
+    ),
+}
+# What Calculon searches too: no placements, no layout but 1d, optimizer sharded or not.
+COMMON = SearchSpace(
+    layout=("1d",),
+    cp=Wholes(((1, 1),)),
+    schedule=("1f1b", "interleaved"),
+    sharding=("none", "zero1"),
+    recompute=("none", "attention", "full"),
+    orders=(("tp", "tp2", "cp", "dp", "pp"),),
+)
 CLASSIC = SearchSpace(layout=("1d",), cp=Wholes(((1, 1),)), orders=(("tp", "tp2", "cp", "dp", "pp"),))
 
 
@@ -128,6 +162,29 @@ def compare(whole: Run, each: Run, rates: list[peers.Rate]) -> None:
         )
 
 
+def commands() -> None:
+    """Print user CPU of whole commands, the least of three."""
+    print(f"{'question':36}{'user s':>8}")
+    for name, words in COMMANDS.items():
+        least = float("inf")
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            subprocess.run([sys.executable, "-m", "shardwise", *words.split()], capture_output=True, check=True)
+            least = min(least, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+        print(f"{name:36}{least:>8.2f}")
+
+
+def common(case: tuple[Any, ...], rates: list[peers.Rate]) -> None:
+    """Print the time to answer on the space that Calculon searches too, and its own."""
+    done = run(case, COMMON, SearchOptions(explore=True), 1)
+    print(f"\ntime to answer, one core: {done.found.num_plans:,} plans of a space that both search")
+    print(f"{'shardwise':38}{done.busy:>14,.2f} s")
+    for rate in rates:
+        if rate.name.startswith("Calculon"):
+            whole = rate.seconds / rate.share
+            print(f"{rate.name:38}{whole:>14,.0f} s{whole / done.busy:>12,.0f}x")
+
+
 def main() -> None:
     """Run the searches and print their figures."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,7 +198,11 @@ def main() -> None:
     ask.add_argument("--calculon", help="checkout of calculon-ai/calculon")
     ask.add_argument("--estimates", help="checkout of ShashankSubramanian/transformer-perf-estimates")
     ask.add_argument("--python", default="python3", help="interpreter with psutil, pandas before 3 and matplotlib")
+    ask.add_argument("--commands", action="store_true", help="user CPU of whole commands instead")
     given = ask.parse_args()
+    if given.commands:
+        commands()
+        return
     case = (
         load_model(given.model),
         Cluster.parse(given.on),
@@ -157,6 +218,7 @@ def main() -> None:
     # Two results of 8 bytes are written and read once to be ranked; blocks that plans share stay in the cache.
     print(f"\nphysical limit       {rate / 32:>15,.0f}   plans a second and core: 32 bytes at {rate / 1e9:.1f} GB/s")
     rates = peers.calculon(given.calculon, given.python, 10) if given.calculon else []
+    common(case, rates)
     rates += peers.estimates(given.estimates, given.python, 10) if given.estimates else []
     if rates and each.found.counts.legal:
         compare(whole, each, rates)

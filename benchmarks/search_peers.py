@@ -38,13 +38,13 @@ for tp in Llm.get_all_tensor_parallelisms(n, app.hidden, app.attn_heads):
                         parts.append((False, 1, False, n, batch, "float16", app, system, tp, pp, dp, chunks, size,
                                       again, sharded, messages, [True], False, True, True))
 random.Random(0).shuffle(parts)
-start, tried, good = time.process_time(), 0, 0
-for part in parts:
+start, tried, good, done = time.process_time(), 0, 0, 0
+for done, part in enumerate(parts, 1):
     _, count, ran, *_ = Search.search(*part)
     tried, good = tried + count, good + ran
     if time.process_time() - start > seconds:
         break
-print(json.dumps([tried, good, time.process_time() - start]))
+print(json.dumps([tried, good, time.process_time() - start, done / len(parts)]))
 """
 ESTIMATES = r"""
 import contextlib, io, json, re, sys, time
@@ -63,18 +63,19 @@ for n in (64, 128, 256, 512, 1024):
     if time.process_time() - start > seconds:
         break
 tried = sum(map(int, re.findall(r"candidates = (\d+)", printed.getvalue())))
-print(json.dumps([tried, good, time.process_time() - start]))
+print(json.dumps([tried, good, time.process_time() - start, 1.0]))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a peer did: plans tried, plans of those that it could run and that fit, seconds of one core."""
+    """What a peer did: plans tried, those of them that run and fit, seconds of one core, and the share of its space."""
 
     name: str
     tried: int
     good: int
     seconds: float
+    share: float = 1.0
 
     @property
     def tried_per_second(self) -> float:
@@ -86,8 +87,7 @@ def _run(name: str, program: str, *words: str) -> Rate:
     done = subprocess.run((*words[:1], "-c", program, *words[1:]), capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name} does not run:\n{done.stderr[-2000:]}")
-    tried, good, seconds = json.loads(done.stdout.splitlines()[-1])
-    return Rate(name, tried, good, seconds)
+    return Rate(name, *json.loads(done.stdout.splitlines()[-1]))
 
 
 def calculon(path: str, python: str, seconds: float) -> list[Rate]:
