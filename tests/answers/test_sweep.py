@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -211,6 +212,20 @@ def test_a_full_disk_stops_the_study_and_keeps_what_was_answered(
     monkeypatch.undo()
     assert main(_words(study, out, "--workers", "1")) == 0
     assert _tables(out) == tables
+
+
+def test_devices_of_ones_own_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A study takes one's own catalogue, which every process that answers reads."""
+    own = tmp_path / "own"
+    device = Path(str(resources.files("shardwise.hardware"))) / "catalogue" / "a100-sxm-80gb.toml"
+    (own / "devices").mkdir(parents=True)
+    text = device.read_text().replace('name = "a100-sxm-80gb"', 'name = "own-device"')
+    (own / "devices" / "own-device.toml").write_text(text)
+    study = _study(tmp_path, STUDY.replace('"2xa100-sxm-80gb", "4xh100-sxm-80gb"', '"2xown-device"'))
+    words = [*_words(study, tmp_path / "out", "--workers", "1"), "--json"]
+    assert main([*words, "--catalogue", str(own)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["rank"] for row in rows if row["global_batch"] != 7} == {1, 2}
 
 
 def test_deployments_are_swept_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from shardwise._version import __version__
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs, known_keys, read_values
 from shardwise.answers._files import plotted, read_case
-from shardwise.answers._flags import Command
+from shardwise.answers._flags import FROM, Command
 from shardwise.answers._streams import is_terminal, tell
 from shardwise.errors import InputError
 
@@ -97,8 +97,13 @@ def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) 
     task, top, shown = asked
     inputs, raw = Inputs(), {**values, "top": top, "what": task}
     start = {name: values.get(name) for name in shown}
+    inputs.raw = raw
     read_values(raw, command_of(task), inputs)
     try:
+        if inputs.values.keys() & FROM.keys():
+            from shardwise.answers._from import take
+
+            take(inputs)
         inputs.problems.raise_if_any()
         found = _trained(inputs) if task == "train" else _served(inputs)
     except InputError as error:
@@ -164,12 +169,15 @@ def _flat(value: Any) -> Any:
 
 
 class _Rows:
-    """The rows of questions, as something that travels to other processes."""
+    """The rows of questions, as something that travels to other processes, where one's own catalogue is named anew."""
 
-    def __init__(self, task: str, top: int, shown: tuple[str, ...]) -> None:
-        self.asked = task, top, shown
+    def __init__(self, asked: tuple[str, int, tuple[str, ...]], catalogue: str) -> None:
+        self.asked, self.catalogue = asked, catalogue
 
     def __call__(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        from shardwise.own import use_catalogue
+
+        use_catalogue(*([self.catalogue] if self.catalogue else []))
         return rows_of(self.asked, values)
 
 
@@ -206,8 +214,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     task, top, questions = read_study(inputs.values["study"])
     varied = tuple(key for key in dict.fromkeys(k for q in questions for k in q) if _varies(key, questions))
     shown = tuple(dict.fromkeys(("model", "on", *varied)))
-    asked = [Question.of(values, (task, top, shown, __version__)) for values in questions]
-    work = StudyTask(asked, _Rows(task, top, shown))
+    asked = [Question.of(values, (task, top, shown, __version__, inputs.get("catalogue", ""))) for values in questions]
+    work = StudyTask(asked, _Rows((task, top, shown), inputs.get("catalogue", "")))
     folder = StudyFolder(Path(inputs.values["out"]))
     found = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
     status = 130 if found.left else 0 if any((row["rank"] or 0) > 0 for row in found.rows) else 1
