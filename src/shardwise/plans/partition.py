@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 from shardwise.plans._plan import Plan
 
-Partition: TypeAlias = Literal["uniform", "megatron", "torchtitan"]
+Partition: TypeAlias = Literal["uniform", "megatron", "torchtitan", "middle"]
 PARTITIONS: tuple[str, ...] = get_args(Partition)
 
 
@@ -52,18 +52,29 @@ def _torchtitan(layers: int, pieces: int) -> tuple[int, ...]:
     return (first - 1, *rest[:-1], rest[-1] - 1) if rest else (layers,)
 
 
+def _middle(layers: int, pieces: int) -> tuple[int, ...]:
+    """Return equal pieces, those in the middle holding a layer more: the ends have embedding and head.
+
+    vLLM distributed/utils.py, get_pp_indices.
+    """
+    each, more = divmod(layers, pieces)
+    first = (pieces - more + 1) // 2
+    return tuple(each + (first <= i < first + more) for i in range(pieces))
+
+
 _WAYS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
     "uniform": _uniform,
     "megatron": _megatron,
     "torchtitan": _torchtitan,
+    "middle": _middle,
 }
 
 
 def split_layers(layers: int, pieces: int, partition: Partition) -> tuple[int, ...]:
     """Return the layers of each piece, in the order of the model, as a framework cuts them.
 
-    >>> split_layers(10, 4, "uniform"), split_layers(27, 4, "torchtitan")
-    ((3, 3, 2, 2), (7, 7, 7, 6))
+    >>> split_layers(10, 4, "uniform"), split_layers(10, 4, "middle"), split_layers(27, 4, "torchtitan")
+    ((3, 3, 2, 2), (2, 3, 3, 2), (7, 7, 7, 6))
     >>> split_layers(61, 16, "megatron") == (4,) * 15 + (1,)
     True
     >>> split_layers(126, 16, "megatron") == (7, *(8,) * 14, 7), split_layers(6, 8, "megatron")

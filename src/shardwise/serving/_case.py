@@ -11,11 +11,10 @@ from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Attention, Mixer, Model
-from shardwise.plans import Plan, Serving, divisors, one_of
+from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
-from shardwise.serving._sizes import split_evenly
 
 
 def most_tokens(model: Model) -> int:
@@ -196,7 +195,7 @@ def complete_plan(question: ServingQuestion, found: Problems, notes: list[str]) 
         return plan
     plan = _experts(_replicas(question, plan, found, notes), question.model, notes)
     if not plan.stage_layers and 1 < plan.pp <= question.model.num_layers and question.model.num_layers % plan.pp:
-        plan = replace(plan, stage_layers=split_evenly(question.model.num_layers, plan.pp))
+        plan = replace(plan, stage_layers=split_layers(question.model.num_layers, plan.pp, "middle"))
         notes.append(
             f"stage_layers {','.join(map(str, plan.stage_layers))}: {question.model.num_layers} layers over {plan.pp}"
         )

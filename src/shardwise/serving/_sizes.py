@@ -10,7 +10,7 @@ from typing import Any, Generic
 from shardwise.ledger.number import X, is_column
 from shardwise.ledger.traced import leaf
 from shardwise.models import Model
-from shardwise.plans import Plan, Serving, spans
+from shardwise.plans import Plan, Serving, spans, split_layers
 
 _DEGREES = ("tp", "pp", "dp", "ep", "etp")
 
@@ -41,23 +41,10 @@ class ServingSizes(Generic[X]):
     stages: tuple[PipelineStage[X], ...]
 
 
-def split_evenly(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage when they are spread as evenly as they go, middle stages holding one more.
-
-    First and last stage have the embedding and the head beside their layers.
-
-    >>> split_evenly(10, 4)
-    (2, 3, 3, 2)
-    """
-    each, more = divmod(layers, stages)
-    first = (stages - more + 1) // 2
-    return tuple(each + (first <= i < first + more) for i in range(stages))
-
-
 def stage_rows(model: Model, plan: Plan) -> tuple[PipelineStage[float], ...]:
     """Return the distinct stages of a plan, in order of first appearance."""
     kinds = list(model.kinds)
-    sizes = plan.stage_layers or split_evenly(model.num_layers, plan.pp)
+    sizes = plan.stage_layers or split_layers(model.num_layers, plan.pp, "middle")
     found, at = [], 0
     for i, size in enumerate(sizes):
         held = Counter(model.layers[at : at + size])

@@ -185,6 +185,8 @@ class BlockCost(Generic[X]):
     adapters: Elements[X] | None = None
     frozen: Frozen[X] | None = None
     gradient_shapes: dict[str, X] = field(default_factory=dict)
+    behind_pair: dict[str, X] = field(default_factory=dict)
+    """By axis, the share of what messages expose in their own operator that a paired micro-batch hides after all."""
 
     @property
     def backward(self) -> X:

@@ -33,6 +33,7 @@ def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
         exposed={**k.exposed, "ep": left},
         forward_exposed={**k.forward_exposed, "ep": k.forward_exposed.get("ep", 0 * waits) - ahead},
         hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
+        behind_pair={"ep": 1 - (1 - k.behind_pair.get("ep", 0 * gone)) * (1 - gone)},
     )
 
 

@@ -184,18 +184,11 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
                     yield Timed(message=one, count=c.count, exposed=exposed, hidden=hidden)
 
 
-def _as_composed(t: Traffic, timed: list[Timed], folded: BlockCost[float]) -> list[Timed]:
-    """Return the messages of a part with the seconds that composition exposes: pairs of micro-batches hide more."""
-    if not find_rules(t.case.plan.schedule).paired and t.case.stack.overlap_experts == "never":
-        return timed
-    found = []
-    for one in timed:
-        axis = one.message.group
-        raw = sum(x.exposed for x in timed if x.message.group == axis)
-        share = folded.exposed[axis] / raw if raw else 1.0
-        gone = one.exposed * (1 - share)
-        found.append(replace(one, exposed=one.exposed * share, hidden=one.hidden + gone))
-    return found
+def of_part(t: Traffic, lines: Lines[float], folded: BlockCost[float]) -> Iterator[Timed]:
+    """Yield the messages of the operators of a part with the seconds that its pairs of micro-batches leave exposed."""
+    for one in of_operators(t, lines):
+        gone = one.exposed * folded.behind_pair.get(one.message.group, 0.0)
+        yield replace(one, exposed=one.exposed - gone, hidden=one.hidden + gone)
 
 
 def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: Phase) -> list[Message]:
@@ -354,6 +347,6 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
         often = runs_a_micro_batch(t.case, s)[i]
         if often or own[i]:
             units = of_units(t, lines.label, folded) if i < layers else []
-            add([*_as_composed(t, list(of_operators(t, lines)), folded), *units], often, own[i])
+            add([*of_part(t, lines, folded), *units], often, own[i])
     add(of_ends(t, s), 1.0, 1.0)
     return (*found, *_once(t, index), *_between(t, index))
