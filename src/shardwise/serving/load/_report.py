@@ -14,8 +14,8 @@ from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._simulate import CAUSES, Request, Trace
 from shardwise.serving.load._steady import Steady
 
-Router = Literal["round-robin", "random"]
-ROUTERS: tuple[Router, ...] = ("round-robin", "random")
+Router = Literal["round-robin", "random", "least-loaded"]
+ROUTERS: tuple[Router, ...] = ("round-robin", "random", "least-loaded")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 

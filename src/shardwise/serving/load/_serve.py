@@ -17,7 +17,7 @@ from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._policy import Policy, policy_of
 from shardwise.serving.load._report import LoadOptions, Router, ServeReport
 from shardwise.serving.load._requests import moments_of
-from shardwise.serving.load._simulate import Replica, Request
+from shardwise.serving.load._simulate import Replica, Request, Trace
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
 
@@ -36,6 +36,19 @@ def _shares(requests: Iterator[Request], replicas: int, router: Router, seed: in
     for index, request in enumerate(requests):
         found[random.randrange(replicas) if router == "random" else index % replicas].append(request)
     return found
+
+
+def _routed(requests: Iterator[Request], engines: list[Replica]) -> list[Trace]:
+    """Return what replicas do where each request goes to the one with the fewest that have not ended.
+
+    vLLM production stack and SGLang's router call it least loaded; ties go to the first.
+    """
+    for request in requests:
+        for engine in engines:
+            engine.advance(request.arrival)
+        least = min(engines, key=lambda engine: engine.outstanding)
+        least.pending.append(request)
+    return [engine.run(()) for engine in engines]
 
 
 def _closed(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Any]:
@@ -175,6 +188,9 @@ def _answer(base: InferReport, workload: Workload, policy: Policy, options: Load
             if users:
                 first, follow = _closed(workload, users, workload.count * users // arrivals.users, index)
                 traces.append(Replica(table, policy, cache, follow).run(first))
+    elif options.router == "least-loaded":
+        engines = [Replica(table, policy, cache) for _ in range(replicas)]
+        traces += _routed(requests_of(workload, workload.count), engines)
     else:
         for share in _shares(requests_of(workload, workload.count), replicas, options.router, workload.seed):
             traces.append(Replica(table, policy, cache).run(share))

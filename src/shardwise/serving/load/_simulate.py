@@ -99,7 +99,7 @@ class Replica:
         follow: Callable[[Request], Request | None] | None = None,
     ) -> None:
         self.table, self.policy, self.capacity, self.follow = table, policy, cache_tokens, follow
-        self.now, self.step = 0.0, 0
+        self.now, self.step, self.horizon = 0.0, 0, math.inf
         self.pending: deque[Request] = deque()
         self.waiting: deque[Request] = deque()
         self.prompts: list[Request] = []
@@ -119,7 +119,19 @@ class Replica:
     def run(self, requests: Iterable[Request]) -> Trace:
         """Return what happens until every request has ended; requests arrive in order."""
         self.pending.extend(requests)
-        while self._arrive():
+        self.advance(math.inf)
+        self.trace.seconds = self.now
+        return self.trace
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were sent here and have not ended."""
+        return self.decoding + len(self.prompts) + len(self.waiting) + len(self.pending)
+
+    def advance(self, until: float) -> None:
+        """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""
+        self.horizon = until
+        while (self.now < until or until == math.inf) and self._arrive():
             if self._overflows():
                 self._preempt()
                 continue
@@ -129,8 +141,6 @@ class Replica:
                 self._run_prompts(pieces)
             else:
                 self._run_decodes()
-        self.trace.seconds = self.now
-        return self.trace
 
     def _arrive(self) -> bool:
         """Take in who has arrived, moving the clock where nothing runs; False when all is done."""
@@ -145,6 +155,8 @@ class Replica:
                 self.trace.most_waiting = max(self.trace.most_waiting, len(waiting))
                 return True
             if not pending:
+                return False
+            if pending[0].arrival > self.horizon:
                 return False
             self.now = max(self.now, pending[0].arrival)
 
@@ -321,9 +333,10 @@ class Replica:
         seconds = table.decode(count, context)
         if self.waiting and self.cause == _STEP:
             steps = 1
-        elif self.pending and count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
-            until = self.pending[0].arrival - self.now
-            steps = min(steps, max(1, math.ceil(until / seconds)))
+        elif count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
+            until = min(self.pending[0].arrival if self.pending else math.inf, self.horizon) - self.now
+            if until < steps * seconds:
+                steps = max(1, math.ceil(until / seconds))
         if steps > 1:
             seconds = table.decode(count, context + (steps - 1) / 2)
         self.trace.gaps.append((seconds, count * steps))
