@@ -58,6 +58,7 @@ CASES: dict[str, tuple[str, str]] = {
     "minus infinity": (f"{T} --tokens -inf", "tokens"),
     "huge": (f"{T} --tp {HUGE}", "tp"),
     "huge ranks of an axis": (f"{T} --fast tp=4,dp={'9' * 5000}", "fast"),
+    "an order of a search without an axis": ("plan infer gpt2 --on 1xh100 --order tp-dp-pp", "order"),
     "huge rate of a device": ("count gpt2 --on 8xh100 --peak-flops 1e308", "peak_flops"),
     "huge sequence": (f"{T} --seq-len {HUGE}", "seq_len"),
     "exponent": (f"{T} --tp 1e3", "tp"),

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from shardwise.errors import Problems
-from shardwise.plans import Serving
+from shardwise.plans import AXES, Serving
 from shardwise.search._space import Order, Wholes, upto
 from shardwise.serving import Engine, find_engine, find_format
 from shardwise.serving._formats import cache_bytes
@@ -81,6 +81,9 @@ class ServingSpace:
             values = getattr(self, name)
             if not values or len(set(map(str, values))) < len(values):
                 found.add(name, str(values), "must name each of its choices once", "leave out what stands twice")
+        for order in self.orders:
+            if sorted(order) != sorted(AXES):
+                found.add("order", ",".join(order), "must name every axis once", f"for example {','.join(AXES)}")
         if not self.batch.ranges:
             found.add("batch", "", "must have a largest value", "use for example 1..4096")
         if not isinstance(self.batch_step, int) or self.batch_step < 0:
