@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.helpers import layout
-from shardwise.ops.core import Mask, attended_pairs, is_unaligned, read_tokens
+from shardwise.ops.core import Core, Mask, attended_pairs, cache_traffic, is_unaligned, read_tokens
 
 sizes = st.integers(1, 40)
 masks = st.one_of(
@@ -99,3 +99,11 @@ def test_context_ranks_share_the_core(stack: str) -> None:
 def test_heads_of_eight_values_are_aligned(stack: str, dims: int, expected: bool) -> None:
     """Whole scores of 16-bit heads are aligned where the head size is a multiple of 8; fused kernels pad any."""
     assert is_unaligned(layout(stack=stack), dims) is expected
+
+
+@pytest.mark.parametrize(("more", "kv_heads"), [({}, 4), ({"tp": 2}, 2), ({"cp": 4}, 4)])
+def test_training_reads_the_keys_and_values_of_its_tokens(more: dict[str, int], kv_heads: int) -> None:
+    """Each rank reads 2 bytes of the keys and values of each head and token that it has."""
+    y = layout({"B": 2, "S": 64}, **more)
+    core = Core(heads=8, kv_heads=kv_heads, key_dim=8, value_dim=16)
+    assert cache_traffic(y, core) == 2 * (2 * 64 // more.get("cp", 1)) * kv_heads * (8 + 16)
