@@ -18,3 +18,10 @@ def test_answers_show_their_verdict_in_one_line() -> None:
     lines = [repr(trained), repr(served), *map(repr, found)]
     assert all(len(line) < 200 and "\n" not in line for line in lines)
     assert all("Report gpt2" in line for line in lines)
+
+
+def test_what_is_asked_of_shows_in_one_line() -> None:
+    """A model, a cluster and a device at a prompt are a line each, not their layers and sources."""
+    assert repr(sw.load_model("llama-3.1-8b")) == "<Model llama-3.1-8b: 32 layers of 4096, vocabulary of 128256>"
+    assert repr(CLUSTER) == "<Cluster of 2 x h100-sxm-80gb, 2 a node>"
+    assert repr(CLUSTER.device).startswith("<Device h100-sxm-80gb: ")

@@ -112,3 +112,15 @@ def test_rows_and_plots_are_written(tmp_path: Path) -> None:
 def test_questions_that_cannot_be_asked_are_refused(words: tuple[str, ...], field: str) -> None:
     """Fields that are not there, ranges that run backwards and two questions at once are problems of their flag."""
     assert run(*INFER, *words, "--json").fields == [field]
+
+
+@pytest.mark.parametrize(
+    ("on", "engine"), [("mi300x", "vllm-rocm"), ("apple-m3-max-40core", "llama.cpp"), ("h100", "vllm")]
+)
+def test_a_vendor_has_its_usual_engine(on: str, engine: str) -> None:
+    """Without --engine each device of a table is asked with what people run on it, and the page says so."""
+    found = run("infer", "llama-3.1-8b", "--on", f"1x{on}", "--weights", "q4_k_m", "--json")
+    if found.status == 2:
+        found = run("infer", "llama-3.1-8b", "--on", f"1x{on}", "--json")
+    assert found.tree["plan"]["engine"] == engine
+    assert any("not given" in note and engine in note for note in found.tree["assumptions"]) == (engine != "vllm")

@@ -381,3 +381,15 @@ def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:
         cluster.device.peak_flops(dtype)
     except InputError as error:
         inputs.merge(error)
+
+
+# The engine that people run on devices of a vendor, where none is named; vLLM on all others.
+ENGINES = {"AMD": "vllm-rocm", "Apple": "llama.cpp"}
+
+
+def engine_of(inputs: Inputs, cluster: Cluster) -> str:
+    """Return the engine that was asked for, else the vendor's usual one, which is said where it is not vLLM."""
+    usual = ENGINES.get(cluster.device.vendor, "vllm")
+    if "engine" not in inputs.values and usual != "vllm":
+        inputs.notes.append(f"engine {usual}: not given, and the devices are of {cluster.device.vendor}")
+    return cast(str, inputs.get("engine", usual))

@@ -29,7 +29,7 @@ def ask(inputs: Inputs) -> InferReport:
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     if model is not None and cluster is not None:
         plan = replace(_case.make_plan(inputs), micro_batch=1)
-        options = ServingOptions(engine=inputs.get("engine", "vllm"), efficiencies=_case.make_efficiencies(inputs))
+        options = ServingOptions(engine=_case.engine_of(inputs, cluster), efficiencies=_case.make_efficiencies(inputs))
         try:
             report = infer(model, cluster, plan, _case.make_serving(inputs, model), options)
         except InputError as error:

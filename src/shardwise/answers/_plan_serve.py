@@ -58,7 +58,9 @@ def ask(inputs: Inputs) -> LoadResult:
     if model is None or cluster is None or workload is None or inputs.problems.items:
         raise InputError(dict.fromkeys(inputs.problems.items))
     searched = (*LOAD_WORDS, "max_batched_tokens", "max_sequences")
-    job, serving = deployment_of(Inputs(values={k: v for k, v in inputs.values.items() if k not in searched}))
+    asked = Inputs(values={k: v for k, v in inputs.values.items() if k not in searched})
+    job, serving = deployment_of(asked, cluster)
+    inputs.notes += [] if "engine" in inputs.values else asked.notes
     options = LoadOptions(limits=limits, router=inputs.get("router", "round-robin"), serving=serving)
     wanted = inputs.get("objective", "devices"), inputs.get("top", 3)
     try:

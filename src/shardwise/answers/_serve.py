@@ -17,6 +17,7 @@ from shardwise.serving.load import PERCENTILES, ServeReport
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
+    from shardwise.hardware import Cluster
     from shardwise.plans import Arrivals, Length, Limit, Serving, Workload
     from shardwise.serving import ServingOptions
 
@@ -103,7 +104,7 @@ def workload_of(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload | None:
         return None
 
 
-def deployment_of(inputs: Inputs) -> tuple[Serving, ServingOptions]:
+def deployment_of(inputs: Inputs, cluster: Cluster) -> tuple[Serving, ServingOptions]:
     """Return formats and memory, and the engine."""
     from shardwise.plans import Serving
     from shardwise.serving import ServingOptions
@@ -113,7 +114,7 @@ def deployment_of(inputs: Inputs) -> tuple[Serving, ServingOptions]:
     names = ("weights", "kv_cache", "compute", "memory_fraction", "max_batched_tokens", "max_sequences",
              "expert_imbalance", "adapter_rank", "adapters")  # fmt: skip
     job = Serving(**{key: given[key] for key in names if key in given}, misc_bytes=inputs.get("misc_memory", 0.0))
-    engine = ServingOptions(engine=inputs.get("engine", "vllm"), efficiencies=_case.make_efficiencies(inputs))
+    engine = ServingOptions(engine=_case.engine_of(inputs, cluster), efficiencies=_case.make_efficiencies(inputs))
     return job, engine
 
 
@@ -127,7 +128,7 @@ def ask(inputs: Inputs) -> ServeReport:
     if model is None or cluster is None or workload is None or inputs.problems.items:
         raise InputError(dict.fromkeys(inputs.problems.items))
     plan = replace(_case.make_plan(inputs), micro_batch=1)
-    job, engine = deployment_of(inputs)
+    job, engine = deployment_of(inputs, cluster)
     options = LoadOptions(limits=limits, router=inputs.get("router", "round-robin"), serving=engine)
     try:
         report = serve(model, cluster, plan, workload, job, options)

@@ -61,6 +61,10 @@ class Cluster:
     name: str
     assumptions: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """Return the cluster in one line, as a prompt shows it."""
+        return f"<Cluster of {self.num_devices} x {self.device.name}, {self.devices_per_node} a node>"
+
     def __post_init__(self) -> None:
         problems = Problems()
         for word, quantity in (("num_devices", COUNT), ("devices_per_node", COUNT), ("usd_per_device_hour", USD)):

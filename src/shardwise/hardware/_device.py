@@ -80,6 +80,10 @@ class Device:
     sources: tuple[Fact, ...]
     _values: dict[str, float | bool] = field(init=False, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Return the device in one line, as a prompt shows it."""
+        return f"<Device {self.name}: {self.full_name}>"
+
     def __post_init__(self) -> None:
         problems = Problems()
         for word in ("name", "full_name", "vendor", "fast_link"):

@@ -152,6 +152,10 @@ class Model:
     quantization: str = ""
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 
+    def __repr__(self) -> str:
+        """Return the model in one line, as a prompt shows it."""
+        return f"<Model {self.name}: {self.num_layers} layers of {self.hidden}, vocabulary of {self.vocab}>"
+
     def __post_init__(self) -> None:
         if len(self.mtp) > MOST_PREDICTIONS:
             rule = f"must be at most {MOST_PREDICTIONS}: each is a ledger of its own, with a head and a loss"
