@@ -40,6 +40,7 @@ def test_savers_that_a_framework_does_not_run_say_why() -> None:
     """What is refused comes last, with the rule and what would do instead."""
     broken = {one.flags: one for one in report(stack="megatron").savers if one.problem}
     assert "megatron does not run this" in broken["--optimizer adam8bit"].problem
+    assert "is no cross entropy of megatron" in broken["--loss fused-linear"].problem
     assert not any(one.saves for one in broken.values())
 
 

@@ -16,6 +16,7 @@ from shardwise.ops.block import projection
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
 from shardwise.ops.tuning import tuned
+from shardwise.plans import WHOLE_LOSSES
 
 
 def padded_vocab(V: int, multiple: int, tp: X) -> X:
@@ -166,12 +167,9 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
         op = replace(op, forward=(), backward=())
     if tokens is not None:
         op = _last_tokens(y, op, tokens)
-    if y.work.phase == "train" and y.stack.loss_kernel in LINEAR_LOSSES:
+    if y.work.phase == "train" and y.stack.loss_kernel in WHOLE_LOSSES:
         return tuned(y, (_within_loss(y, op, width),))
     return tuned(y, (_capped(y, op) if m.logit_softcap else op,))
-
-
-LINEAR_LOSSES = ("fused-linear", "cce")
 
 
 def _within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
@@ -272,7 +270,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
     reduction, backward reads them again and writes their gradient, 4 T V; "chunked" (litgpt, torchtune)
     takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "fused" keeps one fp32 copy. Those of
-    `LINEAR_LOSSES` hold no logits but of a chunk.
+    `WHOLE_LOSSES` hold no logits but of a chunk.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -282,7 +280,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """
     if not m.head:
         return ()
-    if y.stack.loss_kernel in LINEAR_LOSSES:
+    if y.stack.loss_kernel in WHOLE_LOSSES:
         return _linear_loss(y, m)
     scores = y.tokens * local_vocab(y, m)
     kernel = y.stack.loss_kernel

@@ -30,7 +30,7 @@ from shardwise.plans._plan import (
     Sharding,
 )
 from shardwise.plans._precision import Precision, find_precision, precision_names, precision_to_toml
-from shardwise.plans._settings import LOSSES, LossKernel, Settings
+from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
@@ -63,6 +63,7 @@ __all__ = [
     "SCHEDULES",
     "SHARDINGS",
     "TUNINGS",
+    "WHOLE_LOSSES",
     "Arrivals",
     "Axis",
     "BaseFormat",

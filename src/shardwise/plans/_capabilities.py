@@ -223,9 +223,18 @@ def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:
     return any(map(is_it, values))
 
 
+def shown(value: object) -> str:
+    """Return a value as its flag says it.
+
+    >>> shown(("optimizer", "gradients")), shown(2)
+    ('optimizer,gradients', '2')
+    """
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _broken(rule: CapabilityRule, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
     """Yield the fields that a broken rule needs otherwise, each with what it is beside."""
-    beside = ", ".join(f"{name} {_value(plan, job, name)}" for name, _ in rule.where)
+    beside = ", ".join(f"{name} {shown(_value(plan, job, name))}" for name, _ in rule.where)
     for name, values in rule.needs:
         value = _value(plan, job, name)
         if not _is_one_of(value, values, plan):

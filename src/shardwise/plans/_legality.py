@@ -7,7 +7,7 @@ from math import prod
 
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
-from shardwise.plans._capabilities import Refusal, refusals
+from shardwise.plans._capabilities import Refusal, refusals, shown
 from shardwise.plans._laws import (
     MODULE_NAMES,
     all_blocks,
@@ -182,7 +182,7 @@ def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str
         for runs, name in sorted(known.items(), key=lambda pair: (not pair[0].exporter, stack_names().index(pair[1])))
         if not any(other.field == one.field for other in refusals(runs, plan, **job))
     ]
-    value = one.value if isinstance(one.value, str | int) else str(one.value)
+    value = one.value if isinstance(one.value, str | int) else shown(one.value)
     remedy = one_of(str(v).lower() if isinstance(v, bool) else v for v in one.instead)
     if able:
         remedy += f", or stack {' or '.join(able[:2])}"

@@ -24,6 +24,8 @@ LossKernel: TypeAlias = Literal[
 ]
 
 LOSSES: tuple[LossKernel, ...] = get_args(LossKernel)
+WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce")
+"""Those that take the head with them, over a whole vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from shardwise.models import Model
 from shardwise.plans import (
     LOSSES,
     TUNINGS,
+    WHOLE_LOSSES,
     Plan,
     Sharding,
     Stack,
@@ -187,14 +188,15 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
 def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> None:
     """Record settings that the plan does not allow.
 
-    A loss over a split vocabulary needs one, and others a whole one. torchtune's optimizer_in_bwd refuses gradients
-    that are not whole.
+    Megatron's losses are its own, and those that take the head with them read a whole vocabulary. torchtune's
+    optimizer_in_bwd refuses gradients that are not whole.
     """
     loss, split = stack.settings.loss, stack.vocab_parallel and plan.tp > 1
-    if loss and loss.startswith("vocab-parallel") != stack.vocab_parallel and (split or not stack.vocab_parallel):
-        rule = f"is no cross entropy of {stack.name}, which {'splits' if split else 'does not split'} the vocabulary"
-        able = [one for one in LOSSES if one.startswith("vocab-parallel") == stack.vocab_parallel]
-        found.add("loss", loss, rule, one_of(able))
+    own = stack.loss.startswith("vocab-parallel")
+    able = [one for one in LOSSES if one.startswith("vocab-parallel") == own and not (split and one in WHOLE_LOSSES)]
+    if loss and loss not in able:
+        where = ", which splits the vocabulary" if split else ""
+        found.add("loss", loss, f"is no cross entropy of {stack.name}{where}", one_of(able))
     count = job.global_batch // (plan.dp * plan.micro_batch)
     if stack.settings.updates_in_backward and count > 1:
         rule = f"updates with the gradients of one micro-batch, and a step has {count}"
