@@ -1,6 +1,6 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
-from shardwise.plans._capabilities import Capabilities, alike
+from shardwise.plans._capabilities import Capabilities
 from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import TUNINGS, Effort, Serving, Training, density_of
 from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
@@ -45,6 +45,7 @@ from shardwise.plans._values import divisors, one_of
 from shardwise.plans._workload import METRICS, MOST_REQUESTS, QUANTILES, Arrivals, Length, Limit, Workload
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
+from shardwise.plans.shardings import ShardingRules, alike, find_sharding
 
 __all__ = [
     "ADAPTERS",
@@ -85,6 +86,7 @@ __all__ = [
     "Serving",
     "Settings",
     "Sharding",
+    "ShardingRules",
     "Stack",
     "Training",
     "Tuning",
@@ -102,6 +104,7 @@ __all__ = [
     "find_optimizer",
     "find_precision",
     "find_rules",
+    "find_sharding",
     "find_stack",
     "groups",
     "listed",

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from shardwise.plans._plan import AXES, Plan
 from shardwise.plans.schedules import Rounds
+from shardwise.plans.shardings import alike
 
 Value: TypeAlias = str | int | bool
 Values: TypeAlias = tuple[Value, ...]
@@ -89,19 +90,6 @@ class Capabilities:
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """Orders of all axes, the second tensor axis beside the first."""
         return tuple(_whole_order(text) for text in self.order)
-
-
-# What data parallelism shards beside what stands before it, of the words that mean the same.
-_ALIASES = (("none",), ("zero1", "distributed-optimizer"), ("zero2",), ("zero3", "fsdp"), ("hsdp",), ("shard-grad-op",))
-
-
-def alike(one: str, other: str) -> bool:
-    """Return whether two words of sharding mean the same.
-
-    >>> alike("zero1", "distributed-optimizer"), alike("zero2", "zero3")
-    (True, False)
-    """
-    return any(one in words and other in words for words in _ALIASES)
 
 
 def _whole_order(text: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from shardwise.plans._plan import Plan
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.partition import listed
 from shardwise.plans.schedules import find_rules
+from shardwise.plans.shardings import find_sharding
 
 
 def all_blocks(model: Model) -> Iterator[Block]:
@@ -234,7 +235,8 @@ def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, 
 
 def sharding_laws(plan: Plan, found: Problems) -> None:
     """Record a sharding group that the replicas do not hold, or that nothing uses."""
-    if plan.sharding not in ("hsdp", "zero1", "shard-grad-op", "distributed-optimizer"):
+    rules = find_sharding(plan.sharding)
+    if rules.groups == "all":
         if plan.shard != 1:
             rule = "is the sharding group of hsdp, shard-grad-op and a sharded optimizer alone"
             found.add("shard", plan.shard, rule, "use 1, or sharding hsdp")
@@ -242,7 +244,7 @@ def sharding_laws(plan: Plan, found: Problems) -> None:
     good = divisors(plan.dp)[1:] or [1]
     if plan.dp % plan.shard:
         found.add("shard", plan.shard, f"must divide dp = {plan.dp}", one_of(good))
-    elif plan.sharding == "hsdp" and plan.shard == 1 and plan.dp > 1:
+    elif rules.hybrid and plan.shard == 1 and plan.dp > 1:
         found.add("shard", plan.shard, "is the size of a sharding group, which hsdp needs", one_of(good))
 
 
@@ -255,6 +257,6 @@ def offload_laws(plan: Plan, found: Problems) -> None:
     said = ",".join(plan.offload)
     if "gradients" in plan.offload and "optimizer" not in plan.offload:
         found.add("offload", said, "sends gradients where no optimizer is", f"use {said},optimizer")
-    if "parameters" in plan.offload and plan.sharding not in ("zero3", "fsdp", "hsdp", "shard-grad-op"):
+    if "parameters" in plan.offload and not find_sharding(plan.sharding).weights:
         rule = f"brings parameters in unit by unit, which sharding {plan.sharding} does not"
         found.add("offload", said, rule, "use sharding fsdp or zero3, or leave parameters out")

@@ -13,10 +13,11 @@ from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
-from shardwise.plans._capabilities import Capabilities, alike, capabilities_of, refusals
+from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
 from shardwise.plans._plan import Plan
 from shardwise.plans._settings import LossKernel, Settings
 from shardwise.plans.partition import Partition
+from shardwise.plans.shardings import alike
 
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]

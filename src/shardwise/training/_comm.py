@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Training, named_groups, splits_replicas
+from shardwise.plans import Plan, Training, find_sharding, named_groups, splits_replicas
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
 from shardwise.training._report import Options, TrainReport, report_of, train
@@ -42,7 +42,8 @@ def axis_names(sharding: str, splits_replicas: bool = False) -> dict[str, str]:
     ('dp', 'dp_shard', 'dp_shard')
     """
     same = {axis: axis for axis in ("tp", "tp2", "cp", "ep", "etp", "pp")}
-    if sharding == "hsdp" or (sharding == "shard-grad-op" and splits_replicas):
+    rules = find_sharding(sharding)
+    if rules.hybrid or (rules.keeps_gathered and splits_replicas):
         words = ("shard", "replicate")
         split = {w: f"dp_{w}" for w in words} | {f"expert_{w}": f"expert_dp_{w}" for w in words}
         return {**same, **split, "table": "embedding"}

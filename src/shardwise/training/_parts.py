@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
-from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack
+from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_sharding
 from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -45,27 +45,27 @@ class Recipe:
     @property
     def shards_weights(self) -> bool:
         """Whether weights are gathered for each layer."""
-        return self.sharding in ("zero3", "fsdp", "hsdp", "shard-grad-op")
+        return find_sharding(self.sharding).weights
 
     @property
     def keeps_gathered(self) -> bool:
         """Whether weights that forward gathered stay whole until backward (FSDP's reshard_after_forward=False)."""
-        return self.sharding == "shard-grad-op"
+        return find_sharding(self.sharding).keeps_gathered
 
     @property
     def replicates_shards(self) -> bool:
         """Whether several groups of replicas hold the same shards, which are summed over them (hybrid sharding)."""
-        return self.sharding == "hsdp" or (self.sharding == "shard-grad-op" and self.splits_replicas)
+        return find_sharding(self.sharding).hybrid or (self.keeps_gathered and self.splits_replicas)
 
     @property
     def shards_gradients(self) -> bool:
         """Whether gradients are kept sharded."""
-        return self.shards_weights or self.sharding == "zero2"
+        return find_sharding(self.sharding).gradients
 
     @property
     def shards_optimizer(self) -> bool:
         """Whether optimizer state is sharded."""
-        return self.sharding != "none"
+        return find_sharding(self.sharding).optimizer
 
     @property
     def reduces_whole(self) -> bool:
