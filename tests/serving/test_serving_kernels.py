@@ -16,9 +16,9 @@ from shardwise.serving._kernels import kernels_of
 from shardwise.serving._sizes import sizes_of
 
 
-@pytest.mark.parametrize(("products", "values"), [("fp8", "fp8"), ("fp8-block", "fp8_block"), ("bf16", "bf16")])
-def test_block_scaled_experts_take_their_own_kernel(products: str, values: str) -> None:
-    """Experts with scales of blocks are priced with the kernel measured on them, not with one of per-tensor scales."""
+@pytest.mark.parametrize(("products", "values"), [("fp8", "fp8_block"), ("fp8-block", "fp8_block"), ("bf16", "bf16")])
+def test_experts_take_a_kernel_that_was_measured_and_fits(products: str, values: str) -> None:
+    """Experts with scales of blocks have the kernel measured on them; that of one scale a tensor ends at a bound."""
     device = find_device("h200-sxm-141gb").device
     kernels = kernels_of(device, "hopper", products, find_engine("vllm"), Efficiencies())
     measured = max(constants().families["hopper"].experts["vllm"][values].values(), key=lambda row: row.rows)

@@ -99,13 +99,23 @@ _NARROW = {
 }
 # Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them.
 _WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
+# Rows that tokens of an expert are padded to at most in a fit (accuracy/calibration/experts.py, _TOPS). A kernel whose
+# fit ends there is not described by the form, and so slow that engines choose others.
+_PADS_MOST = 200.0
 
 
 def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
-    """Return the row of the kernel with the most measurements of the first type that was measured."""
-    by_kernel = next((table[t] for t in types if t in table), table["bf16"])
-    plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
-    return max(plain.values(), key=lambda row: row.rows)
+    """Return the row of the kernel with the most measurements of the first type with one that the form describes.
+
+    >>> experts = constants().families["hopper"].experts["vllm"]
+    >>> _expert_row(experts, ("fp8", "fp8_block")) in experts["fp8_block"].values()
+    True
+    """
+    found: list[ExpertsFit] = []
+    for by_kernel in (*(table[t] for t in types if t in table), table["bf16"]):
+        plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
+        found = found or [row for row in plain.values() if row.pad_rows < _PADS_MOST]
+    return max(found, key=lambda row: row.rows)
 
 
 _WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds")
