@@ -85,3 +85,12 @@ def test_sharded_frozen_weights_are_held_once(sharding: str) -> None:
     split = sharding in ("fsdp", "zero3")
     assert weights == pytest.approx(whole / (8 if split else 1), rel=0.02)
     assert comm(model, cluster, plan, job).axes["dp"].bytes_per_step < (2.6 if split else 0.05) * whole
+
+
+@pytest.mark.parametrize("target", ["transformers", "megatron", "deepspeed", "torchtitan", "fsdp"])
+def test_no_file_drops_an_adapter_in_silence(target: str) -> None:
+    """Exporters that have no word for adapters or formats of frozen weights refuse them by name."""
+    ask = ("export", target, "llama-3.1-8b", "--on", "8xh100", "--seq-len", "512", "--global-batch", "8")
+    done = run(*ask, "--adapter", "lora", "--base", "nf4")
+    assert done.status == 2
+    assert "adapter = 'lora'" in done.err and "base = 'nf4'" in done.err

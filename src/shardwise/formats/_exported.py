@@ -53,7 +53,7 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[
 
 def refuse(system: str, found: Mapping[str, tuple[object, object]], case: ExportCase | None = None) -> None:
     """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run."""
-    problems = list(_unlaunched(case)) if case is not None else []
+    problems = [*_unlaunched(case), *_tuned(case, system)] if case is not None else []
     named = {problem.field for problem in problems}
     problems += [
         Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs))
@@ -74,6 +74,14 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     """Return what the framework of a case does not run."""
     precision = case.job.precision or case.stack.precision
     return stack_problems(case.stack, case.plan, precision=precision, optimizer=case.job.optimizer)
+
+
+def _tuned(case: ExportCase, system: str) -> Iterator[Problem]:
+    """Yield what a fine-tuning asks that no file of a system says: the training script makes adapters."""
+    for name in ("adapter", "base", "trains"):
+        if value := getattr(case.job, name):
+            shown = ",".join(value) if isinstance(value, tuple) else value
+            yield Problem(name, shown, f"cannot be said to {system}", "leave it out: the training script says it")
 
 
 Found = dict[str, tuple[object, object]]
