@@ -295,6 +295,15 @@ def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> 
     assert tree["meets"] == (status == 0)
 
 
+def test_a_limit_below_an_empty_replica_says_so() -> None:
+    """Where no load is light enough the page gives what an empty replica takes, and only there."""
+    low = run(*COMMAND, "--rate", "10/s", "--mean-tpot", "1ms").out
+    assert "an empty replica takes" in low
+    assert "less load does not help" in low
+    fine = run(*COMMAND, "--rate", "10/s", "--mean-tpot", "100ms").out
+    assert "empty replica" not in fine
+
+
 @pytest.mark.parametrize(
     ("words", "field"),
     [

@@ -169,6 +169,10 @@ def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> Non
     for limit in limits:
         value = show_seconds(report.value(limit))
         page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
+        if report.floor(limit) > limit.seconds:
+            page.note(
+                f"  an empty replica takes {show_seconds(report.floor(limit))} on average: less load does not help"
+            )
 
 
 def _verdict(report: ServeReport, page: Page) -> None:

@@ -60,6 +60,8 @@ class ServeReport:
     policy: Policy
     steady: Steady[float]
     """Closed form of one replica at its share of the load (of a closed loop: at its capacity)."""
+    empty: Steady[float]
+    """Closed form of a replica that nobody else uses: no load brings means below these."""
     saturated: float | None
     """Requests a second of one replica with a full queue, simulated where the load comes near; None elsewhere."""
     traces: tuple[Trace, ...]
@@ -168,6 +170,10 @@ class ServeReport:
     def value(self, limit: Limit) -> float:
         """Return the seconds that a limit is about, infinite where the load is not carried."""
         return self.latencies.get(limit.metric, {}).get(limit.quantile, math.inf)
+
+    def floor(self, limit: Limit) -> float:
+        """Return the mean seconds of what a limit is about on an empty replica."""
+        return float(getattr(self.empty, f"{'tpot' if limit.metric == 'itl' else limit.metric}_seconds"))
 
     @property
     def broken(self) -> tuple[Limit, ...]:

@@ -171,7 +171,8 @@ def _answer(base: InferReport, workload: Workload, policy: Policy, options: Load
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     steady = form.at(rate / replicas).row(0)
     report = ServeReport(
-        base=base, workload=workload, policy=policy, steady=steady, saturated=None, traces=(), options=options,
+        base=base, workload=workload, policy=policy, steady=steady,
+        empty=form.at(0.0).row(0), saturated=None, traces=(), options=options,
         assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
     )  # fmt: skip
     if base.fits and report.open_loop and steady.utilisation > _NEAR:
