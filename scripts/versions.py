@@ -80,7 +80,7 @@ def main() -> int:
     asked = parser.parse_args()
     rounds: list[tuple[str, list[str]]] = [(version, []) for version in asked.python]
     failed = 0
-    for version, pins in [*rounds, (asked.python[0], least())]:
+    for version, pins in [*rounds, (pythons()[0], least())]:
         python, what = found(version), f"Python {version} {' '.join(pins) or 'with the newest versions'}"
         passes = bool(python) and tried(python, pins, asked.tests.split())
         failed += not passes
