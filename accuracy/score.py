@@ -26,13 +26,8 @@ from shardwise.measured import Errors, Validation, quantile, summary
 SOURCE = HERE.parent / "src" / "shardwise"
 RESULT = RESULTS / "accuracy.json"
 BANDS = SOURCE / "cost" / "bands.toml"
-CONSTANTS = (
-    *("cost/constants.toml", "cost/priors.toml", "cost/cpu.toml", "plans/stacks.toml", "plans/precisions.toml"),
-    *("serving/engines.toml", "serving/quantization.toml", "hardware/links.toml"),
-    *(f"measured/{name}.toml" for name in ("rules", "frameworks", "engines")),
-    *(f"../../accuracy/{name}.toml" for name in ("documented", "frameworks", "engines")),
-    *(f"../../accuracy/kernels/{name}.toml" for name in ("tables", "modules", "types")),
-)
+# Tables of the package that predictions rest on; bands are made of predictions.
+_OF_PREDICTIONS = ("cost", "plans", "serving", "measured", "hardware/links.toml")
 WORSE = 0.01
 # A stack on a family of devices with fewer runs is shown with others.
 FEWEST_SHOWN = 10
@@ -45,11 +40,22 @@ _HEAD = """# Made by `python -m accuracy update`: how far published runs were of
 """
 
 
+def constants_files() -> list[Path]:
+    """Return every table of constants that predictions rest on, of the package and of this folder.
+
+    >>> "constants.toml" in [path.name for path in constants_files()]
+    True
+    """
+    own = (SOURCE / name for name in _OF_PREDICTIONS)
+    found = [path for part in own for path in (part.rglob("*.toml") if part.is_dir() else [part])]
+    return sorted(path for path in (*found, *HERE.glob("*.toml"), *HERE.glob("kernels/*.toml")) if path != BANDS)
+
+
 def constants_hash() -> str:
     """Return a hash of every table of constants that predictions rest on."""
     made = hashlib.sha256()
-    for name in CONSTANTS:
-        made.update((SOURCE / name).read_bytes())
+    for path in constants_files():
+        made.update(path.read_bytes())
     return made.hexdigest()[:16]
 
 
