@@ -25,6 +25,7 @@ from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import placed
 from shardwise.training._parts import (
     InFlight,
+    MemoryMoment,
     ModelBlocks,
     Recipe,
     Shared,
@@ -255,7 +256,9 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
     )
 
 
-def held_apart(r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], moments: dict[str, X], flat: X) -> X:
+def held_apart(
+    r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], moments: dict[MemoryMoment, X], flat: X
+) -> X:
     """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
 
     The block of 16-bit logits, freed before backward, is too small for any of the fp32 tensors that follow
@@ -328,7 +331,7 @@ def _table_gradients(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stage
     return early, late, named(maximum(m.flowing + again + shared, 2 * shared + again), "gradients of tables at work")
 
 
-def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> dict[str, X]:
+def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> dict[MemoryMoment, X]:
     """Return the bytes at the moments of the passes.
 
     The last forward pass in flight; the loss with its logits; backward of the first layer, with what recompute makes
@@ -342,7 +345,7 @@ def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], 
     apart = r.precision.activation_bytes * s.heads * one
     early, late, last = _table_gradients(r, z, parts, s, m)
     complete = m.lasting + m.buckets + whole.complete + m.gradients - late + minimum(m.last_layer, m.activations) + back
-    moments = {
+    moments: dict[MemoryMoment, X] = {
         "forward": base + whole.forward + m.activations + m.transient + parts.mask,
         "loss": base + whole.loss + m.activations + m.logits + apart + s.heads * parts.mask,
         "backward": base + early + whole.backward + m.activations + m.waiting + back,

@@ -79,6 +79,12 @@ MemoryCategory: TypeAlias = Literal[
 MEMORY_CATEGORIES: tuple[str, ...] = get_args(MemoryCategory)
 
 
+# The moments of a step at which a stage may be at its fullest.
+MemoryMoment: TypeAlias = Literal[
+    "forward", "loss", "backward", "gradients complete", "micro-batch complete", "optimizer step"
+]
+
+
 def held_as(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
     """Return bytes under a name, of a category of memory."""
     found = named(size_bytes, name, source)
@@ -190,7 +196,7 @@ class StageMemory(Generic[X]):
     widened: X
     late_block: X
     host: X
-    moments: dict[str, X]
+    moments: dict[MemoryMoment, X]
     peak: X
 
 
