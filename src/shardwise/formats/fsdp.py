@@ -221,7 +221,8 @@ def export(case: ExportCase) -> Exported:
     # What is predicted for torchtitan's units runs under accelerate as well, with one root unit.
     stack = back.stack.name if case.stack.name == "fsdp2" else case.stack.name
     told = {"precision": (precision, back.job.precision), "stack": (stack, back.stack.name)}
-    refuse("accelerate", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]}, case)
+    told |= {name: (getattr(case.job, name), getattr(back.job, name)) for name in ("adapter", "base", "trains")}
+    refuse("accelerate", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
     note = (
         f"for the training script: {case.plan.micro_batch} sequences of {case.job.seq_len} tokens on each device, "
         f"{steps} accumulation steps, optimizer {case.job.optimizer}{', gradient checkpointing' if switched else ''}"
