@@ -6,8 +6,10 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.measured._record import Record
+from shardwise.measured._training_plan import global_batch_of
 from shardwise.measured._training_tuning import base_of, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
+from shardwise.plans import Plan
 
 LLAMA = Model.load("llama-3.2-3b")
 
@@ -23,6 +25,7 @@ def row(**cells: str) -> Record:
         ("lora_targets=q,k,v,o; decimal GB", ("q", "k", "v", "o")),
         ("targets=down_proj,up_proj", ("down_proj", "up_proj")),
         ("LoRA on all linear modules", ("attention", "mlp")),
+        ("lora_targets=None", ("q", "v")),
         ("", ("q", "v")),
     ],
 )
@@ -60,3 +63,30 @@ def test_formats_and_variants_are_those_of_the_row() -> None:
     assert tuning_fields(row(notes="experiment=lora--llama-3.2-3B-rank32-dora"), LLAMA)["adapter"] == "dora"
     with pytest.raises(InputError):
         tuning_fields(row(finetune="boft"), LLAMA)
+
+
+def test_modules_that_are_saved_train_whole() -> None:
+    """A row that names the table of words and the head as saved trains both beside its adapters."""
+    notes = "lora_targets=q,v; wte and lm_head trained too (modules_to_save)"
+    assert tuning_fields(row(notes=notes, lora_rank="8"), LLAMA)["trains"] == ("embedding", "head")
+    assert "trains" not in tuning_fields(row(notes="wte is large", lora_rank="8"), LLAMA)
+
+
+def test_samples_above_the_length_are_left_out_of_the_mean() -> None:
+    """A data set of a stated mean and spread: time follows what is left below the length, memory the length."""
+    cells = {"seq_len": "2048", "notes": "variable length (tokens of the data set 3234.4 +- 2547.5, min 91)"}
+    assert with_length(row(metric="step_time", **cells)).text("seq_len") == "1346"
+    assert with_length(row(metric="peak_memory", **cells)).text("seq_len") == "2048"
+
+
+def test_targets_of_a_framework_are_its_own() -> None:
+    """AgileRL adapts all linear layers where a row names none."""
+    assert targets_of(row(framework="AgileRL 2.8", notes="lora_targets=None")) == ("all-linear",)
+
+
+def test_a_group_smaller_than_the_micro_batch_is_no_batch() -> None:
+    """Answers of one prompt fewer than a micro-batch: the batch is a micro-batch; without a group it is an error."""
+    plan = Plan(micro_batch=8)
+    assert global_batch_of(row(global_batch="4", notes="group_size=4"), plan, 1) == 8
+    assert global_batch_of(row(global_batch="16", notes="group_size=16"), plan, 1) == 16
+    assert global_batch_of(row(global_batch="4"), plan, 1) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeGuard
 
@@ -63,10 +64,20 @@ def peak_memory(record: Record, report: TrainReport) -> float:
         return max(float(m.peak) for m in stages) + scratch
     held = max(float(reserved_bytes(stack, m)) for m in stages) + scratch * stack.reserved_over_allocated
     if kind == "nvidia_smi":
-        return report.device_bytes - report.reserved_bytes + held
+        return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + held
     if kind != "reserved":
         record.taken("memory_kind")
     return held
+
+
+def stated_floor(record: Record) -> float:
+    """Return the bytes that a row says a device held beside the trainer: its context and an engine asleep, else 0.
+
+    >>> stated_floor(Record({"notes": "device floor with the engine asleep 919470080; phase=training"}))
+    919470080.0
+    """
+    found = re.search(r"device floor [a-z ]*(\d+)", record.text("notes"))
+    return float(found[1]) if found else 0.0
 
 
 def memory_after_step(record: Record, report: TrainReport) -> float:

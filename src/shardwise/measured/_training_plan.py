@@ -170,9 +170,12 @@ def optimizer_of(record: Record) -> str:
 
 def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
     batch = record.whole("global_batch")
+    replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
+    if batch and batch < plan.micro_batch * replicas and record.notes.get("group_size"):
+        record.assume("global_batch: a micro-batch a replica, the stated one is the answers of one prompt")
+        return plan.micro_batch * replicas
     if batch:
         return batch
-    replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
     record.taken("global_batch")
     return max(plan.micro_batch, 1) * replicas * plan.pp
 

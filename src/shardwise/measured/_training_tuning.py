@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 from shardwise.measured._record import Record, refuse
@@ -14,6 +17,7 @@ from shardwise.plans._tuning import VIRTUAL
 
 MEMORY = ("peak_memory", "memory_after_step", "memory_p99", "fits", "max_seq_len")
 NATURAL = ("longest_sample", "mean_tokens_per_sample")
+_SPREAD = re.compile(r"tokens of the data set ([\d.]+) \+- ([\d.]+)")
 _USUAL_RANK = 8
 
 
@@ -24,11 +28,15 @@ def is_tuned(record: Record) -> bool:
 
 def natural(record: Record) -> bool:
     """Return whether a row is of samples of natural lengths, of which the longest or the mean is stated."""
-    return any(record.noted(name) for name in NATURAL)
+    return any(record.noted(name) for name in NATURAL) or bool(_SPREAD.search(record.text("notes")))
 
 
 def with_length(record: Record) -> Record:
     """Return a row with the tokens that its metric depends on: the longest sample for memory, the mean for time."""
+    if (shorter := kept_mean(record)) and record.text("metric") not in MEMORY:
+        found = record.told({"seq_len": str(round(shorter))})
+        found.assume("seq_len: the mean of the samples that are no longer, lognormal as stated; it sets the time")
+        return found
     if not natural(record):
         return record
     longest, mean = int(record.noted("longest_sample")), record.noted("mean_tokens_per_sample")
@@ -43,6 +51,25 @@ def with_length(record: Record) -> Record:
     found = record.told({"seq_len": str(round(mean))})
     found.assume("seq_len: the mean sample, which sets the time")
     return found
+
+
+def kept_mean(record: Record) -> float:
+    """Return the mean tokens of a data set's samples up to the stated length, 0 where the row has no mean and spread.
+
+    ms-swift deletes longer samples unless told otherwise (github.com/modelscope/ms-swift swift/llm/utils/argument.py,
+    truncation_strategy). The partial mean of a lognormal below S: mean Phi(z - s) / Phi(z), z = (ln S - mu) / s.
+
+    >>> notes = "tokens of the data set 3234.4 +- 2547.5, min 91, max 19548"
+    >>> [round(kept_mean(Record({"seq_len": S, "notes": notes}))) for S in ("2048", "100000")]
+    [1346, 3234]
+    """
+    if not (found := _SPREAD.search(record.text("notes"))) or not record.says("seq_len"):
+        return 0.0
+    mean, deviation = float(found[1]), float(found[2])
+    s = math.sqrt(math.log1p((deviation / mean) ** 2))
+    z = (math.log(record.positive("seq_len") / mean) + s * s / 2) / s
+    kept = NormalDist().cdf(z)
+    return mean * NormalDist().cdf(z - s) / kept if kept else 0.0
 
 
 def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
@@ -63,7 +90,7 @@ def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
         found["adapter_dropout"] = dropout
     if record.noted("adapter_bytes"):
         found["adapter_precision"] = {2: "bf16", 4: "fp32"}[int(record.noted("adapter_bytes"))]
-    if trained := _listed(record, "trains"):
+    if trained := _listed(record, "trains") or _saved(record):
         found["trains"] = trained
     return found
 
@@ -86,6 +113,10 @@ def targets_of(record: Record) -> tuple[str, ...]:
         return named
     if "all linear" in record.text("notes").lower():
         return ("attention", "mlp")
+    for name, usual in words("usual_targets").items():
+        if name in record.text("framework").lower():
+            record.assume(f"lora_targets: not stated: {usual}, the default of {name}")
+            return (usual,)
     record.assume("lora_targets: not stated: queries and values (arXiv:2106.09685 section 4.2)")
     return ("q", "v")
 
@@ -95,6 +126,12 @@ def _listed(record: Record, key: str) -> tuple[str, ...]:
     pairs = (part.partition("=") for part in record.text("notes").split(";"))
     said = next((value for name, _, value in pairs if name.strip() == key), "").strip()
     return tuple(filter(None, (word.strip() for word in said.split(",")))) if said != "None" else ()
+
+
+def _saved(record: Record) -> tuple[str, ...]:
+    """Return the parts of the model that train whole beside adapters, by the modules that the notes name as saved."""
+    said = next((part for part in record.text("notes").split(";") if "modules_to_save" in part), "")
+    return tuple(sorted({part for name, part in words("saved").items() if name in said}))
 
 
 def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
