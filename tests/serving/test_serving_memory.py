@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serving.serving_cases import ask
+from shardwise.errors import InputError
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 
@@ -139,12 +140,14 @@ def test_adapters_add_two_thin_matrices_to_every_linear_layer(tp: int, linear: i
 
 
 def test_several_adapters_take_several_times_the_room() -> None:
-    """Room is set aside for every adapter that the engine may hold at once, and none without a rank."""
+    """Room is set aside for every adapter that the engine may hold at once, and a number of them needs a rank."""
     sizes = [
         ask("llama-3.1-8b", Serving(adapter_rank=rank, adapters=count), Plan()).weights_bytes_per_gpu
-        for rank, count in ((0, 4), (16, 1), (16, 4))
+        for rank, count in ((0, 1), (16, 1), (16, 4))
     ]
     assert sizes[2] - sizes[0] == 4 * (sizes[1] - sizes[0])
+    with pytest.raises(InputError, match=r"adapters = 4.*adapter-rank"):
+        ask("llama-3.1-8b", Serving(adapters=4), Plan())
 
 
 def test_a_checkpoint_may_narrow_its_feed_forward_layers_alone() -> None:

@@ -92,6 +92,15 @@ def test_a_micro_batch_that_the_batch_follows_is_the_largest_that_fits() -> None
     assert not larger.fits
 
 
+@pytest.mark.parametrize(("schedule", "vpp"), [("1f1b", 1), ("zb-v", 2), ("dualpipe", 1), ("dualpipe-v", 2)])
+def test_a_batch_left_open_fills_the_pipeline_of_its_schedule(schedule: Any, vpp: int) -> None:
+    """With no batch given a step has the fewest micro-batches that the schedule runs on, never too few."""
+    plan = Plan(tp=4, pp=4, dp=0, schedule=schedule, vpp=vpp)
+    report = train(load_model("llama-3-8b"), Cluster.parse("16xh100"), plan, Training(seq_len=2048, global_batch=0))
+    count = report.job.global_batch // report.plan.micro_batch
+    assert count == (4 if schedule == "1f1b" else 8)
+
+
 def test_what_never_fits_is_answered_with_the_smallest() -> None:
     """When no micro-batch fits the answer is the smallest, which says by how much it does not."""
     big = load_model("llama-3.1-405b")

@@ -94,3 +94,36 @@ def test_no_file_drops_an_adapter_in_silence(target: str) -> None:
     done = run(*ask, "--adapter", "lora", "--base", "nf4")
     assert done.status == 2
     assert "adapter = 'lora'" in done.err and "base = 'nf4'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "field"),
+    [
+        ("vit-base", ("--adapter", "lora", "--targets", "head"), "targets"),
+        ("rwkv-4-7b", ("--adapter", "lora", "--targets", "attention"), "targets"),
+        ("vit-base", ("--adapter", "prompt"), "adapter"),
+        ("mamba-1.4b", ("--adapter", "prefix"), "adapter"),
+        ("deepseek-v2-lite", ("--adapter", "prefix"), "adapter"),
+        ("llama-3.2-1b", ("--trains", "none"), "trains"),
+        ("bert-base", ("--trains", "head"), "trains"),
+    ],
+)
+def test_a_run_that_trains_nothing_is_refused(model: str, words: tuple[str, ...], field: str) -> None:
+    """Targets, tokens and parts that a model does not have are bad input, never a step that trains no parameter."""
+    done = run("train", model, "--on", "1xh100", *words)
+    assert done.status == 2
+    assert done.err.startswith(f"error: {field} = ")
+
+
+def test_a_narrow_layer_does_not_limit_the_rank() -> None:
+    """The rank that is usual goes beside all layers of Gemma 3n, of which some have four features."""
+    assert asked("count", "gemma-3n-e2b", "--adapter", "lora")["params"]["trainable_by_module"]["altup_predict"] > 0
+    assert run("count", "gemma-3n-e2b", "--adapter", "lora", "--rank", "60000").status == 2
+
+
+def test_deepspeed_runs_the_adapters_it_is_asked_for() -> None:
+    """DeepSpeed casts adapters with the model and keeps their fp32 masters: a type that it can launch."""
+    job = Training(seq_len=2048, global_batch=8, adapter="lora")
+    found = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(dp=8, sharding="zero3"), job)
+    assert found.case.stack.name == "deepspeed" and not found.unlaunched
+    assert found.tuning is not None and found.tuning.adapter_precision == "bf16-grads16"

@@ -98,6 +98,9 @@ def job_problems(job: Serving, model: Model) -> Problems:
         value = getattr(job, name)
         if value != 0 and not is_count(value):
             found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
+    if not found.items and job.adapters > 1 and not job.adapter_rank:
+        rule = "are held in room of a rank, and none is given"
+        found.add("adapters", job.adapters, rule, "add --adapter-rank 16, or leave it out")
     if not model.generates or not job.use_kv_cache:
         _without_cache(job, model, found)
     if not found.items and job.prefix_tokens >= job.input_tokens:

@@ -26,6 +26,7 @@ from shardwise.plans import (
     with_stage_layers,
 )
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
+from shardwise.plans.schedules import find_rules
 from shardwise.training._tuning import fine_tuning_problems, tuning_notes
 from shardwise.units import counted
 
@@ -242,7 +243,7 @@ def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: 
 
 def _fewest(plan: Plan) -> int:
     """Return the fewest micro-batches a schedule fills its pipeline with."""
-    return plan.pp if plan.pp > 1 else 1
+    return find_rules(plan.schedule).next_count(plan.pp, plan.pp) if plan.pp > 1 else 1
 
 
 def _best(q: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shardwise.errors import Problems
 from shardwise.models import Model
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
-from shardwise.ops.targets import KNOWN_TARGETS, SPELLINGS, matches, modules_of
+from shardwise.ops.targets import KNOWN_TARGETS, matches, modules_of
 from shardwise.plans import Plan, Stack, Training, Tuning, tuning_of, tuning_problems
 from shardwise.plans._tuning import VIRTUAL
 
@@ -33,8 +33,14 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     if plan.layout == "summa":
         found.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
     if not tuning.adapter:
+        if not any(trainable_parameters(model, tuning).values()):
+            rule = f"trains nothing of {model.name}"
+            found.add("trains", ",".join(tuning.trains), rule, "name a part that it has, or add --adapter lora")
         return found
     _targets(model, job, tuning, found)
+    if not found.items and not _adapter_parameters(model, tuning):
+        rule = f"has no parameters in {model.name}, so that nothing of it would train"
+        found.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
     if plan.ep > 1 and "experts" in tuning.targets and stack.experts == "grouped-mm":
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         found.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
@@ -42,23 +48,38 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
 
 
 def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> None:
-    """Record targets that a model does not have, and ranks above the smaller side of a target."""
-    products = [op for line in lines(model, whole_layout()) for op in line.ops if op.kind in ("matmul", "grouped")]
-    names = module_names(model)
-    for word in job.targets:
-        plain = SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower())
-        if plain in KNOWN_TARGETS and (plain != "experts" or model.has_experts):
-            continue
+    """Record targets that a model does not have, and ranks above the smaller side of every target."""
+    layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights]
+
+    def has(word: str) -> bool:
         one = replace(tuning, targets=(word,))
-        if not any(matches(one, op, m.short) for op in products for m in modules_of(None, op)):
-            rule = f"is no linear layer of {model.name}"
-            found.add("targets", word, rule, f"use {', '.join((*KNOWN_TARGETS, *names))}")
+        return any(matches(one, op, m.short) for op in layers for m in modules_of(None, op))
+
+    for word in job.targets:
+        if not has(word):
+            known = dict.fromkeys((*filter(has, KNOWN_TARGETS), *module_names(model)))
+            found.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
     sides = [
-        min(op.columns, op.inner) for op in products for m in modules_of(tuning, op) if matches(tuning, op, m.short)
+        min(op.columns, op.inner)
+        for op in layers
+        for m in modules_of(tuning, op)
+        if op.kind in ("matmul", "grouped") and matches(tuning, op, m.short)
     ]
-    if sides and tuning.rank > min(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
-        rule = f"is above the smaller side of a target, {min(sides):.0f}"
-        found.add("rank", tuning.rank, rule, f"use at most {min(sides):.0f}")
+    # peft takes any rank; one above the smaller side of some layers only is what a default makes of narrow ones.
+    if sides and tuning.rank > max(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
+        rule = f"is above the smaller side of every target, {max(sides):.0f}"
+        found.add("rank", tuning.rank, rule, f"use at most {max(sides):.0f}")
+
+
+def _adapter_parameters(model: Model, tuning: Tuning) -> float:
+    """Return the parameters of adapters that train, prediction layers left out."""
+    return sum(
+        float(w.whole) * line.copies
+        for line in lines(model, whole_layout(tuning=tuning))
+        for op in line.ops
+        for w in op.weights
+        if w.adapter and w.trainable and line.part != "mtp"
+    )
 
 
 def tuning_notes(job: Training, stack: Stack) -> list[str]:
@@ -116,14 +137,6 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
     if tuning is None:
         return None
     held = trainable_parameters(model, tuning)
-    y = whole_layout(tuning=tuning)
-    adapters = sum(
-        w.whole * line.copies
-        for line in lines(model, y)
-        for op in line.ops
-        for w in op.weights
-        if w.adapter and w.trainable and line.part != "mtp"
-    )
     return TuningSummary(
         adapter=tuning.adapter,
         rank=tuning.rank if tuning.adapter else 0,
@@ -132,5 +145,5 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
         adapter_precision=tuning.precision.name if tuning.adapter else "",
         trainable_by_module=held,
         parameters=count_parameters(model),
-        adapter_bytes=float(adapters * tuning.precision.weight_bytes),
+        adapter_bytes=float(_adapter_parameters(model, tuning) * tuning.precision.weight_bytes),
     )
