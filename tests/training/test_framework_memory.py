@@ -175,6 +175,22 @@ def test_gradients_stay_whole_between_micro_batches_under_no_sync() -> None:
     assert buffers(8) - buffers(4) == pytest.approx(2 * (layer + tables), rel=1e-6)
 
 
+def test_gradients_of_flat_parameters_take_the_room_of_frozen_weights_too() -> None:
+    """Adapters under FSDP1 in LitGPT: whole 16-bit gradients of all weights while it accumulates, frozen ones too."""
+    model = replace(LLAMA_70B, layers=LLAMA_70B.layers[:2])
+    plan = Plan(micro_batch=1, dp=4, sharding="fsdp", recompute="full")
+
+    def buffers(batch: int, adapter: str) -> float:
+        job = Training(seq_len=512, global_batch=batch, adapter=adapter or None, targets=("q",) if adapter else ())
+        one = train(model, Cluster.parse("4xa100-sxm-80gb"), plan, job, Options(stack="litgpt")).evaluation.memory[0]
+        return float(one.buffers)
+
+    # Adapters of a layer are gathered twice, those of both layers have gradients.
+    pairs = 8 * (8192 + 8192)
+    assert buffers(8, "lora") - buffers(8, "") == 2 * (2 * pairs + 2 * pairs)
+    assert buffers(8, "lora") - buffers(4, "lora") == pytest.approx(buffers(8, "") - buffers(4, ""), rel=0.01)
+
+
 def test_a_bucket_of_wider_gradients_holds_at_least_one_tensor() -> None:
     """DeepSpeed's bf16 optimizer reduces a table of over 500 million words in one bucket, fp16 in its own place."""
     plan: dict[str, object] = {"dp": 4, "tp": 1, "sharding": "zero1"}

@@ -193,6 +193,10 @@ def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> 
     ends, every = total(end_units(r, whole_parts, s)), total(owned(whole_parts, s))
     one = total(own.precision.gradient_bytes * layer_units(own, some, s)[0] for own, some in classes)
     all_made = total(own.precision.gradient_bytes * total(owned(some, s)) for own, some in classes)
+    if parts.tuned and r.stack.accumulates_whole:
+        # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds
+        # trained and frozen weights take the room of both.
+        one, all_made = width * unit, width * every
     gradients = one
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:

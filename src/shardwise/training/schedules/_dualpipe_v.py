@@ -49,6 +49,6 @@ SCHEDULE = PipelineSchedule(
     order=dualpipe_v_order,
     seconds=dualpipe_v_seconds,
     in_flight=_held,
-    tolerance=0.05,
+    tolerance=0.06,
     passed_whole=False,
 )

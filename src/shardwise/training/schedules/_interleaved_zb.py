@@ -56,6 +56,6 @@ SCHEDULE = PipelineSchedule(
     order=interleaved_zb_order,
     seconds=interleaved_zb_seconds,
     in_flight=_held,
-    tolerance=0.08,
+    tolerance=0.09,
     passed_whole=False,
 )
