@@ -135,7 +135,7 @@ def test_scaling_on_the_command_line() -> None:
         ([*TRAIN, "--scaling", "8..64"], {"scaling"}),
         ([*TRAIN, "--scaling", "8"], {"scaling"}),
         ([*TRAIN, "--max-tpot", "5ms"], {"max_tpot"}),
-        (["plan", "serve", "gpt2", "--on", "1xh100", "--global-batch", "8"], {"what"}),
+        (["plan", "serve", "gpt2", "--on", "1xh100", "--global-batch", "8"], {"global_batch", "rate"}),
     ],
 )
 def test_wrong_words_are_named(words: list[str], fields: set[str]) -> None:
