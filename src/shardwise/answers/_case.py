@@ -135,7 +135,7 @@ def _example(key: str) -> str:
         "study": "name the TOML file of the study behind the command",
         "out": "name the folder of the answers: --out FOLDER",
         "what": "name what to plan behind the command: train or infer",
-        "target": "name the target behind the command: megatron, deepspeed or fsdp",
+        "target": "name the target behind the command: megatron, deepspeed, fsdp, vllm or another of its help",
     }.get(key, f"give --{key.replace('_', '-')}")
 
 

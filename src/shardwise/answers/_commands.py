@@ -118,7 +118,7 @@ def _compare() -> Command:
     return Command("compare", SUMMARIES["compare"], ("first", "second"), {**files, **cases, **output}, BOTH, ("first",))
 
 
-def _plan(kind: str = "train") -> Command:
+def _plan(kind: str = "") -> Command:
     from shardwise.answers._search_flags import load_search_flags, plan_search_flags, serve_search_flags
 
     help_of_what = "train, infer or serve; each has flags of its own: shardwise plan serve --help"
@@ -161,11 +161,14 @@ def _import() -> Command:
     return Command("import", SUMMARIES["import"], ("file",), flags, "exit status: 0 understood, 2 bad input")
 
 
-def _export() -> Command:
-    systems = _converters.choice("megatron", "deepspeed", "fsdp", "torchtitan", "transformers")
+def _export(kind: str = "") -> Command:
+    from shardwise.answers._search_flags import serve_flags
+
+    systems = _converters.choice(*TARGETS)
     target = {"target": Flag("target", systems, "whose files", "positional")}
     write = {"write": Flag("write", _converters.FILE, "write the files into this folder", "output")}
-    flags = {**target, **_MODEL, **_flags.train_flags(), **write, **OUTPUT}
+    own = {**serve_flags(), **_flags.infer_flags()} if kind in SERVERS else _flags.train_flags()
+    flags = {**target, **_MODEL, **own, **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
     return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
 
@@ -219,6 +222,11 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "completion": lambda: _printed("completion"),
 }
 NAMES = tuple(_MAKERS)
+SERVERS = ("vllm", "sglang")
+"""Engines that an export writes the launch line of."""
+TARGETS = ("megatron", "deepspeed", "fsdp", "torchtitan", "transformers", *SERVERS)
+# Commands whose cases are of kinds with flags of their own: the key of the word, and the words.
+KINDS = {"plan": ("what", ("train", "infer", "serve")), "export": ("target", TARGETS)}
 # Commands that answer one question at many values.
 MANY = ("train", "infer", "serve")
 
@@ -229,7 +237,8 @@ def command(name: str, kind: str = "") -> Command:
     >>> command("train").positionals
     ('model',)
     """
-    return _plan(kind) if name == "plan" else _MAKERS[name]()
+    makers = {"plan": _plan, "export": _export}
+    return makers[name](kind) if name in makers else _MAKERS[name]()
 
 
 def every() -> dict[str, Command]:
@@ -238,6 +247,7 @@ def every() -> dict[str, Command]:
         **{name: command(name) for name in NAMES},
         "plan infer": command("plan", "infer"),
         "plan serve": command("plan", "serve"),
+        "export " + "/".join(SERVERS): command("export", SERVERS[0]),
     }
 
 

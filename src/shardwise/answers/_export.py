@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
+from shardwise.answers._commands import SERVERS
 from shardwise.answers._converters import fail
 from shardwise.answers._streams import tell
+from shardwise.errors import InputError
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.formats import Exported
+    from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
 _STACKS = {
@@ -27,6 +30,8 @@ _STACKS = {
     "torchtitan": "fsdp2",
     "transformers": "transformers",
 }
+# What says when requests arrive.
+_LOADS = {"rate", "users", "trace", "arrivals"}
 _SHARDED = ("fsdp", "torchtitan")
 
 
@@ -41,7 +46,7 @@ def _complete(inputs: Inputs, target: str) -> None:
         values.setdefault("stack", "pytorch" if plain else _STACKS[target])
 
 
-def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
+def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     """Return the files of a case, what was assumed as comments, and its report.
 
     Raises `InputError` with every problem, and every field that cannot be told.
@@ -49,6 +54,8 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
     from shardwise.formats import ExportCase
 
     target = inputs.get("target", "megatron")
+    if target in SERVERS:
+        return _served(inputs, target)
     _complete(inputs, target)
     report = _train.ask(inputs)
     stated = ExportCase(
@@ -65,6 +72,29 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport]:
     return replace(found, files=files), report
 
 
+def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
+    """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
+    if target != "vllm":
+        inputs.values.setdefault("engine", target)
+    prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
+    if inputs.values.keys() & _LOADS:
+        from shardwise.answers._serve import ask as ask_load
+
+        report = ask_load(inputs).base
+    else:
+        from shardwise.answers._infer import ask as ask_batch
+
+        report = ask_batch(inputs)
+    module = import_module(f"shardwise.formats.{target}")
+    try:
+        found: Exported = module.export(report, prefixes)
+    except InputError as error:
+        inputs.merge(error)
+        raise InputError(dict.fromkeys(inputs.problems.items)) from None
+    said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
+    return replace(found, files={name: commented(name, text, said) for name, text in found.files.items()}), report
+
+
 def commented(name: str, text: str, notes: Sequence[str]) -> str:
     r"""Return the text of a file with notes as comments, behind those that it begins with; JSON has none.
 
@@ -79,12 +109,15 @@ def commented(name: str, text: str, notes: Sequence[str]) -> str:
     return "".join([*lines[:at], *said, *lines[at:]])
 
 
-def _unfit(report: TrainReport) -> list[str]:
-    more = show_bytes(max(report.verdict.short_by_bytes, 0.0))
+def _unfit(report: TrainReport | InferReport) -> list[str]:
+    from shardwise.serving import InferReport
+
+    short = report.short_by_bytes if isinstance(report, InferReport) else report.verdict.short_by_bytes
+    more = show_bytes(max(short, 0.0))
     return [] if report.fits else [f"this plan does not fit, {more} too much on the fullest device"]
 
 
-def _warn(report: TrainReport, files: Iterable[str]) -> None:
+def _warn(report: TrainReport | InferReport, files: Iterable[str]) -> None:
     """Say beside the files that the plan does not fit, and what no comment of theirs can say."""
     tell("".join(f"warning: {text}\n" for text in _unfit(report)))
     if all(name.endswith(".json") for name in files):

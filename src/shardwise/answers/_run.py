@@ -32,7 +32,7 @@ def answer(words: Sequence[str]) -> Answer:
         return overview(2 if not words else 0, _columns())
     words, behind = split(words)
     name, rest = _command_of(words)
-    command = _commands.command(name, _kind_of(rest) if name == "plan" else "")
+    command = _commands.command(name, _kind_of(rest, name))
     found = scan(rest, command)
     if behind and "from_args" in command.flags:
         found.put(command.flags["from_args"], behind)
@@ -71,7 +71,7 @@ def asks_for_json(words: Sequence[str]) -> bool:
     given: object = False
     try:
         name, rest = _command_of(words)
-        given = scan(rest, _commands.command(name, _kind_of(rest) if name == "plan" else "")).given.get("json")
+        given = scan(rest, _commands.command(name, _kind_of(rest, name))).given.get("json")
         if given is None and (path := _config_of(words)) is not None:
             given = read_case(path).get("json", False)
         return SWITCH.read(given or False, "json") is True
@@ -115,11 +115,14 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
     )
 
 
-def _kind_of(words: Sequence[str]) -> str:
-    """Return the kind of case that a search is of, by its word or by the case file."""
+def _kind_of(words: Sequence[str], name: str) -> str:
+    """Return the kind of case that a search or an export is of, by its word or by the case file."""
+    key, kinds = _commands.KINDS.get(name, ("", ()))
+    if not key:
+        return ""
     path = _config_of(words)
-    said = read_case(path).get("what") if path is not None else None
-    return next((kind for kind in ("infer", "serve") if kind in words or said == kind), "train")
+    said = read_case(path).get(key) if path is not None else None
+    return next((word for word in words if word in kinds), said if said in kinds else "")
 
 
 def _config_of(words: Sequence[str]) -> str | None:

@@ -15,7 +15,7 @@ from shardwise.serving._batch import BatchCost, evaluate
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import Engine
-from shardwise.serving._memory import StageBytes
+from shardwise.serving._memory import StageBytes, memory_share
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_seconds
@@ -93,6 +93,11 @@ class InferReport:
     def dominant(self) -> str:
         """What takes most of the memory."""
         return max(CATEGORIES, key=lambda name: float(getattr(self.memory, name)))
+
+    @property
+    def memory_share(self) -> float:
+        """The share of the memory that the engine may use, as it spells it."""
+        return float(memory_share(self.case, sizes_of(self.case.model, self.plan, self.job, self.case.domains)))
 
     @property
     def weights_bytes_per_gpu(self) -> float:

@@ -1,0 +1,169 @@
+"""A deployment as the launch line of an engine: what every engine is told, and what none of them can be."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.errors import InputError, Problems
+from shardwise.formats._exported import Exported
+from shardwise.formats._keys import table
+from shardwise.models._load import catalogue
+from shardwise.plans import Plan, Serving
+from shardwise.serving import InferReport, checkpoint_format
+
+Words = dict[str, str | int | float | bool]
+"""Flags by name with their values; True stands alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """What an answer assumed of a server, in the terms of a launch: `plan.dp` replicas run beside each other.
+
+    With `spread` experts lie on the devices of all replicas, which then are one engine. `prefixes` is whether requests
+    find what they share in the cache, `apart` whether other replicas are launched one by one.
+    """
+
+    report: InferReport
+    prefixes: bool = False
+    apart: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """The complete plan."""
+        return self.report.plan
+
+    @property
+    def job(self) -> Serving:
+        """The job as it was asked."""
+        return self.report.job
+
+    @property
+    def spread(self) -> bool:
+        """Whether experts are split over more devices than one replica has."""
+        return self.plan.dp > 1 and self.plan.ep * self.plan.etp > self.plan.tp
+
+    @property
+    def node(self) -> int:
+        """Devices of a node."""
+        return self.report.case.cluster.devices_per_node
+
+    @property
+    def together(self) -> int:
+        """Replicas that one launch starts: all that share experts, or else those that lie on one node."""
+        near = self.plan.tp * self.plan.pp * self.plan.dp <= self.node
+        return self.plan.dp if self.spread or (near and not self.apart) else 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one launch."""
+        return -(-self.plan.tp * self.plan.pp * self.together // self.node)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that run at once on a replica."""
+        return max(self.job.batch, self.job.max_sequences)
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of a step of a replica: without a bound the whole batch of prompts."""
+        return self.report.case.step_tokens or max(self.job.batch * self.report.case.new_input_tokens, self.sequences)
+
+    @property
+    def share(self) -> float:
+        """The share of the memory that the engine may use, as it spells it."""
+        share = self.report.memory_share
+        return (
+            share if share in (self.job.memory_fraction, self.report.case.engine.memory.fraction) else round(share, 3)
+        )
+
+    @property
+    def wide(self) -> str:
+        """The 16-bit type, or fp32, where it is not what an engine takes by itself."""
+        said = self.job.weights in ("fp16", "float16", "bf16", "bfloat16", "fp32", "float32")
+        return self.report.case.dtype if said or self.report.case.dtype != "bf16" else ""
+
+    @property
+    def narrowed(self) -> str:
+        """The format that weights of a wide checkpoint are brought into at the start; empty: as they are stored."""
+        named = self.report.case.format.name
+        return "" if self.report.case.model.quantization or named in ("bf16", "fp32") else named
+
+
+def hub_name(name: str) -> str:
+    """Return the hub id of a model, or its name where it has none.
+
+    >>> hub_name("llama-3.1-8b"), hub_name("./mine")
+    ('meta-llama/Llama-3.1-8B', './mine')
+    """
+    return str(catalogue().get(name, {}).get("hub", [name])[0])
+
+
+def check(one: Deployment, system: str, engines: Sequence[str]) -> Problems:
+    """Return what no launch line says, and an engine that is another."""
+    found, case, job = Problems(), one.report.case, one.job
+    if case.engine.name not in engines:
+        found.add("engine", case.engine.name, f"is not {system}", f"use {engines[0]}, or leave it out")
+    if not case.model.generates:
+        found.add(
+            "model", case.model.name, f"generates no tokens, and {system} is started for those that do", "use infer"
+        )
+    if not job.use_kv_cache:
+        found.add("use_kv_cache", False, f"cannot be said to {system}", "leave it out")
+    for name in ("shard_weights", "compute", "misc_bytes"):
+        if value := getattr(job, name):
+            found.add(name.replace("misc_bytes", "misc_memory"), value, f"cannot be said to {system}", "leave it out")
+    stored = case.model.quantization
+    if one.narrowed not in ("", "fp8") or case.format.name != (
+        checkpoint_format(stored).name if stored else case.format.name
+    ):
+        rule = f"is no format that {system} brings weights {'of ' + stored + ' ' if stored else ''}into as it starts"
+        remedy = (
+            "leave it out, or name a checkpoint that is stored so" if stored else "use fp8, or name such a checkpoint"
+        )
+        found.add("weights", job.weights, rule, remedy)
+    most = case.model.max_context
+    if most and job.total_tokens > most:
+        rule = f"and output exceed the context of {most} that {system} takes the checkpoint at"
+        found.add("input_tokens", job.input_tokens, rule, f"use at most {most} together")
+    if 0 < one.step_tokens < one.sequences:
+        rule = f"must be at least the {one.sequences} sequences of a step"
+        found.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")
+    return found
+
+
+def stage_variable(one: Deployment, name: str) -> str:
+    """Return the assignment that cuts layers into stages, empty where all are equal."""
+    layers = one.plan.stage_layers
+    return f"{name}={','.join(map(str, layers))} " if len(set(layers)) > 1 else ""
+
+
+def written(one: Deployment, system: str, start: str, words: Words, notes: Sequence[str]) -> Exported:
+    """Return the launch script of an engine."""
+    checked: Mapping[str, str] = table(f"{system}.toml")["checked"]
+    devices = one.plan.tp * one.plan.pp * one.together
+    lines = [f"    {name}" + ("" if value is True else f" {_shown(value)}") for name, value in words.items()]
+    case, many = one.report.case, one.plan.dp // one.together
+    head = f"#!/bin/bash\n# {case.model.name} on {devices} x {case.cluster.device.name}, for "
+    said = list(notes)
+    if many > 1:
+        said.append(f"{many} such servers stand beside each other, each on {devices} devices of its own")
+    if one.nodes > 1:
+        said.append(f"started on each of {one.nodes} nodes, which set NODE_RANK and MASTER_ADDR")
+    text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in said)
+    text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
+    files = {f"{system}.sh": text}
+    return Exported(system=checked["system"], version=checked["version"], files=files, notes=tuple(said))
+
+
+def _shown(value: str | float) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f'"{value}"' if "$" in str(value) else shlex.quote(str(value))
+
+
+def refuse(found: Problems) -> None:
+    """Raise `InputError` with everything that cannot be said."""
+    if found.items:
+        raise InputError(dict.fromkeys(found.items))

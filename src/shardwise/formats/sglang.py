@@ -1,0 +1,94 @@
+"""The launch line of an SGLang server: `python -m sglang.launch_server --model-path MODEL --flags`.
+
+Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/srt/server_args.py and srt/arg_groups/fields;
+SGLANG_PP_LAYER_PARTITION of srt/distributed/utils.py. Its tp counts all devices of a stage: with attention data
+parallelism the replicas of attention lie inside, and limits of steps and requests are those of all of them together.
+"""
+
+from __future__ import annotations
+
+from shardwise.errors import Problems
+from shardwise.formats._exported import Exported
+from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, written
+from shardwise.serving import InferReport
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
+# Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens).
+_USUAL_PREFILL = 16384
+
+
+def _parallel(one: Deployment, found: Problems) -> Words:
+    """Return how the model is split, and over which nodes."""
+    p = one.plan
+    ranks = p.tp * (p.dp if one.spread else 1)
+    words: Words = {"--tp-size": ranks}
+    if p.pp > 1:
+        words["--pp-size"] = p.pp
+    if one.together > 1:
+        words["--dp-size"] = one.together
+    if one.spread:
+        words |= {"--enable-dp-attention": True, "--enable-dp-lm-head": True}
+        if p.tp == 1:
+            words["--moe-dense-tp-size"] = 1
+    if p.ep > 1:
+        words["--ep-size"] = p.ep
+    if one.report.case.model.has_experts and p.ep * p.etp != ranks:
+        rule = f"SGLang splits experts over all {ranks} devices of a stage, and ep x etp is {p.ep * p.etp}"
+        found.add("ep", p.ep, rule, f"use etp {ranks // p.ep}" if ranks % p.ep == 0 else f"use ep {ranks} with etp 1")
+    if one.nodes > 1:
+        address = "$MASTER_ADDR:20000"
+        words |= {"--nnodes": one.nodes, "--node-rank": "$NODE_RANK", "--dist-init-addr": address}
+    return words
+
+
+def _formats(one: Deployment, found: Problems) -> Words:
+    """Return the types of weights, activations and cache."""
+    words: Words = {}
+    if one.wide:
+        words["--dtype"] = _DTYPES[one.wide]
+    if one.narrowed:
+        words["--quantization"] = one.narrowed
+    cache = one.job.kv_cache
+    if cache and cache not in _CACHES:
+        found.add("kv_cache", cache, "is no type of a cache of SGLang", "use one of " + ", ".join(_CACHES))
+    elif cache:
+        words["--kv-cache-dtype"] = _CACHES[cache]
+    return words
+
+
+def _limits(one: Deployment) -> Words:
+    """Return lengths, steps, memory, the prefix cache and adapters."""
+    groups = one.plan.dp if one.spread else 1
+    words: Words = {
+        "--context-length": one.job.total_tokens,
+        "--max-running-requests": one.sequences * groups,
+        "--chunked-prefill-size": one.step_tokens * groups,
+        "--mem-fraction-static": one.share,
+    }
+    if one.step_tokens > _USUAL_PREFILL:
+        words["--max-prefill-tokens"] = one.step_tokens
+    if not one.prefixes:
+        words["--disable-radix-cache"] = True
+    if rank := one.job.adapter_rank:
+        words |= {"--enable-lora": True, "--max-loras-per-batch": one.job.adapters, "--max-lora-rank": rank}
+        words["--lora-target-modules"] = "all"
+    return words
+
+
+def words_of(one: Deployment) -> Words:
+    """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
+    found = check(one, "SGLang", ("sglang",))
+    words = _parallel(one, found) | _limits(one) | _formats(one, found)
+    refuse(found)
+    return words
+
+
+def export(report: InferReport, prefixes: bool = False) -> Exported:
+    """Return the script that starts a server as an answer assumed it."""
+    one = Deployment(report=report, prefixes=prefixes)
+    words = words_of(one)
+    notes = [] if report.case.step_tokens else ["--chunked-prefill-size is the whole batch of prompts in one step"]
+    variable = stage_variable(one, "SGLANG_PP_LAYER_PARTITION")
+    start = f"{variable}python -m sglang.launch_server --model-path {hub_name(report.case.model.name)}"
+    return written(one, "sglang", start, words, notes)

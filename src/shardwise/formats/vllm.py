@@ -1,0 +1,96 @@
+"""The launch line of a vLLM server: `vllm serve MODEL --flags`.
+
+Sources: github.com/vllm-project/vllm v0.33.0 vllm/engine/arg_utils.py and vllm/config (parallel.py, cache.py,
+scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine lie on tp x data parallel devices.
+"""
+
+from __future__ import annotations
+
+from shardwise.errors import Problems
+from shardwise.formats._exported import Exported
+from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, written
+from shardwise.serving import InferReport
+
+_ENGINES = ("vllm", "vllm-2025", "vllm-flashinfer", "vllm-rocm")
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Adapter ranks that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
+
+
+def _parallel(one: Deployment, found: Problems) -> Words:
+    """Return how the model is split, and over which nodes."""
+    p, each = one.plan, one.plan.tp * one.plan.pp
+    experts = p.tp * (p.dp if one.spread else 1)
+    words: Words = {"--tensor-parallel-size": p.tp}
+    if p.pp > 1:
+        words["--pipeline-parallel-size"] = p.pp
+    if one.together > 1:
+        words["--data-parallel-size"] = one.together
+    if p.ep > 1:
+        words["--enable-expert-parallel"] = True
+    if one.report.case.model.has_experts and (p.ep, p.etp) not in ((experts, 1), (1, experts)):
+        rule = f"vLLM splits experts over all {experts} devices of an engine, whole (ep) or within (etp)"
+        found.add("ep", p.ep, rule, f"use ep {experts} with etp 1, or ep 1 with etp {experts}")
+    if one.nodes > 1 and one.together == 1:
+        words |= {"--nnodes": one.nodes, "--node-rank": "$NODE_RANK", "--master-addr": "$MASTER_ADDR"}
+    elif one.nodes > 1 and one.node % each:
+        rule = f"tp x pp = {each} must divide the {one.node} devices of a node where replicas share experts"
+        found.add("tp", p.tp, rule, f"use tp {one.node}")
+    elif one.nodes > 1:
+        local = one.node // each
+        words |= {"--data-parallel-size-local": local, "--data-parallel-address": "$MASTER_ADDR"}
+    return words
+
+
+def _formats(one: Deployment, found: Problems) -> Words:
+    """Return the types of weights, activations and cache."""
+    words: Words = {}
+    if one.wide:
+        words["--dtype"] = _DTYPES[one.wide]
+    if one.narrowed:
+        words["--quantization"] = one.narrowed
+    cache = one.job.kv_cache
+    if cache and cache not in _CACHES:
+        found.add("kv_cache", cache, "is no type of a cache of vLLM", "use one of " + ", ".join(_CACHES))
+    elif cache:
+        words["--kv-cache-dtype"] = _CACHES[cache]
+    return words
+
+
+def _limits(one: Deployment, found: Problems) -> Words:
+    """Return lengths, steps, memory, the prefix cache and adapters."""
+    words: Words = {
+        "--max-model-len": one.job.total_tokens,
+        "--max-num-seqs": one.sequences,
+        "--max-num-batched-tokens": one.step_tokens,
+        "--gpu-memory-utilization": one.share,
+        "--enable-prefix-caching" if one.prefixes else "--no-enable-prefix-caching": True,
+    }
+    if rank := one.job.adapter_rank:
+        if rank not in _RANKS:
+            near = next((r for r in _RANKS if r >= rank), _RANKS[-1])
+            found.add("adapter_rank", rank, "vLLM has room for ranks " + ", ".join(map(str, _RANKS)), f"use {near}")
+        words |= {"--enable-lora": True, "--max-loras": one.job.adapters, "--max-lora-rank": rank}
+    return words
+
+
+def words_of(one: Deployment) -> Words:
+    """Return the flags of a deployment; raises `InputError` naming every field that vLLM cannot be told."""
+    found = check(one, "vLLM", _ENGINES)
+    words = _parallel(one, found) | _limits(one, found) | _formats(one, found)
+    refuse(found)
+    return words
+
+
+def export(report: InferReport, prefixes: bool = False) -> Exported:
+    """Return the script that starts a server as an answer assumed it."""
+    case = report.case
+    one = Deployment(report=report, prefixes=prefixes, apart=case.model.has_experts)
+    words = words_of(one)
+    notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
+    if "--data-parallel-size-local" in words:
+        local = words["--data-parallel-size-local"]
+        notes.append(f"on every node but the first add --headless --data-parallel-start-rank $((NODE_RANK * {local}))")
+    start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {hub_name(case.model.name)}"
+    return written(one, "vllm", start, words, notes)

@@ -1,0 +1,119 @@
+"""Launch lines of serving engines: what an answer assumed, in the engine's words, or what it cannot be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import run
+from shardwise.formats._keys import table
+
+BATCH = ("--batch", "64", "--input-tokens", "2000", "--output-tokens", "300")
+LLAMA = ("llama-3.1-70b", "--on", "8xh100-sxm-80gb", "--tp", "4", *BATCH)
+
+
+def line(system: str, *words: str) -> list[str]:
+    """Return the words of the launch line that is written."""
+    done = run("export", system, *words, "--json")
+    assert done.status in (0, 1), done.err
+    text: str = done.tree["files"][f"{system}.sh"]
+    code = "\n".join(one for one in text.splitlines() if not one.startswith("#"))
+    return code.replace("\\\n", " ").split()
+
+
+CASES = (
+    ("vllm", (*LLAMA, "--max-batched-tokens", "8192", "--weights", "fp8", "--kv-cache", "fp8"),
+     "vllm serve meta-llama/Llama-3.1-70B --tensor-parallel-size 4 --data-parallel-size 2 --max-model-len 2300"
+     " --max-num-seqs 64 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.92 --no-enable-prefix-caching"
+     " --quantization fp8 --kv-cache-dtype fp8"),
+    ("sglang", (*LLAMA, "--max-batched-tokens", "8192", "--prefix-tokens", "500", "--memory-fraction", "0.85"),
+     "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp-size 4 --dp-size 2"
+     " --context-length 2300 --max-running-requests 64 --chunked-prefill-size 8192 --mem-fraction-static 0.85"),
+    ("vllm", ("llama-3.1-8b", "--on", "2xh100", "--tp", "2", "--rate", "1/s", "--weights", "fp16"),
+     "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-model-len 640 --max-num-seqs 1024"
+     " --max-num-batched-tokens 8192 --gpu-memory-utilization 0.92 --no-enable-prefix-caching --dtype float16"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("system", "words", "expected"), CASES)
+def test_a_launch_line_says_what_the_answer_assumed(system: str, words: tuple[str, ...], expected: str) -> None:
+    """Degrees, lengths, limits of a step, the share of the memory, types and the prefix cache, and nothing else."""
+    assert line(system, *words) == [*expected.split(), '"$@"']
+
+
+def test_attention_data_parallelism_lies_within_the_tp_of_sglang_and_beside_that_of_vllm() -> None:
+    """SGLang's limits are those of all replicas of attention together, vLLM's of each."""
+    words = ("deepseek-v3", "--on", "8xh200", "--dp", "8", "--ep", "8", *BATCH, "--max-batched-tokens", "4096")
+    theirs = line("sglang", *words)
+    for pair in (
+        "--tp-size 8 --dp-size 8",
+        "--ep-size 8",
+        "--max-running-requests 512",
+        "--chunked-prefill-size 32768",
+    ):
+        assert pair in " ".join(theirs)
+    assert "--enable-dp-attention" in theirs
+    theirs = line("vllm", *words)
+    for pair in ("--tensor-parallel-size 1 --data-parallel-size 8", "--enable-expert-parallel", "--max-num-seqs 64"):
+        assert pair in " ".join(theirs)
+    assert theirs[theirs.index("--max-num-batched-tokens") + 1] == "4096"
+
+
+def test_replicas_with_experts_of_their_own_are_launched_apart_for_vllm() -> None:
+    """Under one launch they would share them, which is another plan; a note says how many servers there are."""
+    done = run("export", "vllm", "mixtral-8x7b", "--on", "8xh100", "--tp", "4", "--batch", "8", "--json")
+    assert "--data-parallel-size" not in done.tree["files"]["vllm.sh"]
+    assert any("2 such servers" in note for note in done.tree["notes"])
+
+
+def test_nodes_find_each_other() -> None:
+    """An engine on several nodes says how many there are; one of unequal stages says its layers."""
+    words = ("llama-3.1-405b", "--on", "2x8xh100", "--tp", "8", "--pp", "2", "--stage-layers", "64,62", "--batch", "4")
+    theirs = line("vllm", *words)
+    assert theirs[0] == "VLLM_PP_LAYER_PARTITION=64,62"
+    assert theirs[theirs.index("--nnodes") + 1] == "2"
+    assert "--dist-init-addr" in line("sglang", *words)
+    wide = run("export", "vllm", "deepseek-v3", "--on", "2x8xh200", "--dp", "16", "--ep", "16", "--json").tree
+    assert "--data-parallel-size-local 8" in wide["files"]["vllm.sh"]
+
+
+REFUSED = (
+    ("vllm", (*LLAMA, "--engine", "sglang"), ["engine"]),
+    ("vllm", (*LLAMA, "--weights", "int4"), ["weights"]),
+    ("sglang", ("deepseek-v3", "--on", "8xh200", "--tp", "8", "--weights", "bf16", "--batch", "4"), ["weights"]),
+    ("vllm", (*LLAMA, "--kv-cache", "int8"), ["kv_cache"]),
+    ("vllm", (*LLAMA, "--adapter-rank", "20"), ["adapter_rank"]),
+    ("sglang", (*LLAMA, "--no-use-kv-cache", "--misc-memory", "1GB"), ["use_kv_cache", "misc_memory"]),
+    ("vllm", ("mixtral-8x7b", "--on", "8xh100", "--tp", "8", "--ep", "2", "--etp", "4", "--batch", "4"), ["ep"]),
+    ("sglang", ("llama-2-7b", "--on", "1xh100", "--input-tokens", "5000"), ["input_tokens"]),
+    ("vllm", ("bert-base", "--on", "1xh100"), ["model"]),
+    ("vllm", (*LLAMA, "--max-batched-tokens", "32"), ["max_batched_tokens"]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("system", "words", "named"), REFUSED)
+def test_what_an_engine_cannot_be_told_is_named(system: str, words: tuple[str, ...], named: list[str]) -> None:
+    """Exit status 2, with the field, and what to do instead."""
+    done = run("export", system, *words, "--json")
+    assert (done.status, done.fields) == (2, named)
+
+
+@pytest.mark.parametrize("system", ["vllm", "sglang"])
+def test_every_flag_that_is_written_is_one_of_the_release(system: str) -> None:
+    """The table of the release has each of them, those of nodes, experts and adapters included."""
+    every = [
+        (*LLAMA, "--adapter-rank", "16", "--weights", "fp8", "--kv-cache", "fp8", "--max-batched-tokens", "20000"),
+        ("deepseek-v3", "--on", "2x8xh200", "--dp", "16", "--ep", "16", "--prefix-tokens", "100"),
+        ("llama-3.1-405b", "--on", "2x8xh100", "--tp", "8", "--pp", "2", "--batch", "4", "--weights", "fp16"),
+    ]
+    known = table(f"{system}.toml")["read"].keys()
+    for words in every:
+        assert {word for word in line(system, *words) if word.startswith("--")} <= known
+
+
+def test_a_folder_named_as_an_engine_is_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first word that names a target says what is exported."""
+    words = ("export", "megatron", "gpt2", "--on", "8xh100", "--global-batch", "64", "--seq-len", "512", "--json")
+    monkeypatch.chdir(tmp_path)
+    assert run(*words, "--write", "sglang").tree["system"] == "Megatron-LM"
