@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from shardwise.formats._keys import table
+from shardwise.formats import _yaml
+from shardwise.formats._keys import Keys, table
 
 BATCH = ("--batch", "64", "--input-tokens", "2000", "--output-tokens", "300")
 LLAMA = ("llama-3.1-70b", "--on", "8xh100-sxm-80gb", "--tp", "4", *BATCH)
@@ -78,7 +79,25 @@ def test_nodes_find_each_other() -> None:
     assert "--data-parallel-size-local 8" in wide["files"]["vllm.sh"]
 
 
+def test_options_of_tensorrt_llm_are_keys_of_its_release() -> None:
+    """Everything stands in the YAML, attention data parallelism with single devices included."""
+    words = ("mixtral-8x7b", "--on", "2x8xh200", "--dp", "16", "--ep", "8", "--etp", "2", *BATCH, "--kv-cache", "fp8")
+    more = ("--max-batched-tokens", "4096", "--adapter-rank", "16")
+    files = run("export", "trtllm", *words, *more, "--json").tree["files"]
+    assert "srun --nodes 2 --ntasks-per-node 8" in files["trtllm.sh"]
+    tree = _yaml.parse(files["trtllm.yaml"], "trtllm.yaml")
+    assert tree["enable_attention_dp"] is True
+    sizes = ("tensor_parallel_size", "moe_expert_parallel_size", "moe_tensor_parallel_size")
+    assert [tree[name] for name in sizes] == [16, 8, 2]
+    assert tree["kv_cache_config"] == {"free_gpu_memory_fraction": 0.9, "enable_block_reuse": False, "dtype": "fp8"}
+    keys = Keys(tree, "trtllm.toml")
+    assert {reading.argument for reading in keys.understood()} == keys.values.keys()
+
+
 REFUSED = (
+    ("trtllm", (*LLAMA, "--weights", "fp8"), ["weights"]),
+    ("trtllm", (*LLAMA, "--kv-cache", "int8", "--weights", "fp16"), ["kv_cache", "weights"]),
+    ("trtllm", ("deepseek-v3", "--on", "16xh200", "--tp", "2", "--dp", "8", "--ep", "16", "--batch", "4"), ["tp"]),
     ("vllm", (*LLAMA, "--engine", "sglang"), ["engine"]),
     ("vllm", (*LLAMA, "--weights", "int4"), ["weights"]),
     ("sglang", ("deepseek-v3", "--on", "8xh200", "--tp", "8", "--weights", "bf16", "--batch", "4"), ["weights"]),

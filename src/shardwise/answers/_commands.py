@@ -222,7 +222,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "completion": lambda: _printed("completion"),
 }
 NAMES = tuple(_MAKERS)
-SERVERS = ("vllm", "sglang")
+SERVERS = ("vllm", "sglang", "trtllm")
 """Engines that an export writes the launch line of."""
 TARGETS = ("megatron", "deepspeed", "fsdp", "torchtitan", "transformers", *SERVERS)
 # Commands whose cases are of kinds with flags of their own: the key of the word, and the words.

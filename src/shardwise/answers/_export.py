@@ -30,6 +30,8 @@ _STACKS = {
     "torchtitan": "fsdp2",
     "transformers": "transformers",
 }
+# What a server is called as an engine; vLLM is the one of the devices where none is named.
+_ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}
 # What says when requests arrive.
 _LOADS = {"rate", "users", "trace", "arrivals"}
 _SHARDED = ("fsdp", "torchtitan")
@@ -74,8 +76,8 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
 
 def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
-    if target != "vllm":
-        inputs.values.setdefault("engine", target)
+    if target in _ENGINES:
+        inputs.values.setdefault("engine", _ENGINES[target])
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
     if inputs.values.keys() & _LOADS:
         from shardwise.answers._serve import ask as ask_load

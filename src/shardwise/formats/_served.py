@@ -100,8 +100,8 @@ def hub_name(name: str) -> str:
     return str(catalogue().get(name, {}).get("hub", [name])[0])
 
 
-def check(one: Deployment, system: str, engines: Sequence[str]) -> Problems:
-    """Return what no launch line says, and an engine that is another."""
+def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequence[str] = ("fp8",)) -> Problems:
+    """Return what no launch line says, and an engine that is another; `narrows` are formats made as it starts."""
     found, case, job = Problems(), one.report.case, one.job
     if case.engine.name not in engines:
         found.add("engine", case.engine.name, f"is not {system}", f"use {engines[0]}, or leave it out")
@@ -115,14 +115,10 @@ def check(one: Deployment, system: str, engines: Sequence[str]) -> Problems:
         if value := getattr(job, name):
             found.add(name.replace("misc_bytes", "misc_memory"), value, f"cannot be said to {system}", "leave it out")
     stored = case.model.quantization
-    if one.narrowed not in ("", "fp8") or case.format.name != (
-        checkpoint_format(stored).name if stored else case.format.name
-    ):
+    if case.format.name not in ([checkpoint_format(stored).name] if stored else ["bf16", "fp32", *narrows]):
         rule = f"is no format that {system} brings weights {'of ' + stored + ' ' if stored else ''}into as it starts"
-        remedy = (
-            "leave it out, or name a checkpoint that is stored so" if stored else "use fp8, or name such a checkpoint"
-        )
-        found.add("weights", job.weights, rule, remedy)
+        named = "" if stored else "".join(f"use {way} or " for way in narrows)
+        found.add("weights", job.weights, rule, f"{named}leave it out, or name a checkpoint that is stored so")
     most = case.model.max_context
     if most and job.total_tokens > most:
         rule = f"and output exceed the context of {most} that {system} takes the checkpoint at"
@@ -150,7 +146,9 @@ def written(one: Deployment, system: str, start: str, words: Words, notes: Seque
     if many > 1:
         said.append(f"{many} such servers stand beside each other, each on {devices} devices of its own")
     if one.nodes > 1:
-        said.append(f"started on each of {one.nodes} nodes, which set NODE_RANK and MASTER_ADDR")
+        said.append(f"on {one.nodes} nodes")
+    if any("$NODE_RANK" in str(value) or "$MASTER_ADDR" in str(value) for value in words.values()):
+        said.append("started on each node, with NODE_RANK and MASTER_ADDR set")
     text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in said)
     text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
     files = {f"{system}.sh": text}
