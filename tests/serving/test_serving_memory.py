@@ -139,6 +139,13 @@ def test_adapters_add_two_thin_matrices_to_every_linear_layer(tp: int, linear: i
     assert more.kv_cache_tokens < plain.kv_cache_tokens
 
 
+def test_adapters_lie_beside_modules_that_a_step_absorbs() -> None:
+    """Latent attention folds its up-projection into others while decoding; its adapters stay two thin matrices."""
+    plan, job = Plan(tp=8), Serving(batch=1, input_tokens=128, output_tokens=8)
+    plain, more = (ask("deepseek-v3", replace(job, adapter_rank=r), plan).weights_bytes_per_gpu for r in (0, 16))
+    assert 0 < more - plain < 0.2 * plain
+
+
 def test_several_adapters_take_several_times_the_room() -> None:
     """Room is set aside for every adapter that the engine may hold at once, and a number of them needs a rank."""
     sizes = [

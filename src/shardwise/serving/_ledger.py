@@ -270,7 +270,8 @@ def adapter_bytes(case: ServingCase, y: Layout[X]) -> tuple[X, ...]:
         adapter="lora", rank=rank, targets=("linear",), dropout=0.0, base=find_base("bf16"), trains=("none",),
         precision=find_precision("bf16-pure"), width=int(case.activation_bytes), splits_rank=False,
     )  # fmt: skip
-    beside = lay_out(y.degrees, y.work, replace(y.choices, tuning=tuning))
+    # Adapters are those of modules: a step of decode that absorbs one into others has it no longer.
+    beside = lay_out(y.degrees, replace(y.work, phase="prefill"), replace(y.choices, tuning=tuning))
     each = case.job.adapters * case.activation_bytes
     kinds = (
         total((each * w.elements for op in ledgers.block_ops(beside, block, case.model.hidden) for w in op.weights
