@@ -34,7 +34,7 @@ def only(folder: Path, **record: str) -> Comparison:
         ("IBM fms-fsdp", "fms-fsdp", "hsdp"),
         ("foundation-model-stack", "fms-fsdp", "hsdp"),
         ("torchtitan 2025-06", "fsdp2", "fsdp"),
-        ("torchtune 0.5", "fsdp2", "fsdp"),
+        ("torchtune 0.5", "torchtune", "fsdp"),
         ("NeMo AutoModel 26.02", "automodel", "fsdp"),
         ("InternEvo", "internevo", "zero1"),
     ],

@@ -9,7 +9,7 @@ from shardwise.measured._record import Record
 from shardwise.measured._training_plan import global_batch_of
 from shardwise.measured._training_tuning import base_of, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
-from shardwise.plans import Plan
+from shardwise.plans import Plan, Training, find_stack, tuning_of
 
 LLAMA = Model.load("llama-3.2-3b")
 
@@ -90,3 +90,13 @@ def test_a_group_smaller_than_the_micro_batch_is_no_batch() -> None:
     assert global_batch_of(row(global_batch="4", notes="group_size=4"), plan, 1) == 8
     assert global_batch_of(row(global_batch="16", notes="group_size=16"), plan, 1) == 16
     assert global_batch_of(row(global_batch="4"), plan, 1) == 4
+
+
+def test_deepspeed_trains_adapters_in_the_type_of_the_model() -> None:
+    """Its engine casts the whole module, adapters too; the Trainer of the time kept those in fp32 under autocast."""
+    job = Training(seq_len=1, global_batch=1, adapter="lora")
+    engine, trainer = tuning_of(job, find_stack("deepspeed")), tuning_of(job, find_stack("trainer-2023"))
+    assert engine is not None
+    assert trainer is not None
+    assert (engine.width, engine.autocast) == (2, False)
+    assert (trainer.width, trainer.autocast) == (4, True)

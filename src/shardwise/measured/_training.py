@@ -165,6 +165,10 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
 def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
     """Return the report of a row with the recompute that it states, or, where that is unknown, is taken for it."""
     plan, unknown = question.plan, recompute_unknown(record, question.framework)
+    kept = question.stack.usual_offload
+    if kept and not record.says("offload") and record.text("recompute") == "full":
+        record.assume(f"offload {', '.join(kept)}: what {question.stack.name} does unless told")
+        plan = replace(plan, offload=kept)
     if not plan.micro_batch:
         plan = question.filled(replace(plan, recompute="full") if unknown else plan)
     if not unknown:

@@ -237,6 +237,7 @@ def _capped(y: Layout[X], op: Op[X]) -> Op[X]:
 _TRAFFIC: dict[str, tuple[float, float]] = {
     "eager": (18, 22),
     "eager-narrow": (6, 8),
+    "eager-narrow-shifted": (10, 14),
     "eager-shifted": (30, 34),
     "vocab-parallel": (38, 14),
     "vocab-parallel-copied": (38, 14),
@@ -248,7 +249,7 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "fused": (8, 4),
 }
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel.
-_EAGER = {"eager": 8, "eager-narrow": 4, "eager-shifted": 12}
+_EAGER = {"eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12}
 # Bytes a logit of a second fp32 copy.
 _COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
@@ -258,8 +259,9 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 
     "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with
     8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; "eager-narrow" does so to the
-    16-bit logits as they are, 6 T V; "eager-shifted" (transformers before 4.45) to a shifted copy, while the answer
-    holds the fp32 logits, 16 T V. "vocab-parallel" (Megatron's
+    16-bit logits as they are, 6 T V, "eager-narrow-shifted" (modeling_qwen.py of 2023) to a copy without the last
+    token, 8 T V; "eager-shifted" (transformers before 4.45) to a shifted copy, while the answer holds the fp32
+    logits, 16 T V. "vocab-parallel" (Megatron's
     core/tensor_parallel/cross_entropy.py, until 2022-09 and since commit 9634c0e, 2024-06-13): 16-bit logits beside
     their fp32 copy, which turns in place into softmax and gradient, then that beside the 16-bit gradient: 6 T V.
     "vocab-parallel-copied" (between the two): subtracting the maximum makes a second fp32 copy while the caller holds
@@ -285,7 +287,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     scores = y.tokens * local_vocab(y, m)
     kernel = y.stack.loss_kernel
     in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")
-    narrow = in_place or kernel in ("compiled", "eager-narrow")
+    narrow = in_place or kernel in ("compiled", "eager-narrow", "eager-narrow-shifted")
     kept = Tensor(name="loss.softmax", size_bytes=(y.a if narrow else 4) * scores, born="loss")
     extra = (_EAGER.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
     if in_place:

@@ -10,6 +10,7 @@ from shardwise.errors import Problems
 LossKernel: TypeAlias = Literal[
     "eager",
     "eager-narrow",
+    "eager-narrow-shifted",
     "eager-shifted",
     "chunked",
     "compiled",
