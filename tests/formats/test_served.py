@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+from math import prod
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from command_line import run
+from shardwise.errors import InputError
 from shardwise.formats import _yaml
 from shardwise.formats._keys import Keys, table
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Serving
+from shardwise.serving import ServingOptions, infer
 
 BATCH = ("--batch", "64", "--input-tokens", "2000", "--output-tokens", "300")
 LLAMA = ("llama-3.1-70b", "--on", "8xh100-sxm-80gb", "--tp", "4", *BATCH)
@@ -136,3 +146,52 @@ def test_a_folder_named_as_an_engine_is_no_engine(tmp_path: Path, monkeypatch: p
     words = ("export", "megatron", "gpt2", "--on", "8xh100", "--global-batch", "64", "--seq-len", "512", "--json")
     monkeypatch.chdir(tmp_path)
     assert run(*words, "--write", "sglang").tree["system"] == "Megatron-LM"
+
+
+def words_of(text: str) -> dict[str, str]:
+    """Return the flags of a launch line with their values."""
+    words = [w for line in text.splitlines() if not line.startswith("#") for w in line.rstrip("\\").split()]
+    return {a: b for a, b in zip(words, [*words[1:], ""], strict=True) if a.startswith("--")}
+
+
+def devices_and_requests(system: str, files: Mapping[str, str]) -> tuple[int, int]:
+    """Return the devices that a launch takes and the sequences of a replica, as its engine reads its words."""
+    said = words_of(files[f"{system}.sh"])
+    if system == "trtllm":
+        tree = _yaml.parse(files["trtllm.yaml"], "trtllm.yaml")
+        return tree["tensor_parallel_size"] * tree["pipeline_parallel_size"], tree["max_batch_size"]
+    if system == "vllm":
+        axes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+        return prod(int(said.get(axis, 1)) for axis in axes), int(said["--max-num-seqs"])
+    within = "--enable-dp-attention" in said
+    stage, replicas = int(said["--tp-size"]) * int(said.get("--pp-size", 1)), int(said.get("--dp-size", 1))
+    requests = int(said["--max-running-requests"])
+    return (stage, requests // replicas) if within else (stage * replicas, requests)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    system=st.sampled_from(["vllm", "sglang", "trtllm"]),
+    model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b"]),
+    sizes=st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 5),
+    batch=st.integers(1, 300),
+)
+def test_a_launch_takes_the_devices_of_its_plan(
+    system: str, model: str, sizes: tuple[int, int, int, int, int], batch: int
+) -> None:
+    """Servers times the devices of each are those of the plan, each replica has its batch, or a field is refused."""
+    tp, pp, dp, ep, etp = sizes
+    cluster = Cluster.parse(f"{tp * pp * dp}xh100-sxm-80gb")
+    engine = {"trtllm": "tensorrt-llm"}.get(system, system)
+    job = Serving(batch=batch, input_tokens=64, output_tokens=8)
+    try:
+        plan = Plan(tp=tp, pp=pp, dp=dp, ep=ep, etp=etp)
+        report = infer(load_model(model), cluster, plan, job, ServingOptions(engine=engine))
+        found = import_module(f"shardwise.formats.{system}").export(report)
+    except InputError as error:
+        assert {problem.field for problem in error.problems} <= {"tp", "pp", "dp", "ep", "etp"}
+        return
+    devices, requests = devices_and_requests(system, found.files)
+    servers = [int(note.split()[0]) for note in found.notes if "such servers" in note]
+    assert devices * prod(servers) == tp * pp * dp
+    assert requests == batch
