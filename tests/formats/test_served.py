@@ -109,6 +109,7 @@ REFUSED = (
     ("trtllm", (*LLAMA, "--kv-cache", "int8", "--weights", "fp16"), ["kv_cache", "weights"]),
     ("trtllm", ("deepseek-v3", "--on", "16xh200", "--tp", "2", "--dp", "8", "--ep", "16", "--batch", "4"), ["tp"]),
     ("vllm", (*LLAMA, "--engine", "sglang"), ["engine"]),
+    ("vllm", (*LLAMA, "--order", "dp,tp,cp,pp"), ["order"]),
     ("vllm", (*LLAMA, "--weights", "int4"), ["weights"]),
     ("sglang", ("deepseek-v3", "--on", "8xh200", "--tp", "8", "--weights", "bf16", "--batch", "4"), ["weights"]),
     ("vllm", (*LLAMA, "--kv-cache", "int8"), ["kv_cache"]),

@@ -114,6 +114,10 @@ def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequenc
     for name in ("shard_weights", "compute", "misc_bytes"):
         if value := getattr(job, name):
             found.add(name.replace("misc_bytes", "misc_memory"), value, f"cannot be said to {system}", "leave it out")
+    wide = [axis for axis in one.plan.order if getattr(one.plan, axis) > 1]
+    if "tp" in wide[1:]:
+        rule = f"cannot be said to {system}, whose neighbours are ranks of tensor parallelism"
+        found.add("order", ",".join(one.plan.order), rule, "put tp first, or leave it out")
     stored = case.model.quantization
     if case.format.name not in ([checkpoint_format(stored).name] if stored else ["bf16", "fp32", *narrows]):
         rule = f"is no format that {system} brings weights {'of ' + stored + ' ' if stored else ''}into as it starts"
