@@ -6,8 +6,9 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.measured._record import Record
-from shardwise.measured._training_plan import global_batch_of
-from shardwise.measured._training_tuning import base_of, rank_of, targets_of, tuning_fields, with_length
+from shardwise.measured._training_plan import global_batch_of, optimizer_of, optimizer_rank_of
+from shardwise.measured._training_stack import effort_of
+from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack, tuning_of
 
@@ -100,3 +101,25 @@ def test_deepspeed_trains_adapters_in_the_type_of_the_model() -> None:
     assert trainer is not None
     assert (engine.width, engine.autocast) == (2, False)
     assert (trainer.width, trainer.autocast) == (4, True)
+
+
+def test_projected_gradients_train_all_weights() -> None:
+    """GaLore is an optimizer of full training, with the rank of the notes; narrow projections are refused."""
+    cells = {"finetune": "galore", "optimizer": "adamw"}
+    found = row(**cells, notes="experiment=full+galore32; galore_rank=32/galore_per_parameter=false")
+    assert not is_tuned(found)
+    assert (optimizer_of(found), optimizer_rank_of(found)) == ("galore", 32)
+    with pytest.raises(InputError):
+        optimizer_of(row(**cells, notes="experiment=full+galore128+quantize"))
+
+
+def test_a_run_of_unstated_lengths_has_no_known_time() -> None:
+    """The runtime of epochs over samples of natural lengths is refused, with the lengths as the reason."""
+    with pytest.raises(InputError, match="mean length"):
+        with_length(row(metric="total_runtime", notes="epochs=2 of Alpaca2k (2000 samples); natural lengths"))
+
+
+def test_adapters_take_no_factor_of_pre_training() -> None:
+    """What published runs take beyond those for a record was seen in pre-training; a row that trains all takes it."""
+    assert effort_of(row()) == "record"
+    assert effort_of(row(finetune="full")) == "typical"

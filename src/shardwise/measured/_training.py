@@ -19,7 +19,14 @@ from shardwise.measured._frameworks import (
 from shardwise.measured._network import cluster_of
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
-from shardwise.measured._training_plan import global_batch_of, optimizer_of, plan_of, recompute_unknown, recomputed
+from shardwise.measured._training_plan import (
+    global_batch_of,
+    optimizer_of,
+    optimizer_rank_of,
+    plan_of,
+    recompute_unknown,
+    recomputed,
+)
 from shardwise.measured._training_stack import dropout_of, effort_of, named_stack, precision_of
 from shardwise.measured._training_tuning import is_tuned, natural, tuning_fields, with_length
 from shardwise.models import Model
@@ -146,6 +153,7 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         global_batch=global_batch_of(record, plan, cluster.num_devices),
         precision=precision,
         optimizer=optimizer_of(record),
+        optimizer_rank=optimizer_rank_of(record),
         dropout=dropout_of(record, model, stack, table),
         tuning=effort_of(record),
         **(tuning_fields(record, model) if is_tuned(record) else {}),

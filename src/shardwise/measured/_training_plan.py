@@ -159,13 +159,26 @@ def _offload(record: Record, framework: Framework) -> tuple[str, ...]:
 
 
 def optimizer_of(record: Record) -> str:
-    word = record.text("optimizer")
+    word = words("projected").get(record.text("finetune"), record.text("optimizer"))
     if not word:
         return record.taken("optimizer")
+    if word != record.text("optimizer") and re.search("[+_]quant|with_embedding=true", record.text("notes")):
+        rule = "with narrow projections, or of the table of words too, is not predicted"
+        raise refuse("finetune", record.text("finetune"), rule)
     found = words("optimizer").get(word)
     if found is None:
         raise refuse("optimizer", word, "is not modelled")
     return found
+
+
+def optimizer_rank_of(record: Record) -> int:
+    """Return the rank of projected gradients that a row states, 0 where it states none.
+
+    >>> optimizer_rank_of(Record({"finetune": "galore", "notes": "galore_rank=64/galore_per_parameter=false"}))
+    64
+    """
+    found = re.search(r"galore_rank=(\d+)", record.text("notes")) if record.text("finetune") == "galore" else None
+    return int(found[1]) if found else 0
 
 
 def global_batch_of(record: Record, plan: Plan, devices: int) -> int:

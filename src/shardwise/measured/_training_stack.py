@@ -84,6 +84,9 @@ def effort_of(record: Record) -> Effort:
     cited = f"{record.text('source')} {record.text('citation')}"
     if any(re.search(pattern, cited) for pattern in words("records").values()):
         return "record"
+    if is_tuned(record):
+        record.taken("adapter_tuning")
+        return "record"
     record.taken("tuning")
     return "typical"
 

@@ -23,12 +23,14 @@ _USUAL_RANK = 8
 
 def is_tuned(record: Record) -> bool:
     """Return whether a row is of a run that trains something else than all weights."""
-    return record.text("finetune") not in ("", "pretrain", "full")
+    return record.text("finetune") not in ("", "pretrain", "full", *words("projected"))
 
 
 def natural(record: Record) -> bool:
     """Return whether a row is of samples of natural lengths, of which the longest or the mean is stated."""
-    return any(record.noted(name) for name in NATURAL) or bool(_SPREAD.search(record.text("notes")))
+    notes = record.text("notes")
+    unstated = record.text("metric") == "total_runtime" and "natural lengths" in notes
+    return unstated or any(record.noted(name) for name in NATURAL) or bool(_SPREAD.search(notes))
 
 
 def with_length(record: Record) -> Record:
