@@ -293,8 +293,10 @@ class _Share:
     choice: _Choice = _FREE
 
 
-def parts(x: Traced) -> list[Part]:
-    """Return the contributions that sum to a number, largest first; empty where it is no sum but an input or a formula.
+def parts(x: Traced, told: bool = True) -> list[Part]:
+    """Return the contributions that sum to a number, largest first, and what lost against them where it is to be told.
+
+    Empty where the number is no sum but an input or a formula.
 
     >>> with tracing():
     ...     total = 3 * named(leaf("a", 2) * 2, "twice a") + named(leaf("b", 1) + 0, "b again")
@@ -305,7 +307,7 @@ def parts(x: Traced) -> list[Part]:
         return []
     inner, top = _inner(x, True)
     merged: dict[tuple[str, float], Part] = {}
-    for share in _shares(inner, top):
+    for share in _shares(inner, top, told):
         node, times, (choice, against) = share.node, share.times, share.choice
         label, known = formula(node, node is inner and top), node if isinstance(node, Traced) else None
         part = Part(label, times * float(plain(node)), times, known, against, choice)
@@ -331,7 +333,7 @@ def _told_apart(found: list[Part]) -> list[Part]:
     return found
 
 
-def _shares(root: Any, top: bool) -> list[_Share]:
+def _shares(root: Any, top: bool, told: bool) -> list[_Share]:
     """Return what sums to a number, each with how often: shared numbers are opened once, with all their times."""
     edges: dict[int, list[tuple[Any, float, _Choice]]] = {}
     order: list[Any] = []
@@ -341,7 +343,7 @@ def _shares(root: Any, top: bool) -> list[_Share]:
         if done:
             order.append(node)
         elif id(node) not in edges:
-            edges[id(node)] = _edges(node) if _opens(node, top and node is root) else []
+            edges[id(node)] = _edges(node, told) if _opens(node, top and node is root) else []
             waiting.append((node, True))
             waiting += [(child, False) for child, _, _ in edges[id(node)]]
     shares = {id(node): _Share(node) for node in order}
@@ -357,7 +359,7 @@ def _shares(root: Any, top: bool) -> list[_Share]:
     return [shares[id(node)] for node in order if not edges[id(node)]]
 
 
-def _edges(x: Traced) -> list[tuple[Any, float, _Choice]]:
+def _edges(x: Traced, told: bool) -> list[tuple[Any, float, _Choice]]:
     """Return what one operation adds up: (number, how often, against what); nothing where it is no sum."""
     a, b = (*map(core, x.args), 0, 0)[:2]
     if x.op in ("+", "-"):
@@ -365,7 +367,8 @@ def _edges(x: Traced) -> list[tuple[Any, float, _Choice]]:
     if x.op in ("max", "min"):
         options = branches(x)
         won = next(o for o in options if plain(o) == x.value)
-        return [(won, 1.0, (x.op, _rivals([o for o in options if o is not won], float(x.value))))]
+        lost = _rivals([o for o in options if o is not won], float(x.value)) if told else ()
+        return [(won, 1.0, (x.op, lost))]
     if x.op in ("/", "divide") and named_below(a) and not named_below(b):
         return [(a, 1 / float(plain(b)), _FREE)]
     if x.op == "*" and named_below(a) != named_below(b):
@@ -386,8 +389,8 @@ def _rivals(others: list[Any], value: float) -> tuple[Rival, ...]:
 
 
 def _gist(x: Any) -> str:
-    """Return what a long branch is mostly made of: its largest named parts."""
-    said = [p for p in sorted(parts(x), key=lambda part: -abs(part.amount)) if p.node is not None and p.node.name]
+    """Return what a long branch is mostly made of: its largest named parts, whose own rivals nobody asked for."""
+    said = [p for p in parts(x, told=False) if p.node is not None and p.node.name]
     return " + ".join(f"{p.times:.4g} x {p.label}" for p in said[:2]) or formula(x, False)[:100] + " ..."
 
 
