@@ -41,7 +41,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
 
 
 def _model(kind: str, layers: int = 8) -> Model:
-    mixer = {"dense": DENSE, "grouped": GROUPED, "experts": GROUPED, "latent": LATENT}[kind]
+    mixer = {"dense": DENSE, "latent": LATENT}.get(kind, GROUPED)
     plain = Block(mixers=(mixer,), feed_forward=MLP(ffn=4096))
     sparse = replace(plain, feed_forward=EXPERTS) if kind in ("experts", "latent") else plain
     mtp = (sparse,) if kind == "latent" else ()
@@ -51,7 +51,8 @@ def _model(kind: str, layers: int = 8) -> Model:
 
 def _rows(kind: str, space: SearchSpace, *, devices: int = 32, batch: int = 48, layers: int = 8) -> PlanGrid:
     cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
-    job = Training(seq_len=1024, global_batch=batch)
+    tuned: dict[str, Any] = {"adapter": "lora", "base": "nf4"} if kind == "adapters" else {}
+    job = Training(seq_len=1024, global_batch=batch, **tuned)
     return work_of(_model(kind, layers), cluster, job, space, EXPLORE).grid
 
 
@@ -61,7 +62,10 @@ WIDE = SearchSpace(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
 
 @pytest.mark.parametrize(
     ("pruned", "kind"),
-    [*((False, kind) for kind in ("dense", "grouped", "experts", "latent")), (True, "dense"), (True, "experts")],
+    [
+        *((False, kind) for kind in ("dense", "grouped", "experts", "latent", "adapters")),
+        *((True, kind) for kind in ("dense", "experts", "adapters")),
+    ],
 )
 def test_a_plan_of_a_mesh_is_that_plan(kind: str, pruned: bool) -> None:
     """A plan evaluated in a evaluator has the memory and the time of `train`, to one part in a billion."""

@@ -29,7 +29,9 @@ def test_what_fits_is_listed_by_its_step() -> None:
     seconds = [one.report.step_seconds for one in found]
     assert seconds == sorted(seconds) and all(one.report.fits for one in found)
     each = [changed(base, changes) for changes in combinations(base)]
-    ways = {(one.plan, one.case.tuning, one.case.stack.loss_kernel) for one in each if one is not None and one.fits}
+    ways = {
+        (one.plan, one.case.tuning, one.step_seconds, one.device_bytes) for one in each if one is not None and one.fits
+    }
     assert len(found) == len(ways)
 
 
@@ -64,3 +66,22 @@ def test_the_command_lists_ways_and_the_best_of_them() -> None:
     assert max(map(len, page.splitlines())) <= 80
     hopeless = run("plan", "train", "llama-3.1-70b", "--on", "rtx-4090", "--adapter", "lora", "--base", "bf16")
     assert hopeless.status == 1 and "nothing fits" in hopeless.out
+
+
+def test_what_was_asked_stays_in_the_command_that_is_next() -> None:
+    """Targets, ranks and an own framework are in NEXT, and what it does unless told is said where the way differs."""
+    words = ("plan", "train", "qwen3-4b", "--on", "2xh100", "--qlora", "--targets", "q,v", "--stack", "torchtune")
+    first = run(*words, "--json").tree["recipes"][0]
+    assert "--recompute none" in first["flags"]
+    again = run(*run(*words).out.split("NEXT")[1].replace("\\\n", " ").split()[1:], "--json").tree
+    assert again["step_seconds"] == pytest.approx(first["step_seconds"], rel=1e-9)
+    assert again["tuning"]["targets"] == ["q", "v"]
+
+
+def test_wishes_of_a_search_of_plans_are_refused_by_name() -> None:
+    """A limit, a file of the best plan or an objective is never left out in silence; --top is kept."""
+    words = ("plan", "train", "qwen3-4b", "--on", "1xh100", "--qlora")
+    done = run(*words, "--max-step", "1ms", "--objective", "cost", "--json")
+    assert done.status == 2 and set(done.fields) == {"max_step", "objective"}
+    assert len(run(*words, "--top", "2", "--json").tree["recipes"]) == 2
+    assert set(run(*words[:-1], "--adapter", "nonsense", "--json").fields) == {"adapter"}

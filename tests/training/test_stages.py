@@ -97,9 +97,9 @@ def test_stacked_runs_are_the_runs_side_by_side() -> None:
 
 def test_kinds_follow_recompute() -> None:
     """A limit on recomputed layers makes two kinds of each block; without it there is one."""
-    assert [(k.recomputed) for k in kinds_of(order_of(LLAMA), partly=True, recomputes=True)] == [True, False]
-    assert [(k.recomputed) for k in kinds_of(order_of(LLAMA), partly=False, recomputes=True)] == [True]
-    assert len(kinds_of(order_of(DEEPSEEK), partly=False, recomputes=False)) == 2
+    assert [k.recomputed for k in kinds_of(order_of(LLAMA), partly=True, recomputes=True, wakes=True)] == [True, False]
+    assert [k.recomputed for k in kinds_of(order_of(LLAMA), partly=False, recomputes=True, wakes=True)] == [True]
+    assert len(kinds_of(order_of(DEEPSEEK), partly=False, recomputes=False, wakes=False)) == 2
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "dualpipe"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
+from shardwise.answers._commands import MANY
 from shardwise.answers._converters import nearest
 from shardwise.answers._flags import Command
 from shardwise.errors import InputError, Problem, Problems, plain
@@ -207,6 +208,10 @@ def load_the_cluster(inputs: Inputs) -> Cluster | None:
 
     text = inputs.values["on"]
     overrides = {key: inputs.values[key] for key in _flags.cluster_flags() if key in inputs.values}
+    if "," in text and inputs.command not in MANY and not text.endswith(".toml"):
+        several = "`shardwise train`, `infer` and `serve` compare several"
+        inputs.fail("on", text, f"names several devices, and {inputs.command} takes one", f"name one; {several}")
+        return None
     try:
         if text.endswith(".toml") and not text[0].isdigit():
             return _from_file(text, overrides, inputs.get("follow", False))

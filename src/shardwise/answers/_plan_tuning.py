@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
-from shardwise.answers._search_flags import FAST, WHOLES, WORDS
+from shardwise.answers._search_flags import FAST, WHOLES, WORDS, plan_search_flags
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -18,24 +18,35 @@ if TYPE_CHECKING:
 
 def asked(inputs: Inputs) -> bool:
     """Return whether adapters on given devices are asked for, with no batch and no degrees to search."""
-    return "adapter" in inputs.values and not inputs.values.keys() & {"global_batch", *WHOLES, *FAST, *WORDS}
+    given = inputs.values.keys() | inputs.bad
+    return bool(given & {"adapter", "base"}) and not given & {"global_batch", *WHOLES, *FAST, *WORDS}
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer: 0 where some way fits, else 1."""
     from shardwise.search import tuning_recipes
 
+    _check_wishes(inputs)
     inputs.values["micro_batch"] = 1
     base = _train.ask(inputs)
-    found = tuning_recipes(base)
+    found = tuning_recipes(base)[: inputs.get("top")]
 
     def tree() -> dict[str, Any]:
         return {"recipes": [_recipe(one) for one in found]}
 
     def page() -> Page:
-        return _page(base, found, width)
+        return _page(base, found, _words(inputs), width)
 
     return Answer(0 if found else 1, tree, page)
+
+
+def _check_wishes(inputs: Inputs) -> None:
+    """Record the wishes of a search of plans that ways to fine-tune do not know."""
+    wishes = {key for key, flag in plan_search_flags().items() if flag.group in ("search", "limits")}
+    for key in sorted({*wishes, "plot"} - {"top", "workers"}):
+        if key in inputs.values:
+            rule = "is asked of plans, and these are ways to fine-tune on given devices"
+            inputs.fail(key, inputs.values[key], rule, "give --global-batch to search plans, or leave it out")
 
 
 def _recipe(one: TuningRecipe) -> dict[str, Any]:
@@ -51,13 +62,18 @@ def _recipe(one: TuningRecipe) -> dict[str, Any]:
     }
 
 
-def _page(base: TrainReport, found: tuple[TuningRecipe, ...], width: int) -> Page:
+def _page(base: TrainReport, found: tuple[TuningRecipe, ...], asked_for: list[str], width: int) -> Page:
     from shardwise.answers._page import Page, command_lines
     from shardwise.answers._train_page import assumptions
 
     page, job = Page(width), base.job
     where = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
-    page.label("TUNE", f"{where}: {job.adapter}, {job.seq_len:,} tokens, stack {base.case.stack.name}", "bold", "bold")
+    page.label(
+        "TUNE",
+        f"{where}: {job.adapter or 'no adapter'}, {job.seq_len:,} tokens, stack {base.case.stack.name}",
+        "bold",
+        "bold",
+    )
     if not found:
         page.note("nothing fits: a shorter sequence (--seq-len), a smaller model, or more devices", "bold red")
         return page
@@ -67,15 +83,14 @@ def _page(base: TrainReport, found: tuple[TuningRecipe, ...], width: int) -> Pag
     page.blank()
     assumptions(page, base.assumptions)
     page.blank()
-    best = [*_words(base), *found[0].flags.split()]
-    command_lines(page, "NEXT", best)
+    command_lines(page, "NEXT", [*asked_for, *found[0].flags.split()])
     return page
 
 
 def _choices(one: TuningRecipe) -> tuple[str, str, str, str]:
     """Return how the frozen weights and the adapters are kept, what runs again, and the loss."""
     case = one.report.case
-    width = {2: "16 bits", 4: "32 bits"}[case.tuning.width] if case.tuning is not None else ""
+    width = {2: "16 bits", 4: "32 bits"}[case.tuning.width] if case.tuning is not None and case.tuning.adapter else ""
     host = " on host" if "activations" in case.plan.offload else ""
     return case.job.base or "bf16", width, f"{case.plan.recompute}{host}", case.stack.loss_kernel
 
@@ -87,13 +102,9 @@ def _figures(one: TuningRecipe) -> tuple[str, str, str, str]:
     return show_bytes(report.device_bytes), host, rate, f"{one.longest:,}"
 
 
-def _words(base: TrainReport) -> list[str]:
+def _words(inputs: Inputs) -> list[str]:
     """Return the command of the asked job; the flags of a way come behind it."""
     from shardwise.answers._files import command_words
 
-    job, plan = base.job, base.plan
-    return command_words("train", {
-        "model": base.case.model.name, "on": f"{plan.num_devices}x{base.case.cluster.device.name}",
-        "adapter": job.adapter, "seq_len": job.seq_len, "micro_batch": 1, "stack": base.case.stack.name,
-        **({"rank": job.rank} if job.rank else {}),
-    })  # fmt: skip
+    said = ("what", "top", "workers", "base", "adapter_precision", "loss", "offload")
+    return command_words("train", {key: value for key, value in inputs.values.items() if key not in said})

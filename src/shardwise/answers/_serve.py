@@ -43,6 +43,8 @@ def _arrivals(inputs: Inputs) -> Arrivals:
     word, _, cv = str(inputs.get("arrivals", "poisson")).partition(":")
     if word == "burst" and not said:
         return Arrivals(kind="burst")
+    if not said and inputs.bad & {"rate", "users", "trace"}:
+        return Arrivals(kind="burst")
     if len(said) != 1:
         rule = "is given beside " + " and ".join(said[1:]) if said else "is missing: nothing says when requests arrive"
         inputs.problems.add(

@@ -70,7 +70,8 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     """Return the command that gives the same report, every deduction written out."""
     from shardwise.answers._files import command_words
 
-    if inputs.imported is not None:
+    if inputs.imported is not None or inputs.get("savers"):
+        # What is written out stays as it is: savers may change what was left open, the framework with it.
         return command_words("train", inputs.values)
     plan, job = report.plan, report.job
     fixed: dict[str, Any] = {

@@ -65,7 +65,8 @@ def tuning_lines(page: Page, found: TuningSummary) -> None:
     if found.adapter:
         where = f" on {', '.join(found.targets)}" if found.targets else ""
         kept = f"{show_bytes(found.adapter_bytes)} in {found.adapter_precision}"
-        page.note(f"{found.adapter} of rank {found.rank}{where}: {kept}")
+        rank = f" of rank {found.rank}" if found.rank else ""
+        page.note(f"{found.adapter}{rank}{where}: {kept}")
     ordered = sorted(found.trainable_by_module.items(), key=lambda row: -row[1])
     page.note(", ".join(f"{name} {show_count(n)}" for name, n in ordered), "dim")
 

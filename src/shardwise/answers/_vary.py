@@ -212,6 +212,8 @@ def grid_of(inputs: Inputs) -> dict[str, list[str]]:
     on = str(inputs.values.get("on", ""))
     if "," in on:
         first, *rest = (one.strip() for one in on.split(","))
+        if not all((first, *rest)):
+            raise fail("on", on, "has no devices between two commas or at an end", "write for example 8xh100,8xa100")
         shape = _SHAPE.fullmatch(first)
         found["on"] = [
             first,
@@ -300,8 +302,10 @@ def write_rows(inputs: Inputs, points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def title_of(points: Sequence[Point]) -> str:
-    """Return what the answers are of: the model and the devices of the first."""
+    """Return what the answers are of: the model, and the devices where all are of the same."""
     case = next(getattr(p.report, "base", p.report).case for p in points if p.report is not None)
+    if points[0].values.keys() & {"on", _DEVICES, "model"}:
+        return "what differs is in the table; nothing else is said" if "model" in points[0].values else case.model.name
     return f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name} where nothing else is said"
 
 

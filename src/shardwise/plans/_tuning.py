@@ -208,7 +208,7 @@ def _together(job: Training, found: Problems) -> None:
         found.add("adapter_dropout", job.adapter_dropout, rule, f"use one of {', '.join(DROPPING)}, or leave it out")
     if job.adapter_dropout and "experts" in job.targets:
         rule = "cannot stand before adapters of experts, which are added to the weights (peft ParamWrapper)"
-        found.add("adapter_dropout", job.adapter_dropout, rule, "use 0")
+        found.add("adapter_dropout", job.adapter_dropout, rule, "leave it out")
     if "experts" in job.targets and job.adapter not in ("lora", "rslora", "lora-plus"):
         found.add("targets", "experts", f"take LoRA, not {job.adapter}", "use --adapter lora")
     if "all" in job.trains:

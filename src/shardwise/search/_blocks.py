@@ -29,6 +29,8 @@ SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 # All of them but how experts are split: most of a layer does not read that.
 _DENSE = tuple(name for name in SIZES if name not in ("ep", "etp"))
 _SPLIT = ("layout", "sequence_parallel", "cp_kind")
+NESTED = (ModelBlocks, BlockCost, Elements, Frozen, Shared)
+"""Records of which the blocks of a model are trees."""
 _Join = Callable[[Sequence[Any]], Any]
 
 
@@ -37,7 +39,7 @@ def joined(values: Sequence[Any], join: _Join) -> Any:
     first = values[0]
     if first is None:
         return None
-    if isinstance(first, (ModelBlocks, BlockCost, Elements, Frozen, Shared)):
+    if isinstance(first, NESTED):
         return replace(first, **{f.name: joined([getattr(v, f.name) for v in values], join) for f in fields(first)})
     if isinstance(first, tuple):
         return tuple(joined(items, join) for items in zip(*values, strict=True))

@@ -10,14 +10,13 @@ from typing import Any
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
 from shardwise.plans import find_rules
-from shardwise.search._blocks import Leaf, PlanBlocks, sizes_given
+from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
 from shardwise.training import PlanSizes, TrainingCase, stages_of
-from shardwise.training._blocks import BlockCost, Elements
 from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
-from shardwise.training._memory import ModelBlocks, Shared, device_bytes
+from shardwise.training._memory import ModelBlocks, device_bytes
 from shardwise.training._step import (
     least_piped_seconds,
     micro_batch_seconds,
@@ -33,7 +32,7 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
     if isinstance(tree, Leaf):
         return graph.given(tree.name, tree.level & ~PLACE if flat else tree.level)
-    if isinstance(tree, (ModelBlocks, BlockCost, Elements, Shared)):
+    if isinstance(tree, NESTED):
         return replace(tree, **{f.name: _filled(getattr(tree, f.name), graph, flat) for f in fields(tree)})
     if isinstance(tree, tuple):
         return tuple(_filled(item, graph, flat) for item in tree)

@@ -50,7 +50,8 @@ def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
     bases = [job.base] if job.base else ["", "nf4"]
     widths = [job.adapter_precision] if job.adapter_precision else ["", "bf16"]
     losses = [has] if has else ["", "fused-linear"]
-    kept = [("none", ()), ("full", ()), ("full", ("activations",))]
+    usual = report.case.stack.usual_offload
+    kept = [("none", ()), *([] if usual else [("full", ())]), ("full", usual or ("activations",))]
     for base, width, kernel, (recompute, offload) in product(bases, widths, losses, kept):
         yield {"base": base, "adapter_precision": width, "recompute": recompute, "loss": kernel, "offload": offload}
 
@@ -60,11 +61,12 @@ def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
     found, seen = [], set()
     for changes in combinations(report):
         one = changed(report, changes)
-        # Two words may ask for what the framework does anyway.
-        key = one and (one.plan, one.case.tuning, one.case.stack.loss_kernel)
+        # Two words may ask for what the framework does anyway, or of a model that has no loss over a vocabulary.
+        key = one and (one.plan, one.case.tuning, one.step_seconds, one.device_bytes)
         if one is not None and one.fits and key not in seen:
             seen.add(key)
-            said = flags_of({name: value for name, value in changes.items() if value not in ("", (), "none")})
+            silent = ("", ()) if one.case.stack.usual_recompute != "none" else ("", (), "none")
+            said = flags_of({name: value for name, value in changes.items() if value not in silent})
             found.append(TuningRecipe(flags=said, report=one, longest=longest_sequence(one)))
     return tuple(sorted(found, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))
 

@@ -95,7 +95,8 @@ class TrainingCase:
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layer of the model under the plan's recompute."""
-        return kinds_of(self.order, self.partly, self.plan.recompute != "none" or bool(self.plan.modules))
+        wakes = self.plan.recompute != "none"
+        return kinds_of(self.order, self.partly, wakes or bool(self.plan.modules), wakes)
 
     @cached_property
     def tuning(self) -> Tuning | None:
@@ -105,7 +106,7 @@ class TrainingCase:
     @cached_property
     def order(self) -> LayerOrder:
         """The distinct layers of the model and their order."""
-        return order_of(self.model, idle_layers(self.model, self.tuning, self.plan.recompute != "none"))
+        return order_of(self.model, idle_layers(self.model, self.tuning))
 
 
 def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:

@@ -106,13 +106,12 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     return tuple(found)
 
 
-def idle_layers(model: Model, tuning: Tuning | None, recomputes: bool) -> int:
+def idle_layers(model: Model, tuning: Tuning | None) -> int:
     """Return how many layers at the start of a model have an input that needs no gradient.
 
-    None where the table of words trains, or where checkpoints need an input that does (transformers
-    enable_input_require_grads, which peft calls under gradient checkpointing).
+    None where the table of words trains.
     """
-    if tuning is None or recomputes:
+    if tuning is None:
         return 0
     y = whole_layout(tuning=tuning)
     if flow(ledgers.embedding(y, model), False).output:

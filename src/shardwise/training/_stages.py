@@ -71,10 +71,14 @@ def order_of(model: Model, idle: int = 0) -> LayerOrder:
     return LayerOrder(blocks, tuple(index[one] for one in layers))
 
 
-def kinds_of(order: LayerOrder, partly: bool, recomputes: bool) -> tuple[LayerKind, ...]:
-    """Return the kinds of layer that stages may hold, in order of first appearance."""
+def kinds_of(order: LayerOrder, partly: bool, recomputes: bool, wakes: bool) -> tuple[LayerKind, ...]:
+    """Return the kinds of layer that stages may hold, in order of first appearance; two may be equal.
+
+    Where checkpoints need an input with a gradient (transformers enable_input_require_grads, which peft calls under
+    gradient checkpointing) they `wake` the idle layers, which stay apart: plans of all recompute modes have one order.
+    """
     variants = (True, False) if partly else (recomputes,)
-    return tuple(LayerKind(block, v, entry) for v in variants for block, entry in order.blocks)
+    return tuple(LayerKind(block, v, entry or wakes) for v in variants for block, entry in order.blocks)
 
 
 def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:

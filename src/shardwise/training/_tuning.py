@@ -139,7 +139,7 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
     held = trainable_parameters(model, tuning)
     return TuningSummary(
         adapter=tuning.adapter,
-        rank=tuning.rank if tuning.adapter else 0,
+        rank=tuning.rank if tuning.adapter and tuning.adapter != "ia3" else 0,
         targets=tuning.targets if tuning.adapter and tuning.adapter not in VIRTUAL else (),
         base=tuning.base.name,
         adapter_precision=tuning.precision.name if tuning.adapter else "",
