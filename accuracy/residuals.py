@@ -79,7 +79,9 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
         slack = math.log1p(typical_slack(row.conditions.family)) if typical else 0.0
         one = Residual(
             quantity=quantity,
-            conditions=memory_conditions(row.conditions.stack) if row.metric == "peak_memory" else row.conditions,
+            conditions=memory_conditions(row.conditions.stack, "fine-tuning" in row.conditions.words)
+            if row.metric == "peak_memory"
+            else row.conditions,
             family=row.conditions.family,
             source=row.source,
             device=row.device,

@@ -144,6 +144,7 @@ def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Span
 
 def command_lines(page: Page, word: str, words: Sequence[str]) -> None:
     """Append a command under a heading, broken into lines that a shell takes as one."""
+    page.blank()
     page.add((word, "bold"))
     lines, line = [], " " * 2
     for piece in words:

@@ -150,15 +150,15 @@ def typical_slack(family: str) -> float:
     return math.expm1(found.get(family, found.get("", 0.0)))
 
 
-def memory_band(stack: str) -> Band:
-    """Return the band of the bytes of a device under a stack, whatever the device.
+def memory_band(stack: str, tuned: bool = False) -> Band:
+    """Return the band of the bytes of a device under a stack, whatever the device; `tuned`: not all weights train.
 
     >>> memory_band("megatron").high > 1
     True
     """
-    return band_of("memory.peak_bytes", memory_conditions(stack))
+    return band_of("memory.peak_bytes", memory_conditions(stack, tuned))
 
 
-def memory_conditions(stack: str) -> Conditions:
+def memory_conditions(stack: str, tuned: bool) -> Conditions:
     """Return what decides how far bytes were off: the stack, which keeps attention scores as exactly as the rest."""
-    return Conditions(stack=stack.removesuffix("-scores"), family="", words=())
+    return Conditions(stack=stack.removesuffix("-scores"), family="", words=("fine-tuning",) if tuned else ())

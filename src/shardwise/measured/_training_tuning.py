@@ -12,8 +12,7 @@ from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model
 from shardwise.ops.count import trainable_parameters
-from shardwise.plans import ADAPTERS, Training, base_names, find_stack, tuning_of
-from shardwise.plans._tuning import VIRTUAL
+from shardwise.plans import ADAPTERS, VIRTUAL, Training, base_names, find_stack, tuning_of
 
 MEMORY = ("peak_memory", "memory_after_step", "memory_p99", "fits", "max_seq_len")
 NATURAL = ("longest_sample", "mean_tokens_per_sample")

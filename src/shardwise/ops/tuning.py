@@ -112,7 +112,7 @@ def base_bytes(base: BaseFormat, elements: X, rows: X | float = 0, tensors: int 
 
     >>> from shardwise.plans import find_base
     >>> base_bytes(find_base("nf4"), 4096 * 4096), base_bytes(find_base("nf4-dq"), 4096 * 4096)
-    (9437248, 8655940)
+    (9437248.0, 8655940.0)
     """
     found = ceil(divide(elements * base.bits, 8)) + base.tensor_bytes * tensors + base.row_bytes * rows
     if base.block:

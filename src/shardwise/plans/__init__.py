@@ -34,6 +34,7 @@ from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
+    VIRTUAL,
     BaseFormat,
     Tuning,
     base_names,
@@ -64,6 +65,7 @@ __all__ = [
     "SCHEDULES",
     "SHARDINGS",
     "TUNINGS",
+    "VIRTUAL",
     "WHOLE_LOSSES",
     "Arrivals",
     "Axis",

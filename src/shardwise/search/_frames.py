@@ -89,7 +89,7 @@ def _answers(task: SearchTask, table: Any, seconds: list[Any], held: list[Any]) 
     step, device = (np.concatenate(one) if one else np.zeros(0) for one in (seconds, held))
     rate = case.job.tokens_per_step / step / table[:, 0]
     found = {"step_seconds": step, "device_bytes": device, "tokens_per_second_per_gpu": rate}
-    limit, band = case.cluster.device.usable_memory_bytes, memory_band(case.stack.name)
+    limit, band = case.cluster.device.usable_memory_bytes, memory_band(case.stack.name, bool(case.tuning))
     found |= {"fits": device <= limit, "fits_at_risk": device * max(1.0, band.at(task.options.risk)) <= limit}
     price = case.cluster.usd_per_device_hour
     if price is not None and case.job.run_tokens:

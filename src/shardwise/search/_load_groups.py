@@ -106,7 +106,7 @@ def least(steady: Steady[Any], empty: Steady[Any], limit: Limit) -> Any:
 
     >>> one = Steady(capacity=2.0, rate=1.0, running=1.0, ttft_seconds=0.3, tpot_seconds=0.02, e2e_seconds=2.3,
     ...     waiting_seconds=0.0)
-    >>> round(least(one, one, Limit(metric="ttft", quantile="p99", seconds=1.0)), 3)
+    >>> round(float(least(one, one, Limit(metric="ttft", quantile="p99", seconds=1.0))), 3)
     0.255
     """
     name = {"itl": "tpot"}.get(limit.metric, limit.metric)

@@ -96,7 +96,7 @@ class SearchTask:
     @property
     def limit_bytes(self) -> float:
         """Bytes up to which a prediction fits with the wanted chance, at most those of the device."""
-        band = memory_band(self.grid.case.stack.name)
+        band = memory_band(self.grid.case.stack.name, bool(self.grid.case.tuning))
         return self.grid.case.cluster.device.usable_memory_bytes / max(1.0, band.at(self.options.risk))
 
     def _may(self, batch: PlanBatch) -> Any:

@@ -54,7 +54,7 @@ def intervals(report: TrainReport, assumed: bool, floor_seconds: float) -> dict[
     for name in _SHRINKING:
         value = getattr(report, name)
         found[name] = value / high, value / typical, value / low
-    memory = memory_band(report.case.stack.name)
+    memory = memory_band(report.case.stack.name, bool(report.case.tuning))
     for name, value in (("memory.peak_bytes", report.allocated_bytes), ("device_bytes", report.device_bytes)):
         found[name] = value * memory.low, value * memory.typical, value * memory.high
     return found

@@ -243,7 +243,9 @@ class TrainReport:
     @property
     def chance_to_fit(self) -> float:
         """Chance that the device holds the plan: that measured over predicted bytes stays below what there is."""
-        return memory_band(self.case.stack.name).chance(self.verdict.limit_bytes / self.device_bytes)
+        return memory_band(self.case.stack.name, bool(self.case.tuning)).chance(
+            self.verdict.limit_bytes / self.device_bytes
+        )
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.

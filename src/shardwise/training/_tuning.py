@@ -8,8 +8,7 @@ from shardwise.errors import Problems
 from shardwise.models import Model
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.targets import KNOWN_TARGETS, matches, modules_of
-from shardwise.plans import Plan, Stack, Training, Tuning, tuning_of, tuning_problems
-from shardwise.plans._tuning import VIRTUAL
+from shardwise.plans import VIRTUAL, Plan, Stack, Training, Tuning, tuning_of, tuning_problems
 
 
 def module_names(model: Model) -> tuple[str, ...]:
