@@ -18,7 +18,7 @@ from shardwise.plans.fields import ALIASES
         ("train", "--fp8", "did you mean --precision?"),
         ("infer", "--isl", "did you mean --input-tokens?"),
         ("infer", "--max-model-len", "did you mean --input-tokens?"),
-        ("infer", "--rate", "it is a flag of serve and plan serve"),
+        ("infer", "--rate", "it is a flag of serve, plan serve"),
         ("train", "--gpus", "did you mean --on?"),
         ("train", "--micro-bach", "did you mean --micro-batch?"),
         ("train", "--finetune", "did you mean --adapter or --trains?"),
