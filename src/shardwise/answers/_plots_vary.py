@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._plots import GREY, RED, sheet
 from shardwise.answers._sensitivity import Effect
-from shardwise.answers._vary import HEADLINES, Headline, Point, title_of
+from shardwise.answers._vary import HEADLINES, Headline, VaryPoint, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _PANELS = {
 _MOST_LINES, _MOST_BARS, _MOST_LETTERS = 8, 24, 70
 
 
-def vary_figure(points: Sequence[Point], fields: tuple[str, ...], command: str) -> Figure:
+def vary_figure(points: Sequence[VaryPoint], fields: tuple[str, ...], command: str) -> Figure:
     """Return two panels of headlines along the first field, a line for each value of the others."""
     known = [point for point in points if point.report is not None]
     heads = [head for head in HEADLINES[command] if head.key in _PANELS[command]]
@@ -34,8 +34,8 @@ def vary_figure(points: Sequence[Point], fields: tuple[str, ...], command: str) 
     return figure
 
 
-def _lines(axes: Axes, points: Sequence[Point], fields: tuple[str, ...], head: Headline) -> None:
-    groups: dict[str, list[Point]] = {}
+def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], head: Headline) -> None:
+    groups: dict[str, list[VaryPoint]] = {}
     for point in points:
         groups.setdefault(", ".join(f"{name} {point.values[name]}" for name in fields[1:]), []).append(point)
     places = list(dict.fromkeys(str(point.values[fields[0]]) for point in points))

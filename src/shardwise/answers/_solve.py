@@ -12,7 +12,7 @@ from shardwise.answers._converters import fail
 from shardwise.answers._files import command_words
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._search_flags import broken_limits
-from shardwise.answers._vary import Point, Questions, points_table, title_of, write_rows
+from shardwise.answers._vary import Questions, VaryPoint, points_table, title_of, write_rows
 from shardwise.units import show_bytes, show_count
 
 # More of these never helps (laws of tests/laws: memory and seconds grow with them): the largest is found by bisection.
@@ -49,7 +49,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         raise fail(
             "solve", field, "is not a number that can be solved for", f"use one of {known}, or --vary {field}=A,B"
         )
-    tried: dict[float, Point] = {}
+    tried: dict[float, VaryPoint] = {}
 
     def at(value: float) -> bool:
         tried[value] = questions.at({field: int(value) if field not in REAL else value})
@@ -192,7 +192,7 @@ def _candidates(field: str, questions: Questions) -> Iterator[int]:
         nodes += max(1, nodes // 8)
 
 
-def _beyond(inputs: Inputs, field: str, best: float | None, tried: dict[float, Point]) -> str:
+def _beyond(inputs: Inputs, field: str, best: float | None, tried: dict[float, VaryPoint]) -> str:
     """Return why the next value that was tried does not keep the verdict."""
     sign = -1 if _wants_least(field) else 1
     further = [value for value in tried if best is None or sign * value > sign * best]
@@ -202,7 +202,7 @@ def _beyond(inputs: Inputs, field: str, best: float | None, tried: dict[float, P
     return f"{field} {_shown(field, value)} does not: {_reason(inputs, tried[value])}"
 
 
-def _reason(inputs: Inputs, point: Point) -> str:
+def _reason(inputs: Inputs, point: VaryPoint) -> str:
     report = point.report
     if report is None:
         return "; ".join(f"{p.field} {p.rule}" for p in point.problems)
@@ -214,7 +214,7 @@ def _reason(inputs: Inputs, point: Point) -> str:
     return "it misses " + ", ".join("--" + key.replace("_", "-") for key in broken) if broken else "it is too risky"
 
 
-def _near(points: list[Point], best: float | None, field: str) -> list[Point]:
+def _near(points: list[VaryPoint], best: float | None, field: str) -> list[VaryPoint]:
     """Return the points around the answer."""
     at = next((i for i, p in enumerate(points) if float(str(p.values[field])) == best), 0)
     start = max(0, min(at - _SHOWN // 2, len(points) - _SHOWN))

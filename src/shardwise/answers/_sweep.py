@@ -208,13 +208,15 @@ def _progress(total: int) -> Callable[[int, int], None] | None:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise sweep`."""
-    from shardwise.search import Question, StudyFolder, StudyTask, run_study
+    from shardwise.search import StudyFolder, StudyQuestion, StudyTask, run_study
 
     _check(inputs)
     task, top, questions = read_study(inputs.values["study"])
     varied = tuple(key for key in dict.fromkeys(k for q in questions for k in q) if _varies(key, questions))
     shown = tuple(dict.fromkeys(("model", "on", *varied)))
-    asked = [Question.of(values, (task, top, shown, __version__, inputs.get("catalogue", ""))) for values in questions]
+    asked = [
+        StudyQuestion.of(values, (task, top, shown, __version__, inputs.get("catalogue", ""))) for values in questions
+    ]
     work = StudyTask(asked, _Rows((task, top, shown), inputs.get("catalogue", "")))
     folder = StudyFolder(Path(inputs.values["out"]))
     found = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from shardwise.search import Question, StudyResult
+    from shardwise.search import StudyQuestion, StudyResult
 
 Row = Mapping[str, Any]
 _SHOWN = 20
 _LATENCIES = ("step_seconds", "tpot_seconds", "request_seconds")
 
 
-def sweep_page(found: StudyResult, asked: Sequence[Question], shown: Sequence[str], width: int) -> Page:
+def sweep_page(found: StudyResult, asked: Sequence[StudyQuestion], shown: Sequence[str], width: int) -> Page:
     """Return how far a study is, the best plan of its first questions, and where the tables are."""
     page = Page(width)
     best = [row for row in found.rows if row["rank"] == 1]

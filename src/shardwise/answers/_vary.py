@@ -97,7 +97,7 @@ HEADLINES: dict[str, tuple[Headline, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class VaryPoint:
     """The question at some values: its report, or the problems that refuse it."""
 
     values: Mapping[str, object]
@@ -144,16 +144,16 @@ class Questions:
             del found[_DEVICES]
         return found
 
-    def at(self, values: Mapping[str, object]) -> Point:
+    def at(self, values: Mapping[str, object]) -> VaryPoint:
         """Return the answer at some values."""
         own = Inputs(command=self.inputs.command)
         try:
             read_values(self.raw(values), self.command, own)
             take(own)
             own.problems.raise_if_any()
-            return Point(values, self._ask(own))
+            return VaryPoint(values, self._ask(own))
         except InputError as error:
-            return Point(values, problems=error.problems)
+            return VaryPoint(values, problems=error.problems)
 
 
 def on_devices(text: str, count: int) -> str:
@@ -279,7 +279,7 @@ def _table(inputs: Inputs, width: int) -> Answer:
     return plotted(inputs, Answer(0 if any(point.keeps(inputs) for point in points) else 1, tree, page), draw)
 
 
-def write_rows(inputs: Inputs, points: Sequence[Point]) -> list[dict[str, Any]]:
+def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, Any]]:
     """Return the answers as rows, written to the file that --rows names."""
     rows = [point.row(inputs.command) for point in points]
     path = inputs.get("rows")
@@ -301,7 +301,7 @@ def write_rows(inputs: Inputs, points: Sequence[Point]) -> list[dict[str, Any]]:
     return rows
 
 
-def title_of(points: Sequence[Point]) -> str:
+def title_of(points: Sequence[VaryPoint]) -> str:
     """Return what the answers are of: the model, and the devices where all are of the same."""
     case = next(getattr(p.report, "base", p.report).case for p in points if p.report is not None)
     if points[0].values.keys() & {"on", _DEVICES, "model"}:
@@ -313,7 +313,7 @@ def _word(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def points_table(page: Page, points: Sequence[Point], command: str, fields: Sequence[str]) -> None:
+def points_table(page: Page, points: Sequence[VaryPoint], command: str, fields: Sequence[str]) -> None:
     """Append the answers as a table; a question that is refused says why below."""
     known = [p for p in points if p.report is not None]
     heads = [h for h in HEADLINES[command] if any(h.of(p.report) is not None for p in known)]

@@ -15,6 +15,7 @@ from shardwise.serving import InferReport, checkpoint_format
 
 Words = dict[str, str | int | float | bool]
 """Flags by name with their values; True stands alone."""
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +132,21 @@ def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequenc
         rule = f"must be at least the {one.sequences} sequences of a step"
         found.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")
     return found
+
+
+def types(one: Deployment, system: str, caches: Mapping[str, str], found: Problems) -> Words:
+    """Return the types of weights, activations and cache, in the flags that vLLM and SGLang have in common."""
+    words: Words = {}
+    if one.wide:
+        words["--dtype"] = _DTYPES[one.wide]
+    if one.narrowed:
+        words["--quantization"] = one.narrowed
+    cache = one.job.kv_cache
+    if cache and cache not in caches:
+        found.add("kv_cache", cache, f"is no type of a cache of {system}", "use one of " + ", ".join(caches))
+    elif cache:
+        words["--kv-cache-dtype"] = caches[cache]
+    return words
 
 
 def stage_variable(one: Deployment, name: str) -> str:

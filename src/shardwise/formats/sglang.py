@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, written
+from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
 from shardwise.serving import InferReport
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
 # Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens).
 _USUAL_PREFILL = 16384
@@ -42,21 +41,6 @@ def _parallel(one: Deployment, found: Problems) -> Words:
     return words
 
 
-def _formats(one: Deployment, found: Problems) -> Words:
-    """Return the types of weights, activations and cache."""
-    words: Words = {}
-    if one.wide:
-        words["--dtype"] = _DTYPES[one.wide]
-    if one.narrowed:
-        words["--quantization"] = one.narrowed
-    cache = one.job.kv_cache
-    if cache and cache not in _CACHES:
-        found.add("kv_cache", cache, "is no type of a cache of SGLang", "use one of " + ", ".join(_CACHES))
-    elif cache:
-        words["--kv-cache-dtype"] = _CACHES[cache]
-    return words
-
-
 def _limits(one: Deployment) -> Words:
     """Return lengths, steps, memory, the prefix cache and adapters."""
     groups = one.plan.dp if one.spread else 1
@@ -79,7 +63,7 @@ def _limits(one: Deployment) -> Words:
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
     found = check(one, "SGLang", ("sglang",))
-    words = _parallel(one, found) | _limits(one) | _formats(one, found)
+    words = _parallel(one, found) | _limits(one) | types(one, "SGLang", _CACHES, found)
     refuse(found)
     return words
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, written
+from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
 from shardwise.serving import InferReport
 
 _ENGINES = ("vllm", "vllm-2025", "vllm-flashinfer", "vllm-rocm")
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
@@ -43,21 +42,6 @@ def _parallel(one: Deployment, found: Problems) -> Words:
     return words
 
 
-def _formats(one: Deployment, found: Problems) -> Words:
-    """Return the types of weights, activations and cache."""
-    words: Words = {}
-    if one.wide:
-        words["--dtype"] = _DTYPES[one.wide]
-    if one.narrowed:
-        words["--quantization"] = one.narrowed
-    cache = one.job.kv_cache
-    if cache and cache not in _CACHES:
-        found.add("kv_cache", cache, "is no type of a cache of vLLM", "use one of " + ", ".join(_CACHES))
-    elif cache:
-        words["--kv-cache-dtype"] = _CACHES[cache]
-    return words
-
-
 def _limits(one: Deployment, found: Problems) -> Words:
     """Return lengths, steps, memory, the prefix cache and adapters."""
     words: Words = {
@@ -78,7 +62,7 @@ def _limits(one: Deployment, found: Problems) -> Words:
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that vLLM cannot be told."""
     found = check(one, "vLLM", _ENGINES)
-    words = _parallel(one, found) | _limits(one, found) | _formats(one, found)
+    words = _parallel(one, found) | _limits(one, found) | types(one, "vLLM", _CACHES, found)
     refuse(found)
     return words
 

@@ -19,7 +19,7 @@ ENTRY = "input"
 
 
 @dataclass(frozen=True, slots=True)
-class Flow(Generic[X]):
+class GradientFlow(Generic[X]):
     """The operators of a block with what their gradients need, and whether the block's output needs a gradient."""
 
     ops: tuple[Op[X], ...]
@@ -38,7 +38,7 @@ def trains(op: Op[X]) -> bool:
     return any(w.trainable for w in op.weights)
 
 
-def flow(ops: Iterable[Op[X]], entry: bool = True) -> Flow[X]:
+def flow(ops: Iterable[Op[X]], entry: bool = True) -> GradientFlow[X]:
     """Return operators without the gradients that nothing asks for; `entry` says whether the block's input needs one.
 
     An operator reads what it `takes`, else its `reads`, or whatever came before it where something else made those.
@@ -57,7 +57,9 @@ def flow(ops: Iterable[Op[X]], entry: bool = True) -> Flow[X]:
         asked.append((op, into, weight))
     idle = not any(into or weight for _, into, weight in asked)
     unknown = {t.read_for for op in ops for t in op.saves} - made
-    return Flow(tuple(_narrowed(op, into, weight, needs | unknown, idle) for op, into, weight in asked), bool(needs))
+    return GradientFlow(
+        tuple(_narrowed(op, into, weight, needs | unknown, idle) for op, into, weight in asked), bool(needs)
+    )
 
 
 def _wanted(read_for: Gradient, into: bool, weight: bool, needs: set[str]) -> bool:

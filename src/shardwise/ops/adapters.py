@@ -25,7 +25,7 @@ def _input(op: Op[X]) -> Tensor[X]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry(Generic[X]):
+class AdapterInput(Generic[X]):
     """What enters the products of an adapter: the operators that make it, the tensor, and its name in the flow."""
 
     ops: tuple[Op[X], ...]
@@ -37,17 +37,17 @@ def _step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) -
     return memory_op(y, name, op.region, moved, role="steps", **more)
 
 
-def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> Entry[X]:
+def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> AdapterInput[X]:
     """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast."""
     elements, w = op.rows * op.inner, t.width
     read = _input(op)
-    here = Entry(ops=(), tensor=read, name=read.name)
+    here = AdapterInput(ops=(), tensor=read, name=read.name)
 
-    def made(part: str, width: float, moved: tuple[float, float], saves: tuple[Tensor[X], ...] = ()) -> Entry[X]:
+    def made(part: str, width: float, moved: tuple[float, float], saves: tuple[Tensor[X], ...] = ()) -> AdapterInput[X]:
         out = Tensor(name=f"{module.name}.{part}", size_bytes=width * elements, born=op.region)
         one = _step(y, out.name, op, (moved[0] * elements, moved[1] * elements), reads=(here.tensor,), saves=saves,
                     output_bytes=out.size_bytes)  # fmt: skip
-        return Entry(ops=(*here.ops, one), tensor=out, name=out.name)
+        return AdapterInput(ops=(*here.ops, one), tensor=out, name=out.name)
 
     if w != y.a:
         here = made("cast", w, (y.a + w, y.a + w))
@@ -130,7 +130,7 @@ def _added(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) ->
 
 def _branches(
     y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[Module[X]], trains_a: bool = True
-) -> Iterator[tuple[Module[X], Entry[X], Op[X], Op[X]]]:
+) -> Iterator[tuple[Module[X], AdapterInput[X], Op[X], Op[X]]]:
     """Yield the two thin products of every adapted layer, with what enters them."""
     tp = y.degrees.tp if op.split and t.splits_rank else 1
     for module in chosen:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
     from shardwise.search._space import SearchSpace, Wholes, part_of, upto
-    from shardwise.search._study import Question, StudyFolder, StudyResult, StudyTask, run_study
+    from shardwise.search._study import StudyFolder, StudyQuestion, StudyResult, StudyTask, run_study
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
     from shardwise.search._tuning import TuningRecipe, longest_sequence, tuning_recipes
 
@@ -29,7 +29,7 @@ _HOMES = {
     "Executor": "_executor",
     "OBJECTIVES": "_options",
     "ProcessExecutor": "_executor",
-    "Question": "_study",
+    "StudyQuestion": "_study",
     "RayExecutor": "_ray",
     "Rejection": "_result",
     "Remedy": "_remedy",
@@ -86,7 +86,6 @@ __all__ = [
     "LoadResult",
     "LoadSpace",
     "ProcessExecutor",
-    "Question",
     "RayExecutor",
     "Rejection",
     "Remedy",
@@ -101,6 +100,7 @@ __all__ = [
     "ServingResult",
     "ServingSpace",
     "StudyFolder",
+    "StudyQuestion",
     "StudyResult",
     "StudyTask",
     "TrainingResult",

@@ -25,7 +25,7 @@ _WHOLE_INTEGER = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class StudyQuestion:
     """One question of a study: its model, what was asked, and a name that only the same question has."""
 
     model: str
@@ -33,10 +33,10 @@ class Question:
     name: str
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], beside: Sequence[Any]) -> Question:
+    def of(cls, values: Mapping[str, Any], beside: Sequence[Any]) -> StudyQuestion:
         """Return the question of some values; `beside` is what else the answer depends on, such as the release.
 
-        >>> one, other = (Question.of({"model": "gpt2", "on": on}, ["0.1"]) for on in ("h100", "8xh100"))
+        >>> one, other = (StudyQuestion.of({"model": "gpt2", "on": on}, ["0.1"]) for on in ("h100", "8xh100"))
         >>> one.model, one.name != other.name
         ('gpt2', True)
         """
@@ -72,11 +72,11 @@ class StudyFolder:
 
     path: Path
 
-    def part(self, question: Question) -> Path:
+    def part(self, question: StudyQuestion) -> Path:
         """Return the file of an answer."""
         return self.path / "parts" / slug(question.model) / f"{question.name}.json"
 
-    def answered(self, question: Question) -> list[Row] | None:
+    def answered(self, question: StudyQuestion) -> list[Row] | None:
         """Return the rows of an answer, None where there is none or it is not whole."""
         try:
             found = json.loads(self.part(question).read_bytes())
@@ -84,14 +84,14 @@ class StudyFolder:
             return None
         return found if isinstance(found, list) else None
 
-    def keep(self, question: Question, rows: Sequence[Row]) -> list[Row]:
+    def keep(self, question: StudyQuestion, rows: Sequence[Row]) -> list[Row]:
         """Write an answer, and return its rows as a later run reads them."""
         content = json.dumps(rows).encode()
         written(self.part(question), content)
         found: list[Row] = json.loads(content)
         return found
 
-    def stale(self, questions: Sequence[Question]) -> list[Path]:
+    def stale(self, questions: Sequence[StudyQuestion]) -> list[Path]:
         """Return the answers that are to none of the questions: of another study, another release or another file."""
         asked = {self.part(question) for question in questions}
         return sorted(path for path in (self.path / "parts").glob("*/*.json") if path not in asked)
@@ -149,7 +149,7 @@ class AnsweredPart:
 class StudyTask:
     """Answers questions; it travels to other processes and machines. `answer` returns the rows of one question."""
 
-    questions: Sequence[Question]
+    questions: Sequence[StudyQuestion]
     answer: Callable[[Mapping[str, Any]], list[Row]]
     known: None = None
 
@@ -202,7 +202,7 @@ def run_study(
     return found
 
 
-def _tables(folder: StudyFolder, questions: Sequence[Question], known: Mapping[int, list[Row]]) -> Iterator[Path]:
+def _tables(folder: StudyFolder, questions: Sequence[StudyQuestion], known: Mapping[int, list[Row]]) -> Iterator[Path]:
     """Write the table of each model and yield its file."""
     import io
 

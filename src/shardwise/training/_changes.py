@@ -15,7 +15,7 @@ from shardwise.training._resolve import Question, complete
 from shardwise.units import counted
 
 
-class Answer(Protocol):
+class JudgedPlan(Protocol):
     """An answer about a plan, as far as its remedies read it."""
 
     @property
@@ -35,7 +35,7 @@ class Answer(Protocol):
         """Seconds of one step."""
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=JudgedPlan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
     return found
 
 
-def changes_of(report: Answer, ask: Callable[[TrainingCase], Answer]) -> tuple[Change, ...]:
+def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) -> tuple[Change, ...]:
     """Return single-field changes of a plan that take less memory, those that fit first, the fastest first."""
     case, found = report.case, list[Change]()
     refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}

@@ -2,7 +2,7 @@
 
 from shardwise.serving.load._policy import Limits, Policy, limits_of, policy_of
 from shardwise.serving.load._report import PERCENTILES, LoadOptions, ServeReport
-from shardwise.serving.load._requests import Moments, moments_of
+from shardwise.serving.load._requests import LengthMoments, moments_of
 from shardwise.serving.load._serve import serve
 from shardwise.serving.load._simulate import Replica, Request
 from shardwise.serving.load._steady import Replicas, Steady
@@ -10,9 +10,9 @@ from shardwise.serving.load._steps import StepTable
 
 __all__ = [
     "PERCENTILES",
+    "LengthMoments",
     "Limits",
     "LoadOptions",
-    "Moments",
     "Policy",
     "Replica",
     "Replicas",

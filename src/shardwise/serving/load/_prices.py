@@ -17,7 +17,7 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import ServingSizes, taken
 from shardwise.serving._step import step_cost
 from shardwise.serving.load._policy import Policy
-from shardwise.serving.load._requests import Moments
+from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._steps import grid
 
 # Prompts of one step that are priced apart; more cost in proportion.
@@ -75,7 +75,9 @@ def places(most: Any) -> Any:
     return np.minimum(np.concatenate([np.broadcast_to(first, (len(most), 16)), later], axis=1), most)
 
 
-def load_prices(case: ServingCase, sizes: ServingSizes[Any], policy: Policy, moments: Moments, most: Any) -> LoadPrices:
+def load_prices(
+    case: ServingCase, sizes: ServingSizes[Any], policy: Policy, moments: LengthMoments, most: Any
+) -> LoadPrices:
     """Return the prices of layouts under one policy, each for up to so many sequences."""
     counts = places(most)
     known = np.array(grid(int(np.max(most)), 8, 16), float)
@@ -127,7 +129,7 @@ class _PromptPrices:
 
 
 def _prompt_prices(
-    case: ServingCase, sizes: ServingSizes[Any], rows: int, policy: Policy, moments: Moments
+    case: ServingCase, sizes: ServingSizes[Any], rows: int, policy: Policy, moments: LengthMoments
 ) -> _PromptPrices:
     """Return the prices of prompts of each layout; the middle piece stands for all of a prompt that is cut."""
     tokens = np.array(grid(policy.step_tokens, 6, 8), float)

@@ -14,7 +14,7 @@ _CLASSES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moments:
+class LengthMoments:
     """Means over requests; `prompts` are (new tokens, cached tokens) of equal shares of them, the shortest first."""
 
     input_tokens: float
@@ -44,7 +44,7 @@ class Moments:
         return sum(new**2 for new, _ in self.prompts) / len(self.prompts) / self.new_tokens**2
 
 
-def moments_of(workload: Workload, policy: Policy) -> Moments:
+def moments_of(workload: Workload, policy: Policy) -> LengthMoments:
     """Return the moments of the requests that a workload draws, with the cache that a policy uses.
 
     >>> from shardwise.hardware import find_device
@@ -71,7 +71,7 @@ def moments_of(workload: Workload, policy: Policy) -> Moments:
     order = sorted((tokens - cached, cached) for tokens, _, cached in every)
     classes = min(_CLASSES, count) if order[0][0] != order[-1][0] else 1
     parts = [order[i * count // classes : (i + 1) * count // classes] for i in range(classes)]
-    return Moments(
+    return LengthMoments(
         input_tokens=sum(tokens for tokens, _, _ in every) / count,
         output_tokens=output,
         steps=output - 1,

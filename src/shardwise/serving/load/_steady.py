@@ -23,12 +23,12 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
-from shardwise.serving.load._requests import Moments
+from shardwise.serving.load._requests import LengthMoments
 
 # Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
 _FULL = 0.97
 _ROUNDS = 6
-# Answers are taken as equal from this overlap on (`Moments.overlap`).
+# Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
 _EQUAL = 0.999
 
 
@@ -83,7 +83,7 @@ def exponential(x: X) -> X:
     return raised(math.e, x)
 
 
-def lingering_seconds(b: BatchLoad[X], moments: Moments, policy: Policy) -> X:
+def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
     """Return seconds by which prompts delay a request beyond their mean share of its steps.
 
     Who has just got a first token came with others, whose prompts are still to run: the prompts left then, less those
@@ -113,7 +113,7 @@ def lingering_seconds(b: BatchLoad[X], moments: Moments, policy: Policy) -> X:
     return single * left + (1 - single) * joint
 
 
-def first_token_seconds(b: BatchLoad[X], moments: Moments, policy: Policy) -> X:
+def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
     """Return mean seconds from arrival to the first token where a sequence has a place at once."""
     if not policy.mixed:
         # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
@@ -179,7 +179,7 @@ class Steady(Generic[X]):
         return Steady(**{f.name: float(getattr(self, f.name)[index]) for f in fields(self)})
 
 
-def most_running(policy: Policy, moments: Moments, cache_tokens: Any) -> Any:
+def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any) -> Any:
     """Return sequences that run at once at most: as many as the engine takes and the cache holds on average."""
     held = np.floor(np.asarray(cache_tokens, float) / moments.held_tokens)
     return np.maximum(np.minimum(policy.max_sequences, held), 1.0)
@@ -191,7 +191,7 @@ class Replicas:
 
     prices: LoadPrices
     policy: Policy
-    moments: Moments
+    moments: LengthMoments
     cache_tokens: Any
 
     def _shared(self, arrivals: Any) -> Any:
@@ -320,7 +320,7 @@ class Replicas:
         return chance * tail / (1 - tail) ** 2 * factor / rate
 
 
-def replicas_of(case: ServingCase, policy: Policy, moments: Moments, cache_tokens: float) -> Replicas:
+def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
     held = np.array([float(cache_tokens)])
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains)
