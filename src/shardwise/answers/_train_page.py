@@ -224,8 +224,8 @@ def _measured(page: Page, report: TrainReport) -> None:
     least, most = report.interval["mfu"]
     page.note(f"{show_band(report, 'step_seconds', show_seconds)}, MFU {least:.1%} to {most:.1%}", "dim")
     typical = report.job.tuning == "typical"
-    tuned, other = ("as most published runs", "record") if typical else ("for a record", "typical")
-    page.note(f"tuned {tuned}; --tuning {other} for the other", "dim")
+    said = "as typical published runs, which take longer than records" if typical else "as a run tuned for a record"
+    page.note(f"{said}; --tuning {'record' if typical else 'typical'} changes that", "dim")
 
 
 def _cost(page: Page, report: TrainReport) -> None:
