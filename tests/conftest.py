@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.load_profile("same")
+# Hypothesis also draws constants that stand in the modules loaded so far, so that a law's examples would depend on
+# the tests that ran before it in the same process: a law could fail in one order and pass in another.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

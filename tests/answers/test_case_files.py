@@ -52,7 +52,7 @@ _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
     id(_converters.COUNT): st.floats(1, 1e20),
     id(_converters.RATIO): st.floats(1, 100),
     id(_converters.FRACTION): st.floats(0.001, 1),
-    id(_converters.PART): st.floats(0, 1),
+    id(_converters.PART): st.one_of(st.just(0.0), st.floats(1e-12, 1)),
     id(_converters.SECONDS): st.floats(0.001, 1e9),
     id(_converters.RATE_OF_FAILURE): st.floats(1e-9, 100),
     id(_converters.BANDWIDTH): st.floats(1, 1e20),
