@@ -1,6 +1,7 @@
-"""Reading a file of another system: whose it is shows in its name.
+"""Reading a file of another system: whose it is shows in its name and in its keys.
 
-A system is a module, or a package, of one shape: `recognises(name)`, `read(text, source, around)`, `export(case)`.
+A system is a module, or a package, of one shape: `recognises(name, text)`, `read(text, source, around)` and
+`export(case)`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def import_file(
     with bounded("from", name):
         text = read_text(name)
         modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)
-        case: Imported = next(module for module in modules if module.recognises(name)).read(text, name, around)
+        case: Imported = next(module for module in modules if module.recognises(name, text)).read(text, name, around)
     if case.unknown and not (case.understood or case.ignored or case.silent):
         rule, files_of = f"has no setting of {case.system}", "DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML"
         raise InputError([Problem("from", name, rule, f"give {files_of} or a launch script")])

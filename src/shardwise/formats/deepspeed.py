@@ -34,8 +34,8 @@ _RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's defaul
 _OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 
 
-def recognises(name: str) -> bool:
-    """Return whether a file of this name is DeepSpeed's."""
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is DeepSpeed's."""
     return name.endswith(".json")
 
 

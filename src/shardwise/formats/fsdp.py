@@ -36,8 +36,8 @@ _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
 
 
-def recognises(name: str) -> bool:
-    """Return whether a file of this name is accelerate's."""
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is accelerate's."""
     return name.endswith((".yaml", ".yml"))
 
 

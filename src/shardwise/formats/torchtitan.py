@@ -51,8 +51,8 @@ _FLOAT8 = "quantize.linear.float8"
 _BACKEND = "transformers_modeling_backend"
 
 
-def recognises(name: str) -> bool:
-    """Return whether a file of this name is torchtitan's."""
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is torchtitan's."""
     return name.endswith(".toml")
 
 

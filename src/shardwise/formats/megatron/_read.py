@@ -32,9 +32,9 @@ def read_args(args: Mapping[str, object] | Sequence[str], launch: Launch | None 
     return imported(given, launch or Launch())
 
 
-def recognises(name: str) -> bool:
-    """Return whether a file of this name may be a launch script: any may."""
-    return bool(name)
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file may be a launch script: any text may."""
+    return bool(text)
 
 
 def read(text: str, source: str = "script", around: Around = PLAIN) -> Imported:
