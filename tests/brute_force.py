@@ -9,11 +9,12 @@ from math import prod
 from typing import Any
 
 from shardwise.errors import Problems
+from shardwise.hardware import part_of
 from shardwise.models import MoE
 from shardwise.plans import Plan, spans
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
-from shardwise.search import SearchSpace, part_of
+from shardwise.search import SearchSpace
 from shardwise.search._constraints import staged
 from shardwise.search._launch import within
 from shardwise.training import TrainingCase, TrainReport

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Serving, spans
-from shardwise.search import SearchOptions, ServingResult, ServingSpace, Wholes, part_of, plan_serving, upto
+from shardwise.search import SearchOptions, ServingResult, ServingSpace, Wholes, plan_serving, upto
 from shardwise.serving import InferReport, infer
 
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)

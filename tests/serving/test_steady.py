@@ -18,7 +18,7 @@ from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
-from shardwise.serving.load._serve import requests_of
+from shardwise.serving.load._fleet import requests_of
 from shardwise.serving.load._steady import Replicas, replicas_of
 
 PLACES = (

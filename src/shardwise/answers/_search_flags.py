@@ -201,6 +201,17 @@ def serve_flags() -> dict[str, Flag]:
         ("seed", k.whole(0), "seed of lengths and arrivals"),
         ("router", k.choice("round-robin", "random", "least-loaded"), "how replicas share requests"),
     )
+    pools = _flags(
+        "pools",
+        (
+            "prefill_workers",
+            k.whole(0, 10_000),
+            "workers that compute prompts and send their cache to the others, which then only decode (disaggregated)",
+        ),
+        ("prefill_tp", k.WHOLE, "tensor parallelism of a prefill worker; left out, as the others"),
+        ("prefill_pp", k.WHOLE, "pipeline stages of a prefill worker; left out, as the others"),
+        ("prefill_ep", k.WHOLE, "ranks that experts of a prefill worker are spread over; left out, as the others"),
+    )
     lengths = _flags(
         "job",
         ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
@@ -219,7 +230,7 @@ def serve_flags() -> dict[str, Flag]:
     limits = _flags(
         "limits", *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS)
     )
-    return {**kept, **lengths, **load, **limits}
+    return {**kept, **lengths, **load, **pools, **limits}
 
 
 # What a limit holds against a report: the value, and whether it may not be more.
@@ -271,7 +282,20 @@ def _shown(key: str, value: float) -> str:
 LOAD_WHOLES = ("tp", "pp", "ep", "etp")
 LOAD_WORDS = ("engine", "weights", "kv_cache", "compute")
 # Of a deployment under load, what a search finds itself or does not take.
-_FOUND = ("dp", "stage_layers", "users", "think", "trace", "speed", "finite", "order")
+_FOUND = (
+    "prefill_workers",
+    "prefill_tp",
+    "prefill_pp",
+    "prefill_ep",
+    "dp",
+    "stage_layers",
+    "users",
+    "think",
+    "trace",
+    "speed",
+    "finite",
+    "order",
+)
 
 
 @cache

@@ -13,12 +13,12 @@ from shardwise.answers._files import command_words
 from shardwise.answers._page import FULL, Page, Segment, command_lines
 from shardwise.answers._search_flags import TOKENS_RANGE
 from shardwise.errors import InputError
-from shardwise.serving.load import PERCENTILES, ServeReport
+from shardwise.serving.load import PERCENTILES, ServeReport, prefill_plan
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
-    from shardwise.plans import Arrivals, Length, Limit, Serving, Workload
+    from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
     from shardwise.serving import ServingOptions
 
 
@@ -120,6 +120,18 @@ def deployment_of(inputs: Inputs, cluster: Cluster) -> tuple[Serving, ServingOpt
     return job, engine
 
 
+def prefill_of(inputs: Inputs, plan: Plan) -> Plan | None:
+    """Return the plan of the pool that computes prompts, None where one pool does both."""
+    workers = inputs.get("prefill_workers", 0)
+    said = [name for name in ("prefill_tp", "prefill_pp", "prefill_ep") if name in inputs.values]
+    if not workers:
+        if said:
+            rule = "is of prefill workers, and there are none"
+            inputs.problems.add(said[0], inputs.values[said[0]], rule, "add --prefill-workers 1")
+        return None
+    return prefill_plan(plan, workers, **{name.removeprefix("prefill_"): inputs.values[name] for name in said})
+
+
 def ask(inputs: Inputs) -> ServeReport:
     """Return the report of a deployment under load; raises `InputError` with every problem."""
     from shardwise.serving.load import LoadOptions, serve
@@ -131,7 +143,9 @@ def ask(inputs: Inputs) -> ServeReport:
         raise InputError(dict.fromkeys(inputs.problems.items))
     plan = replace(_case.make_plan(inputs), micro_batch=1)
     job, engine = deployment_of(inputs, cluster)
-    options = LoadOptions(limits=limits, router=inputs.get("router", "round-robin"), serving=engine)
+    options = LoadOptions(
+        limits=limits, router=inputs.get("router", "round-robin"), serving=engine, prefill=prefill_of(inputs, plan)
+    )
     try:
         report = serve(model, cluster, plan, workload, job, options)
     except InputError as error:
@@ -179,10 +193,16 @@ def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> Non
 
 def _verdict(report: ServeReport, page: Page) -> None:
     base = report.base
-    name = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
+    name = f"{base.case.model.name} on {report.devices} x {base.case.cluster.device.name}"
     many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
+    if report.groups > 1:
+        many += f" of {report.groups} attention groups"
     where = f"{name}: tp {base.plan.tp}, pp {base.plan.pp}, {many}, {base.case.engine.name}"
-    if not base.fits:
+    if report.prefill:
+        plan = report.prefill.base.plan
+        where += f"; prompts on {plan.dp} groups of tp {plan.tp}, pp {plan.pp}"
+    if not report.fits:
+        base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
         page.label("NO FIT", where, "bold red", "bold")
         page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
     elif not report.stable:
@@ -213,6 +233,11 @@ def _load(report: ServeReport, page: Page) -> None:
     page.blank()
     served = f"{rate_text(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
     page.label("LOAD", f"serves {served}; carries up to about {rate_text(report.capacity_per_second)}")
+    if report.prefill:
+        first = tree["prefill"]
+        took, sent = show_seconds(first["prompt_seconds"]), show_seconds(first["transfer_seconds"])
+        page.note(f"prefill workers are busy {first['utilization']:.0%} of the time")
+        page.note(f"a prompt takes {took}, sending its cache {sent}")
     running, waiting, cache = tree["running"], tree["waiting"], tree["kv"]
     page.note(f"a replica runs {running['mean']:.1f} requests on average, {running['max']} at most")
     page.note(f"and {waiting['mean']:.1f} wait on average, {waiting['max']} at most")

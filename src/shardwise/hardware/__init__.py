@@ -2,7 +2,7 @@
 
 from shardwise.hardware._catalogue import Lookup, device_names, find_device, load_device
 from shardwise.hardware._clouds import COMMITMENTS, Offer, offers
-from shardwise.hardware._cluster import Cluster, Tier
+from shardwise.hardware._cluster import Cluster, Tier, part_of
 from shardwise.hardware._device import Device, Fact
 from shardwise.hardware._links import find_link
 from shardwise.hardware._toml import device_to_toml
@@ -21,4 +21,5 @@ __all__ = [
     "find_link",
     "load_device",
     "offers",
+    "part_of",
 ]

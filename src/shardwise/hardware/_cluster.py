@@ -119,6 +119,20 @@ class Cluster:
         return replace(self, tiers=tuple(tiers))
 
 
+def part_of(cluster: Cluster, num_devices: int) -> Cluster:
+    """Return the first so many devices of a cluster, joined as they are there.
+
+    >>> part_of(Cluster.parse("64xh100-sxm-80gb"), 16).num_devices
+    16
+    """
+    if num_devices == cluster.num_devices:
+        return cluster
+    inner = [t for t in cluster.tiers[:-1] if t.size < num_devices]
+    last = next(t for t in cluster.tiers if t.size >= num_devices)
+    tiers: tuple[Tier, ...] = (*inner, replace(last, size=num_devices))
+    return replace(cluster, num_devices=num_devices, tiers=tiers)
+
+
 def _check_tiers(cluster: Cluster, problems: Problems) -> None:
     tiers = cluster.tiers
     if not tiers or tiers[-1].size != cluster.num_devices:

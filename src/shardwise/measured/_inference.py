@@ -38,10 +38,11 @@ SETTINGS = (
         "output_tokens",
     ),
     *("prefix_tokens", "memory_utilization", "max_model_len", "max_num_batched_tokens", "notes"),
+    *("num_prefill_workers", "num_decode_workers"),
 )
 _REFUSED = {
     "online": "neither a rate nor a number of requests in flight is stated",
-    "disaggregated": "prefill and decode on workers of their own queue: only fixed batches are predicted row by row",
+    "disaggregated": "neither a rate nor a number of requests in flight is stated",
 }
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
 _ANY_DEVICE = "h100-sxm-80gb"
@@ -83,12 +84,14 @@ class InferenceRows:
     def _loaded(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row of a run under load."""
         metric_of(record)
+        row = _decode_worker(record) if record.text("serving_mode") == "disaggregated" else record.row
         cells = {"concurrency": record.text("concurrency") or "1", "prefix_tokens": "", "request_rate": ""}
         key = (*(record.text(name) for name in SETTINGS), record.text("request_rate"))
         if key not in self._runs:
             try:
-                base, assumed = self.predict(Record({**record.row, **cells}), context)
-                self._runs[key] = (report_of(record, base, base.case.cluster.device), (*assumed, *record.assumed))
+                base, assumed = self.predict(Record({**row, **cells}), context)
+                prefill = _prefill_plan(record, base.case.model) if row is not record.row else None
+                self._runs[key] = (report_of(record, base, prefill), (*assumed, *record.assumed))
             except InputError as error:
                 self._runs[key] = error
         found = self._runs[key]
@@ -178,6 +181,21 @@ def _plan(record: Record, model: Model) -> Plan:
             record.taken("ep")
         plan = replace(plan, ep=ep, etp=max(tp * groups // ep, 1))
     return plan
+
+
+def _decode_worker(record: Record) -> dict[str, str]:
+    """Return the row of the workers that decode alone, of a row of two pools."""
+    workers, groups = (record.count(name) for name in ("num_decode_workers", "attention_dp"))
+    ranks = workers * groups * record.count("tp") * record.count("pp")
+    return {**record.row, "serving_mode": "online", "dp": str(workers), "num_gpus": str(ranks)}
+
+
+def _prefill_plan(record: Record, model: Model) -> Plan:
+    """Return the plan of the workers that compute prompts, of a row of two pools."""
+    noted = {name: str(int(record.noted(f"prefill_{name}")) or 1) for name in ("tp", "pp", "ep", "attention_dp")}
+    workers = record.count("num_prefill_workers")
+    ranks = workers * int(noted["tp"]) * int(noted["pp"]) * int(noted["attention_dp"])
+    return _plan(Record({**record.row, **noted, "dp": str(workers), "num_gpus": str(ranks)}), model)
 
 
 def _job(record: Record, model: Model, engine: str, plan: Plan, device: Device) -> Serving:

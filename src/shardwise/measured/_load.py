@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from shardwise.hardware import Device
+from shardwise.hardware import Lookup
+from shardwise.hardware._build import build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._engines import release
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import read
 from shardwise.models import Model
-from shardwise.plans import Arrivals, Length, Serving, Workload
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import InferReport, ServingOptions
 from shardwise.serving.load import LoadOptions, ServeReport, limits_of, policy_of, serve
 
@@ -33,7 +34,9 @@ _AT_ONCE = ("inf", "infinity")
 
 def under_load(record: Record) -> bool:
     """Return whether a row is of requests that arrive over time: at a rate, or in a closed loop of so many."""
-    return record.text("serving_mode") == "online" and (rated(record) or record.whole("concurrency") > 0)
+    return record.text("serving_mode") in ("online", "disaggregated") and (
+        rated(record) or record.whole("concurrency") > 0
+    )
 
 
 def rated(record: Record) -> bool:
@@ -108,9 +111,9 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
     )  # fmt: skip
 
 
-def report_of(record: Record, base: InferReport, device: Device) -> ServeReport:
-    """Return the simulated run of a row on the deployment that the row states."""
-    case = base.case
+def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeReport:
+    """Return the simulated run of a row on the deployment that the row states, with a pool for prompts or none."""
+    case, device = base.case, base.case.cluster.device
     limits = limits_of(case.engine.name, device)
     job = Serving(
         weights=case.job.weights, kv_cache=case.job.kv_cache, memory_fraction=case.job.memory_fraction,
@@ -119,7 +122,7 @@ def report_of(record: Record, base: InferReport, device: Device) -> ServeReport:
     )  # fmt: skip
     version = release(record.text("engine_version"))
     waits = False if version and version < _ASYNC and case.engine.name.startswith("vllm") else None
-    options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=waits)
+    options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=waits, prefill=prefill)
     model = _ran(record, case.model)
     context = record.whole("max_model_len") or model.max_context or 10**6
     asked = workload_of(record, case.plan.dp, context)
@@ -128,7 +131,11 @@ def report_of(record: Record, base: InferReport, device: Device) -> ServeReport:
     if policy.mixed and not policy.chunked and not job.max_batched_tokens and beside > policy.step_tokens:
         record.taken("whole_prompts")
         job = replace(job, max_batched_tokens=beside)
-    found = serve(model, case.cluster, case.plan, asked, job, options)
+    cluster = case.cluster
+    if prefill is not None:
+        count = prefill.num_devices + case.plan.num_devices
+        cluster = build_cluster(f"{count}x{device.name}", Lookup(device=device, assumptions=()), {"num_devices": count})
+    found = serve(model, cluster, case.plan, asked, job, options)
     if asked.arrivals.kind == "closed":
         _held(found, asked)
     return found
@@ -139,7 +146,7 @@ def _held(found: ServeReport, asked: Workload) -> None:
 
     Requests in flight hold half of their output on average, or all of it where the engine keeps room for it.
     """
-    users = -(-asked.arrivals.users // found.replicas)
+    users = -(-asked.arrivals.users // found.base.plan.dp)
     share = max(found.policy.reserved_share, 0.5)
     room = int(found.base.kv_cache_tokens / (asked.input_tokens.mean + share * asked.output_tokens.mean))
     if users > room:
@@ -181,7 +188,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         rate, prompts = report.output_tokens_per_second, sum(r.input_tokens for r in report.requests)
         value = {
             "output_tokens_per_second": rate,
-            "output_tokens_per_second_per_gpu": rate / report.base.plan.num_devices,
+            "output_tokens_per_second_per_gpu": rate / report.devices,
             "request_throughput": report.requests_per_second,
             "total_tokens_per_second": rate + prompts / report.span_seconds,
         }[metric]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
-    from shardwise.search._space import SearchSpace, Wholes, part_of, upto
+    from shardwise.search._space import SearchSpace, Wholes, upto
     from shardwise.search._study import StudyFolder, StudyQuestion, StudyResult, StudyTask, run_study
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
     from shardwise.search._tuning import TuningRecipe, longest_sequence, tuning_recipes
@@ -59,7 +59,6 @@ _HOMES = {
     "doubling": "_scaling",
     "longest_sequence": "_tuning",
     "frame": "_frames",
-    "part_of": "_space",
     "plan_serving": "_serving",
     "plan_training": "_training",
     "run_study": "_study",
@@ -110,7 +109,6 @@ __all__ = [
     "doubling",
     "frame",
     "longest_sequence",
-    "part_of",
     "plan_serve",
     "plan_serving",
     "plan_training",

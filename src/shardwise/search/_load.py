@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.errors import Problems
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.search._load_groups import LOAD_OBJECTIVES, Candidate, FrontPoint, LoadSearch, LoadSpace
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection
 from shardwise.search._serving_table import ServingGrid
-from shardwise.search._space import Wholes, part_of
+from shardwise.search._space import Wholes
 from shardwise.serving.load import LoadOptions, ServeReport
 
 _SIMULATIONS = 24

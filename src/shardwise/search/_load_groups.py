@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.search._result import Rejection
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
 from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
-from shardwise.search._space import Wholes, part_of
+from shardwise.search._space import Wholes
 from shardwise.serving._capacity import cache_tokens_of
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken

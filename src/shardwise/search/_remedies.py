@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwise.errors import Problem
+from shardwise.hardware import part_of
 from shardwise.plans import Plan, divisors
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
@@ -21,7 +22,6 @@ from shardwise.search._limits import PlanLimits
 from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._remedy import Remedy, loss_of, missed
 from shardwise.search._result import Counts, Rejection
-from shardwise.search._space import part_of
 from shardwise.training import TrainReport
 from shardwise.training._report import report_of
 from shardwise.units import show_bytes

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from shardwise.errors import InputError, Problem
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Training
 from shardwise.search._executor import SerialExecutor
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Counts
-from shardwise.search._space import SearchSpace, part_of, upto
+from shardwise.search._space import SearchSpace, upto
 from shardwise.search._training import SearchTask, TrainingResult, searched, work_of
 from shardwise.training import TrainReport
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwise.errors import Problems
 from shardwise.frames import Frame
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.search._empty import empty_rejections, why_empty_serving
@@ -31,7 +31,6 @@ from shardwise.search._serving_table import (
     stacked,
     table_of,
 )
-from shardwise.search._space import part_of
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._case import job_problems
 

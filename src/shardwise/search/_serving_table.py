@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
@@ -23,7 +23,7 @@ from shardwise.search._options import SERVING_LIMITS, SearchOptions
 from shardwise.search._placements import COLUMNS
 from shardwise.search._serving_layouts import DEGREES, Layouts, law_key, law_keys
 from shardwise.search._serving_space import ServingSpace
-from shardwise.search._space import Order, part_of
+from shardwise.search._space import Order
 from shardwise.serving._batch import evaluate
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns, taken

@@ -7,11 +7,10 @@ plan is counted twice: sequence parallelism needs tp, a schedule needs pp, shard
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import permutations
 
 from shardwise.errors import Problems
-from shardwise.hardware import Cluster, Tier
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, find_rules
 from shardwise.training.schedules import find_schedule
 
@@ -120,20 +119,6 @@ class SearchSpace:
         if self.orders:
             _check(found, "order", self.orders, ORDERS)
         found.raise_if_any()
-
-
-def part_of(cluster: Cluster, num_devices: int) -> Cluster:
-    """Return the first so many devices of a cluster, joined as they are there.
-
-    >>> part_of(Cluster.parse("64xh100-sxm-80gb"), 16).num_devices
-    16
-    """
-    if num_devices == cluster.num_devices:
-        return cluster
-    inner = [t for t in cluster.tiers[:-1] if t.size < num_devices]
-    last = next(t for t in cluster.tiers if t.size >= num_devices)
-    tiers: tuple[Tier, ...] = (*inner, replace(last, size=num_devices))
-    return replace(cluster, num_devices=num_devices, tiers=tiers)
 
 
 def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:

@@ -1,10 +1,10 @@
 """Serving under load: workloads of requests over time, an engine's scheduler, and what users then wait."""
 
+from shardwise.serving.load._fleet import Replica
 from shardwise.serving.load._policy import Limits, Policy, limits_of, policy_of
-from shardwise.serving.load._report import PERCENTILES, LoadOptions, ServeReport
-from shardwise.serving.load._requests import LengthMoments, moments_of
-from shardwise.serving.load._serve import serve
-from shardwise.serving.load._simulate import Replica, Request
+from shardwise.serving.load._report import PERCENTILES, LoadOptions, PrefillReport, ServeReport
+from shardwise.serving.load._requests import LengthMoments, Request, moments_of
+from shardwise.serving.load._serve import prefill_plan, serve
 from shardwise.serving.load._steady import Replicas, Steady
 from shardwise.serving.load._steps import StepTable
 
@@ -14,6 +14,7 @@ __all__ = [
     "Limits",
     "LoadOptions",
     "Policy",
+    "PrefillReport",
     "Replica",
     "Replicas",
     "Request",
@@ -23,5 +24,6 @@ __all__ = [
     "limits_of",
     "moments_of",
     "policy_of",
+    "prefill_plan",
     "serve",
 ]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shardwise.files import read_toml
 from shardwise.hardware import Device
@@ -54,6 +54,10 @@ class Policy:
     max_sequences: int
     block_tokens: int
     source: str
+    recomputed_tokens: int = 0
+    """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
+    transfer: Literal["prompt", "chunk"] = "prompt"
+    """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 
 
 @cache

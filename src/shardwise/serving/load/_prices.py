@@ -91,6 +91,10 @@ def load_prices(
     room = np.maximum(policy.step_tokens - beside, 1.0)
     added, pieces = [], []
     for index, (new, _) in enumerate(moments.prompts):
+        if not new:
+            added.append([np.zeros_like(counts)] * PROMPTS)
+            pieces.append(np.zeros_like(counts))
+            continue
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
         costs = []
@@ -103,13 +107,14 @@ def load_prices(
         pieces.append(np.ceil(steps - 1e-9))
     each = np.array(added)
     mean = each.mean(axis=0)
+    new = max(moments.new_tokens, 1.0)
     return LoadPrices(
         counts=counts,
         decode=decode,
         added=mean,
-        spread=(each[:, 0] ** 2).mean(axis=0) / mean[0] ** 2,
+        spread=(each[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
         pieces=np.array(pieces).mean(axis=0),
-        together=room / moments.new_tokens if policy.chunked else np.maximum(room // moments.new_tokens, 1.0),
+        together=room / new if policy.chunked else np.maximum(room // new, 1.0),
     )
 
 

@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from shardwise.plans import Limit, Workload
+from shardwise.plans import Limit, Plan, Workload
 from shardwise.serving._report import InferReport, ServingOptions
+from shardwise.serving.load._fleet import Router, attention_groups
 from shardwise.serving.load._policy import Policy
-from shardwise.serving.load._simulate import CAUSES, Request, Trace
+from shardwise.serving.load._requests import CAUSES, Request, Trace
 from shardwise.serving.load._steady import Steady
 
-Router = Literal["round-robin", "random", "least-loaded"]
-ROUTERS: tuple[Router, ...] = ("round-robin", "random", "least-loaded")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -25,6 +24,8 @@ class LoadOptions:
 
     limits: tuple[Limit, ...] = ()
     router: Router = "round-robin"
+    prefill: Plan | None = None
+    """The pool that computes prompts and sends their cache to that of the plan; None: one pool does both."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
@@ -50,6 +51,14 @@ def spread_of(values: Sequence[float]) -> dict[str, float]:
     return {"mean": sum(ordered) / len(ordered)} | {name: quantile(ordered, q) for name, q in PERCENTILES.items()}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillReport:
+    """The pool that computes prompts: its memory and what its workers did."""
+
+    base: InferReport
+    traces: tuple[Trace, ...]
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ServeReport:
     """What a deployment does under a workload. Build one with `serve`."""
@@ -68,6 +77,8 @@ class ServeReport:
     """What each replica did; empty where the load is more than they carry."""
     options: LoadOptions
     assumptions: tuple[str, ...]
+    prefill: PrefillReport | None = None
+    """The pool that computes prompts, where another decodes."""
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
@@ -75,9 +86,29 @@ class ServeReport:
         return f"<ServeReport {name}: {'meets' if self.meets else 'does not meet'} its limits>"
 
     @property
+    def groups(self) -> int:
+        """Groups of attention data parallelism in a replica, whose experts they share."""
+        return attention_groups(self.base)
+
+    @property
     def replicas(self) -> int:
         """Copies of the model that share the load."""
-        return self.base.plan.dp
+        return self.base.plan.dp // self.groups
+
+    @property
+    def devices(self) -> int:
+        """Devices of all pools."""
+        return self.base.plan.num_devices + (self.prefill.base.plan.num_devices if self.prefill else 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the longest request fits on a replica, in a prefill worker too."""
+        return self.base.fits and (self.prefill is None or self.prefill.base.fits)
+
+    @property
+    def _every(self) -> tuple[Trace, ...]:
+        """What the replicas of all pools did."""
+        return (*self.traces, *(self.prefill.traces if self.prefill else ()))
 
     @property
     def open_loop(self) -> bool:
@@ -113,7 +144,7 @@ class ServeReport:
         if not self.open_loop:
             return 0.0
         if self.hopeless:
-            return (self.steady.rate - self._most) * self.replicas
+            return (self.steady.rate - self._most) * self.base.plan.dp
         every = sorted((r for t in self.traces for r in t.finished), key=lambda r: r.arrival)
         quarter = len(every) // 4
         if quarter < 25:
@@ -183,7 +214,7 @@ class ServeReport:
     @property
     def meets(self) -> bool:
         """Whether the model fits, the load is carried and every limit kept."""
-        return self.base.fits and self.stable and not self.broken
+        return self.fits and self.stable and not self.broken
 
     @property
     def goodput_share(self) -> float:
@@ -215,16 +246,16 @@ class ServeReport:
     def capacity_per_second(self) -> float:
         """Requests a second that all replicas carry at most: by the closed form, near it as the simulation showed."""
         if self.saturated is None:
-            return self.steady.capacity * self.replicas
+            return self.steady.capacity * self.base.plan.dp
         if self.growth_per_second:
-            return self.steady.rate * self.replicas - self.growth_per_second
-        return max(self.saturated, self.steady.rate) * self.replicas
+            return self.steady.rate * self.base.plan.dp - self.growth_per_second
+        return max(self.saturated, self.steady.rate) * self.base.plan.dp
 
     @property
     def usd_per_hour(self) -> float | None:
         """Dollars an hour of all devices, None without a price."""
         price = self.base.case.cluster.usd_per_device_hour
-        return None if price is None else price * self.base.plan.num_devices
+        return None if price is None else price * self.devices
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -245,19 +276,22 @@ class ServeReport:
         middle = round(share * (len(ordered) - 1))
         near = ordered[max(middle - width, 0) : middle + width + 1]
         waits = [sum(r.waits[i] for r in near) / len(near) for i in range(len(CAUSES))]
-        prompt = sum(r.first - r.scheduled for r in near) / len(near)
+        prompt = sum(r.prompt_seconds for r in near) / len(near)
+        sent = sum(r.transfer_seconds for r in near) / len(near)
+        joining = sum(r.first - r.scheduled for r in near) / len(near) - prompt - sent
         words = (
             "waiting for a sequence slot",
             "waiting for cache",
             "waiting for step tokens",
             "rest of a running step",
         )
-        parts = [*zip(words, waits, strict=True), ("own prompt", prompt)]
+        parts = [*zip(words, waits, strict=True), ("own prompt", prompt), ("transfer of the cache", sent)]
+        parts.append(("joining the decode pool", joining))
         return sorted(((word, seconds) for word, seconds in parts if seconds > 1e-9), key=lambda part: -part[1])
 
     def _of_a_replica(self) -> dict[str, dict[str, float | None]]:
         """Return what runs, what waits and what the cache holds, on average over the run and at most."""
-        traces, whole = self.traces, self.span_seconds * self.replicas
+        traces, whole = self.traces, self.span_seconds * self.base.plan.dp
         seconds = (
             sum(t.running_seconds for t in traces),
             sum(r.queue_seconds for r in self.requests),
@@ -274,12 +308,26 @@ class ServeReport:
             },
         }
 
+    def _of_prefill(self) -> dict[str, Any] | None:
+        """Return the pool that computes prompts, and the seconds of sending their cache; None where one does both."""
+        if self.prefill is None:
+            return None
+        plan, traces, count = self.prefill.base.plan, self.prefill.traces, max(len(self.requests), 1)
+        busy = sum(t.busy_seconds for t in traces) / max(sum(t.seconds for t in traces), 1e-12)
+        return {
+            "plan": {axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep")},
+            "devices": plan.num_devices,
+            "utilization": busy if traces else None,
+            "prompt_seconds": sum(r.prompt_seconds for r in self.requests) / count if self.requests else None,
+            "transfer_seconds": sum(r.transfer_seconds for r in self.requests) / count if self.requests else None,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
 
-        `running`, `waiting` and `kv` are of one replica.
+        `running`, `waiting` and `kv` are of one replica, of one of its groups where attention is data parallel.
         """
-        traces = self.traces
+        traces = self._every
         offered = self.workload.arrivals.rate or (self.requests_per_second if self.requests else None)
         total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
         seconds = {
@@ -288,7 +336,7 @@ class ServeReport:
         }
         return {
             "meets": self.meets,
-            "fits": self.base.fits,
+            "fits": self.fits,
             "stable": self.stable,
             "model": self.base.case.model.name,
             "plan": {axis: getattr(self.base.plan, axis) for axis in ("tp", "pp", "dp", "ep")},
@@ -303,14 +351,16 @@ class ServeReport:
                 "requests_per_second": self.goodput_share * self.requests_per_second if self.requests else None,
             },
             "capacity": {"requests_per_second": self.capacity_per_second},
-            "utilization": self.steady.rate * self.replicas / self.capacity_per_second if self.open_loop else None,
+            "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
             **seconds,
             **self._of_a_replica(),
             "preemptions": sum(t.preemptions for t in traces),
             "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
             "prefix_hit_share": sum(t.hit_tokens for t in traces) / total if total else None,
             "replicas": self.replicas,
-            "devices": self.base.plan.num_devices,
+            "attention_dp": self.groups,
+            "devices": self.devices,
+            "prefill": self._of_prefill(),
             "usd_per_hour": self.usd_per_hour,
             "usd_per_million_output_tokens": self.usd_per_million_output_tokens,
             "limits": [

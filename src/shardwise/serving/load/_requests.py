@@ -1,8 +1,8 @@
-"""The moments of a workload's requests that the closed form reads."""
+"""Requests: what a simulation books of each, and the moments of all of them that the closed form reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from shardwise.plans import Workload
@@ -11,6 +11,87 @@ from shardwise.serving.load._policy import Policy
 _DRAWN = 20_000
 # Prompts by length, each class with as many requests.
 _CLASSES = 8
+
+
+CAUSES = ("slots", "cache", "step_tokens", "running_step")
+"""Why a request waits before its first piece: sequences, cache or step tokens are full, or a step is under way."""
+SLOTS, CACHE, TOKENS, STEP = range(4)
+
+
+class Request:
+    """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
+
+    __slots__ = (
+        "arrival", "cached_tokens", "end", "first", "input_tokens", "joined", "kept", "last_step", "made",
+        "output_tokens", "past", "preemptions", "prefilled", "ready", "remote", "running", "scheduled", "seen", "stamp",
+        "target", "user", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, user: int = -1
+    ) -> None:
+        self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
+        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), user
+        self.ready = arrival
+        """When the engine that runs it next may have it: as it arrives, then as its cache has reached another pool."""
+        self.remote = False
+        self.scheduled = self.prefilled = self.joined = self.first = self.end = -1.0
+        self.target, self.past, self.made, self.last_step = input_tokens, 0, 0, 0
+        self.running, self.preemptions, self.kept, self.stamp = False, 0, 0, 0
+        self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
+        self.seen: tuple[float, ...] = ()
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Seconds from arrival to the first token."""
+        return self.first - self.arrival
+
+    @property
+    def e2e_seconds(self) -> float:
+        """Seconds from arrival to the last token."""
+        return self.end - self.arrival
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds before the first piece of the prompt runs."""
+        return self.scheduled - self.arrival
+
+    @property
+    def prompt_seconds(self) -> float:
+        """Seconds from the first piece of the prompt to its end."""
+        return (self.prefilled if self.remote else self.first) - self.scheduled
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Seconds from the end of the prompt until its cache is where it decodes, 0 where it was computed there."""
+        return self.ready - self.prefilled if self.remote else 0.0
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Mean seconds of each token after the first; None where there is one token alone."""
+        return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a replica did over a simulation."""
+
+    finished: list[Request] = field(default_factory=list)
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    iterations: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    running_seconds: float = 0.0
+    """Sequences times seconds, of all that run."""
+    most_running: int = 0
+    most_waiting: int = 0
+    cache_token_seconds: float = 0.0
+    most_cache_tokens: float = 0.0
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds between two tokens of a sequence, and of how many tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +122,14 @@ class LengthMoments:
     @property
     def new_cv2(self) -> float:
         """Squared coefficient of variation of the new tokens, plus 1."""
-        return sum(new**2 for new, _ in self.prompts) / len(self.prompts) / self.new_tokens**2
+        squares = sum(new**2 for new, _ in self.prompts) / len(self.prompts)
+        return squares / self.new_tokens**2 if squares else 1.0
 
 
-def moments_of(workload: Workload, policy: Policy) -> LengthMoments:
+def moments_of(workload: Workload, policy: Policy, stage: str = "both") -> LengthMoments:
     """Return the moments of the requests that a workload draws, with the cache that a policy uses.
+
+    A "prefill" pool makes no token, to a "decode" pool prompts come with their cache.
 
     >>> from shardwise.hardware import find_device
     >>> from shardwise.plans import Arrivals, Length
@@ -57,7 +141,11 @@ def moments_of(workload: Workload, policy: Policy) -> LengthMoments:
     """
     block = policy.block_tokens
     every = [
-        (tokens, made, min(cached, tokens - 1) // block * block if policy.prefix_cache else 0)
+        (
+            tokens,
+            1 if stage == "prefill" else made,
+            min(cached, tokens - 1) // block * block if policy.prefix_cache else 0,
+        )
         for tokens, made, cached in islice(workload.draws(), min(workload.count, _DRAWN))
     ]
     count = len(every)
@@ -81,5 +169,7 @@ def moments_of(workload: Workload, policy: Policy) -> LengthMoments:
         held_cv2=max(second / context**2 - 1, 0.0),
         output_cv2=output_cv2,
         overlap=sum(out * (2 * (count - i) - 1) for i, out in enumerate(made)) / count**2 / output,
-        prompts=tuple((sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts),
+        prompts=((0.0, context),)
+        if stage == "decode"
+        else tuple((sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts),
     )

@@ -2,72 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
-from random import Random
-from typing import Any
+from dataclasses import dataclass, replace
 
 from shardwise.errors import InputError, Problems
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
 from shardwise.serving._case import ServingCase
 from shardwise.serving._report import InferReport, infer
+from shardwise.serving.load._fleet import Fleet, Link, Pool
 from shardwise.serving.load._policy import Policy, policy_of
-from shardwise.serving.load._report import LoadOptions, Router, ServeReport
+from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
-from shardwise.serving.load._simulate import Replica, Request, Trace
+from shardwise.serving.load._simulate import Stage
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
-
-
-def requests_of(workload: Workload, count: int) -> Iterator[Request]:
-    """Yield the requests of an open loop or a burst, by arrival."""
-    times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
-    for at, (tokens, made, cached) in zip(times, workload.draws(), strict=False):
-        yield Request(at, tokens, made, cached)
-
-
-def _shares(requests: Iterator[Request], replicas: int, router: Router, seed: int) -> list[list[Request]]:
-    """Return the requests of each replica."""
-    random = Random(f"router {seed}")
-    found: list[list[Request]] = [[] for _ in range(replicas)]
-    for index, request in enumerate(requests):
-        found[random.randrange(replicas) if router == "random" else index % replicas].append(request)
-    return found
-
-
-def _routed(requests: Iterator[Request], engines: list[Replica]) -> list[Trace]:
-    """Return what replicas do where each request goes to the one with the fewest that have not ended.
-
-    vLLM production stack and SGLang's router call it least loaded; ties go to the first.
-    """
-    for request in requests:
-        for engine in engines:
-            engine.advance(request.arrival)
-        least = min(engines, key=lambda engine: engine.outstanding)
-        least.pending.append(request)
-    return [engine.run(()) for engine in engines]
-
-
-def _closed(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Any]:
-    """Return the first requests of a replica's users, and what gives a user's next one."""
-    draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), workload.arrivals.think_seconds
-    issued = min(users, count)
-
-    def made(at: float, user: int) -> Request:
-        tokens, out, cached = next(draws)
-        return Request(at, tokens, out, cached, user)
-
-    def follow(ended: Request) -> Request | None:
-        nonlocal issued
-        if issued >= count:
-            return None
-        issued += 1
-        return made(ended.end + think, ended.user)
-
-    return [made(0.0, user) for user in range(issued)], follow
 
 
 def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Problems:
@@ -125,74 +74,123 @@ def serve(
     problems = workload.problems()
     if problems.items:
         raise InputError(dict.fromkeys(problems.items))
+    decode, prefill = _parts(cluster, plan, options)
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
-    base = infer(model, cluster, plan, asked, options.serving)
+    base = infer(model, decode, plan, asked, options.serving)
     policy = policy_for(base.case, job, workload, options)
     limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
-    base = infer(model, cluster, plan, limits, options.serving)
+    base = infer(model, decode, plan, limits, options.serving)
+    first = None
+    if prefill is not None and options.prefill is not None:
+        first = _prefill(model, prefill, options.prefill, replace(limits, output_tokens=1), options)
     problems = _problems(base, workload, options)
     if problems.items:
         raise InputError(dict.fromkeys(problems.items))
-    return _answer(base, workload, policy, options)
+    return _answer(base, first, Asked(cluster=cluster, workload=workload, policy=policy, options=options))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is asked of a deployment: its requests and limits, how its engine schedules, and all of its devices."""
+
+    cluster: Cluster
+    workload: Workload
+    policy: Policy
+    options: LoadOptions
+
+
+def prefill_plan(plan: Plan, workers: int, tp: int = 0, pp: int = 0, ep: int = 0) -> Plan:
+    """Return the plan of a pool of prefill workers, each laid out as a replica of a plan where nothing is said.
+
+    >>> prefill_plan(Plan(tp=8), 2, tp=1, ep=4).dp
+    8
+    """
+    found = replace(
+        plan, tp=tp or plan.tp, pp=pp or plan.pp, ep=ep or plan.ep, stage_layers=() if pp else plan.stage_layers
+    )
+    etp = plan.etp if not (tp or ep) else max(found.tp // found.ep, 1)
+    groups = max(found.ep * etp // found.tp, 1)
+    return replace(found, etp=etp, dp=workers * groups)
+
+
+def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: LoadOptions) -> InferReport:
+    """Return the pool that computes prompts; its problems are those of fields of its own."""
+    try:
+        return infer(model, cluster, plan, job, options.serving)
+    except InputError as error:
+        named = {
+            "tp": "prefill_tp",
+            "pp": "prefill_pp",
+            "ep": "prefill_ep",
+            "etp": "prefill_ep",
+            "dp": "prefill_workers",
+        }
+        found = (replace(one, field=named.get(one.field, one.field)) for one in error.problems)
+        raise InputError(found) from None
+
+
+def _parts(cluster: Cluster, plan: Plan, options: LoadOptions) -> tuple[Cluster, Cluster | None]:
+    """Return the devices of the pool that decodes, and of the one before it that computes prompts."""
+    if options.prefill is None:
+        return cluster, None
+    taken, every = options.prefill.num_devices, cluster.num_devices
+    left = every - taken
+    if left < plan.tp * plan.pp:
+        problems = Problems()
+        rule = f"takes {taken} of the {every} devices, and a decode worker needs {plan.tp * plan.pp}"
+        problems.add("prefill_workers", options.prefill.dp, rule, "use fewer prefill workers, or more devices")
+        raise InputError(problems.items)
+    return part_of(cluster, left), part_of(cluster, taken)
 
 
 # Up to this share of the capacity of the closed form nobody doubts that a load is carried.
 _NEAR = 0.7
 
 
-def _saturated(table: StepTable, policy: Policy, cache: float, workload: Workload, most: int) -> float:
-    """Return requests a second of a replica with a full queue, of which `most` run at once.
-
-    Four times as many requests as run at once, so that the middle half has neither the filling nor the draining.
-    """
-    drawn = islice(workload.draws(), min(max(4 * most, 400), 20_000))
-    requests = [Request(0.0, tokens, made, cached) for tokens, made, cached in drawn]
-    ends = sorted(request.end for request in Replica(table, policy, cache).run(requests).finished)
-    first, last = len(ends) // 4, 3 * len(ends) // 4
-    return (last - first) / max(ends[last] - ends[first], 1e-12)
-
-
-def _answer(base: InferReport, workload: Workload, policy: Policy, options: LoadOptions) -> ServeReport:
-    """Return the report of a deployment that can take the workload's requests one by one."""
-    arrivals, replicas, cache = workload.arrivals, base.plan.dp, float(base.kv_cache_tokens)
+def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -> Pool:
+    """Return replicas that can take the workload's requests one by one, with their closed form."""
     prompt, made = workload.longest
+    cache = float(base.kv_cache_tokens)
     most = max(min(policy.max_sequences, int(cache // policy.block_tokens)), 1)
     # Who was sent away runs prompt and output again, in one step where prompts are not cut.
     step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
     table = StepTable(base.case, most, step, prompt + made)
+    policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
+    form = replicas_of(base.case, policy, moments_of(workload, policy, stage), cache)
+    return Pool(base=base, policy=policy, table=table, form=form, stage=stage)
+
+
+def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> ServeReport:
+    """Return the report of a deployment that can take the workload's requests one by one."""
+    workload, options = asked.workload, asked.options
+    arrivals, policy = workload.arrivals, asked.policy
+    pool = _pool(base, policy, workload, "decode" if prefill else "both")
     notes = (
         f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
         "latencies are the server's: no network, no tokenizer of the client",
     )
     unknown = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
-    policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
-    form = replicas_of(base.case, policy, moments_of(workload, policy), cache)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
-    steady = form.at(rate / replicas).row(0)
+    fleet = Fleet(decode=pool)
+    if prefill:
+        first = _pool(prefill, replace(policy, reserved_share=0.0), workload, "prefill")
+        fleet = Fleet(decode=pool, prefill=first, link=Link(asked.cluster, prefill.case, base.case, policy))
+    steady, empty = fleet.at(rate), fleet.at(0.0)
     report = ServeReport(
-        base=base, workload=workload, policy=policy, steady=steady,
-        empty=form.at(0.0).row(0), saturated=None, traces=(), options=options,
-        assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
+        base=base, workload=workload, policy=pool.policy, steady=steady, empty=empty, saturated=None, traces=(),
+        options=options, assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
+        prefill=PrefillReport(base=prefill, traces=()) if prefill else None,
     )  # fmt: skip
-    if base.fits and report.open_loop and steady.utilisation > _NEAR:
-        report = replace(report, saturated=_saturated(table, policy, cache, workload, int(form.prices.counts.max())))
+    fits = base.fits and (prefill is None or prefill.fits)
+    if fits and report.open_loop and steady.utilisation > _NEAR:
+        report = replace(report, saturated=fleet.saturated(workload))
     if report.saturated is not None and not report.hopeless:
         said = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
         report = replace(report, assumptions=(*report.assumptions, said))
-    if not base.fits or report.hopeless:
+    if not fits or report.hopeless:
         return report
-    traces = []
-    if arrivals.kind == "closed":
-        for index in range(replicas):
-            users = arrivals.users // replicas + (index < arrivals.users % replicas)
-            if users:
-                first, follow = _closed(workload, users, workload.count * users // arrivals.users, index)
-                traces.append(Replica(table, policy, cache, follow).run(first))
-    elif options.router == "least-loaded":
-        engines = [Replica(table, policy, cache) for _ in range(replicas)]
-        traces += _routed(requests_of(workload, workload.count), engines)
-    else:
-        for share in _shares(requests_of(workload, workload.count), replicas, options.router, workload.seed):
-            traces.append(Replica(table, policy, cache).run(share))
+    prompts, traces = fleet.run(workload, options.router)
+    if report.prefill:
+        report = replace(report, prefill=replace(report.prefill, traces=tuple(prompts)))
     return replace(report, traces=tuple(traces))

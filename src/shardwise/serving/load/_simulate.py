@@ -1,4 +1,4 @@
-"""Continuous batching of one replica, iteration by iteration, with macro steps.
+"""Continuous batching, iteration by iteration, with macro steps: one scheduler a group of attention data parallelism.
 
 Between two changes of the batch (an arrival that may be admitted, a piece of a prompt, the end of a request, a full
 cache) every decode step has the same sequences and each context grows by one token: such a run of steps is priced at
@@ -11,82 +11,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Literal
 
 from shardwise.serving.load._policy import Policy
+from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, Request, Trace
 from shardwise.serving.load._steps import StepTable
 
-CAUSES = ("slots", "cache", "step_tokens", "running_step")
-"""Why a request waits before its first piece: sequences, cache or step tokens are full, or a step is under way."""
-_SLOTS, _CACHE, _TOKENS, _STEP = range(4)
-
-
-class Request:
-    """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
-
-    __slots__ = (
-        "arrival", "cached_tokens", "end", "first", "input_tokens", "kept", "last_step", "made", "output_tokens",
-        "past", "preemptions", "running", "scheduled", "seen", "stamp", "target", "user", "waits",
-    )  # fmt: skip
-
-    def __init__(
-        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, user: int = -1
-    ) -> None:
-        self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
-        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), user
-        self.scheduled = self.first = self.end = -1.0
-        self.target, self.past, self.made, self.last_step = input_tokens, 0, 0, 0
-        self.running, self.preemptions, self.kept, self.stamp = False, 0, 0, 0
-        self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
-        self.seen: tuple[float, ...] = ()
-
-    @property
-    def ttft_seconds(self) -> float:
-        """Seconds from arrival to the first token."""
-        return self.first - self.arrival
-
-    @property
-    def e2e_seconds(self) -> float:
-        """Seconds from arrival to the last token."""
-        return self.end - self.arrival
-
-    @property
-    def queue_seconds(self) -> float:
-        """Seconds before the first piece of the prompt runs."""
-        return self.scheduled - self.arrival
-
-    @property
-    def tpot_seconds(self) -> float | None:
-        """Mean seconds of each token after the first; None where there is one token alone."""
-        return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+Stage = Literal["both", "prefill", "decode"]
+"""What a replica runs of a request: all of it, or what its pool is for."""
+Follow = Callable[[Request], Request | None]
 
 
 @dataclass(slots=True)
-class Trace:
-    """What a replica did over a simulation."""
+class Step:
+    """The next iteration of a scheduler, or so many decode steps alike: seconds of each, and tokens that run in it."""
 
-    finished: list[Request] = field(default_factory=list)
-    seconds: float = 0.0
-    busy_seconds: float = 0.0
-    iterations: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    running_seconds: float = 0.0
-    """Sequences times seconds, of all that run."""
-    most_running: int = 0
-    most_waiting: int = 0
-    cache_token_seconds: float = 0.0
-    most_cache_tokens: float = 0.0
-    gaps: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds between two tokens of a sequence, and of how many tokens."""
+    pieces: Sequence[tuple[Request, int]]
+    steps: int
+    seconds: float
+    tokens: int
 
 
-class Replica:
-    """One engine under load: `run` takes it to the end of its requests.
+class Scheduler:
+    """Queue, batch and cache of one group of ranks: `next_step` decides what runs, `run` books that it ran.
 
     `follow` gives the next request of a user of a closed loop when one has ended, None when there is no more.
     """
@@ -96,9 +46,11 @@ class Replica:
         table: StepTable,
         policy: Policy,
         cache_tokens: float,
-        follow: Callable[[Request], Request | None] | None = None,
+        follow: Follow | None = None,
+        stage: Stage = "both",
     ) -> None:
         self.table, self.policy, self.capacity, self.follow = table, policy, cache_tokens, follow
+        self.stage = stage
         self.now, self.step, self.horizon = 0.0, 0, math.inf
         self.pending: deque[Request] = deque()
         self.waiting: deque[Request] = deque()
@@ -109,56 +61,64 @@ class Replica:
         self.used, self.reserved = 0.0, 0.0
         self.allocated = self.admitted = 0
         self.clocks = [0.0] * len(CAUSES)
-        self.cause = _STEP
+        self.cause = STEP
         self.barred = False
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
         self.half = policy.block_tokens // 2
         self.trace = Trace()
 
-    def run(self, requests: Iterable[Request]) -> Trace:
-        """Return what happens until every request has ended; requests arrive in order."""
-        self.pending.extend(requests)
-        self.advance(math.inf)
-        self.trace.seconds = self.now
-        return self.trace
-
     @property
     def outstanding(self) -> int:
         """Requests that were sent here and have not ended."""
         return self.decoding + len(self.prompts) + len(self.waiting) + len(self.pending)
 
-    def advance(self, until: float) -> None:
-        """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""
-        self.horizon = until
-        while (self.now < until or until == math.inf) and self._arrive():
-            if self._overflows():
-                self._preempt()
-                continue
-            pieces = self._schedule()
-            self.barred = False
-            if pieces:
-                self._run_prompts(pieces)
-            else:
-                self._run_decodes()
+    @property
+    def first_end(self) -> float:
+        """When the first of the sequences that decode ends if nobody else comes, or an earlier time."""
+        seconds = self.table.decode(self.decoding, self.contexts / self.decoding)
+        return self.now + (self.ends[0][0] - self.step) * seconds
 
-    def _arrive(self) -> bool:
-        """Take in who has arrived, moving the clock where nothing runs; False when all is done."""
+    def take_in(self, now: float) -> bool:
+        """Take in who has arrived by a time; False where nothing runs or waits."""
+        self.now = now
         pending, waiting = self.pending, self.waiting
-        while True:
-            while pending and pending[0].arrival <= self.now + 1e-12:
-                request = pending.popleft()
-                request.seen = tuple(self.clocks)
-                # A step under way counts from the arrival to its end.
-                waiting.append(request)
-            if self.decoding or self.prompts or waiting:
-                self.trace.most_waiting = max(self.trace.most_waiting, len(waiting))
-                return True
-            if not pending:
-                return False
-            if pending[0].arrival > self.horizon:
-                return False
-            self.now = max(self.now, pending[0].arrival)
+        while pending and pending[0].ready <= now + 1e-12:
+            request = pending.popleft()
+            # A step under way counts from the arrival to its end.
+            request.seen = tuple(self.clocks)
+            waiting.append(request)
+        if self.decoding or self.prompts or waiting:
+            self.trace.most_waiting = max(self.trace.most_waiting, len(waiting))
+            return True
+        return False
+
+    def next_step(self, horizon: float) -> Step:
+        """Return what runs next, which is asked again by a time."""
+        self.horizon = horizon
+        while self._overflows():
+            self._preempt()
+        pieces = self._schedule()
+        self.barred = False
+        if not pieces:
+            return self._decode_step()
+        beside = self.decoding if self.policy.mixed else 0
+        context = self.contexts / beside if beside else 0.0
+        seconds = self.table.mixed(beside, context, [(tokens, request.past) for request, tokens in pieces])
+        return Step(pieces, 1, seconds, beside + sum(tokens for _, tokens in pieces))
+
+    def repriced(self, step: Step, steps: int) -> float:
+        """Return seconds of each of fewer decode steps than were planned."""
+        if step.pieces or steps == step.steps or not self.decoding:
+            return step.seconds
+        return self.table.decode(self.decoding, self.contexts / self.decoding + (steps - 1) / 2)
+
+    def run(self, step: Step, steps: int, seconds: float) -> None:
+        """Book so many iterations, each of so many seconds."""
+        if step.pieces:
+            self._run_prompts(step.pieces, seconds)
+        else:
+            self._run_decodes(steps, seconds)
 
     def _room(self) -> int:
         """Return the prompt tokens that a step has room for beside its decoding sequences."""
@@ -198,7 +158,9 @@ class Replica:
         self.barred = True
 
     def _hit_tokens(self, request: Request) -> int:
-        """Return the tokens of a prompt that the prefix cache has."""
+        """Return the tokens of a prompt that the prefix cache has, or that came from the pool that computed them."""
+        if request.remote and not request.preemptions:
+            return request.target - self.policy.recomputed_tokens
         if not self.policy.prefix_cache:
             return 0
         block = self.policy.block_tokens
@@ -218,48 +180,56 @@ class Replica:
             tokens = min(request.target - request.past, room)
             pieces.append((request, tokens))
             room -= tokens
-        self.cause = _STEP
+        self.cause = STEP
         while self.waiting:
-            tokens = self._admit(self.waiting[0], room, sum(tokens for _, tokens in pieces))
-            if not tokens:
+            request = self.waiting[0]
+            tokens = self._admit(request, room, sum(tokens for _, tokens in pieces))
+            if tokens < 0:
                 break
-            pieces.append((self.prompts[-1], tokens))
-            room -= tokens
+            if tokens:
+                pieces.append((request, tokens))
+                room -= tokens
+            else:
+                self.prompts.remove(request)
+                self._first_token(request)
+                room -= self.policy.mixed
         return pieces
 
     def _admit(self, request: Request, room: int, planned: int) -> int:
-        """Admit a waiting request and return the tokens of its first piece; 0 with the cause where it has to wait.
+        """Admit a waiting request and return the tokens of its first piece; -1 with the cause where it has to wait.
 
         `planned` are the prompt tokens that the step has already, which will need a place in the cache.
         """
         policy = self.policy
-        if policy.async_scheduling and request.arrival > self.decided and (self.decoding or len(self.prompts) > 0):
-            return 0
+        if policy.async_scheduling and request.ready > self.decided and (self.decoding or len(self.prompts) > 0):
+            return -1
         if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
-            self.cause = _CACHE if self.barred else _SLOTS
-            return 0
+            self.cause = CACHE if self.barred else SLOTS
+            return -1
         hit = self._hit_tokens(request)
         need = request.target - hit
-        if room <= 0 or (not policy.chunked and need > room and (planned or need <= policy.step_tokens)):
-            self.cause = _TOKENS
-            return 0
+        if need and (room <= 0 or (not policy.chunked and need > room and (planned or need <= policy.step_tokens))):
+            self.cause = TOKENS
+            return -1
         tokens = min(need, room) if policy.chunked else need
         future = policy.reserved_share * (request.output_tokens - request.made)
-        whole = policy.reserved_share or policy.whole_prompts
+        whole = policy.reserved_share or policy.whole_prompts or request.remote
         held = (request.target if whole else tokens + hit) + self.half
         taken = self.used + planned + self.decoding + self.reserved
         if (self.decoding or self.prompts) and taken + held + future > self.capacity:
-            self.cause = _CACHE
-            return 0
+            self.cause = CACHE
+            return -1
         self.waiting.popleft()
         self.prompts.append(request)
         if request.scheduled < 0:
             request.scheduled = self.now
             waits = [now - then for now, then in zip(self.clocks, request.seen, strict=True)]
             # Clocks advance by whole steps; what a request did not see of the step that ran when it came goes off.
-            waits[_STEP] += request.queue_seconds - sum(waits)
+            waits[STEP] += request.queue_seconds - sum(waits)
             request.waits = tuple(waits)
             self.trace.hit_tokens += hit
+        elif request.joined < 0:
+            request.joined = self.now
         else:
             self.trace.recomputed_tokens += need
         request.past = hit
@@ -280,11 +250,9 @@ class Replica:
         if self.waiting:
             self.clocks[self.cause] += seconds
 
-    def _run_prompts(self, pieces: Sequence[tuple[Request, int]]) -> None:
-        """Run one step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
+    def _run_prompts(self, pieces: Sequence[tuple[Request, int]], seconds: float) -> None:
+        """Book a step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
         beside = self.decoding if self.policy.mixed else 0
-        context = self.contexts / beside if beside else 0.0
-        seconds = self.table.mixed(beside, context, [(tokens, request.past) for request, tokens in pieces])
         if self.decoding:
             self.trace.gaps.append((seconds, beside))
         self._pass_time(seconds, seconds)
@@ -303,6 +271,11 @@ class Replica:
 
     def _first_token(self, request: Request) -> None:
         """Hand out the token that the end of a prompt gives, and let the request decode from there."""
+        if self.stage == "prefill":
+            self.used -= request.past + self.half
+            request.prefilled = self.now
+            self._end(request)
+            return
         request.made += 1
         if request.first < 0:
             request.first = self.now
@@ -320,8 +293,8 @@ class Replica:
         heappush(self.ends, (request.last_step, self.admitted, request))
         self.order.append(request)
 
-    def _run_decodes(self) -> None:
-        """Run decode steps until a sequence ends, the cache is full, or somebody who may be admitted arrives."""
+    def _decode_step(self) -> Step:
+        """Return decode steps until a sequence ends, the cache is full, or somebody who may be admitted arrives."""
         ends, table, count = self.ends, self.table, self.decoding
         while not ends[0][2].running or ends[0][2].last_step != ends[0][0]:
             heappop(ends)
@@ -331,15 +304,19 @@ class Replica:
             steps = max(int(free // count), 1)
         context = self.contexts / count
         seconds = table.decode(count, context)
-        if self.waiting and self.cause == _STEP:
+        if self.waiting and self.cause == STEP:
             steps = 1
         elif count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
-            until = min(self.pending[0].arrival if self.pending else math.inf, self.horizon) - self.now
+            until = min(self.pending[0].ready if self.pending else math.inf, self.horizon) - self.now
             if until < steps * seconds:
                 steps = max(1, math.ceil(until / seconds))
         if steps > 1:
             seconds = table.decode(count, context + (steps - 1) / 2)
-        self.trace.gaps.append((seconds, count * steps))
+        return Step((), steps, seconds, count)
+
+    def _run_decodes(self, steps: int, seconds: float) -> None:
+        """Book so many decode steps."""
+        self.trace.gaps.append((seconds, self.decoding * steps))
         self._pass_time(seconds * steps, seconds)
         self.trace.iterations += steps
         self._decoded(steps)
@@ -371,12 +348,12 @@ class Replica:
         if self.follow is not None:
             after = self.follow(request)
             if after is not None:
-                self._expect(after)
+                self.expect(after)
 
-    def _expect(self, request: Request) -> None:
+    def expect(self, request: Request) -> None:
         """Add a request that will arrive, in the order of arrivals."""
-        if not self.pending or self.pending[-1].arrival <= request.arrival:
+        if not self.pending or self.pending[-1].ready <= request.ready:
             self.pending.append(request)
             return
-        at = next(i for i, other in enumerate(self.pending) if other.arrival > request.arrival)
+        at = next(i for i, other in enumerate(self.pending) if other.ready > request.ready)
         self.pending.insert(at, request)

@@ -12,7 +12,7 @@ tests/serving/test_steady.py. Formulas of one n are generic over numbers, so tha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Generic, cast
 
@@ -239,7 +239,7 @@ class Replicas:
         for _ in range(_ROUNDS):
             prompt = self._shared(arrivals)
             load = np.minimum(rate * prompt, _FULL)
-            more = prompt * arrivals / -np.expm1(-arrivals)
+            more = prompt * arrivals / -np.expm1(-np.maximum(arrivals, 1e-12))
             arrivals = rate * (p.decode / (1 - load) if policy.mixed else more)
         return BatchLoad(
             rate=rate, decode=p.decode, prompt=prompt, first_prompt=prompt if policy.mixed else first,
@@ -318,6 +318,26 @@ class Replicas:
         chance = whole * likely[:, -1] / ((likely * self._weights).sum(axis=-1) + beyond)
         factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
         return chance * tail / (1 - tail) ** 2 * factor / rate
+
+
+def chained(
+    prefill: Steady[float], decode: Steady[float], sent_seconds: float, prefill_share: float, policy: Policy
+) -> Steady[float]:
+    """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
+
+    Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of
+    its own where the pool that decodes makes the first token.
+    """
+    steps = 0.5 + bool(policy.recomputed_tokens) * (1.0 + policy.async_scheduling)
+    joining = decode.waiting_seconds + steps * decode.tpot_seconds
+    ttft = prefill.ttft_seconds + sent_seconds + joining
+    return replace(
+        decode,
+        capacity=min(prefill.capacity * prefill_share, decode.capacity),
+        ttft_seconds=ttft,
+        e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
+        waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,
+    )
 
 
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:

@@ -39,11 +39,12 @@ def grid(most: float, each: int, first: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Columns of steps: seconds of all, of what reads or writes the cache, of sampling."""
+    """Columns of steps: seconds of all, of what reads or writes the cache, of sampling, of products of experts."""
 
     seconds: Any
     cached: Any
     sampling: Any
+    experts: Any
 
 
 def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, context: Any) -> _Prices:
@@ -54,7 +55,8 @@ def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, contex
     costs = replace(engine_cost_model(case, sizes), decoding=phase == "decode")
     cost = step_cost(case, sizes, step, costs)
     count = len(context)
-    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling)
+    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
+    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling, experts)
     return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
 
 
@@ -97,6 +99,8 @@ class StepTable:
         every = numpy.arange(step_tokens + self.max_sequences + 1)
         linear = found.seconds - found.cached - found.sampling
         seconds = numpy.interp(numpy.clip(every, 1, step_tokens), tokens, linear)
+        self.experts: list[float] = numpy.interp(every, tokens, found.experts, left=0.0).tolist()
+        """Seconds of products of experts by the tokens of a step."""
         half = max(step_tokens // 2, 1)
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
         beyond = numpy.maximum(every - step_tokens, 0)

@@ -1,0 +1,368 @@
+"""Replicas whose groups step together, the routers before them, and pools that compute prompts apart from answers.
+
+Groups of attention that share experts exchange tokens in every layer: they step together and the slowest decides.
+Decode steps are padded to the fullest group (vLLM vllm/v1/worker/dp_utils.py coordinate_batch_across_dp, SGLang
+srt/managers/scheduler_dp_attn_mixin.py); in steps with prompts experts take the tokens of all groups, unpadded.
+
+A pool of prefill workers computes prompts and sends their cache to a decode pool (arXiv:2401.09670, arXiv:2311.18677);
+what of it is sent after the prompt, and whose the first token is, are fields of a `Policy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from random import Random
+from typing import Any, Literal
+
+from shardwise.cost import Network, collective_seconds, network_of, with_peers
+from shardwise.hardware import Cluster
+from shardwise.plans import Workload
+from shardwise.serving._case import ServingCase
+from shardwise.serving._memory import caches_of, stage_cache
+from shardwise.serving._report import InferReport
+from shardwise.serving._sizes import PipelineStage, sizes_of
+from shardwise.serving.load._policy import Policy
+from shardwise.serving.load._requests import Request, Trace
+from shardwise.serving.load._simulate import Follow, Scheduler, Stage
+from shardwise.serving.load._steady import Replicas, Steady, chained
+from shardwise.serving.load._steps import StepTable
+
+Router = Literal["round-robin", "random", "least-loaded"]
+ROUTERS: tuple[Router, ...] = ("round-robin", "random", "least-loaded")
+
+
+class Replica:
+    """One engine under load: the groups of its attention step together."""
+
+    def __init__(
+        self,
+        table: StepTable,
+        policy: Policy,
+        cache_tokens: float,
+        groups: int = 1,
+        follow: Follow | None = None,
+        stage: Stage = "both",
+    ) -> None:
+        self.table = table
+        self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
+        self.now = 0.0
+        self.horizon = math.inf
+
+    def run(self, requests: Iterable[Request]) -> list[Trace]:
+        """Return what happens until every request has ended; they arrive in order, at one group after another."""
+        for index, request in enumerate(requests):
+            self.groups[index % len(self.groups)].expect(request)
+        return self.finish()
+
+    def finish(self) -> list[Trace]:
+        """Return what each group did when all that was sent here has ended."""
+        self.advance(math.inf)
+        for group in self.groups:
+            group.trace.seconds = self.now
+        return [group.trace for group in self.groups]
+
+    @property
+    def next_seconds(self) -> float:
+        """When something next runs here, infinite where all is done."""
+        if any(g.decoding or g.prompts or g.waiting for g in self.groups):
+            return self.now
+        return max(self.now, min((g.pending[0].ready for g in self.groups if g.pending), default=math.inf))
+
+    @property
+    def next_end(self) -> float:
+        """A time before which no request ends here: that of the first end if nobody else came."""
+        if any(g.prompts or g.waiting for g in self.groups):
+            return self.now
+        return min((g.first_end for g in self.groups if g.decoding), default=math.inf)
+
+    def advance(self, until: float) -> None:
+        """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""
+        self.horizon = until
+        while self.now < self.horizon:
+            busy = [group for group in self.groups if group.take_in(self.now)]
+            if not busy:
+                at = self.next_seconds
+                if at > self.horizon or at == math.inf:
+                    return
+                self.now = at
+                continue
+            if len(busy) == 1 == len(self.groups):
+                step = busy[0].next_step(self.horizon)
+                busy[0].run(step, step.steps, step.seconds)
+            else:
+                self._together(busy)
+            self.now = busy[0].now
+
+    def _together(self, busy: list[Scheduler]) -> None:
+        """Run a step of every group that has work, each as long as that of the slowest."""
+        arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
+        horizon = min(self.horizon, *arrivals, math.inf)
+        steps = [(group, group.next_step(horizon)) for group in busy]
+        count = min(step.steps for _, step in steps)
+        if any(step.pieces for _, step in steps):
+            experts = self.table.experts
+            own = max(step.seconds - experts[step.tokens] for _, step in steps)
+            seconds = own + experts[round(sum(step.tokens for _, step in steps) / len(self.groups))]
+        else:
+            seconds = max(group.repriced(step, count) for group, step in steps)
+        for group, step in steps:
+            group.run(step, count, seconds)
+
+
+def attention_groups(base: InferReport) -> int:
+    """Return the groups of attention data parallelism that share the experts of a replica."""
+    plan = base.plan
+    return max(plan.ep * plan.etp // plan.tp, 1) if base.case.model.has_experts else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Replicas of one engine and layout: what prices their steps, how they schedule, and what they run of a request."""
+
+    base: InferReport
+    policy: Policy
+    table: StepTable
+    form: Replicas
+    stage: Stage = "both"
+
+    @property
+    def groups(self) -> int:
+        """Groups of attention that share the experts of a replica."""
+        return attention_groups(self.base)
+
+    @property
+    def many(self) -> int:
+        """Groups of all replicas."""
+        return self.base.plan.dp
+
+    def saturated(self, workload: Workload) -> float:
+        """Return requests a second of all replicas with full queues.
+
+        Four times as many requests as run at once, so that the middle half has neither the filling nor the draining.
+        """
+        most = int(self.form.prices.counts.max())
+        count = min(max(4 * most, 400) * self.groups, max(20_000, 400 * self.groups))
+        requests = [Request(0.0, tokens, made, cached) for tokens, made, cached in islice(workload.draws(), count)]
+        for request in requests:
+            request.remote = self.stage == "decode"
+        traces = self.replica().run(requests)
+        ends = sorted(request.end for trace in traces for request in trace.finished)
+        first, last = len(ends) // 4, 3 * len(ends) // 4
+        return (last - first) / max(ends[last] - ends[first], 1e-12) * self.many / self.groups
+
+    def start(self, follow: Follow | None = None) -> list[Replica]:
+        """Return the replicas, idle."""
+        return [self.replica(follow) for _ in range(max(self.base.plan.dp // self.groups, 1))]
+
+    def replica(self, follow: Follow | None = None) -> Replica:
+        """Return one replica, idle."""
+        return Replica(self.table, self.policy, float(self.base.kv_cache_tokens), self.groups, follow, self.stage)
+
+
+class Routing:
+    """Sends requests to the groups of some replicas."""
+
+    def __init__(self, engines: list[Replica], router: Router, seed: int) -> None:
+        self.engines, self.router, self.sent = engines, router, 0
+        self.every = [group for engine in engines for group in engine.groups]
+        self.random = Random(f"router {seed}")
+
+    def group(self, at: float) -> Scheduler:
+        """Return the group that a request goes to; to look at loads all that happens before is simulated first.
+
+        vLLM production stack and SGLang's router call it least loaded; ties go to the first.
+        """
+        self.sent += 1
+        if self.router == "random":
+            return self.every[self.random.randrange(len(self.every))]
+        if self.router == "round-robin":
+            return self.every[(self.sent - 1) % len(self.every)]
+        for engine in self.engines:
+            engine.advance(at)
+        return min(self.every, key=lambda one: one.outstanding)
+
+    def send(self, request: Request) -> None:
+        """Give a request to a group."""
+        self.group(request.ready).expect(request)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way of a cache from the workers of one pool to those of another, over the network of a cluster."""
+
+    cluster: Cluster
+    source: ServingCase
+    target: ServingCase
+    policy: Policy
+
+    @cached_property
+    def _stages(self) -> tuple[Any, tuple[PipelineStage[float], ...]]:
+        sizes = sizes_of(self.target.model, self.target.plan, self.target.job, self.target.domains)
+        return caches_of(self.target, sizes), sizes.stages
+
+    def size_bytes(self, tokens: float) -> float:
+        """Return bytes that are sent of a prompt: what all ranks of a worker of the decode pool keep of it.
+
+        Heads that ranks share and latents, of which every rank has all, are sent to each.
+        """
+        caches, stages = self._stages
+        return self.target.plan.tp * sum(float(stage_cache(caches, one, tokens)) for one in stages)
+
+    def seconds(self, tokens: float) -> float:
+        """Return seconds from the end of a prompt to the arrival of its cache where links are idle.
+
+        Every rank of the pool with the smaller workers sends or takes an equal part.
+        """
+        if self.policy.transfer == "chunk":
+            tokens = (tokens - 1) % self.policy.step_tokens + 1
+        ranks = min(plan.tp * plan.pp for plan in (self.source.plan, self.target.plan))
+        return float(collective_seconds(self._network, "send", self.size_bytes(tokens) / ranks, self._span))
+
+    @cached_property
+    def _network(self) -> Network[Any]:
+        return with_peers(network_of(self.cluster, self.source.efficiencies))
+
+    @cached_property
+    def _span(self) -> tuple[int, ...]:
+        """Two devices that only the tier joins which holds both pools."""
+        return tuple(1 if tier.size < self.cluster.num_devices else 2 for tier in self.cluster.tiers)
+
+
+class Pools:
+    """A prefill and a decode pool under one clock: `run` takes them to the end of their requests."""
+
+    def __init__(
+        self, pools: tuple[Pool, Pool], link: Link, routing: tuple[Router, int], follow: Follow | None
+    ) -> None:
+        (prefill, decode), (router, seed) = pools, routing
+        self.link, self.follow = link, follow
+        self.prefill, self.decode = prefill.start(), decode.start()
+        self.entry, self.exit = Routing(self.prefill, router, seed), Routing(self.decode, router, seed + 1)
+        self.free: dict[int, float] = {}
+        """When the links of a worker are idle again."""
+        for engine in self.prefill:
+            for group in engine.groups:
+                group.follow = self._sent_by(engine)
+        for engine in self.decode:
+            for group in engine.groups:
+                group.follow = self._asked_after(engine) if follow else None
+
+    def _sent_by(self, engine: Replica) -> Follow:
+        def hand_over(request: Request) -> None:
+            group = self.exit.group(request.prefilled)
+            taker = next(id(one) for one in self.decode if group in one.groups)
+            start = max(request.prefilled, self.free.get(id(engine), 0.0), self.free.get(taker, 0.0))
+            request.ready = self.free[id(engine)] = self.free[taker] = start + self.link.seconds(request.input_tokens)
+            request.remote, request.past, request.target = True, 0, request.input_tokens
+            group.expect(request)
+
+        return hand_over
+
+    def _asked_after(self, engine: Replica) -> Follow:
+        def ask(ended: Request) -> None:
+            after = self.follow(ended) if self.follow else None
+            if after is not None:
+                engine.horizon = ended.end
+                self.entry.send(after)
+
+        return ask
+
+    def run(self, requests: Iterable[Request]) -> tuple[list[Trace], list[Trace]]:
+        """Return what the groups of both pools did; whichever engine is next takes a step."""
+        for request in requests:
+            self.entry.send(request)
+        while True:
+            first = min(self.prefill, key=lambda one: one.next_seconds)
+            last = min(self.decode, key=lambda one: one.next_seconds)
+            if first.next_seconds <= last.next_seconds:
+                if first.next_seconds == math.inf:
+                    break
+                first.advance(math.nextafter(first.next_seconds, math.inf))
+                continue
+            until = first.next_seconds
+            if self.follow is not None:
+                until = min(until, *(one.next_end for one in self.decode if one is not last), math.inf)
+            last.advance(max(until, math.nextafter(last.next_seconds, math.inf)))
+        every = [[trace for engine in pool for trace in engine.finish()] for pool in (self.prefill, self.decode)]
+        return every[0], every[1]
+
+
+def requests_of(workload: Workload, count: int) -> Iterator[Request]:
+    """Yield the requests of an open loop or a burst, by arrival."""
+    times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
+    for at, (tokens, made, cached) in zip(times, workload.draws(), strict=False):
+        yield Request(at, tokens, made, cached)
+
+
+def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Follow]:
+    """Return the first requests of a replica's users, and what gives a user's next one."""
+    draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), workload.arrivals.think_seconds
+    issued = min(users, count)
+
+    def made(at: float, user: int) -> Request:
+        tokens, out, cached = next(draws)
+        return Request(at, tokens, out, cached, user)
+
+    def follow(ended: Request) -> Request | None:
+        nonlocal issued
+        if issued >= count:
+            return None
+        issued += 1
+        return made(ended.end + think, ended.user)
+
+    return [made(0.0, user) for user in range(issued)], follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """All replicas of a deployment: one pool, or one that computes prompts before one that decodes."""
+
+    decode: Pool
+    prefill: Pool | None = None
+    link: Link | None = None
+
+    def at(self, rate: float) -> Steady[float]:
+        """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
+        many = self.decode.many
+        found = self.decode.form.at(rate / many).row(0)
+        if self.prefill is None or self.link is None:
+            return found
+        first = self.prefill.form.at(rate / self.prefill.many).row(0)
+        sent = self.link.seconds(self.prefill.form.moments.input_tokens)
+        return chained(first, found, sent, self.prefill.many / many, self.decode.policy)
+
+    def saturated(self, workload: Workload) -> float:
+        """Return requests a second of a group of the pool that decodes, where the queue before it is full."""
+        served = (pool.saturated(workload) for pool in (self.decode, self.prefill) if pool)
+        return min(served) / self.decode.many
+
+    def run(self, workload: Workload, router: Router) -> tuple[list[Trace], list[Trace]]:
+        """Return what the groups of both pools did under a workload; none computes prompts apart in one pool."""
+        closed = workload.arrivals.kind == "closed"
+        if self.prefill is None or self.link is None:
+            return [], self._together(workload, router)
+        requests, follow = requests_of(workload, workload.count), None
+        if closed:
+            first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0)
+            requests = iter(first)
+        return Pools((self.prefill, self.decode), self.link, (router, workload.seed), follow).run(requests)
+
+    def _together(self, workload: Workload, router: Router) -> list[Trace]:
+        """Return what the groups of one pool did; users of a closed loop stay with their group."""
+        engines, arrivals = self.decode.start(), workload.arrivals
+        if arrivals.kind == "closed":
+            every = [group for engine in engines for group in engine.groups]
+            for index, group in enumerate(every):
+                users = arrivals.users // len(every) + (index < arrivals.users % len(every))
+                if users:
+                    first, group.follow = closed_loop(workload, users, workload.count * users // arrivals.users, index)
+                    group.pending.extend(first)
+        else:
+            routing = Routing(engines, router, workload.seed)
+            for request in requests_of(workload, workload.count):
+                routing.send(request)
+        return [trace for engine in engines for trace in engine.finish()]

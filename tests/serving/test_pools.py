@@ -1,0 +1,189 @@
+"""Pools that compute prompts before pools that decode, and groups of attention that step together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from command_line import run
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
+from shardwise.serving import ServingOptions, infer
+from shardwise.serving.load import LoadOptions, Replica, Request, ServeReport, StepTable, prefill_plan, serve
+from shardwise.serving.load._fleet import Link
+
+ENGINES = ("vllm", "sglang", "tensorrt-llm")
+
+
+def workload(rate: float = 0.0, count: int = 300, **more: Any) -> Workload:
+    """Return requests of 1,000 tokens in and 100 out, Poisson at a rate unless said otherwise."""
+    fields = {"input_tokens": Length(mean=1000), "output_tokens": Length(mean=100), "arrivals": Arrivals(rate=rate)}
+    return Workload(**{**fields, "count": count, **more})
+
+
+@cache
+def pools(engine: str, asked: Workload, prefill: int, decode: int = 1) -> ServeReport:
+    """Return Llama-3.1-8B on so many H100 that compute prompts, 0 for none apart, and so many that decode."""
+    options = LoadOptions(serving=ServingOptions(engine=engine), prefill=Plan(dp=prefill) if prefill else None)
+    cluster = Cluster.parse(f"{prefill + decode}xh100-sxm-80gb")
+    return serve(load_model("llama-3.1-8b"), cluster, Plan(dp=decode), asked, None, options)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_request_passes_a_prompt_a_transfer_and_decode_steps(engine: str) -> None:
+    """A single request takes what `infer` says of its prompt and of its decode steps, and the transfer between."""
+    job = Serving(batch=1, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1)
+    alone = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), job, ServingOptions(engine=engine))
+    one = pools(engine, workload(count=1, arrivals=Arrivals(kind="burst")), 1).requests[0]
+    assert one.prompt_seconds == pytest.approx(alone.ttft_seconds, rel=0.02)
+    assert one.transfer_seconds > 0
+    # vLLM's decode worker makes the first token: it runs the last token of the prompt again.
+    own = one.first - one.ready
+    assert own == (pytest.approx(alone.tpot_seconds, rel=0.25) if engine == "vllm" else 0.0)
+    assert one.tpot_seconds == pytest.approx(alone.tpot_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_prefill_pool_is_a_server_of_prompts(engine: str) -> None:
+    """Requests wait for their prompt as on one replica that makes a single token for each."""
+    apart = pools(engine, workload(20.0), 1)
+    alone = pools(engine, workload(20.0, output_tokens=Length(mean=1)), 0)
+    for one, other in zip(
+        sorted(apart.requests, key=lambda r: r.arrival), sorted(alone.requests, key=lambda r: r.arrival), strict=True
+    ):
+        assert one.queue_seconds == pytest.approx(other.queue_seconds, abs=1e-9)
+        assert one.prefilled - one.arrival == pytest.approx(other.ttft_seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("closed", [False, True])
+def test_pools_conserve_work_and_time(engine: str, closed: bool) -> None:
+    """Every prompt is computed once and every token made; parts of a request add up to its seconds (Little's law)."""
+    found = pools(engine, workload(arrivals=Arrivals(kind="closed", users=32)) if closed else workload(20.0), 1, 2)
+    assert len(found.requests) == 300
+    assert found.prefill is not None
+    assert sum(t.prompt_tokens for t in found.prefill.traces) == 300 * 1000
+    assert sum(t.prompt_tokens for t in found.traces) == (300 if engine == "vllm" else 0)
+    for r in found.requests:
+        assert r.arrival <= r.scheduled < r.prefilled < r.ready <= r.joined <= r.first < r.end
+    resident = sum(r.prefilled - r.scheduled for r in found.requests)
+    assert sum(t.running_seconds for t in found.prefill.traces) == pytest.approx(resident, rel=1e-9)
+    resident = sum(r.end - r.joined for r in found.requests)
+    assert sum(t.running_seconds for t in found.traces) == pytest.approx(resident, rel=1e-9)
+
+
+@settings(max_examples=4, deadline=None)
+@given(rate=st.floats(5.0, 35.0), seed=st.integers(0, 99), engine=st.sampled_from(ENGINES))
+def test_more_workers_of_either_pool_never_raise_a_percentile(rate: float, seed: int, engine: str) -> None:
+    """Twice the prefill workers, or twice those that decode, have no higher mean or percentile of any latency.
+
+    But for the step that is under way when a cache arrives.
+    """
+    asked = workload(rate, seed=seed)
+    few = pools(engine, asked, 1, 1)
+    for more in (pools(engine, asked, 2, 1), pools(engine, asked, 1, 2)):
+        for metric in ("ttft", "tpot", "e2e") if few.stable else ():
+            for name, seconds in more.latencies[metric].items():
+                step = few.latencies["itl"]["mean"] if metric == "ttft" else 0.0
+                assert seconds <= few.latencies[metric][name] * 1.02 + step, (metric, name)
+
+
+def test_decode_steps_without_prompts_are_steady() -> None:
+    """Pools exist so that no prompt stops a decode step: the largest gap between tokens is far smaller."""
+    together, apart = pools("vllm", workload(15.0), 0, 2), pools("vllm", workload(15.0), 1, 1)
+    assert apart.latencies["itl"]["p99"] < 0.5 * together.latencies["itl"]["p99"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "per_token"), [("llama-3.1-8b", 2, 2 * 32 * 8 * 128 * 2), ("deepseek-v3", 8, 8 * 61 * 576 * 2)]
+)
+def test_what_is_sent_is_what_ranks_keep(model: str, tp: int, per_token: int) -> None:
+    """Bytes are those of the cache of a prompt on all ranks: heads once, latents (which ranks do not share) each."""
+    count = 16 if tp == 8 else 4
+    job = Serving(batch=1, input_tokens=1000, output_tokens=10)
+    plan = Plan(tp=tp, dp=1)
+    case = infer(load_model(model), Cluster.parse(f"{tp}xh200-sxm-141gb"), plan, job).case
+    policy = pools("vllm", workload(1.0, 20), 1).policy
+    link = Link(Cluster.parse(f"{count}xh200-sxm-141gb"), case, case, policy)
+    assert link.size_bytes(1000) == 1000 * per_token
+    # Chunk by chunk only the last one is left when the prompt ends.
+    chunked = Link(link.cluster, case, case, replace(policy, transfer="chunk", step_tokens=512))
+    assert chunked.seconds(1000) == pytest.approx(link.seconds(1000 - 512), rel=1e-12)
+    assert link.seconds(2000) > link.seconds(1000) > 0
+
+
+@cache
+def table() -> tuple[StepTable, Any]:
+    """Return the prices and the policy of a dense model."""
+    found = pools("vllm", workload(1.0, 20), 0)
+    return StepTable(found.base.case, 256, found.policy.step_tokens, 4096), found.policy
+
+
+@settings(max_examples=10, deadline=None)
+@given(groups=st.sampled_from((2, 4)), gap=st.floats(0.01, 0.1), seed=st.integers(0, 9))
+def test_groups_that_step_together_are_no_faster(groups: int, gap: float, seed: int) -> None:
+    """Groups in lockstep wait for the slowest: no mean latency is below that of groups on their own."""
+    prices, policy = table()
+
+    def asked() -> list[Request]:
+        return [Request(i * gap / groups, 200 + 37 * ((i + seed) % 11), 50 + i % 7) for i in range(120)]
+
+    joined, alone = asked(), asked()
+    Replica(prices, policy, 1e9, groups).run(joined)
+    for index in range(groups):
+        Replica(prices, policy, 1e9).run(alone[index::groups])
+    for one in (joined, alone):
+        assert all(r.end > 0 for r in one)
+    assert sum(r.e2e_seconds for r in joined) >= sum(r.e2e_seconds for r in alone) * 0.999
+
+
+def test_equal_groups_in_lockstep_are_as_fast_as_one() -> None:
+    """Where every group does the same at the same time, nobody waits for another."""
+    prices, policy = table()
+    joined = [Request(0.3 * (i // 4), 500, 40) for i in range(80)]
+    alone = [Request(0.3 * i, 500, 40) for i in range(20)]
+    Replica(prices, policy, 1e9, 4).run(joined)
+    Replica(prices, policy, 1e9).run(alone)
+    assert [r.end for r in joined[::4]] == pytest.approx([r.end for r in alone], rel=1e-12)
+
+
+def test_experts_that_groups_share_make_them_wait() -> None:
+    """Attention data parallelism with shared experts is slower under load than its steps alone say."""
+    model, cluster = load_model("deepseek-v2-lite"), Cluster.parse("4xh200-sxm-141gb")
+    plan = Plan(dp=4, ep=4)
+    asked = workload(40.0, 400, output_tokens=Length(kind="lognormal", mean=100, cv=0.8))
+    found = serve(model, cluster, plan, asked)
+    assert found.groups == 4
+    assert found.replicas == 1
+    assert found.latencies["tpot"]["mean"] > 1.02 * found.empty.tpot_seconds
+    assert all(math.isclose(t.seconds, found.traces[0].seconds) for t in found.traces)
+
+
+def test_a_prefill_plan_is_that_of_the_replicas_unless_it_is_told() -> None:
+    """A pool takes the degrees of the decode pool; experts wider than a worker's tp are groups of attention."""
+    assert prefill_plan(Plan(tp=4, pp=2, dp=3), 2) == Plan(tp=4, pp=2, dp=2)
+    assert prefill_plan(Plan(tp=8), 2, tp=1, ep=4) == Plan(tp=1, dp=8, ep=4)
+
+
+BAD = (
+    ("--prefill-tp 2", "prefill_tp"),
+    ("--prefill-workers 4", "prefill_workers"),
+    ("--prefill-workers 1 --prefill-tp 3", "prefill_tp"),
+    ("--prefill-workers 1 --prefill-ep 2", "prefill_ep"),
+)
+
+
+@pytest.mark.parametrize(("words", "field"), BAD)
+def test_bad_pools_are_errors(words: str, field: str) -> None:
+    """A pool that does not exist, leaves no device, or cannot be laid out is an error of its own flag."""
+    done = run(*f"serve llama-3.1-8b --on 4xh100 --rate 2/s {words} --json".split())
+    assert done.status == 2
+    assert field in done.fields
+    assert all(name.startswith("prefill_") for name in done.fields)
