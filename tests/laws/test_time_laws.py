@@ -15,7 +15,7 @@ from laws.strategies import ANY, ORDERS, Wanted, cases, cluster_of, problems_of,
 from shardwise.hardware import Cluster, device_names, find_device
 from shardwise.ledger.op import Collective
 from shardwise.models import load_model
-from shardwise.ops.fold import CostModel, messages
+from shardwise.ops.overlap import CostModel, messages
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import TrainingCase, train
 from shardwise.training._step import StageSeconds, StepSeconds

@@ -43,7 +43,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe")
 def _model(kind: str, layers: int = 8) -> Model:
     mixer = {"dense": DENSE, "latent": LATENT}.get(kind, GROUPED)
     plain = Block(mixers=(mixer,), feed_forward=MLP(ffn=4096))
-    sparse = replace(plain, feed_forward=EXPERTS) if kind in ("experts", "latent") else plain
+    sparse = replace(plain, feed_forward=EXPERTS) if kind in ("experts", "between nodes", "latent") else plain
     mtp = (sparse,) if kind == "latent" else ()
     blocks = (plain,) * 2 + (sparse,) * (layers - 2)
     return Model(name=kind, family="llama", hidden=1024, vocab=32000, layers=blocks, tied=kind == "dense", mtp=mtp)
@@ -53,7 +53,9 @@ def _rows(kind: str, space: SearchSpace, *, devices: int = 32, batch: int = 48, 
     cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
     tuned: dict[str, Any] = {"adapter": "lora", "base": "nf4"} if kind == "adapters" else {}
     job = Training(seq_len=1024, global_batch=batch, **tuned)
-    return work_of(_model(kind, layers), cluster, job, space, EXPLORE).grid
+    # Its expert messages hide behind another micro-batch where they leave the node, under some schedules.
+    stack = "megatron-bridge" if kind == "between nodes" else EXPLORE.stack
+    return work_of(_model(kind, layers), cluster, job, space, replace(EXPLORE, stack=stack)).grid
 
 
 EXPLORE = SearchOptions(explore=True)
@@ -69,10 +71,20 @@ WIDE = SearchSpace(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
 )
 def test_a_plan_of_a_mesh_is_that_plan(kind: str, pruned: bool) -> None:
     """A plan evaluated in a evaluator has the memory and the time of `train`, to one part in a billion."""
-    grid = _rows(kind, WIDE)
+    assert _agreeing(_rows(kind, WIDE), pruned, 12) >= 300
+
+
+def test_experts_hide_under_the_schedules_under_which_they_do() -> None:
+    """Messages of experts that hide between nodes under interleaving alone do so in a search as in `train`."""
+    space = SearchSpace(schedule=("1f1b", "interleaved"), recompute=("none",), sharding=("zero1",), tp=upto(1))
+    assert _agreeing(_rows("between nodes", space), False, 4) >= 12
+
+
+def _agreeing(grid: PlanGrid, pruned: bool, most: int) -> int:
+    """Check plans of some chunks of a space against `train`; return how many."""
     evaluator, drawn, seen = Evaluator(grid, SearchTask(grid, SearchOptions()).limit_bytes, prune=pruned), Random(7), 0
     parts = grid.chunks(200)
-    for start, end in drawn.sample(parts, min(len(parts), 12)):
+    for start, end in drawn.sample(parts, min(len(parts), most)):
         for batch in evaluator.batches(start, end):
             chosen = np.flatnonzero(batch.fits).tolist()
             for i in drawn.sample(chosen, min(6, len(chosen))):
@@ -83,7 +95,7 @@ def test_a_plan_of_a_mesh_is_that_plan(kind: str, pruned: bool) -> None:
                 assert batch.device_bytes.ravel()[i] == pytest.approx(report.device_bytes, rel=1e-9), plan
                 assert brute.fits(report)
                 seen += 1
-    assert seen >= 300
+    return seen
 
 
 SMALL = {

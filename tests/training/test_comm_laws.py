@@ -19,7 +19,7 @@ from shardwise.plans import CONTEXT_KINDS, Plan, Training
 from shardwise.plans._placement import GROUPS, named_groups
 from shardwise.training import CommReport, TrainingCase, comm
 from shardwise.training._comm import TITLES
-from shardwise.training._waits import axis_seconds
+from shardwise.training._step import axis_seconds
 from shardwise.training._wires import group_array, stage_of_ranks
 
 SMALL = Wanted(max_devices=256)
@@ -53,7 +53,7 @@ def test_seconds_are_those_of_the_training_report(case: TrainingCase) -> None:
     """Exposed and hidden seconds of the axes add up to those that the step is made of; so do the messages' own."""
     found = CommReport(report=report(case))
     evaluation = found.report.evaluation
-    for seconds, name in zip(axis_seconds(evaluation), ("exposed_seconds", "hidden_seconds"), strict=True):
+    for seconds, name in zip(axis_seconds(evaluation.step), ("exposed_seconds", "hidden_seconds"), strict=True):
         for parent, wanted in seconds.items():
             ours = sum(getattr(a, name) for a in found.axes.values() if TITLES[a.name][1] == parent)
             assert ours == pytest.approx(wanted, rel=1e-6, abs=1e-9), (parent, name)

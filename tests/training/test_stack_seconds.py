@@ -17,8 +17,8 @@ from shardwise.ops.core import Core, exchange_copies
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import Options, TrainReport, train
-from shardwise.training._step import covering_passes
-from shardwise.training._waits import axis_seconds
+from shardwise.training._overlap import covering_passes
+from shardwise.training._step import axis_seconds
 
 JOB = Training(seq_len=4096, global_batch=128)
 DENSE = Plan(tp=4, dp=0, micro_batch=1, sequence_parallel=True, sharding="distributed-optimizer")
@@ -72,7 +72,7 @@ def test_copies_of_the_update_cost_bytes_of_the_shard() -> None:
 def test_user_buffers_hide_messages_of_tensor_parallelism() -> None:
     """Pipelined with products, messages wait for a part at least and less than they did; nothing is sent less."""
     apart, beside = (ask("megatron", overlap_tensor=on) for on in (False, True))
-    waits, hidden = zip(*(axis_seconds(r.evaluation) for r in (apart, beside)), strict=True)
+    waits, hidden = zip(*(axis_seconds(r.evaluation.step) for r in (apart, beside)), strict=True)
     assert 0 < waits[1]["tp"] < waits[0]["tp"]
     assert hidden[1]["tp"] > hidden[0]["tp"]
     assert beside.step_seconds < apart.step_seconds
@@ -86,7 +86,7 @@ def test_expert_messages_hide_beside_another_micro_batch(when: str, ep: int, hid
     """Messages to experts run beside compute where the stack does that: always, or where they leave the node."""
     plan = replace(MIXTURE, ep=ep)
     apart, beside = (ask("megatron", plan, "qwen3-30b-a3b", overlap_experts=w) for w in ("never", when))
-    waits = [axis_seconds(r.evaluation)[0]["ep"] for r in (apart, beside)]
+    waits = [axis_seconds(r.evaluation.step)[0]["ep"] for r in (apart, beside)]
     assert (waits[1] < waits[0]) == hides
     assert (beside.step_seconds < apart.step_seconds) == hides
 

@@ -26,9 +26,9 @@ from shardwise.ops import (
     train_flops,
 )
 from shardwise.ops.count import Line, lines
-from shardwise.ops.fold import CostModel, messages
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
+from shardwise.ops.overlap import CostModel, messages
 from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, spans, tuning_of
 from shardwise.plans.laws import plan_problems
 from shardwise.training._blocks import checkpoints

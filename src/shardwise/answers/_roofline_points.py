@@ -37,7 +37,7 @@ from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.training import TrainReport
 from shardwise.training._evaluate import machine_of
 from shardwise.training._ledger import Lines, ledger_of
-from shardwise.training._waits import slowest_stage
+from shardwise.training._step import slowest_stage
 
 Bound = Literal["compute", "memory", "start"]
 _NO_LIMIT = 1e30
@@ -272,7 +272,7 @@ def _trained(
 def _of_training(report: TrainReport) -> Roofline:
     """Return the operators of one device of the slowest stage, all micro-batches of a step together."""
     case, e = report.case, report.evaluation
-    index = slowest_stage(e)
+    index = slowest_stage(e.step)
     stage, written = e.stages[index], ledger_of(case.model, case.plan, case.kinds, e.layout)
     runs = e.step.pipeline.busy / e.step.stages[index].busy
     rates = machine_of(case, e.sizes.spans).rates

@@ -17,9 +17,8 @@ from shardwise.training import Change, TrainReport
 from shardwise.training._memory import device_bytes, reserved_bytes
 from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 from shardwise.training._report import CATEGORIES
-from shardwise.training._step import StageSeconds
+from shardwise.training._step import StageSeconds, axis_seconds, slowest_stage
 from shardwise.training._tuning import TuningSummary
-from shardwise.training._waits import axis_seconds, slowest_stage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -282,10 +281,10 @@ def step_tree(report: TrainReport) -> dict[str, Any]:
 
     `exposed` and `hidden` are by axis on the slowest stage, messages of data parallelism and between stages included.
     """
-    step, index = report.evaluation.step, slowest_stage(report.evaluation)
+    step, index = report.evaluation.step, slowest_stage(report.evaluation.step)
     slowest = step.stages[index]
     times = step.pipeline.busy / slowest.busy
-    exposed, hidden = axis_seconds(report.evaluation)
+    exposed, hidden = axis_seconds(report.evaluation.step)
     bubble = without_residue(step.pipeline.bubble, step.total)
     return {
         "compute_seconds": times * slowest.compute,

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from shardwise.ledger.symbol import Graph, Node
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, find_rules, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
 from shardwise.search._columns import Columns, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
 from shardwise.training import PlanSizes
 from shardwise.training._blocks import BlockCost, Elements, Frozen
-from shardwise.training._evaluate import Tables, machine_of, tables_of
+from shardwise.training._evaluate import Tables, machine_of, tables_apart
 from shardwise.training._memory import ModelBlocks, Shared
-from shardwise.training._step import timed_parts
+from shardwise.training._overlap import Pairing, paired_blocks, pairing
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 # All of them but how experts are split: most of a layer does not read that.
@@ -84,12 +84,11 @@ class Columnar:
 class PlanBlocks:
     """The blocks of a model under every way of a space to split them.
 
-    `plain` and `paired` are the parts of the model as most schedules and as DualPipe run them, with a `Leaf` or a plain
-    number in each place, `boundary` is the message between stages. Of the leaves, `sizes` are all that memory reads.
+    `parts` are those of the model as schedules run them that pair micro-batches alike, with a `Leaf` or a plain number
+    in each place, `boundary` is the message between stages. Of the leaves, `sizes` are all that memory reads.
     """
 
-    plain: ModelBlocks[Any]
-    paired: ModelBlocks[Any]
+    parts: Mapping[Pairing, ModelBlocks[Any]]
     boundary: Any
     sizes: Columnar
     times: Columnar
@@ -135,14 +134,13 @@ def blocks_of(grid: PlanGrid) -> PlanBlocks:
 
     trees = [tree for modes in recorded.values() for tree in modes]
     # Leaves of sizes come first, so that those which times add are known.
-    joined([_untimed(tree[0]) for tree in trees], join)
+    joined([_untimed(tree[1]) for tree in trees], join)
     sizes = {leaf for leaf in leaves.values() if not leaf.level & PLACE}
-    plain, paired, boundary = (joined([tree[i] for tree in trees], join) for i in range(3))
+    boundary, *parts = (joined([tree[i] for tree in trees], join) for i in range(len(trees[0])))
     both = [tuple(leaf for leaf in leaves.values() if (leaf in sizes) is first) for first in (True, False)]
     of_sizes, of_times = (Columnar(some, _programs(named, some)) for some in both)
     return PlanBlocks(
-        plain=plain,
-        paired=paired,
+        parts=dict(zip(_pairings(grid), parts, strict=True)),
         boundary=boundary,
         sizes=of_sizes,
         times=of_times,
@@ -190,22 +188,24 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
     return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
 
 
-def _recorded(
-    grid: PlanGrid, layout: int, sequence: bool, kind: int
-) -> list[tuple[ModelBlocks[Any], ModelBlocks[Any], Any]]:
-    """Return for each recompute mode the blocks of one way to split them, plain and paired, and the bytes sent.
+def _pairings(grid: PlanGrid) -> tuple[Pairing, ...]:
+    """Return the ways in which the schedules of a space pair micro-batches."""
+    return tuple(dict.fromkeys(pairing(grid.case.stack, one) for one in grid.space.schedule))
+
+
+def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tuple[Any, ...]]:
+    """Return for each recompute mode the bytes sent, and the blocks of one way to split them for each pairing.
 
     What pairs hide is taken off each block, so that a bound of DualPipe can count the messages that they do not hide.
     """
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Graph(), grid, {})
     machine = machine_of(case, z.spans)
-    schedule = next((one for one in grid.space.schedule if find_rules(one).paired), "1f1b")
     found = []
     for mode in grid.space.recompute:
-        tables: Tables[Any] = tables_of(case_for(case, recompute=mode), machine, z)
-        paired = timed_parts(machine, tables.parts, schedule)
-        found.append((_trimmed(tables.parts), _trimmed(paired), tables.boundary_bytes))
+        tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, z)
+        parts = (_trimmed(paired_blocks(machine, when, tables.parts)) for when in _pairings(grid))
+        found.append((tables.boundary_bytes, *parts))
     return found
 
 

@@ -17,11 +17,12 @@ from shardwise.search._program import PLACE, ROW, Program
 from shardwise.training import PlanSizes, TrainingCase, stages_of
 from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, device_bytes
+from shardwise.training._overlap import pairing
 from shardwise.training._step import (
     least_piped_seconds,
-    micro_batch_seconds,
     piped_seconds,
     runs_of_seconds,
+    stage_seconds,
     update_seconds,
     with_update,
 )
@@ -62,8 +63,7 @@ class Composition:
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = graph.given("vpp", 0) if find_rules(plan.schedule).chunked else 1.0
         z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
-        parts = self.blocks.paired if find_rules(plan.schedule).paired else self.blocks.plain
-        return graph, z, _filled(parts, graph, flat)
+        return graph, z, _filled(self.blocks.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
 
     def _send(self, graph: Graph, z: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
@@ -86,7 +86,7 @@ class Composition:
             recipe = case_for(self.case, sharding=group[0]).recipe
             own = padded(recipe, z, parts)
             job = step_job(self.case, own, send)
-            timed = micro_batch_seconds(machine, z, recipe, own, stages, job)
+            timed = tuple(stage_seconds(machine, z, recipe, own, s) for s in stages)
             piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
             for sharding in group:
                 recipe = case_for(self.case, sharding=sharding).recipe

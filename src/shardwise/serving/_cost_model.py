@@ -31,7 +31,7 @@ from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
 from shardwise.models import Attention
 from shardwise.ops.experts import EXPERTS
-from shardwise.ops.fold import CostModel
+from shardwise.ops.overlap import CostModel
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._kernels import (

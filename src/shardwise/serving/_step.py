@@ -9,7 +9,7 @@ from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import messages
+from shardwise.ops.overlap import messages
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, op_seconds
 from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger

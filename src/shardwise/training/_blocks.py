@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, cast
 
-from shardwise.cost import PassSeconds, op_seconds
+from shardwise.cost import op_seconds
 from shardwise.ledger.flow import gradient_passes
 from shardwise.ledger.number import X, divide, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.op import Op
@@ -15,7 +14,7 @@ from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
-from shardwise.ops.fold import CostModel, merge, messages
+from shardwise.ops.overlap import CostModel, host_late, merge, messages, slowed_passes
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
@@ -206,39 +205,6 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     }
 
 
-# Messages that hold no cores beside compute: those that wait, and those of copy engines.
-_NO_CORES = ("exposed", "copied")
-
-
-def _slowed(m: CostModel[X], op: Op[X], t: PassSeconds[X], ahead: dict[str, X], back: dict[str, X]) -> PassSeconds[X]:
-    """Return the seconds of an operator's passes, slowed by the messages that are hidden beside them, by axis."""
-    if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
-        return t
-    lost, lost_back = (
-        m.slowed(total(said.values(), 0 * t.forward)) if any(c.hides not in _NO_CORES for c in sent) else 0 * t.forward
-        for said, sent in ((ahead, op.forward), (back, op.backward))
-    )
-    return replace(
-        t,
-        forward=t.forward + named(lost, "compute slowed by messages"),
-        backward_input=t.backward_input + named(lost_back, "compute slowed by messages"),
-    )
-
-
-def _late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
-    """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
-
-    Both gradients of a product are launched each.
-    """
-    zero = 0 * backward
-    if m.rates.sharpness == math.inf:
-        return zero
-    launches = [zero + op.host_seconds for op in ops if not is_plain(op.host_seconds, 0)]
-    if not launches:
-        return zero
-    return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")
-
-
 def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero = 0 * ops[0].forward_bytes
@@ -252,7 +218,7 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
-        t = _slowed(m, op, t, ahead.hidden, back.hidden)
+        t = slowed_passes(m, op, t, (ahead.hidden, back.hidden))
         waits = total((named(s, f"{a} messages") for a, s in ahead.exposed.items()), zero)
         one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
         forward = forward + one
@@ -273,7 +239,7 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
             merge(exposed, ahead.exposed)
             merge(replay_exposed, ahead.exposed)
             merge(hidden, ahead.hidden)
-    late = _late(m, ops, backward + weight)
+    late = host_late(m, ops, backward + weight)
     backward, compute = backward + late, compute + late
     kept = keep(ops, units)
     return BlockCost(

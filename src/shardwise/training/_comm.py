@@ -12,9 +12,9 @@ from shardwise.plans import Plan, Training, find_sharding, named_groups, splits_
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
 from shardwise.training._report import Options, TrainReport, report_of, train
+from shardwise.training._step import axis_seconds, slowest_stage
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
 from shardwise.training._units import unpadded
-from shardwise.training._waits import axis_seconds, slowest_stage
 from shardwise.training._wires import Wires, check_devices, edges_of, wires_of
 
 # Axis of the report -> what it is, and which axis of a training report its seconds belong to.
@@ -101,7 +101,7 @@ class CommReport:
     def flows(self) -> tuple[tuple[Flow, ...], ...]:
         """Everything that one device sends in a step, for each run of equal stages."""
         evaluation = self.report.evaluation
-        slowest = evaluation.step.stages[slowest_stage(evaluation)]
+        slowest = evaluation.step.stages[slowest_stage(evaluation.step)]
         times = evaluation.step.pipeline.busy / slowest.busy
         return tuple(flows_of(self.traffic, i, times) for i in range(len(evaluation.stages)))
 
@@ -195,11 +195,11 @@ class CommReport:
         """
         evaluation, parent = self.report.evaluation, TITLES[name][1]
         if parent != "dp":
-            flows = self.on(name, slowest_stage(evaluation))
+            flows = self.on(name, slowest_stage(evaluation.step))
             return sum(f.exposed_seconds for f in flows), sum(f.hidden_seconds for f in flows)
         family = [axis for axis, (_, other) in TITLES.items() if other == parent]
         found = []
-        for seconds, pick in zip(axis_seconds(evaluation), ("exposed_seconds", "hidden_seconds"), strict=True):
+        for seconds, pick in zip(axis_seconds(evaluation.step), ("exposed_seconds", "hidden_seconds"), strict=True):
             of = [
                 {axis: sum(getattr(f, pick) for f in self.on(axis, i)) for axis in family}
                 for i in range(len(evaluation.stages))

@@ -15,9 +15,9 @@ from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.models import Block
 from shardwise.ops import blocks as ledgers
-from shardwise.ops.fold import CostModel
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
+from shardwise.ops.overlap import CostModel
 from shardwise.plans import Plan, Stack, find_rules, splits_replicas
 from shardwise.training._blocks import (
     BlockCost,
@@ -29,7 +29,6 @@ from shardwise.training._blocks import (
     tensor_sides,
 )
 from shardwise.training._case import TrainingCase, partition_of
-from shardwise.training._expert_overlap import beside_experts
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._memory import (
     ModelBlocks,
@@ -38,6 +37,7 @@ from shardwise.training._memory import (
     reserved_bytes,
     stage_memory,
 )
+from shardwise.training._overlap import paired_blocks, pairing
 from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes, sizes_of_columns
 from shardwise.training._stages import (
@@ -211,10 +211,15 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
 
 
 def tables_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]:
-    """Return every block of a model folded for the sizes of plans."""
+    """Return every block of a model folded for the sizes of plans, as it runs under their schedule."""
+    found = tables_apart(case, m, z)
+    return replace(found, parts=paired_blocks(m, pairing(case.stack, case.plan.schedule), found.parts))
+
+
+def tables_apart(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]:
+    """Return every block of a model folded for the sizes of plans, no micro-batch beside another."""
     y = layout_of(case, z)
-    parts = beside_experts(m, case.stack, case.plan.schedule, parts_of(case, y, m))
-    return Tables(layout=y, parts=parts, boundary_bytes=boundary_bytes(case, y))
+    return Tables(layout=y, parts=parts_of(case, y, m), boundary_bytes=boundary_bytes(case, y))
 
 
 def memory_of(

@@ -13,7 +13,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import CostModel
+from shardwise.ops.overlap import CostModel
 from shardwise.plans import Precision
 from shardwise.training._parts import ModelBlocks, Recipe, frozen_bytes, held_as, owned, trained
 from shardwise.training._sizes import PlanSizes
@@ -108,29 +108,6 @@ def host_traffic(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         step_in=rank(lambda p: p.weight_bytes, r.shards_optimizer) if updates and not parameters else zero,
         step_out=gradients if updates and not early else zero,
     )
-
-
-def host_waits(
-    m: CostModel[X], r: Recipe, moved: HostTraffic[X], s: Stages[X], compute: tuple[X, X]
-) -> tuple[tuple[X, X], X]:
-    """Return the seconds that (forward, backward) of a micro-batch wait for the host link, and the hidden ones.
-
-    Both directions run at once, on streams beside compute, a layer ahead: the first layer's bytes have nothing beside
-    them, and the rest waits for what exceeds compute.
-    """
-    zero = 0 * s.count
-    if not r.offload or m.host is None:
-        return (zero, zero), zero
-    layers = maximum(total(s.layers, zero), 1)
-    whole = [
-        maximum(into, out) / m.host.link_bytes_per_second
-        for into, out in ((moved.forward_in, moved.forward_out), (moved.backward_in, moved.backward_out))
-    ]
-    waits = [
-        named(maximum(one / layers, one - beside * (layers - 1) / layers) if m.hides("host") else one, "host link")
-        for one, beside in zip(whole, compute, strict=True)
-    ]
-    return (waits[0], waits[1]), total(whole, zero) - waits[0] - waits[1]
 
 
 def host_update_seconds(m: CostModel[X], moved: HostTraffic[X], streamed: X) -> X:

@@ -12,7 +12,7 @@ from typing import Generic
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, divide, maximum, minimum
 from shardwise.ledger.op import Verb
-from shardwise.ops.fold import CostModel
+from shardwise.ops.overlap import CostModel
 from shardwise.training._memory import tensors_of
 from shardwise.training._parts import ModelBlocks, Recipe, owned, trained
 from shardwise.training._sizes import PlanSizes
@@ -48,16 +48,6 @@ def state_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], zero: 
     for one in messages:
         found = found + message_seconds(m, one)
     return found
-
-
-def lost_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
-    """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
-    zero = 0 * hidden
-    whole = state_seconds(m, messages, zero)
-    lost = zero
-    for one in messages:
-        lost = lost + state_seconds(m, (one,), zero) * m.lost_share(one.group)
-    return hidden * (lost / maximum(whole, 1e-30))
 
 
 def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:

@@ -6,25 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import CostModel
-from shardwise.plans import Schedule, find_rules
+from shardwise.ops.overlap import CostModel, merge
+from shardwise.plans import Schedule
 from shardwise.training._blocks import BlockCost
-from shardwise.training._expert_overlap import paired, slowed
 from shardwise.training._memory import ModelBlocks, Recipe
-from shardwise.training._offload import host_traffic, host_waits
-from shardwise.training._sharding import sharding_waits, waits_once
+from shardwise.training._offload import host_traffic
+from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, sharding_waits, waits_once
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._state import (
-    boundary_messages,
-    lost_seconds,
-    reductions,
-    state_seconds,
-    table_seconds,
-    updates,
-)
+from shardwise.training._state import boundary_messages, state_seconds, table_seconds
 from shardwise.training._update import muon_seconds, optimizer_seconds
 from shardwise.training.schedules import (
     PipelineShape,
@@ -59,6 +51,10 @@ class StageSeconds(Generic[X]):
     def busy(self) -> X:
         """Seconds of forward and backward."""
         return self.forward + self.backward_input + self.backward_weight
+
+    def passes(self, often: X | float) -> tuple[X, X]:
+        """Return the seconds of so many (forward, backward) passes."""
+        return often * self.forward, often * (self.backward_input + self.backward_weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,60 +124,6 @@ def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlock
     )
 
 
-def _layers(s: Stages[X]) -> X:
-    return maximum(total(s.layers, 0 * s.count), 1)
-
-
-def _overlapped(seconds: X, compute: X, s: Stages[X], hides: bool) -> X:
-    """Return what stays exposed of messages cut in as many buckets as layers.
-
-    The last bucket at least; the first layer's compute covers nothing, since no bucket is ready before it ends: of L
-    layers max(t / L, t - c * (L - 1) / L).
-    """
-    if not hides:
-        return seconds
-    layers = _layers(s)
-    return maximum(seconds / layers, seconds - compute * (layers - 1) / layers)
-
-
-def covering_passes(z: PlanSizes[X], schedule: Schedule) -> X:
-    """Return beside how many passes of a micro-batch through a stage its gradients are reduced, and weights gathered.
-
-    One; interleaved, the last of v chunks waits for its own pass alone, and the p micro-batches of each other chunk
-    follow it: (1 + (v - 1) p) / v (Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func
-    of each chunk).
-    """
-    one = 0 * z.pp + 1
-    if not find_schedule(schedule).chunked:
-        return one
-    return divide(1 + (z.vpp - 1) * minimum(z.pp, z.num_micro), z.vpp)
-
-
-def data_parallel_seconds(
-    m: CostModel[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X], t: StageSeconds[X], passes: X | float = 1
-) -> tuple[X, X, X, X]:
-    """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
-
-    Without sharding gradients are all-reduced; with a sharded optimizer they are reduce-scattered and the new weights
-    gathered; ZeRO-2 scatters every micro-batch instead (`unit_exposure`). Gradients hide behind the last micro-batch's
-    backward, weights behind the first one's forward, or more of its `passes` (docs/formulas.md).
-    """
-    zero = 0 * t.forward
-    if r.shards_weights:
-        return zero, zero, zero, zero
-    reduced, updated = reductions(r, parts, s), updates(r, parts, s)
-    grads = named(state_seconds(m, reduced, zero), "gradient reduction")
-    backward = passes * (t.backward_input + t.backward_weight)
-    shown = _overlapped(grads, backward, s, m.hides("dp") and r.stack.overlap_gradients)
-    hidden = grads - shown
-    shown = shown + lost_seconds(m, reduced, hidden)
-    if not r.shards_optimizer:
-        return shown, hidden, zero, zero
-    gather = named(state_seconds(m, updated, zero), "weight gather")
-    waits = _overlapped(gather, passes * t.forward, s, m.hides("dp") and r.stack.overlap_parameters)
-    return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
-
-
 def once_seconds(z: PlanSizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
     """Return seconds that stages take once a step, as the micro-batch that fills or drains the pipeline meets them.
 
@@ -235,23 +177,6 @@ class Piped(Generic[X]):
     pipeline: PipelineTime[X]
 
 
-def timed_parts(m: CostModel[X], parts: ModelBlocks[X], schedule: Schedule) -> ModelBlocks[X]:
-    """Return the blocks as a schedule runs them: DualPipe in pairs."""
-    if not find_rules(schedule).paired or not m.hides("ep"):
-        return parts
-    return replace(
-        parts, kinds=tuple(slowed(m, k, paired(k)) for k in parts.kinds), head=slowed(m, parts.head, paired(parts.head))
-    )
-
-
-def micro_batch_seconds(
-    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], job: StepJob[X]
-) -> tuple[StageSeconds[X], ...]:
-    """Return the seconds of one micro-batch on each run; of the sharding they depend on what moves within them."""
-    parts = timed_parts(m, parts, job.schedule)
-    return tuple(stage_seconds(m, z, r, parts, s) for s in stages)
-
-
 def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds[X], ...]) -> tuple[Run[X], ...]:
     """Return what a pipeline needs to know of its stages: what every micro-batch takes."""
     return tuple(
@@ -275,14 +200,9 @@ def least_piped_seconds(
 ) -> X:
     """Return seconds that all micro-batches never take less than, whatever is sent between stages and between copies.
 
-    They never fall when a time of a block grows. Expert messages may hide under DualPipe: there compute alone counts.
+    They never fall when a time of a block grows.
     """
     timed = [stage_seconds(m, z, replace(r, sharding="none", offload=()), parts, s) for s in stages]
-    if find_rules(schedule).paired and any("ep" in k.exposed for k in (*parts.kinds, parts.head)):
-        zero = 0 * z.num_micro
-        timed = [replace(t, forward=t.compute, backward_input=zero, backward_weight=zero) for t in timed]
-        mirrored = find_rules(schedule).mirrored
-        return z.num_micro * slowest_work(runs_of_seconds(stages, tuple(timed)), mirrored=mirrored)
     shape = PipelineShape(
         num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.num_micro, overlap_send=True
     )
@@ -333,8 +253,8 @@ def with_update(
 ) -> StepSeconds[X]:
     """Return the seconds of a step: its micro-batches, what data parallelism exposes, and the update."""
     job, per_stage, pipeline = piped.job, piped.stages, piped.pipeline
-    passes = covering_passes(z, job.schedule)
-    reduced = [data_parallel_seconds(m, r, parts, s, t, passes) for s, t in zip(stages, per_stage, strict=True)]
+    often = covering_passes(z, job.schedule)
+    reduced = [data_parallel_seconds(m, r, parts, s, t.passes(often)) for s, t in zip(stages, per_stage, strict=True)]
     grads, grads_hidden, gather, gather_hidden = (
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)
@@ -365,6 +285,27 @@ def step_seconds(
     m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], job: StepJob[X]
 ) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
-    timed = micro_batch_seconds(m, z, r, parts, stages, job)
+    timed = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
     piped = piped_seconds(m, z, r, timed, runs_of_seconds(stages, timed), job)
     return with_update(m, z, r, parts, stages, piped)
+
+
+def slowest_stage(step: StepSeconds[float]) -> int:
+    """Return the index of the run of stages that sets the pace of the pipeline."""
+    busy = [s.busy for s in step.stages]
+    return busy.index(max(busy))
+
+
+def axis_seconds(step: StepSeconds[float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return seconds of a step that messages take by axis: (exposed, hidden).
+
+    They are those of the slowest stage, messages of data parallelism and between stages included.
+    """
+    slowest = step.stages[slowest_stage(step)]
+    times = step.pipeline.busy / slowest.busy
+    exposed = {axis: times * s for axis, s in slowest.exposed.items()}
+    hidden = {axis: times * s for axis, s in slowest.hidden.items()}
+    merge(exposed, {"pp": step.pipeline.exposed_send})
+    merge(exposed, {"dp": step.gradients_exposed + step.parameters_exposed})
+    merge(hidden, {"dp": step.gradients_hidden + step.parameters_hidden})
+    return exposed, hidden

@@ -13,22 +13,19 @@ from itertools import groupby
 from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
-from shardwise.ops.fold import CostModel
+from shardwise.ops.overlap import CostModel
 from shardwise.plans import Plan, find_rules
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, Recipe
-from shardwise.training._sharding import sharding_waits, waits_once
+from shardwise.training._overlap import covering_passes, data_parallel_seconds, sharding_waits, waits_once
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import (
     StageSeconds,
     StepJob,
-    covering_passes,
-    data_parallel_seconds,
     once_seconds,
     tied_seconds,
-    timed_parts,
     weighted,
     weighted_axes,
 )
@@ -150,9 +147,8 @@ class _Drawing:
     def __init__(self, case: TrainingCase, e: Evaluation[float]) -> None:
         self.case, self.plan, self.num_micro = case, case.plan, round(e.sizes.num_micro)
         self.machine = machine_of(case, e.sizes.spans)
-        self.parts = timed_parts(self.machine, e.parts, case.plan.schedule)
         self.runs = [i for i, s in enumerate(e.stages) for _ in range(int(s.count))]
-        cuts = [_shares(self.machine, e.sizes, case.recipe, self.parts, s) for s in e.stages]
+        cuts = [_shares(self.machine, e.sizes, case.recipe, e.parts, s) for s in e.stages]
         around = [self._around(e, s, t) for s, t in zip(e.stages, e.step.stages, strict=True)]
         self.cuts, self.around = [cuts[i] for i in self.runs], [around[i] for i in self.runs]
         job = _job(case, self.machine, e)
@@ -175,9 +171,8 @@ class _Drawing:
 
     def _around(self, e: Evaluation[float], s: Stages[float], t: StageSeconds[float]) -> _Around:
         case = self.case
-        # What the step reads once a step it reads from the blocks as they are, not as a schedule pairs them.
-        passes = covering_passes(e.sizes, self.plan.schedule)
-        shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, t, passes)
+        passes = t.passes(covering_passes(e.sizes, self.plan.schedule))
+        shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, passes)
         shared = (self.machine, case.recipe, e.sizes, e.parts, s)
         update = optimizer_seconds(*shared) + muon_seconds(*shared)
         return _Around(

@@ -12,13 +12,19 @@ from typing import Literal, TypeAlias
 
 from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
-from shardwise.ops.fold import CostModel, waits_of
+from shardwise.ops.overlap import CostModel, waits_of
 from shardwise.plans import find_rules
 from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
-from shardwise.training._sharding import end_messages, unit_exposure, unit_rounds
+from shardwise.training._overlap import (
+    covering_passes,
+    data_parallel_seconds,
+    end_messages,
+    unit_exposure,
+    unit_rounds,
+)
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
     StateMessage,
@@ -31,7 +37,6 @@ from shardwise.training._state import (
     table_span,
     updates,
 )
-from shardwise.training._step import covering_passes, data_parallel_seconds, timed_parts
 from shardwise.training._units import gathered_elements, scattered_elements
 from shardwise.training.schedules import PipelineShape, find_schedule, sends_of
 
@@ -106,7 +111,7 @@ class Traffic:
     @property
     def folded(self) -> tuple[BlockCost[float], ...]:
         """The kinds of layer as the schedule runs them, then embedding, head and loss."""
-        parts = timed_parts(self.machine, self.evaluation.parts, self.case.plan.schedule)
+        parts = self.evaluation.parts
         return (*parts.kinds, parts.embedding, parts.head, parts.loss)
 
     @property
@@ -253,8 +258,8 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
     """Yield what a stage sends once a step: gradients, new weights, and the table it shares."""
     e, r = t.evaluation, t.case.recipe
     s, m = e.stages[index], t.machine
-    passes = covering_passes(e.sizes, t.case.plan.schedule)
-    shown, covered, waits, behind = data_parallel_seconds(m, r, e.parts, s, e.step.stages[index], passes)
+    passes = e.step.stages[index].passes(covering_passes(e.sizes, t.case.plan.schedule))
+    shown, covered, waits, behind = data_parallel_seconds(m, r, e.parts, s, passes)
     rows = [
         *_shared(_state(t, reductions(r, e.parts, s), "stage", "gradients"), shown, covered),
         *_shared(_state(t, updates(r, e.parts, s), "stage", "weights"), waits, behind),

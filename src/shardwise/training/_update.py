@@ -9,7 +9,7 @@ from shardwise.cost import constants
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, maximum, minimum, total
 from shardwise.ledger.op import Op, Weight
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import CostModel
+from shardwise.ops.overlap import CostModel
 from shardwise.plans import Moments
 from shardwise.training._blocks import Elements
 from shardwise.training._offload import host_traffic, host_update_seconds

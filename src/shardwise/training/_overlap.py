@@ -1,19 +1,101 @@
-"""Seconds that sharded weights and gradients cost a micro-batch: messages of units, what waits, what compute loses."""
+"""What runs beside what in a training step: what of each message or copy stays exposed, and what compute loses to it.
+
+| what moves | beside | exposed |
+|---|---|---|
+| messages of an operator | its own kernels (`ops/overlap.py`) | what exceeds them; a step of a ring, a panel |
+| tokens to experts and back | the compute of a paired micro-batch | what exceeds it |
+| weights and gradients of a unit (ZeRO-2, ZeRO-3, FSDP) | a layer's forward or backward pass | what exceeds it |
+| of the ends of a model | nothing; a layer where they are wrapped apart | what exceeds it |
+| gradients and new weights once a step | the passes of a micro-batch | the last bucket at least |
+| copies on the host | both passes of a micro-batch | the first layer's at least |
+
+Messages hold cores meanwhile, which compute loses; those of copy engines hold none.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeAlias
 
-from shardwise.ledger.number import X, above, maximum, total
+from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.ops.fold import CostModel
+from shardwise.ops.overlap import CostModel, bucketed
+from shardwise.plans import Schedule, Stack, find_rules
 from shardwise.training._blocks import BlockCost
+from shardwise.training._offload import HostTraffic
 from shardwise.training._parts import ModelBlocks, Recipe, in_compute
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._state import StateMessage, gathers, lost_seconds, scatters, state_seconds
+from shardwise.training._state import StateMessage, gathers, reductions, scatters, state_seconds, updates
 from shardwise.training._units import end_units, gathered_elements, scattered_elements, scattered_ends
+
+Pairing: TypeAlias = Literal["never", "between nodes", "always"]
+
+
+def pairing(stack: Stack, schedule: Schedule) -> Pairing:
+    """Return where expert messages run beside the compute of another micro-batch.
+
+    Always under schedules of pairs; Megatron-Core, --overlap-moe-expert-parallel-comm: forward and backward of two
+    micro-batches interleave by layer, which the recipes that do it between nodes do under interleaving alone.
+    """
+    rules = find_rules(schedule)
+    if rules.paired:
+        return "always"
+    return "never" if stack.overlap_experts == "between nodes" and not rules.chunked else stack.overlap_experts
+
+
+def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:
+    """Return the blocks as they run where expert messages hide behind a paired micro-batch, whose cores they hold."""
+    if when == "never" or not m.hides("ep") or "ep" not in m.spans:
+        return parts
+    span = m.spans["ep"]
+    share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
+
+    def beside(k: BlockCost[X]) -> BlockCost[X]:
+        if "ep" not in k.exposed:
+            return k
+        found = paired(k, share)
+        lost = named(m.slowed(k.exposed["ep"] - found.exposed["ep"]), "slowed by expert messages")
+        return replace(found, backward_input=found.backward_input + lost, compute=found.compute + lost)
+
+    return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
+
+
+def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
+    """Return a layer whose expert messages, or a share of them, run beside the compute of a paired micro-batch.
+
+    DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both
+    hides behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
+    """
+    waits = k.exposed["ep"]
+    left = maximum(waits - k.compute, 0.0) * share + waits * (1 - share)
+    gone = 1 - left / maximum(waits, 1e-30)
+    hidden = named(waits - left, "expert messages behind the paired micro-batch")
+    ahead = gone * k.forward_exposed.get("ep", 0 * waits)
+    return replace(
+        k,
+        forward=named(k.forward - ahead, "forward, paired"),
+        backward_input=named(k.backward_input - (hidden - ahead), "input gradients, paired"),
+        exposed={**k.exposed, "ep": left},
+        forward_exposed={**k.forward_exposed, "ep": k.forward_exposed.get("ep", 0 * waits) - ahead},
+        hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
+        behind_pair={"ep": 1 - (1 - k.behind_pair.get("ep", 0 * gone)) * (1 - gone)},
+    )
+
+
+def lost_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
+    """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
+    zero = 0 * hidden
+    whole = state_seconds(m, messages, zero)
+    lost = zero
+    for one in messages:
+        lost = lost + state_seconds(m, (one,), zero) * m.lost_share(one.group)
+    return hidden * (lost / maximum(whole, 1e-30))
+
+
+def _layers(s: Stages[X]) -> X:
+    """Return the layers of a stage, one at least."""
+    return maximum(total(s.layers, 0 * s.count), 1)
 
 
 def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X]:
@@ -96,7 +178,7 @@ class EndMessages(Generic[X]):
 
 def _mean_layer(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return seconds of (forward, backward) of a stage's layers on the mean."""
-    zero, layers = 0 * s.count, maximum(total(s.layers, 0 * s.count), 1)
+    zero, layers = 0 * s.count, _layers(s)
     forward = total((n * k.forward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
     backward = total((n * k.backward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
     return forward / layers, backward / layers
@@ -171,3 +253,64 @@ def sharding_waits(
         lost_ahead=sums[3] + lost[0],
         lost_behind=sums[4] + lost[1],
     )
+
+
+def covering_passes(z: PlanSizes[X], schedule: Schedule) -> X:
+    """Return beside how many passes of a micro-batch through a stage its gradients are reduced, and weights gathered.
+
+    One; interleaved, the last of v chunks waits for its own pass alone, and the p micro-batches of each other chunk
+    follow it: (1 + (v - 1) p) / v (Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func
+    of each chunk).
+    """
+    one = 0 * z.pp + 1
+    if not find_rules(schedule).chunked:
+        return one
+    return divide(1 + (z.vpp - 1) * minimum(z.pp, z.num_micro), z.vpp)
+
+
+def data_parallel_seconds(
+    m: CostModel[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X], passes: tuple[X, X]
+) -> tuple[X, X, X, X]:
+    """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
+
+    Without sharding gradients are all-reduced; with a sharded optimizer they are reduce-scattered and the new weights
+    gathered; ZeRO-2 scatters every micro-batch instead (`unit_exposure`). Weights hide behind the first
+    micro-batch's forward, gradients behind the last one's backward: seconds of the `passes` beside them
+    (docs/formulas.md).
+    """
+    zero = 0 * passes[0]
+    if r.shards_weights:
+        return zero, zero, zero, zero
+    reduced, updated = reductions(r, parts, s), updates(r, parts, s)
+    grads = named(state_seconds(m, reduced, zero), "gradient reduction")
+    hides = m.hides("dp")
+    shown = bucketed(grads, passes[1], _layers(s)) if hides and r.stack.overlap_gradients else grads
+    hidden = grads - shown
+    shown = shown + lost_seconds(m, reduced, hidden)
+    if not r.shards_optimizer:
+        return shown, hidden, zero, zero
+    gather = named(state_seconds(m, updated, zero), "weight gather")
+    waits = bucketed(gather, passes[0], _layers(s)) if hides and r.stack.overlap_parameters else gather
+    return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
+
+
+def host_waits(
+    m: CostModel[X], r: Recipe, moved: HostTraffic[X], s: Stages[X], compute: tuple[X, X]
+) -> tuple[tuple[X, X], X]:
+    """Return the seconds that (forward, backward) of a micro-batch wait for the host link, and the hidden ones.
+
+    Both directions run at once, on streams beside compute, a layer ahead: the first layer's bytes have nothing beside
+    them, and the rest waits for what exceeds compute.
+    """
+    zero = 0 * s.count
+    if not r.offload or m.host is None:
+        return (zero, zero), zero
+    whole = [
+        maximum(into, out) / m.host.link_bytes_per_second
+        for into, out in ((moved.forward_in, moved.forward_out), (moved.backward_in, moved.backward_out))
+    ]
+    waits = [
+        named(bucketed(one, beside, _layers(s)) if m.hides("host") else one, "host link")
+        for one, beside in zip(whole, compute, strict=True)
+    ]
+    return (waits[0], waits[1]), total(whole, zero) - waits[0] - waits[1]

@@ -1,13 +1,22 @@
-"""Messages beside compute: what blocks run on, and how much of a collective waits or hides behind its operator."""
+"""What runs beside the kernels of an operator: messages that hide behind them, cores that messages hold, the host.
+
+`training/_overlap.py` has what runs beside whole passes of a step.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic
 
-from shardwise.cost import Beside, HostRates, Network, Rates, collective_seconds
-from shardwise.ledger.number import X, maximum, total
-from shardwise.ledger.op import Collective
+from shardwise.cost import Beside, HostRates, Network, PassSeconds, Rates, collective_seconds
+from shardwise.ledger.number import X, is_plain, maximum, total
+from shardwise.ledger.op import Collective, Op
+from shardwise.ledger.traced import named
+
+# Messages that hold no cores beside compute: those that wait, and those of copy engines.
+_NO_CORES = ("exposed", "copied")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,3 +124,44 @@ def merge(into: dict[str, X], more: dict[str, X]) -> None:
     """Add seconds by axis to others, in place."""
     for axis, seconds in more.items():
         into[axis] = into[axis] + seconds if axis in into else seconds
+
+
+def bucketed(seconds: X, beside: X, buckets: X) -> X:
+    """Return what stays exposed of seconds that are moved in equal buckets, one for each layer that runs beside them.
+
+    The last bucket at least; the first layer covers nothing, since no bucket is ready before it ends: of L layers
+    max(t / L, t - c * (L - 1) / L).
+    """
+    return maximum(seconds / buckets, seconds - beside * (buckets - 1) / buckets)
+
+
+def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterable[dict[str, X]]) -> PassSeconds[X]:
+    """Return the seconds of an operator's passes, slowed by the cores of messages that run beside (forward, backward).
+
+    `hidden` are the seconds of those messages by axis.
+    """
+    if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
+        return t
+    lost, lost_back = (
+        m.slowed(total(said.values(), 0 * t.forward)) if any(c.hides not in _NO_CORES for c in sent) else 0 * t.forward
+        for said, sent in zip(hidden, (op.forward, op.backward), strict=True)
+    )
+    return replace(
+        t,
+        forward=t.forward + named(lost, "compute slowed by messages"),
+        backward_input=t.backward_input + named(lost_back, "compute slowed by messages"),
+    )
+
+
+def host_late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
+    """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
+
+    Both gradients of a product are launched each.
+    """
+    zero = 0 * backward
+    if m.rates.sharpness == math.inf:
+        return zero
+    launches = [zero + op.host_seconds for op in ops if not is_plain(op.host_seconds, 0)]
+    if not launches:
+        return zero
+    return named(maximum(2 * total(launches) - backward, 0.0), "launches by the host, backward")
