@@ -14,12 +14,12 @@ block_auto_adjust_ff_dim
 # Classes that tie whatever the file says or never do, and one that shares its blocks only if it also ties the head.
 ALWAYS = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "zamba2"), True),
-    **dict.fromkeys(("nemotron_h", "xlstm", "kimi_linear"), False),
+    **dict.fromkeys(("nemotron_h", "xlstm", "kimi_linear", "bailing_hybrid"), False),
 }
 FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
-gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2
-seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
+gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2 minimax
+hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
 """.split()  # noqa: SIM905
 SMALL = {
     "max_position_embeddings": (16, 200),
@@ -331,6 +331,35 @@ def _xlstm(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, An
             "tie_word_embeddings": rng.random() < 0.5}  # fmt: skip
 
 
+def _olmo_hybrid(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    keys, kinds = rng.randint(1, 3), ["linear_attention", "full_attention"]
+    more = _types(rng, layers, *kinds)
+    return out | {"num_hidden_layers": layers + 2, "layer_types": kinds + more,
+                  "linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.randint(1, 3),
+                  "linear_key_head_dim": rng.randint(4, 12), "linear_value_head_dim": rng.randint(4, 12)}  # fmt: skip
+
+
+def _minimax(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    if rng.random() < 0.5:
+        out["layer_types"] = _types(rng, layers, "linear_attention", "full_attention")
+    return out | {"block_size": rng.choice((16, 64))}
+
+
+def _bailing(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _latent(out, layers, rng) | {"head_dim": 2 * rng.randint(4, 12), "num_local_experts": 2 * rng.randint(2, 5)}
+    out.pop("q_lora_rank", None)
+    for derived in ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "num_experts"):
+        out.pop(derived, None)
+    out["num_experts_per_token"] = rng.randint(1, 4)
+    if rng.random() < 0.5:
+        out["layer_types"] = _types(rng, layers, "linear_attention", "full_attention")
+    return out | {"short_conv_kernel_size": rng.randint(2, 5), "layer_group_size": rng.randint(1, 4), "n_group": 1}
+
+
+def _hy3(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | ({"mlp_layer_types": _types(rng, layers, "dense", "sparse")} if rng.random() < 0.5 else {})
+
+
 def _lfm2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     return out | {"layer_types": _types(rng, layers, "conv", "full_attention")}
 
@@ -392,6 +421,10 @@ RULES = {
     "deepseek_v4": _deepseek_v4,
     "mimo_v2_flash": _mimo,
     "step3p5": _step,
+    "olmo_hybrid": _olmo_hybrid,
+    "minimax": _minimax,
+    "bailing_hybrid": _bailing,
+    "hy_v3": _hy3,
     "falcon": _falcon,
     "opt": _opt,
     "gpt2": _gpt,

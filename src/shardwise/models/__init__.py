@@ -13,7 +13,17 @@ from shardwise.models._mixers import (
     TokenCache,
 )
 from shardwise.models._model import MLP, Block, FeedForward, Model, MoE, Projection
-from shardwise.models._recurrent import GatedDelta, Mamba1, Mamba2, Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
+from shardwise.models._recurrent import (
+    GatedDelta,
+    LightningAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Mlstm,
+    RecurrentGate,
+    Rwkv,
+    ShortConv,
+)
 from shardwise.models._sizes import model_from_sizes
 
 __all__ = [
@@ -28,6 +38,7 @@ __all__ = [
     "GatedDelta",
     "Indexer",
     "LatentAttention",
+    "LightningAttention",
     "Mamba1",
     "Mamba2",
     "Mixer",

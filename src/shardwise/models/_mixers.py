@@ -178,7 +178,7 @@ class LatentAttention(SequenceMixer):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values through a low-rank latent.
 
     `q_lora_rank` 0 means a full-rank query projection. `latent_norm` "none" leaves the latents as they are (Megatron-LM
-    without --qk-layernorm).
+    without --qk-layernorm). `head_gate` has a gate of every head on the output (Ling 3.0).
     """
 
     attends: ClassVar[bool] = True
@@ -191,6 +191,7 @@ class LatentAttention(SequenceMixer):
     bias: bool = False
     latent_norm: NormKind = "rmsnorm"
     indexer: Indexer | None = None
+    head_gate: bool = False
     causal: bool = True
 
     @property

@@ -69,8 +69,9 @@ class Mamba2(SequenceMixer):
 class GatedDelta(SequenceMixer):
     """Gated delta rule linear attention (arXiv:2412.06464).
 
-    `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next), or "kda" (Kimi Linear, whose
-    decay and output gates go through a low rank of `value_dim`).
+    `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next, a decay a head), "kda" (Kimi
+    Linear, a decay a channel, whose decay and output gates go through a low rank of `value_dim`), or "kda-full-rank"
+    (Ling 3.0, both gates projected at once).
     """
 
     key_heads: int
@@ -78,7 +79,12 @@ class GatedDelta(SequenceMixer):
     key_dim: int
     value_dim: int
     conv: int
-    style: Literal["gated-delta-net", "kda"] = "gated-delta-net"
+    style: Literal["gated-delta-net", "kda", "kda-full-rank"] = "gated-delta-net"
+
+    @property
+    def decays(self) -> int:
+        """Values of decay a head: one, or one a channel of its keys."""
+        return 1 if self.style == "gated-delta-net" else self.key_dim
 
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Heads of keys and of values."""
@@ -88,6 +94,23 @@ class GatedDelta(SequenceMixer):
         """A key-by-value matrix a head, and the inputs of the convolution of queries, keys and values."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         return State(wide=self.key_dim * values, narrow=(self.conv - 1) * (2 * keys + values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LightningAttention(SequenceMixer):
+    """Linear attention with a fixed decay a head, in blocks of `block` tokens (arXiv:2401.04658, arXiv:2501.08313)."""
+
+    heads: int
+    head_dim: int
+    block: int = 256
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Heads."""
+        return (("linear-attention heads", self.heads),)
+
+    def recurrent_state(self) -> State:
+        """A key-by-value matrix a head."""
+        return State(wide=self.heads * self.head_dim**2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +187,7 @@ Mixer: TypeAlias = (
     | Mamba1
     | Mamba2
     | GatedDelta
+    | LightningAttention
     | ShortConv
     | RecurrentGate
     | Rwkv

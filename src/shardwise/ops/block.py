@@ -15,6 +15,7 @@ from shardwise.models import (
     FeedForward,
     GatedDelta,
     LatentAttention,
+    LightningAttention,
     Mamba1,
     Mamba2,
     Mixer,
@@ -33,7 +34,7 @@ from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Layout, Shape, matmul
 from shardwise.ops.quantised import quantised
-from shardwise.ops.recurrent import gated_delta, mlstm, recurrent_gate, rwkv, short_conv
+from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 from shardwise.ops.tuning import tuned
 
@@ -45,6 +46,7 @@ _MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {
     Mamba1: mamba1,
     Mamba2: mamba2,
     GatedDelta: gated_delta,
+    LightningAttention: lightning_attention,
     ShortConv: short_conv,
     RecurrentGate: recurrent_gate,
     Rwkv: rwkv,

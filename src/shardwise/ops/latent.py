@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from shardwise.ledger.number import X, divide
 from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
-from shardwise.models import Indexer, LatentAttention, NormKind
-from shardwise.ops.attention import REGION, merged, rotary
+from shardwise.models import Attention, Indexer, LatentAttention, NormKind
+from shardwise.ops.attention import REGION, gated, merged, rotary
 from shardwise.ops.core import CORE, Core, Mask, attended_pairs, attention_core, core_output, read_tokens, share
 from shardwise.ops.elementwise import Norm, norm_op, with_statistics
 from shardwise.ops.layout import Layout, Shape, memory_op
@@ -243,8 +243,11 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
         ops = [op for op in ops if op.role != "kv_up"] + _absorbed(y, m)
     else:
         ops += _expanded(y, m)
-    # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
-    entry = merged(y, core_output(y, _core(y, m)), y.stack.norm == "eager")
+    expanded = Attention(heads=m.heads, kv_heads=m.heads, head_dim=m.v_head_dim, head_gate=m.head_gate)
+    gates, entry = gated(y, expanded, D, source, core_output(y, _core(y, m)))
+    if not gates:
+        # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
+        entry = merged(y, entry, y.stack.norm == "eager")
     out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
                 whole_outputs=D, bias=m.bias, role="out", modules=("o",))  # fmt: skip
-    return (*ops, y.row("out", REGION, out, entry))
+    return (*ops, *gates, y.row("out", REGION, out, entry))

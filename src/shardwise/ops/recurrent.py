@@ -1,4 +1,5 @@
-"""Linear attention and other recurrences: gated delta rule, short convolution, RG-LRU, RWKV-4 and the matrix LSTM.
+"""Linear attention and other recurrences: gated delta rule, lightning attention, short convolution, RG-LRU, RWKV-4 and
+the matrix LSTM.
 
 Letters: T tokens on the rank, D hidden, dk and dv key and value widths of a head. Each is split by heads or channels
 over the tensor-parallel ranks, as the state-space mixers are.
@@ -8,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, minimum
 from shardwise.ledger.op import Op, Tensor
-from shardwise.models import GatedDelta, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
+from shardwise.models import GatedDelta, LightningAttention, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
 from shardwise.ops.ssm import REGION, Scan, convolution, exchanges, inward, kept_tensor, outward, scan_op
@@ -36,17 +37,17 @@ def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple
     """
     keys, values = y.split(m.key_heads * m.key_dim), y.split(m.value_heads * m.value_dim)
     heads = y.split(m.value_heads)
-    per_head, whole_decay = (m.key_dim, m.value_heads * m.key_dim) if m.style == "kda" else (1, m.value_heads)
     repeated = heads * m.key_dim
     kept = (
         kept_tensor(y, "queries and keys", 2 * repeated, f"{REGION}.conv"),
         kept_tensor(y, "values", values, f"{REGION}.conv"),
         Tensor(name="ssm.query and key norms", size_bytes=8 * y.tokens * heads, born=SCAN),
-        Tensor(name="ssm.decay", size_bytes=4 * y.tokens * heads * per_head, born=SCAN),
+        Tensor(name="ssm.decay", size_bytes=4 * y.tokens * heads * m.decays, born=SCAN),
         kept_tensor(y, "step", heads, SCAN),
         kept_tensor(y, "chunk inverses", heads * DELTA_CHUNK, SCAN),
     )
-    parameters = (vector("ssm.dt_bias", heads * per_head, whole_decay), vector("ssm.A", heads, m.value_heads))
+    bias = vector("ssm.dt_bias", heads * m.decays, m.value_heads * m.decays)
+    parameters = (bias, vector("ssm.A", heads, m.value_heads))
     scanned, product = kept_tensor(y, "scanned", values, SCAN), kept_tensor(y, "gated", values)
     channels = 2 * m.key_heads * m.key_dim + m.value_heads * m.value_dim
     conv = convolution(y, 2 * keys + values, channels, m.conv)
@@ -64,8 +65,8 @@ def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple
 def _delta_inputs(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> list[Op[X]]:
     """One projection to all inputs; in KDA decay and output gate go through a rank of `value_dim`."""
     qk, v, heads = 2 * m.key_heads * m.key_dim, m.value_heads * m.value_dim, m.value_heads
-    if m.style == "gated-delta-net":
-        whole = qk + 2 * v + 2 * heads
+    if m.style != "kda":
+        whole = qk + 2 * v + heads + heads * m.decays
         return [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
     whole = qk + v + heads
     ops = [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
@@ -114,6 +115,46 @@ def _delta_output(y: Layout[X], m: GatedDelta, source: Tensor[X]) -> list[Op[X]]
         norm_op(y, n, source),
         memory_op(y, "output_gate", REGION, moved, saves=(gate,), kernels=1, output_bytes=gate.size_bytes),
     ]
+
+
+def lightning_attention(y: Layout[X], m: LightningAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of lightning attention: queries, keys, values through an activation, blocks, norm and gate.
+
+    A token and head take 2 H FLOPs to read the state and 2 H to update it for each of H channels, and 4 H for each
+    token of its block, whose products are made whole (arXiv:2401.04658 algorithm 1; transformers 5.23.0
+    models/minimax, MiniMaxLightningAttention). The norm is over all heads.
+
+    >>> from shardwise.models import LightningAttention
+    >>> from shardwise.ops.count import whole_layout
+    >>> y = whole_layout(1, 64)
+    >>> ops = lightning_attention(y, LightningAttention(heads=64, head_dim=128), 6144, y.residual("x", 6144, "norm1"))
+    >>> sum(w.whole for op in ops for w in op.weights)
+    251666432
+    """
+    heads, T, H = y.split(m.heads), y.tokens, m.head_dim
+    width, whole = heads * H, m.heads * H
+    entry, streams = kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "queries, keys and values", 3 * width)
+    scanned, gate = kept_tensor(y, "scanned", width, SCAN), kept_tensor(y, "gate", width)
+    state = 4 * T * width * H
+    steps = Scan(flops=state + 4 * T * width * _block(y, m), model_flops=state, moved=y.a * T * 4 * width,
+                 state=width * H)  # fmt: skip
+    n = Norm(name="head_norm", region=REGION, kind="rmsnorm", rows=T, elements=T * width, width=width, whole=whole)
+    product = kept_tensor(y, "gated", width)
+    moved = (3 * product.size_bytes, 5 * product.size_bytes)
+    return (
+        exchanges(y, inward(y, D, (4 * width, 4 * whole), source), 4 * width, "queries, keys, values, gate"),
+        memory_op(y, "activation", REGION, (2 * entry.size_bytes, 3 * entry.size_bytes), saves=(entry,),
+                  output_bytes=entry.size_bytes),
+        scan_op(y, "scan", steps, (streams,), (streams,)),
+        norm_op(y, n, scanned),
+        memory_op(y, "output_gate", REGION, moved, saves=(gate,), kernels=2, output_bytes=product.size_bytes),
+        exchanges(y, outward(y, D, (width, whole), product), width, "output"),
+    )  # fmt: skip
+
+
+def _block(y: Layout[X], m: LightningAttention) -> X:
+    """Return the tokens of a block; in decode the state alone is read and updated."""
+    return 0 * y.tokens if y.work.phase == "decode" else minimum(m.block + 0 * y.tokens, y.work.S)
 
 
 def short_conv(y: Layout[X], m: ShortConv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -19,14 +19,15 @@ _MODULES = {
     "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
     "mixture": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
-        solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text
+        hy_v3 solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text
         afmoe mimo_v2_flash step3p5""",
     "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash deepseek_v4",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1 zamba2",
     "gemma": "gemma3n_text gemma4_text",
     "nemotron": "nemotron_h",
     "recurrent": """
-        recurrent_gemma rwkv xlstm lfm2 lfm2_moe qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear""",
+        recurrent_gemma rwkv xlstm lfm2 lfm2_moe qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear
+        olmo_hybrid minimax bailing_hybrid""",
     "encoder": "bert roberta xlm-roberta distilbert vit",
     "described": "gpt2-like llama-like mcore_gpt mcore_moe mcore_hybrid",
     "remote": "internlm baichuan qwen chatglm deci",
@@ -51,6 +52,8 @@ SAME_AS: dict[str, str] = {
     "paddleocr_vl_text": "ernie4_5",
     "gpt-sw3": "gpt2",
     "starcoder": "gpt_bigcode",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
 }
 """Model types of remote code and of language models in wrappers -> the type whose layers they have."""
 

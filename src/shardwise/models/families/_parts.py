@@ -81,7 +81,7 @@ def latent_attention(config: Config) -> LatentAttention:
     config.accept("num_key_value_heads", "head_dim", "qk_head_dim")
     return LatentAttention(
         heads=config.size("num_attention_heads"),
-        q_lora_rank=config.count("q_lora_rank"),
+        q_lora_rank=config.count("q_lora_rank", default=0),
         kv_lora_rank=config.size("kv_lora_rank"),
         qk_nope_head_dim=config.size("qk_nope_head_dim"),
         qk_rope_head_dim=config.size("qk_rope_head_dim"),

@@ -164,6 +164,18 @@ def solar_open(config: Config) -> Model:
     return _uniform(config, parts.attention(config, qkv_bias=bias), experts)
 
 
+def hy_v3(config: Config) -> Model:
+    """Return Hy3: shared experts, a correction bias, a leading dense layer."""
+    bias, mlp_bias, number = config.flag("attention_bias"), config.flag("mlp_bias"), config.layers()
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head")
+    experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
+    if experts.shared is not None:
+        experts = replace(experts, shared=replace(experts.shared, bias=mlp_bias))
+    first, words = config.count("first_dense_layers", default=1), config.sequence("mlp_layer_types", number)
+    sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
+    return with_mtp(config, _some_dense(config, core, experts, sparse, mlp_bias))
+
+
 def with_mtp(config: Config, model: Model) -> Model:
     """Return the model with as many multi-token-prediction layers of its last kind as the file names."""
     number = config.predictions()
@@ -370,6 +382,7 @@ ROWS: dict[str, Row] = {
     "qwen3_moe": Row(qwen3_moe),
     "glm4_moe": Row(glm4_moe, ClassFacts(float_weights=True, float_router=True, joined_rotary=True)),
     "dots1": Row(glm4_moe, ClassFacts(float_weights=True, float_router=True)),
+    "hy_v3": Row(hy_v3, ClassFacts(normalised=True, float_weights=True, float_router=True)),
     "solar_open": Row(solar_open, ClassFacts(float_weights=True, float_router=True)),
     "ernie4_5_moe": Row(ernie4_5_moe, ClassFacts(normalised=True, float_router=True)),
     "hunyuan_v1_moe": Row(hunyuan_v1_moe, ClassFacts(normalised=True)),

@@ -1,16 +1,18 @@
-"""Linear attention and other recurrences: Qwen3-Next, Qwen3.5, Kimi Linear, RecurrentGemma, RWKV-4, xLSTM, LFM2.
+"""Linear attention and other recurrences: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Ling 3.0, MiniMax-Text-01,
+RecurrentGemma, RWKV-4, xLSTM, LFM2.
 
-Sources: arXiv:2412.06464, arXiv:2510.26692, arXiv:2402.19427, arXiv:2305.13048, arXiv:2405.04517 and transformers
-5.23.0.
+Sources: arXiv:2412.06464, arXiv:2510.26692, arXiv:2501.08313, arXiv:2402.19427, arXiv:2305.13048, arXiv:2405.04517 and
+transformers 5.23.0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwise.models._config import ClassFacts, Config
-from shardwise.models._model import MLP, Block, FeedForward, Model
-from shardwise.models._recurrent import GatedDelta, Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
+from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
+from shardwise.models._recurrent import GatedDelta, LightningAttention, Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
@@ -136,6 +138,77 @@ def _feed_forwards(config: Config, number: int) -> tuple[list[bool], FeedForward
     return sparse, experts, dense_beside(config, experts, sparse)
 
 
+def olmo_hybrid(config: Config) -> Model:
+    """Return OLMo Hybrid: three pre-normed gated-delta layers to each post-normed attention layer, all dense."""
+    number, bias, hidden = config.layers(), config.flag("attention_bias"), config.size("hidden_size")
+    core = parts.attention(config, qkv_bias=bias, out_bias=bias)
+    core = replace(core, qk_norm="full", qk_norm_kind="rmsnorm-float", rotary=_rotates(config))
+    keys = config.count("linear_key_heads", default=0) or core.heads
+    width = config.count("linear_key_head_dim", default=0) or max(3 * hidden // (4 * keys), 1)
+    delta = GatedDelta(
+        key_heads=keys,
+        value_heads=config.count("linear_value_heads", default=0) or core.heads,
+        key_dim=width,
+        value_dim=config.count("linear_value_head_dim", default=0) or 2 * width,
+        conv=config.size("linear_conv"),
+    )
+    kinds = parts.windows(config, number, ("linear", "linear", "linear", "full"))
+    if "full" not in kinds:
+        kinds[-1] = "full"
+    ffn = parts.mlp(config)
+    layers = parts.build(
+        kinds, lambda k: Block(mixers=(core if k == "full" else delta,), feed_forward=ffn, norm="rmsnorm-float")
+    )
+    return parts.language_model(config, layers, norm="rmsnorm-float")
+
+
+def _rotates(config: Config) -> bool:
+    """Whether positions rotate queries and keys: the released models set the base of the rotation to null."""
+    said = config.raw.get("rope_parameters")
+    return not isinstance(said, Mapping) or said.get("rope_theta", 0) is not None
+
+
+def minimax(config: Config) -> Model:
+    """Return MiniMax-Text-01: lightning attention, softmax attention every so many layers, experts throughout."""
+    number, experts = config.layers(), parts.moe(config, "intermediate_size")
+    core = replace(parts.attention(config), window=config.count("window", default=0))
+    linear = LightningAttention(heads=core.heads, head_dim=core.head_dim, block=config.size("block_size", default=256))
+    softmax = config.sequence("attn_type_list", number, int)
+    kinds = ["full" if one else "linear" for one in softmax] or parts.windows(config, number, ("full", "linear"))
+    layers = parts.build(kinds, lambda k: Block(mixers=(core if k == "full" else linear,), feed_forward=experts))
+    return parts.language_model(config, layers)
+
+
+def bailing_hybrid(config: Config) -> Model:
+    """Return Ling 3.0: five delta-attention layers to each gated latent-attention layer, experts behind the first."""
+    number, period = config.layers(), config.repeats("layer_group_size", default=6) or 1
+    core = replace(parts.latent_attention(config), head_gate=True)
+    # The class keeps the width of a linear head apart once it has read it from head_dim.
+    own = config.has("linear_key_head_dim") or not config.has("head_dim")
+    width = config.size("linear_key_head_dim") if own else config.size("head_dim")
+    heads, conv = config.count("linear_key_heads", default=0) or core.heads, config.size("short_conv_kernel_size")
+    config.accept("linear_conv", "linear_key_head_dim")
+    delta = GatedDelta(
+        key_heads=heads, value_heads=heads, key_dim=width, value_dim=width, conv=conv, style="kda-full-rank"
+    )
+    kinds = parts.windows(config, number, ("linear",) * (period - 1) + ("full",))
+    experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
+    words, first = config.sequence("mlp_layer_types", number), config.count("first_dense_layers")
+    sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
+    return with_mtp(config, _mixed(config, {"full": core, "linear": delta}, kinds, sparse, experts))
+
+
+def _mixed(config: Config, mixers: dict[str, Mixer], kinds: list[str], sparse: list[bool], experts: MoE) -> Model:
+    """The model whose layers take their mixer by kind and experts where they are sparse."""
+    dense = dense_beside(config, experts, sparse)
+    pairs = list(zip(kinds, sparse, strict=True))
+    made = {
+        (k, s): Block(mixers=(mixers.get(k, mixers["linear"]),), feed_forward=experts if s else dense)
+        for k, s in dict.fromkeys(pairs)
+    }
+    return parts.language_model(config, tuple(made[pair] for pair in pairs))
+
+
 def kimi_linear(config: Config) -> Model:
     """Return Kimi Linear: three delta-attention layers to each latent-attention layer, mixtures behind the first."""
     number, inner = config.layers(), config.section("linear_attn_config")
@@ -154,13 +227,7 @@ def kimi_linear(config: Config) -> Model:
     words, first = config.sequence("mlp_layer_types", number), config.count("first_dense_layers", default=1)
     config.accept("first_dense_layers", "moe_layer_freq")
     sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
-    dense = dense_beside(config, experts, sparse)
-    pairs = list(zip(_kimi_kinds(config, inner, number), sparse, strict=True))
-    made = {
-        (k, s): Block(mixers=(core if k == "full" else delta,), feed_forward=experts if s else dense)
-        for k, s in dict.fromkeys(pairs)
-    }
-    return parts.language_model(config, tuple(made[pair] for pair in pairs))
+    return _mixed(config, {"full": core, "linear": delta}, _kimi_kinds(config, inner, number), sparse, experts)
 
 
 def _kimi_kinds(config: Config, inner: Config, number: int) -> list[str]:
@@ -181,5 +248,8 @@ ROWS: dict[str, Row] = {
     "qwen3_next": Row(qwen3_next, ClassFacts(joined_rotary=True)),
     "qwen3_5_text": Row(qwen3_next, ClassFacts(joined_rotary=True)),
     "qwen3_5_moe_text": Row(qwen3_next, ClassFacts(normalised=True, joined_rotary=True)),
+    "olmo_hybrid": Row(olmo_hybrid),
+    "minimax": Row(minimax, ClassFacts(normalised=True, float_weights=True)),
+    "bailing_hybrid": Row(bailing_hybrid, ClassFacts(float_weights=True, float_router=True)),
     "kimi_linear": Row(kimi_linear, ClassFacts(float_weights=True, float_router=True)),
 }
