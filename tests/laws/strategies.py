@@ -19,6 +19,7 @@ from shardwise.models import (
     Block,
     GatedDelta,
     LatentAttention,
+    LightningAttention,
     Mamba1,
     Mamba2,
     Model,
@@ -54,6 +55,7 @@ RECURRENT: tuple[Any, ...] = (
     Mamba1(inner=4096, state=16, conv=4, dt_rank=160),
     Mamba2(heads=32, head_dim=64, groups=8, state=128, conv=4),
     GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128, conv=4),
+    LightningAttention(heads=32, head_dim=96),
     ShortConv(width=2048, conv=3),
     RecurrentGate(width=2048, heads=16, conv=4),
 )

@@ -77,7 +77,6 @@ def test_goldens_cover_every_class_that_transformers_can_build() -> None:
     """Each family has goldens, but for those that transformers has no class for or cannot build."""
     without = {
         "dbrx",
-        "vit",
         "glm4v_text",
         "mllama_text_model",
         "aria_text",

@@ -22,9 +22,9 @@ NESTED = {"model_type": "qwen2_5_vl", "text_config": QWEN, "vision_config": VISI
 
 
 @cache
-def goldens() -> dict[str, dict[str, Any]]:
-    """Files of several parts and the parameters of their language models."""
-    found: dict[str, dict[str, Any]] = json.loads(DATA.read_text())["models"]
+def goldens(section: str = "models") -> dict[str, dict[str, Any]]:
+    """Files of several parts and the parameters of their language models; files of one part; files that are refused."""
+    found: dict[str, dict[str, Any]] = json.loads(DATA.read_text())[section]
     return found
 
 
@@ -43,6 +43,24 @@ def test_files_of_several_parts_are_refused_part_by_part(name: str) -> None:
     beside = {key for key in config if key.endswith("_config") and key not in ("text_config", "language_config")}
     assert beside <= {p.field for p in caught.value.problems}
     assert all("--part text" in p.remedy for p in caught.value.problems)
+
+
+@pytest.mark.parametrize("part", ["", "text"])
+@pytest.mark.parametrize("name", sorted(goldens("alone")))
+def test_files_of_one_part_are_what_transformers_builds(name: str, part: Any) -> None:
+    """Encoders of images and hybrids of linear attention have no other part, so that --part text changes nothing."""
+    entry = goldens("alone")[name]
+    assert count_parameters(model_from_config(entry["config"], part=part)) == entry["parameters"]
+
+
+@pytest.mark.parametrize("name", sorted(goldens("refused")))
+def test_encoder_decoders_diffusion_and_sound_are_refused_by_name(name: str) -> None:
+    """Whole or for its text, such a file never gives a total, and the answer names what it is not."""
+    config = goldens("refused")[name]
+    for part in ("", "text"):
+        with pytest.raises(InputError) as caught:
+            model_from_config(config, part=part)  # type: ignore[arg-type]
+        assert {"model_type", "_class_name"} & {p.field for p in caught.value.problems}
 
 
 @pytest.mark.parametrize("config", [FLAT, NESTED], ids=["flat", "nested"])

@@ -19,6 +19,7 @@ from shardwise.models import (
     GatedDelta,
     Indexer,
     LatentAttention,
+    LightningAttention,
     Mamba1,
     Mamba2,
     Mixer,
@@ -128,6 +129,50 @@ def test_kimi_delta_attention_has_low_rank_gates() -> None:
     assert forward(ops["in"]) == product(D, 2 * V * dk + V * dv + V)
     assert forward(ops["decay_down"]) == forward(ops["gate_down"]) == product(D, dv)
     assert forward(ops["decay_up"]) == product(dv, V * dk) and forward(ops["gate_up"]) == product(dv, V * dv)
+
+
+def test_full_rank_delta_gates_come_with_the_other_inputs() -> None:
+    """Ling 3.0 projects decay and output gate at once: a decay a channel, a gate a value."""
+    V, dk, dv = 4, 24, 32
+    ops = ops_of(GatedDelta(key_heads=V, value_heads=V, key_dim=dk, value_dim=dv, conv=4, style="kda-full-rank"))
+    assert forward(ops["in"]) == product(D, 3 * V * dk + 2 * V * dv + V)
+    assert "decay_down" not in ops
+
+
+def test_lightning_attention_reads_and_updates_a_state_and_squares_of_its_blocks() -> None:
+    """Four H a head, channel and token, 4 H for each token of a block; one token alone has no block."""
+    N, H, Q = 4, 24, 16
+    ops = ops_of(LightningAttention(heads=N, head_dim=H, block=Q))
+    assert forward(ops["in"]) == product(D, 4 * N * H) and forward(ops["out"]) == product(N * H, D)
+    assert forward(ops["scan"]) == (4 * T * N * H * (H + Q), 4 * A * T * N * H)
+    assert ops["scan"].model_flops == 4 * T * N * H * H
+    assert (ops["activation"].forward_bytes, ops["activation"].backward_bytes) == (6 * A * T * N * H, 9 * A * T * N * H)
+    gate = ops["output_gate"]
+    assert (gate.forward_bytes, gate.backward_bytes) == (3 * A * T * N * H, 5 * A * T * N * H)
+    served = ops_of(LightningAttention(heads=N, head_dim=H, block=Q), DECODE)["scan"]
+    assert forward(served) == (4 * B * N * H * H, 4 * A * B * N * H + 2 * 4 * B * N * H * H)
+
+
+def test_a_short_sequence_is_one_block_of_lightning_attention() -> None:
+    """A sequence shorter than a block is one block of its own length."""
+    assert ops_of(LightningAttention(heads=4, head_dim=24))["scan"].flops == 4 * T * 4 * 24 * (24 + S)
+
+
+def test_latent_attention_may_gate_its_heads() -> None:
+    """Ling 3.0: one gate a head, from the layer's input."""
+    sizes = {"q_lora_rank": 0, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    ops = ops_of(LatentAttention(heads=4, head_gate=True, **sizes))
+    assert forward(ops["head_gate"]) == product(D, 4)
+    plain = ops_of(LatentAttention(heads=4, **sizes))
+    assert set(ops) - set(plain) == {"head_gate", "output_gate"}
+
+
+def test_a_window_to_both_sides_counts_a_token_itself_once() -> None:
+    """A token of a bidirectional window W sees W - 1 tokens before it and W - 1 after it, as far as there are any."""
+    W, H = 5, 8
+    core = ops_of(Attention(heads=1, kv_heads=1, head_dim=H, causal=False, window=W), {"coverage": "masked"})
+    pairs = sum(min(i, W - 1) + 1 + min(S - 1 - i, W - 1) for i in range(S))
+    assert core["attention"].flops == 4 * H * B * pairs
 
 
 def test_the_short_convolution_has_two_gates() -> None:

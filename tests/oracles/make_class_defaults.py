@@ -36,6 +36,7 @@ qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next recurrent_gemma roberta rwkv 
 starcoder2 step3p5 xlm-roberta xlstm zamba2 dbrx qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text
 qwen3_vl_moe_text qwen3_omni_moe_text glm4v_text glm4v_moe_text paddleocr_vl_text mllama_text_model aria_text
 ernie4_5_vl_moe_text hy_v3 minimax olmo_hybrid bailing_hybrid
+modernbert clip_text_model siglip_text_model siglip2_text_model vit deit beit dinov2 dinov2_with_registers dinov3_vit
 """
 TYPES = _TYPES.split()
 sys.path.insert(0, str(ROOT / "src"))

@@ -26,15 +26,27 @@ warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from random_configs import fields  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM  # noqa: E402
+from transformers import AutoModelForImageClassification as AutoClassifier  # noqa: E402
 
 from shardwise.models._fields import NO_EFFECT  # noqa: E402
 
 PINNED = {"torch": "2.13.0", "transformers": "5.23.0"}
 OUT = ROOT / "tests/data/models/param_counts.json"
 EACH = 20
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "modernbert")
+CLASSIFIERS = ("vit", "deit", "beit", "dinov2", "dinov2_with_registers")
+BARE = ("clip_text_model", "siglip_text_model", "siglip2_text_model", "dinov3_vit")
 NOT_BUILT = ("dbrx",)
+
+
+# Classes that no automatic one knows, or of which it knows several.
+NAMED = {
+    "deit": "DeiTForImageClassification",
+    "siglip_text_model": "SiglipTextModel",
+    "siglip2_text_model": "Siglip2TextModel",
+}
+AUTO = {AutoModelForMaskedLM: ENCODERS, AutoClassifier: CLASSIFIERS, AutoModel: BARE}
 
 
 def build(config: Any) -> Any:
@@ -44,7 +56,9 @@ def build(config: Any) -> Any:
             return _step(config)
         if config.model_type == "mistral4":
             return _mistral4(config)
-        auto = AutoModelForMaskedLM if config.model_type in ENCODERS else AutoModelForCausalLM
+        if config.model_type in NAMED:
+            return getattr(transformers, NAMED[config.model_type])(config)
+        auto = next((auto for auto, types in AUTO.items() if config.model_type in types), AutoModelForCausalLM)
         model = auto.from_config(config, dtype=torch.bfloat16)
     model.tie_weights()
     return model
@@ -69,9 +83,8 @@ def _mistral4(config: Any) -> Any:
     return model
 
 
-def count(config: Any) -> tuple[int, int]:
+def count(model: Any) -> tuple[int, int]:
     """Unique parameters, and values in buffers that a checkpoint stores."""
-    model = build(config)
     parameters = sum({id(p): p.numel() for p in model.parameters()}.values())
     stored = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = sum(buffer.numel() for name, buffer in model.named_buffers() if name in stored)
@@ -95,8 +108,11 @@ def plain(config: Any, *, whole: bool) -> dict[str, Any]:
 
 def entry(config: Any, *, whole: bool) -> dict[str, Any]:
     """One golden entry."""
-    parameters, buffers = count(config)
-    return {"parameters": parameters, "stored_buffers": buffers, "config": plain(config, whole=whole)}
+    model = build(config)
+    parameters, buffers = count(model)
+    named = {"architectures": [type(model).__name__]} if config.model_type in (*CLASSIFIERS, *BARE) else {}
+    found = {**named, **plain(config, whole=whole)}
+    return {"parameters": parameters, "stored_buffers": buffers, "config": found}
 
 
 def named() -> dict[str, Any]:

@@ -9,7 +9,9 @@ lm_head_bias mamba_proj_bias mamba_conv_bias use_conv_bias conv_bias add_bias_li
 use_parallel_residual parallel_attn bias multi_query new_decoder_architecture do_layer_norm_before
 _remove_final_layer_norm enable_bias layer_norm_elementwise_affine learned_pos_emb use_sliding_window
 use_shared_attention_adapter attention_k_eq_v enable_moe_block use_double_wide_mlp use_expert_bias
-block_auto_adjust_ff_dim
+block_auto_adjust_ff_dim norm_bias classifier_bias decoder_bias query_bias key_bias value_bias proj_bias
+use_swiglu_ffn use_gated_mlp use_mask_token use_mean_pooling use_absolute_position_embeddings
+use_relative_position_bias use_shared_relative_position_bias
 """.split()  # noqa: SIM905
 # Classes that tie whatever the file says or never do, and one that shares its blocks only if it also ties the head.
 ALWAYS = {
@@ -18,8 +20,9 @@ ALWAYS = {
 }
 FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
-gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2 minimax
-hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
+gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2
+minimax hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3
+granite olmo2
 """.split()  # noqa: SIM905
 SMALL = {
     "max_position_embeddings": (16, 200),
@@ -44,6 +47,7 @@ SMALL = {
     "moe_num_shared_experts": (0, 3),
     "first_k_dense_replace": (0, 3),
     "num_dense_layers": (0, 3),
+    "num_register_tokens": (0, 4),
     "decoder_sparse_step": (1, 3),
     "linear_conv_kernel_dim": (2, 5),
     "linear_key_head_dim": (4, 12),
@@ -360,6 +364,33 @@ def _hy3(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]
     return out | ({"mlp_layer_types": _types(rng, layers, "dense", "sparse")} if rng.random() < 0.5 else {})
 
 
+def _image(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    side = rng.randint(2, 6)
+    return _no_kv(out, layers, rng) | {"patch_size": side, "image_size": side * rng.randint(1, 5),
+                                       "num_channels": rng.randint(1, 4)}  # fmt: skip
+
+
+def _dino(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _image(out, layers, rng) | {"mlp_ratio": rng.randint(1, 5)}
+    return {key: value for key, value in out.items() if key != "intermediate_size"}
+
+
+def _beit(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _image(out, layers, rng) | {"layer_scale_init_value": rng.choice((0.0, 0.1))}
+
+
+def _deit(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _image(out, layers, rng) | {"pooler_output_size": rng.randint(8, 40)}
+
+
+def _siglip(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _no_kv(out, layers, rng) | {"projection_size": rng.choice((None, rng.randint(8, 40)))}
+
+
+def _modern(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _sliding(_no_kv(out, layers, rng), layers, rng) | {"local_attention": 2 * rng.randint(1, 10)}
+
+
 def _lfm2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     return out | {"layer_types": _types(rng, layers, "conv", "full_attention")}
 
@@ -425,6 +456,13 @@ RULES = {
     "minimax": _minimax,
     "bailing_hybrid": _bailing,
     "hy_v3": _hy3,
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), _dino),
+    **dict.fromkeys(("dinov3_vit", "vit"), _image),
+    "deit": _deit,
+    "beit": _beit,
+    "clip_text_model": _no_kv,
+    **dict.fromkeys(("siglip_text_model", "siglip2_text_model"), _siglip),
+    "modernbert": _modern,
     "falcon": _falcon,
     "opt": _opt,
     "gpt2": _gpt,

@@ -18,8 +18,9 @@ from shardwise.models._mixers import NormKind
 from shardwise.models._recurrent import Mixer
 from shardwise.models._wrapped import Part
 
-Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "relu", "relu2", "xielu"]
-"""Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and others."""
+Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-gelu", "relu", "relu2", "xielu"]
+"""Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and others, and
+"quick-gelu" the one by a sigmoid, written out too (CLIP)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,8 +195,8 @@ class Model:
 
     @property
     def generates(self) -> bool:
-        """Whether it can make tokens one after another: no layer looks at tokens that follow."""
-        return all(block.looks_back for block in self.kinds)
+        """Whether it can make tokens one after another: it has a head, and no layer looks at tokens that follow."""
+        return self.head and all(block.looks_back for block in self.kinds)
 
     @property
     def has_experts(self) -> bool:

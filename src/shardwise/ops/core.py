@@ -86,7 +86,11 @@ def attended_pairs(y: Layout[X], mask: Mask) -> X:
     S, past = y.work.S, y.work.context
     if y.work.coverage == "full":
         return S * (S + past)
-    pairs = seen_by_first(S + past, mask) - seen_by_first(past, mask) if mask.causal else S * (S + past)
+    if not mask.causal:
+        # A window reaches so far to both sides, and both count a token itself.
+        pairs = 2 * seen_by_first(S, mask) - S if mask.window else S * (S + past)
+    else:
+        pairs = seen_by_first(S + past, mask) - seen_by_first(past, mask)
     return pairs if y.work.density == 1 else pairs * y.work.density
 
 

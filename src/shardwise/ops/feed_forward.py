@@ -14,12 +14,13 @@ from shardwise.ops.elementwise import only_weights, vector
 from shardwise.ops.layout import Layout, Shape, memory_op
 
 # What separate kernels keep beside the product, in widths of F, counted with saved-tensor hooks on torch 2.13.0 and
-# transformers 5.23.0. ReLU keeps its result, so its input goes; `gelu_new` is written out in Python and keeps half the
-# input, the tanh and one plus the tanh beside its input.
+# transformers 5.23.0. ReLU keeps its result, so its input goes; `gelu_new` and `quick_gelu` are written out in Python,
+# where the first keeps half the input, the tanh and one plus the tanh beside its input, the second the sigmoid.
 _MODULE_TENSORS: dict[str, tuple[str, ...]] = {
     "relu": (),
     "relu2": ("rectified",),
     "gelu-new": ("up", "half", "tanh", "one plus tanh"),
+    "quick-gelu": ("up", "sigmoid"),
 }
 
 

@@ -1,5 +1,6 @@
-"""Linear attention and other recurrences: gated delta rule, lightning attention, short convolution, RG-LRU, RWKV-4 and
-the matrix LSTM.
+"""Linear attention and other recurrences.
+
+Gated delta rule, lightning attention, short convolution, RG-LRU, RWKV-4 and the matrix LSTM.
 
 Letters: T tokens on the rank, D hidden, dk and dv key and value widths of a head. Each is split by heads or channels
 over the tensor-parallel ranks, as the state-space mixers are.

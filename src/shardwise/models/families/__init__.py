@@ -28,7 +28,9 @@ _MODULES = {
     "recurrent": """
         recurrent_gemma rwkv xlstm lfm2 lfm2_moe qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear
         olmo_hybrid minimax bailing_hybrid""",
-    "encoder": "bert roberta xlm-roberta distilbert vit",
+    "encoder": """
+        bert roberta xlm-roberta distilbert modernbert clip_text_model siglip_text_model siglip2_text_model""",
+    "vision": "vit deit beit dinov2 dinov2_with_registers dinov3_vit",
     "described": "gpt2-like llama-like mcore_gpt mcore_moe mcore_hybrid",
     "remote": "internlm baichuan qwen chatglm deci",
 }
@@ -64,6 +66,9 @@ TEXT_OF: dict[str, str] = {
     "llama4": "llama4_text",
     "mllama": "mllama_text_model",
     "aria": "aria_text",
+    "clip": "clip_text_model",
+    "siglip": "siglip_text_model",
+    "siglip2": "siglip2_text_model",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",

@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swiglu": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu-new",
+    "quick_gelu": "quick-gelu",
     "gelu_fast": "gelu-new",
     "gelu_pytorch_tanh": "gelu-tanh",
     "relu": "relu",

@@ -1,27 +1,27 @@
-"""Encoders: BERT and its relatives, and the vision transformer.
+"""Encoders of text: BERT and its relatives, ModernBERT, the text encoders of CLIP and SigLIP.
 
-Source: the model classes of transformers 5.23.0; arXiv:1810.04805, arXiv:2010.11929.
+Source: the model classes of transformers 5.23.0; arXiv:1810.04805.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.models._config import Config
-from shardwise.models._mixers import Attention
+from shardwise.models._config import ClassFacts, Config
+from shardwise.models._mixers import Attention, NormKind
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
 
-def _block(config: Config, heads: int, hidden: int, qkv_bias: bool = True) -> Block:
+def _block(config: Config, heads: int, hidden: int) -> Block:
     """A post-norm block with biases and attention both ways."""
     width = config.size("ffn", "hidden_dim")
     core = Attention(
         heads=heads,
         kv_heads=heads,
         head_dim=max(hidden // heads, 1),
-        qkv_bias=qkv_bias,
+        qkv_bias=True,
         out_bias=True,
         causal=False,
         rotary=False,
@@ -85,45 +85,66 @@ def _with_task(config: Config, model: Model, architecture: str) -> Model:
     return replace(model, head=False, extras=tuple(extras))
 
 
-def vit(config: Config) -> Model:
-    """Return a vision transformer: patches in and no vocabulary out; without an image size its layers alone."""
+def modernbert(config: Config) -> Model:
+    """Return ModernBERT: pre-norm, gated, rotary, every third layer full and the others windowed (arXiv:2412.13663).
+
+    The norm of the embedding is the first norm of the first layer, which has none of its own.
+    """
+    number, bias = config.layers(), config.flag("attention_bias")
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), causal=False)
+    ffn = MLP(ffn=config.size("ffn"), bias=config.flag("mlp_bias"), activation=parts.activation(config, "gelu"))
+    norm: NormKind = "layernorm" if config.flag("norm_bias") else "layernorm-no-bias"
+    period = config.repeats("global_attn_every_n_layers", default=3) or 1
+    kinds = parts.windows(config, number, ("full", *("sliding",) * (period - 1)))
+    # Half of the tokens that a layer sees lie on each side of a token (modeling_modernbert.py, ModernBertAttention).
+    local = replace(core, window=config.size("local_attention") // 2 + 1)
+    layers = parts.build(
+        kinds, lambda k: Block(mixers=(local if k == "sliding" else core,), feed_forward=ffn, norm=norm)
+    )
+    return _with_modern_head(config, parts.language_model(config, layers, norm=norm))
+
+
+def _with_modern_head(config: Config, model: Model) -> Model:
+    """Return ModernBERT with the head of the class that the file names, by default of masked words."""
+    hidden, name = model.hidden, " ".join(config.words("architectures")) or "ModernBertForMaskedLM"
+    if name.endswith("Model"):
+        return replace(model, head=False)
+    mapped = Projection(name="head_transform", inputs=hidden, outputs=hidden, bias=config.flag("classifier_bias"))
+    model = replace(model, extra_vectors=(1 + (model.norm == "layernorm")) * hidden, extras=(mapped,))
+    if name.endswith("MaskedLM"):
+        return replace(model, head_bias=config.flag("decoder_bias", default=True))
+    whole = name.endswith(("SequenceClassification", "MultipleChoice"))
+    classes = 1 if name.endswith("MultipleChoice") else parts.labels(config)
+    labels = Projection(name="labels", inputs=hidden, outputs=classes, bias=True, of_sequence=whole)
+    return replace(model, head=False, extras=(replace(mapped, of_sequence=whole), labels))
+
+
+def clip_text(config: Config) -> Model:
+    """Return the text encoder of CLIP, which sees the words before a word, or of SigLIP, which sees all and maps one.
+
+    Source: arXiv:2103.00020, arXiv:2303.15343; transformers 5.23.0 models/clip, models/siglip and models/siglip2.
+    """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    model = Model(
+    block = _block(config, heads, hidden)
+    clip = config.model_type == "clip_text_model"
+    core = replace(parts.attention(config, qkv_bias=True, out_bias=True), rotary=False, causal=clip)
+    mapped = Projection(
+        name="head", inputs=hidden, outputs=config.size("projection_size", default=hidden), bias=True, of_sequence=True
+    )
+    config.accept("projection_dim", "projection_size")
+    return Model(
         name=config.model_type,
         family=config.model_type,
         hidden=hidden,
-        vocab=1,
-        layers=(_block(config, heads, hidden, config.flag("qkv_bias", default=True)),) * config.layers(),
+        vocab=config.size("vocab_size"),
+        layers=(replace(block, mixers=(core,)),) * config.layers(),
         norm="layernorm",
-        final_norm=False,
-        head=False,
-        embedding=False,
-        max_context=config.count("max_context"),
+        positions=config.size("max_context"),
+        max_context=config.size("max_context"),
         dropout=parts.drops(config),
+        head=False,
+        extras=() if clip else (mapped,),
     )
-    if "image_size" in config.raw:
-        return _with_patches(config, model)
-    config.note("a vision transformer is its layers alone: no patch embedding, no positions, no head")
-    return model
-
-
-def _with_patches(config: Config, layers: Model) -> Model:
-    """Add the map of patches, a class token, a position each, the last norm, and a pooler or a classifier.
-
-    Source: transformers 5.23.0 models/vit/modeling_vit.py; arXiv:2010.11929 equations 1 to 4.
-    """
-    hidden, side, image = layers.hidden, config.size("patch_size", default=16), config.size("image_size")
-    config.expect(image % side == 0, "image_size", f"must be a multiple of the patch size {side}", "use a multiple")
-    tokens = (image // side) ** 2 + 1
-    patches = Projection(
-        name="patches", inputs=config.size("num_channels", default=3) * side**2, outputs=hidden, bias=True
-    )
-    bare = " ".join(config.words("architectures")).endswith("Model")
-    classes = 1 if bare else parts.labels(config)
-    pooler = Projection(name="pooler", inputs=hidden, outputs=hidden, bias=True, of_sequence=True)
-    last = pooler if bare else replace(pooler, name="classifier", outputs=classes)
-    vectors = (tokens + 1) * hidden
-    return replace(layers, final_norm=True, extras=(patches, last), extra_vectors=vectors, max_context=tokens)
 
 
 ROWS: dict[str, Row] = {
@@ -131,5 +152,8 @@ ROWS: dict[str, Row] = {
     "roberta": Row(bert),
     "xlm-roberta": Row(bert),
     "distilbert": Row(bert),
-    "vit": Row(vit),
+    "modernbert": Row(modernbert, ClassFacts(fused_qkv=True)),
+    "clip_text_model": Row(clip_text),
+    "siglip_text_model": Row(clip_text),
+    "siglip2_text_model": Row(clip_text),
 }

@@ -1,5 +1,6 @@
-"""Linear attention and other recurrences: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Ling 3.0, MiniMax-Text-01,
-RecurrentGemma, RWKV-4, xLSTM, LFM2.
+"""Linear attention and other recurrences.
+
+Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Ling 3.0, MiniMax-Text-01, RecurrentGemma, RWKV-4, xLSTM and LFM2.
 
 Sources: arXiv:2412.06464, arXiv:2510.26692, arXiv:2501.08313, arXiv:2402.19427, arXiv:2305.13048, arXiv:2405.04517 and
 transformers 5.23.0.
