@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -11,13 +12,22 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.files import check_tree
-from shardwise.formats._imported import Reading
+from shardwise.formats._imported import Imported, Reading
 
 
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return the table of a system: what it was checked against, keys that are read, silent, or left out and why."""
     return tomllib.loads(resources.files("shardwise.formats").joinpath(name).read_text(encoding="utf-8"))
+
+
+def top_level(text: str) -> frozenset[str]:
+    r"""Return the keys that stand at the left edge of a YAML file, by which a system is known.
+
+    >>> sorted(top_level("base_model: a\nfsdp_config:\n  x: 1"))
+    ['base_model', 'fsdp_config']
+    """
+    return frozenset(re.findall(r"(?m)^([A-Za-z_][\w.-]{0,80})[ \t]*:", text))
 
 
 MOST_WHOLE = 10**15
@@ -106,6 +116,21 @@ class Keys:
             Reading(argument=path, value=plain(value), meaning=said)
             for path, value in self.values.items()
             if not self._known(path)
+        )
+
+    def case(self, source: str, **fields: Any) -> Imported:
+        """Return a case of these settings with what became of each; raises `InputError` with everything wrong."""
+        self.problems.raise_if_any()
+        return Imported(
+            system=self.table["checked"]["system"],
+            version=self.table["checked"]["version"],
+            source=source,
+            understood=self.understood(),
+            assumed=tuple(self.assumed),
+            ignored=self.ignored(),
+            silent=self.silent(),
+            unknown=self.unknown(),
+            **fields,
         )
 
     def _known(self, path: str) -> str:

@@ -28,7 +28,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "amp-bf16": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
     "fp32": {},
 }
-_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard"))
+_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "offload"))
 # deepspeed/runtime/engine.py hands optimizer.params on as they are; transformers and accelerate alone fill "auto" in.
 _RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's default"
 _OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
@@ -54,25 +54,17 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     """Return the case of a configuration that was parsed already; raises `InputError` with everything wrong."""
     keys = Keys(tree, _TABLE, source or "settings")
     plan, job = _plan(keys, num_devices), _job(keys)
-    keys.problems.raise_if_any()
     stage = _STAGES.index(plan.sharding) if plan.sharding in _STAGES else 3
     overlap = keys.flag("zero_optimization.overlap_comm")
     stack = find_stack("deepspeed")
-    return Imported(
-        system="DeepSpeed",
-        version=table(_TABLE)["checked"]["version"],
+    return keys.case(
+        source,
         model=None,
         plan=plan,
         job=job,
         stack=replace(stack, overlap_gradients=stage == 3 if overlap is None else overlap),
         num_devices=num_devices,
         accumulation=keys.whole("gradient_accumulation_steps") or 0,
-        source=source,
-        understood=keys.understood(),
-        assumed=tuple(keys.assumed),
-        ignored=keys.ignored(),
-        silent=keys.silent(),
-        unknown=keys.unknown(),
     )
 
 
@@ -99,7 +91,28 @@ def _plan(keys: Keys, num_devices: int) -> Plan:
         sequence_parallel=False,
         sharding="hsdp" if grouped else _STAGES[min(stage, 3)],
         shard=group if grouped else 1,
+        offload=_offload(keys, stage),
     )
+
+
+def _offload(keys: Keys, stage: int) -> tuple[str, ...]:
+    """Return what lies in the host's memory: gradients go where the optimizer is that reads them (stage_1_and_2.py)."""
+    found: tuple[str, ...] = ()
+    for name, old, words in (
+        ("offload_optimizer", "cpu_offload", ("optimizer", "gradients")),
+        ("offload_param", "cpu_offload_params", ("parameters",)),
+    ):
+        path = f"zero_optimization.{name}.device"
+        place = keys.word(path) or ("cpu" if keys.flag(f"zero_optimization.{old}") else "none")
+        if place not in ("none", "cpu", "nvme"):
+            keys.fail(path, "is not a place of DeepSpeed", "use none, cpu or nvme")
+        elif place != "none" and stage < (3 if "parameters" in words else 1):
+            keys.assumed.append(f"{words[0]} on the device: stage {stage} of ZeRO does not move them")
+        elif place != "none":
+            found += words
+            if place == "nvme":
+                keys.assumed.append(f"{words[0]} in the host's memory: disks are not modelled")
+    return (*found, "activations") if keys.flag("activation_checkpointing.cpu_checkpointing") else found
 
 
 def _job(keys: Keys) -> Training:
@@ -138,6 +151,10 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     p, job = case.plan, case.job
     stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 0
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": case.stack.overlap_gradients}
+    if "optimizer" in p.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if "parameters" in p.offload:
+        zero["offload_param"] = {"device": "cpu"}
     tree: dict[str, Any] = {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": p.micro_batch,
@@ -148,6 +165,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     tree |= _PRECISIONS.get(job.precision or case.stack.precision, {})
     if p.tp > 1:
         tree["tensor_parallel"] = {"autotp_size": p.tp}
+    if "activations" in p.offload:
+        tree["activation_checkpointing"] = {"cpu_checkpointing": True}
     if p.cp > 1:
         tree["sequence_parallel_size"] = p.cp
     return tree

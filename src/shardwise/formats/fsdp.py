@@ -30,7 +30,9 @@ _SHARDINGS: dict[str, Sharding] = {
 }
 # Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
 _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-bf16", "fp8": "fp8"}
-_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute"))
+_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
+# CPUOffload of FSDP moves parameters and gradients, and so the optimizer that updates them.
+_HOST = ("optimizer", "gradients", "parameters")
 _MIXED = {"fp32": "no", "amp-bf16": "bf16"}
 _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
@@ -65,21 +67,14 @@ def read(text: str, source: str = "accelerate.yaml", around: Around = PLAIN) -> 
 
 def _imported(keys: Keys, plan: Plan, job: Training, source: str, devices: int) -> Imported:
     machines = keys.whole("num_machines") or 1
-    return Imported(
-        system="accelerate",
-        version=table(_TABLE)["checked"]["version"],
+    return keys.case(
+        source,
         model=None,
         plan=plan,
         job=job,
         stack=find_stack("pytorch" if plan.sharding == "none" else "accelerate"),
         num_devices=devices,
         devices_per_node=devices // machines,
-        source=source,
-        understood=keys.understood(),
-        assumed=tuple(keys.assumed),
-        ignored=keys.ignored(),
-        silent=keys.silent(),
-        unknown=keys.unknown(),
     )
 
 
@@ -157,6 +152,7 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
         sharding=sharding,
         shard=shard,
         recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else "none",
+        offload=_HOST if keys.flag("fsdp_config.fsdp_offload_params") and word != "no_shard" else (),
     )
 
 
@@ -199,6 +195,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
             "fsdp_reshard_after_forward": p.sharding != "shard-grad-op",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": p.recompute == "full",
+            "fsdp_offload_params": "parameters" in p.offload,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     if sharded or p.tp * p.cp > 1:

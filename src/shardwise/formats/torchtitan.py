@@ -36,7 +36,7 @@ _P = "parallelism."
 _TOLD = frozenset(
     (
         *("tp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "schedule"),
-        *("sharding", "shard", "recompute", "stage_layers"),
+        *("sharding", "shard", "recompute", "stage_layers", "offload"),
     )
 )
 _SCHEDULES: dict[str, Schedule] = {row.torch: row.name for row in RULES.values() if row.torch}
@@ -83,22 +83,8 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         precision=_precision(keys),
         optimizer=_optimizer(keys),
     )
-    keys.problems.raise_if_any()
-    return Imported(
-        system="torchtitan",
-        version=table(_TABLE)["checked"]["version"],
-        model=model,
-        plan=plan,
-        job=job,
-        stack=find_stack(_stack(keys)),
-        num_devices=num_devices,
-        source=source,
-        understood=keys.understood(),
-        assumed=tuple(keys.assumed),
-        ignored=keys.ignored(),
-        silent=keys.silent(),
-        unknown=keys.unknown(),
-    )
+    stack = find_stack(_stack(keys))
+    return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=num_devices)
 
 
 def _model(keys: Keys) -> Model | None:
@@ -148,6 +134,8 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
         sharding=_sharding(keys, copies, shards * cp),
         shard=shards if copies > 1 and shards * cp > 1 else 1,
         recompute=_recompute(keys),
+        # CPUOffloadPolicy of FSDP moves parameters and gradients, and so the optimizer that updates them.
+        offload=("optimizer", "gradients", "parameters") if keys.flag("training.enable_cpu_offload") else (),
         stage_layers=pieces if len(set(pieces)) > 1 else (),
     )
 
@@ -246,6 +234,8 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
     local = job.global_batch // p.dp if p.pp > 1 else p.micro_batch
     training: dict[str, Any] = {"local_batch_size": local, "global_batch_size": job.global_batch}
     training |= {"seq_len": job.seq_len, "dtype": kept, "mixed_precision_param": computed}
+    if "parameters" in p.offload:
+        training["enable_cpu_offload"] = True
     if job.run_tokens:
         training["steps"] = round(job.run_tokens / job.tokens_per_step)
     return {
