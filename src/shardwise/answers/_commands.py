@@ -224,7 +224,20 @@ _MAKERS: dict[str, Callable[[], Command]] = {
 NAMES = tuple(_MAKERS)
 SERVERS = ("vllm", "sglang", "trtllm")
 """Engines that an export writes the launch line of."""
-TARGETS = ("megatron", "deepspeed", "fsdp", "torchtitan", "transformers", *SERVERS)
+TARGETS = (
+    *(
+        "megatron",
+        "deepspeed",
+        "fsdp",
+        "torchtitan",
+        "transformers",
+        "axolotl",
+        "llamafactory",
+        "torchtune",
+        "nanotron",
+    ),
+    *SERVERS,
+)
 # Commands whose cases are of kinds with flags of their own: the key of the word, and the words.
 KINDS = {"plan": ("what", ("train", "infer", "serve")), "export": ("target", TARGETS)}
 # Commands that answer one question at many values.

@@ -29,6 +29,10 @@ _STACKS = {
     "fsdp": "accelerate",
     "torchtitan": "fsdp2",
     "transformers": "transformers",
+    "axolotl": "axolotl",
+    "llamafactory": "llama-factory",
+    "torchtune": "torchtune",
+    "nanotron": "nanotron",
 }
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
 _ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}

@@ -51,9 +51,19 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[
         yield path, ours, theirs
 
 
-def refuse(system: str, found: Mapping[str, tuple[object, object]], case: ExportCase | None = None) -> None:
-    """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run."""
-    problems = [*_unlaunched(case), *_tuned(case, system)] if case is not None else []
+def refuse(
+    system: str,
+    found: Mapping[str, tuple[object, object]],
+    case: ExportCase | None = None,
+    adapters: bool = False,
+) -> None:
+    """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run.
+
+    A system whose files say `adapters` is asked for them in `found`.
+    """
+    problems: list[Problem] = []
+    if case is not None:
+        problems = [*_unlaunched(case), *(() if adapters else _tuned(case, system))]
     named = {problem.field for problem in problems}
     problems += [
         Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs))

@@ -16,8 +16,20 @@ from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
 from shardwise.formats._imported import Around, Imported
 
-SYSTEMS = ("deepspeed", "fsdp", "torchtitan", "megatron")
+SYSTEMS = (
+    "deepspeed",
+    "axolotl",
+    "llamafactory",
+    "nanotron",
+    "torchtune",
+    "transformers",
+    "fsdp",
+    "torchtitan",
+    "megatron",
+)
 """The systems whose files are read, in the order in which they are asked; the last takes any script."""
+KINDS = "DeepSpeed's JSON, YAML of accelerate, axolotl, LLaMA-Factory, nanotron, torchtune or TRL, torchtitan's TOML"
+"""The files that are read, in words."""
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""
 
@@ -25,7 +37,7 @@ MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": file
 def import_file(
     path: str | PathLike[str], variables: Mapping[str, str] | None = None, around: Around | None = None
 ) -> Imported:
-    """Return the case of a file: .json is DeepSpeed's, .yaml accelerate's, .toml torchtitan's, others Megatron-LM's.
+    """Return the case of a file: of a trainer's settings by its keys, of a launch script by the arguments it gives.
 
     `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
     """
@@ -35,8 +47,8 @@ def import_file(
         modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)
         case: Imported = next(module for module in modules if module.recognises(name, text)).read(text, name, around)
     if case.unknown and not (case.understood or case.ignored or case.silent):
-        rule, files_of = f"has no setting of {case.system}", "DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML"
-        raise InputError([Problem("from", name, rule, f"give {files_of} or a launch script")])
+        rule = f"has no setting of {case.system}"
+        raise InputError([Problem("from", name, rule, f"give {KINDS} or a launch script")])
     return case
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.shell import Budget, Shell, commands_of, flat, whole_of
@@ -18,7 +19,7 @@ _NODES = ("--nnodes", "--num_nodes", "--nodes", "-N")
 _TAKES = (
     *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_id", "rdzv_backend", "num_gpus"),
     *("rdzv_endpoint", "rdzv_conf", "max_restarts", "monitor_interval", "start_method", "log_dir", "redirects", "tee"),
-    *("local_addr", "local_ranks_filter", "num_nodes", "hostfile", "num_processes", "role"),
+    *("local_addr", "local_ranks_filter", "num_nodes", "hostfile", "num_processes", "role", "config_file"),
 )
 LAUNCHER = frozenset(f"--{name.replace('_', mark)}" for name in _TAKES for mark in ("_", "-"))
 """Options of torchrun and DeepSpeed's launcher that take a value."""
@@ -28,6 +29,7 @@ _ENDS = (";", "&&", "||", "|", "&")
 _EACH_VARIABLES = ("GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "NPROC_PER_NODE", "SLURM_GPUS_PER_NODE")
 _NODES_VARIABLES = ("NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODES")
 _SRUN_VARIABLE = "SLURM_NTASKS_PER_NODE"
+_CONFIG = ("--config_file", "--config-file")
 _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 
 
@@ -35,7 +37,7 @@ _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 class Launch:
     """What stands around the arguments: devices (0 where it is not said), the program, and the file's name.
 
-    `follow` lets arguments name files that are not below that file.
+    `follow` lets arguments name files that are not below that file; `config_file` is the launcher's own (accelerate).
     """
 
     num_devices: int = 0
@@ -43,6 +45,7 @@ class Launch:
     program: str = ""
     source: str = ""
     follow: bool = True
+    config_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,8 @@ def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> La
     if not each and any(word == "srun" for word in words):
         each = _variable(shell, _SRUN_VARIABLE)
     total = each * nodes or everything or (each if _starts_on_one(words) else 0)
-    return Launch(num_devices=total, devices_per_node=each, program=program, source=source)
+    config = next((after for word, after in pairwise(words) if word in _CONFIG), "")
+    return Launch(num_devices=total, devices_per_node=each, program=program, source=source, config_file=config)
 
 
 def _starts_on_one(words: Sequence[str]) -> bool:

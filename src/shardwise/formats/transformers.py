@@ -1,71 +1,233 @@
-"""A training of Hugging Face's Trainer: accelerate's YAML and the launch script of run_clm.py beside it.
+"""A training of Hugging Face's Trainer or of TRL: a launch script with accelerate's YAML beside it, or TRL's own YAML.
 
-Sources: transformers 5.23.0 training_args.py and examples/pytorch/language-modeling/run_clm.py; the YAML is `fsdp`'s.
+Sources: transformers 5.23.0 training_args.py and examples/pytorch/language-modeling/run_clm.py; trl 1.16.0
+trainer/{base,sft,model}_config.py, whose parsers were run for defaults. accelerate's YAML is `fsdp`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.formats import _yaml, fsdp
+from shardwise.errors import InputError, Problem
+from shardwise.files import YAML_BYTES, below, read_text
+from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
-from shardwise.formats._keys import table
-from shardwise.models._load import catalogue
-from shardwise.plans import Plan, Training
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, table, top_level
+from shardwise.formats._launch import Launch, started
+from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
 
-_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute"))
+_TABLE = "transformers.toml"
+_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
 # A recipe -> accelerate's mixed_precision and the type in which the script loads the weights.
 _PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"), "fp32": ("no", "float32")}
-_OPTIMIZERS = {
-    "adam": "adamw_torch",
-    "adam8bit": "adamw_bnb_8bit",
-    "adam4bit": "adamw_torch_4bit",
-    "ademamix8bit": "ademamix_8bit",
-    "adafactor": "adafactor",
-    "galore": "galore_adamw",
-    "apollo": "apollo_adamw",
-    "lion": "lion_32bit",
-    "lion8bit": "lion_8bit",
-    "sgd-plain": "sgd",
-}
+_TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
+_OF_TRL = ("sft", "sft.py", "dpo", "dpo.py", "grpo", "grpo.py", "reward", "reward.py", "kto", "kto.py")
+_ADAPTER = _trainer.Adapter(
+    rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
+    saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"),
+)  # fmt: skip
 
 
-def _words(case: ExportCase) -> dict[str, Any]:
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file starts a training with transformers' arguments, or holds TRL's."""
+    if name.endswith((".yaml", ".yml")):
+        return "model_name_or_path" in top_level(text)
+    return any(word in text for word in _TELLING) and "--micro-batch-size" not in text and not name.endswith(".json")
+
+
+def read(text: str, source: str = "train.sh", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a launch script, or of the YAML that TRL's commands take.
+
+    >>> text = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --bf16"
+    >>> case = read(text + " --block_size 4096 --per_device_train_batch_size 2 --gradient_checkpointing")
+    >>> case.plan.dp, case.plan.micro_batch, case.job.seq_len, case.job.global_batch, case.job.precision
+    (8, 2, 4096, 16, 'amp-bf16')
+    """
+    if source.endswith((".yaml", ".yml")):
+        around.settings_alone(source)
+        return _case(Keys(_yaml.parse(text, source), _TABLE, source), Launch(program="sft"), source, around)
+    found = started(text, _TELLING.__contains__, source, around.variables)
+    case = _case(Keys(_words(found.arguments), _TABLE, source), found.launch, source, around)
+    return replace(case, assumed=(*found.notes, *case.assumed))
+
+
+def _words(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a command line as a YAML would hold them: what follows a name, or that it stands alone."""
+    found: dict[str, Any] = {}
+    name, problems = "", []
+    for word in arguments:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = _value(value) if equals else True
+        elif not name:
+            problems.append(Problem("arguments", word, "follows no argument", "write --argument value"))
+        else:
+            held = found[name]
+            one = _value(word)
+            found[name] = one if held is True else [*held, one] if isinstance(held, list) else [held, one]
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def _value(word: str) -> Any:
+    """Return a word as the value that it spells.
+
+    >>> [_value(word) for word in ("8", "1e-4", "True", "full_shard auto_wrap", "none")]
+    [8, 0.0001, True, 'full_shard auto_wrap', None]
+    """
+    lower = word.lower()
+    if lower in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(lower)
+    for kind in (int, float):
+        try:
+            return kind(word) if word.isascii() and len(word) < 40 else word
+        except ValueError:
+            continue
+    return word
+
+
+def _case(keys: Keys, launch: Launch, source: str, around: Around) -> Imported:
+    """Return the case of settings, as TRL's program has its defaults or as transformers has them."""
+    trl = launch.program.rpartition("/")[2] in _OF_TRL
+    beside = _beside(launch, source, around)
+    devices = around.num_devices or (beside.num_devices if beside else 0) or launch.num_devices
+    launched = _trainer.deepspeed_case(keys, "deepspeed", source, replace(around, num_devices=devices))
+    base = launched or beside
+    plan = base.plan if base else _plan(keys, devices)
+    plan = replace(plan, recompute=_recompute(keys, trl) if plan.recompute == "none" else plan.recompute)
+    if keys.flag("activation_offloading"):
+        plan = replace(plan, offload=(*plan.offload, "activations"))
+    plan, batch, steps = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
+    seq_len = _length(keys, trl)
+    job = Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float((keys.whole("max_steps", rest=True) or 0) * batch * seq_len),
+        precision=launched.job.precision if launched else _precision(keys, beside, trl),
+        optimizer=_trainer.optimizer_of(keys, "optim"),
+        **_adapter(keys),
+    )
+    stack = launched.stack if launched else _stack(keys, "trl" if trl else "transformers")
+    return keys.case(
+        source,
+        model=_trainer.model_named(keys, "model_name_or_path"),
+        plan=plan,
+        job=job,
+        stack=stack,
+        num_devices=devices,
+        devices_per_node=launch.devices_per_node,
+        accumulation=0 if batch else steps,
+    )
+
+
+def _beside(launch: Launch, source: str, around: Around) -> Imported | None:
+    """Return the case of accelerate's file that the launcher names, None without one."""
+    if not launch.config_file:
+        return None
+    path = below(source, launch.config_file, around.follow, "config_file")
+    devices = around.num_devices or launch.num_devices
+    alone = replace(around, num_devices=devices, variables={}, more=())
+    return fsdp.read(read_text(path, YAML_BYTES, "config_file"), path, alone)
+
+
+def _plan(keys: Keys, devices: int) -> Plan:
+    said = keys.raw("fsdp")
+    words = said if isinstance(said, list) else str(said or "").split()
+    sharded = said is True or bool({"full_shard", "shard_grad_op", "hybrid_shard"} & set(words))
+    kept = "shard_grad_op" in words or keys.flag("fsdp_config.reshard_after_forward") is False
+    return _trainer.spread(keys, devices, {}, "none" if not sharded else "shard-grad-op" if kept else "fsdp")
+
+
+def _recompute(keys: Keys, trl: bool) -> Recompute:
+    said = keys.flag("gradient_checkpointing")
+    said = keys.flag("activation_checkpointing") if said is None else said
+    return "full" if (trl if said is None else said) else "none"
+
+
+def _length(keys: Keys, trl: bool) -> int:
+    """Return the tokens of a sequence: of TRL's trainer 1,024 unless told, of a script what it calls its blocks."""
+    found = next((n for name in ("max_length", "max_seq_length", "block_size") if (n := keys.whole(name))), None)
+    if trl and not keys.flag("packing"):
+        keys.assumed.append(f"sequences of {found or 1024} tokens: without packing shorter ones are not filled up")
+    return found or (1024 if trl else 0)
+
+
+def _precision(keys: Keys, beside: Imported | None, trl: bool) -> str:
+    """Return the recipe: whether products take 16 bits beside fp32 weights, or the weights are loaded in 16."""
+    if keys.word("dtype") == "bfloat16" or keys.word("torch_dtype") == "bfloat16":
+        return "bf16-pure"
+    said = keys.flag("bf16")
+    if keys.flag("fp16"):
+        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
+    narrow = (said if said is not None else trl) or keys.flag("fp16")
+    return "amp-bf16" if narrow or (beside and beside.job.precision == "amp-bf16") else "fp32"
+
+
+def _adapter(keys: Keys) -> dict[str, Any]:
+    narrow, wide = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if not keys.flag("use_peft"):
+        if narrow or wide:
+            path = "load_in_4bit" if narrow else "load_in_8bit"
+            keys.fail(path, "has weights that cannot be trained", "add use_peft")
+        return {}
+    method = "dora" if keys.flag("use_dora") else "rslora" if keys.flag("use_rslora") else "lora"
+    if keys.raw("lora_target_modules") is None:
+        keys.assumed.append("targets q, v: peft's own list of most models where no modules are named")
+    found = _trainer.adapted(keys, method, _ADAPTER)
+    if keys.raw("lora_dropout") is None:
+        found["adapter_dropout"] = 0.05
+    nested = keys.flag("use_bnb_nested_quant")
+    return found | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else ""}
+
+
+def _stack(keys: Keys, name: str) -> Stack:
+    stack = find_stack(name)
+    if keys.flag("use_liger_kernel"):
+        return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
+    return stack
+
+
+def _settings(case: ExportCase) -> dict[str, Any]:
     """Return the arguments of the training script."""
     p, job = case.plan, case.job
     precision = job.precision or case.stack.precision
     words: dict[str, Any] = {
-        "model_name_or_path": catalogue().get(case.model.name, {}).get("hub", [case.model.name])[0],
+        "model_name_or_path": _trainer.hub_id(case.model),
         "dtype": _PRECISIONS.get(precision, ("no", "float32"))[1],
         "block_size": job.seq_len,
         "per_device_train_batch_size": p.micro_batch,
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
-        "optim": _OPTIMIZERS.get(job.optimizer, job.optimizer),
+        "optim": _trainer.optimizer_word(job.optimizer),
     }
     if job.run_tokens:
         words["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     if p.recompute == "full" and p.sharding == "none":
         words["gradient_checkpointing"] = True
+    if "activations" in p.offload:
+        words["activation_offloading"] = True
     return words
 
 
-def _read(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
+def _read_back(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
     """Return the plan and the job of the arguments of the training script and accelerate's YAML."""
-    around = fsdp.read(tree)
-    mixed = {"bf16": "bf16"}.get(around.job.precision.partition("-")[2], "no")
-    micro, steps = int(words["per_device_train_batch_size"]), int(words["gradient_accumulation_steps"])
-    precision = next((name for name, pair in _PRECISIONS.items() if pair == (mixed, words["dtype"])), "")
-    recompute = "full" if words.get("gradient_checkpointing") else around.plan.recompute
+    keys, beside = Keys(words, _TABLE), fsdp.read(tree)
+    plan = replace(beside.plan, recompute=_recompute(keys, False) if beside.plan.recompute == "none" else "full")
+    if keys.flag("activation_offloading"):
+        plan = replace(plan, offload=(*plan.offload, "activations"))
+    plan, batch, _ = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
     job = Training(
-        seq_len=int(words["block_size"]),
-        global_batch=micro * steps * around.plan.dp,
-        precision=precision,
-        optimizer=next((ours for ours, theirs in _OPTIMIZERS.items() if theirs == words["optim"]), ""),
+        seq_len=_length(keys, False),
+        global_batch=batch,
+        precision=_precision(keys, beside, False),
+        optimizer=_trainer.optimizer_of(keys, "optim"),
     )
-    return replace(around.plan, micro_batch=micro, recompute=recompute), job
+    return plan, job
 
 
 def export(case: ExportCase) -> Exported:
@@ -73,16 +235,16 @@ def export(case: ExportCase) -> Exported:
     case = worded(case)
     ours, found = untold(canonical_plan(case.plan), _TOLD)
     stated = replace(case, plan=ours)
-    words = _words(stated)
+    words = _settings(stated)
     tree = _yaml.dump(fsdp.tree_of(stated) | {"mixed_precision": _mixed(case)})
-    plan, job = _read(words, tree)
+    plan, job = _read_back(words, tree)
     found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(plan))}
     refuse("transformers", found | _lost(case, job), case)
-    checked = table("fsdp.toml")["checked"]
+    checked, beside = table(_TABLE)["checked"], table("fsdp.toml")["checked"]
     notes = ("data, learning rate and checkpoints are yours to add, behind the script's name",)
-    head = f"# {case.model.name} on {ours.num_devices} devices, for accelerate {checked['version']}.\n"
-    files = {"train.sh": _script(case, words), "accelerate.yaml": head + tree}
-    return Exported(system="transformers", version="5.23.0", files=files, notes=notes)
+    head = f"# {case.model.name} on {ours.num_devices} devices, for accelerate {beside['version']}.\n"
+    files = {"train.sh": _script(case, words, checked["version"]), "accelerate.yaml": head + tree}
+    return Exported(system=checked["system"], version=checked["version"], files=files, notes=notes)
 
 
 def _mixed(case: ExportCase) -> str:
@@ -103,9 +265,9 @@ def _lost(case: ExportCase, back: Training) -> Found:
     return found
 
 
-def _script(case: ExportCase, words: Mapping[str, Any]) -> str:
+def _script(case: ExportCase, words: Mapping[str, Any], version: str) -> str:
     """Return the launch script."""
     lines = ["    --" + (name if value is True else f"{name} {value}") for name, value in words.items()]
-    head = f"#!/bin/bash\n# {case.model.name} on {case.plan.num_devices} devices, as transformers 5.23.0 reads it.\n"
+    head = f"#!/bin/bash\n# {case.model.name} on {case.plan.num_devices} devices, as transformers {version} reads it.\n"
     start = 'accelerate launch --config_file accelerate.yaml run_clm.py "$@" \\\n'
     return head + start + " \\\n".join(lines) + "\n"

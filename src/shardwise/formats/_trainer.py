@@ -1,0 +1,224 @@
+"""What trainers built on Hugging Face's libraries say alike: models, batches, optimizers and adapters.
+
+Sources: transformers 5.23.0 training_args.py OptimizerNames, peft 0.21.2 tuners/lora/config.py, accelerate 1.15.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.files import JSON_BYTES, below, read_text
+from shardwise.formats import _yaml, deepspeed
+from shardwise.formats._canonical import canonical, canonical_plan
+from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold
+from shardwise.formats._imported import Around, Imported
+from shardwise.formats._keys import Keys, table
+from shardwise.models import Model, load_model
+from shardwise.models._load import catalogue, find
+from shardwise.plans import Plan, Sharding, Training
+from shardwise.units import counted
+
+OPTIMIZERS = {
+    "adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_xla": "adam", "adamw_torch_npu_fused": "adam",
+    "adamw_apex_fused": "adam", "adamw_hf": "adam", "adamw": "adam", "adamw_32bit": "adam",
+    "adamw_bnb_8bit": "adam8bit", "adamw_8bit": "adam8bit", "adamw_torch_8bit": "adam8bit",
+    "adamw_torch_4bit": "adam4bit", "ademamix_8bit": "ademamix8bit", "adafactor": "adafactor",
+    "galore_adamw": "galore", "apollo_adamw": "apollo", "lion_32bit": "lion", "lion": "lion", "lion_8bit": "lion8bit",
+    "muon": "muon", "sgd": "sgd-plain",
+}  # fmt: skip
+"""The words of transformers -> the optimizers that they are; states of a "paged" one may leave the device."""
+SAVED = {"embed_tokens": "embedding", "wte": "embedding", "lm_head": "head", "norm": "norms"}
+"""Modules that peft trains as whole copies beside the frozen ones -> parts of a model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """How a trainer spells what an adapter has; an empty path is one that it does not have."""
+
+    rank: str
+    alpha: str
+    dropout: str
+    targets: str
+    saved: str
+    usual_rank: int
+    usual_targets: tuple[str, ...]
+
+
+def model_named(keys: Keys, path: str) -> Model | None:
+    """Return the model of a hub id; None where it is not in the catalogue, which is said."""
+    name = keys.raw(path)
+    known = find(str(name)) if name else None
+    if name and known is None:
+        keys.assumed.append(f"no model: {name} is not in the catalogue")
+    return None if known is None else load_model(known)
+
+
+def hub_id(model: Model) -> str:
+    """Return the id under which a hub has a model, its own name where it has none."""
+    ids: list[str] = catalogue().get(model.name, {}).get("hub", [])
+    return ids[0] if ids else model.name
+
+
+def optimizer_of(keys: Keys, path: str, usual: str = "adamw_torch_fused") -> str:
+    """Return the optimizer that a word of transformers means."""
+    word = keys.word(path) or usual
+    if word.startswith("paged_"):
+        keys.assumed.append("states of the optimizer stay on the device: pages leave it where memory is short")
+    found = OPTIMIZERS.get(word.removeprefix("paged_"), "")
+    if not found:
+        keys.assumed.append(f"optimizer adam: the states of {word} are not known")
+    return found or "adam"
+
+
+def optimizer_word(ours: str) -> str:
+    """Return the word of transformers for an optimizer, the name itself where it has none.
+
+    >>> optimizer_word("adam"), optimizer_word("shampoo")
+    ('adamw_torch_fused', 'shampoo')
+    """
+    return next((theirs for theirs, own in OPTIMIZERS.items() if own == ours), ours)
+
+
+def words_of(keys: Keys, path: str) -> tuple[str, ...]:
+    """Return a list of words, or the words of a text with commas."""
+    value = keys.raw(path)
+    if value is None:
+        return ()
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+        keys.fail(path, "must be words", "write for example [q_proj, v_proj]")
+        return ()
+    return tuple(one.strip() for one in listed if one.strip())
+
+
+def share(keys: Keys, path: str) -> float:
+    """Return a share of at least 0 and below 1, 0 where there is none."""
+    value = keys.raw(path)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        keys.fail(path, "must be a share of at least 0 and below 1", "write for example 0.05")
+        return 0.0
+    return float(value)
+
+
+def adapted(keys: Keys, method: str, named: Adapter) -> dict[str, Any]:
+    """Return the fields of a job with an adapter as a trainer spells it, nothing without a method."""
+    if not method:
+        return {}
+    targets = words_of(keys, named.targets)
+    if targets and set(targets) & {"all", "all-linear"}:
+        targets = ("all-linear",)
+    alpha = keys.raw(named.alpha)
+    number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+    saved = words_of(keys, named.saved) if named.saved else ()
+    for word in saved:
+        if word not in SAVED:
+            keys.assumed.append(f"{word} stays frozen: only embedding, head and norms are trained beside an adapter")
+    return {
+        "adapter": method,
+        "rank": keys.whole(named.rank) or named.usual_rank,
+        "targets": targets or named.usual_targets,
+        "adapter_alpha": float(alpha) if number and alpha else 0.0,
+        "adapter_dropout": share(keys, named.dropout),
+        "trains": tuple(dict.fromkeys(SAVED[word] for word in saved if word in SAVED)),
+    }
+
+
+def deepspeed_case(keys: Keys, path: str, source: str, around: Around) -> Imported | None:
+    """Return the case of DeepSpeed's file that a trainer's settings name, None without one."""
+    named = keys.raw(path)
+    if not named:
+        return None
+    if not isinstance(named, str):
+        keys.fail(path, "must be the path of DeepSpeed's file", "write for example ds_config.json")
+        return None
+    whole = below(source, named, around.follow, path)
+    return deepspeed.read(read_text(whole, JSON_BYTES, path), whole, replace(around, variables={}, more=()))
+
+
+def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding) -> Plan:
+    """Return the degrees of a trainer's settings on a number of devices, 0 where that is not said.
+
+    `paths` name tp, cp, shard and replicate; replicas that are not stated take what is left of the devices.
+    """
+    tp, cp, shards, copies = (
+        (keys.whole(paths[name]) or 0) if name in paths else 0 for name in ("tp", "cp", "shard", "replicate")
+    )
+    used = max(tp, 1) * max(cp, 1)
+    stated = max(shards, 1) * max(copies, 1) if shards or copies else 0
+    if devices and devices % used:
+        keys.fail(paths["tp" if tp > 1 else "cp"], f"x others = {used} must divide the {devices} devices", "change it")
+    dp = stated or devices // used
+    if devices and stated and stated * used != devices:
+        rule = f"x all other degrees is {stated * used}, and there are {devices} devices"
+        keys.fail(paths["shard" if shards else "replicate"], rule, "change the sizes or --on")
+    sharding: Sharding = sharded if sharded != "none" and dp * max(cp, 1) != 1 else "none"
+    mixed = sharding == "fsdp" and copies > 1
+    return Plan(
+        tp=max(tp, 1),
+        cp=max(cp, 1),
+        dp=dp,
+        sequence_parallel=False,
+        sharding="hsdp" if mixed else sharding,
+        shard=max(shards, 1) if mixed else 1,
+    )
+
+
+def batches(keys: Keys, plan: Plan, micro: str, steps: str, usual: int) -> tuple[Plan, int, int]:
+    """Return the plan with its micro-batch, the sequences of a step (0: devices are not said) and accumulation."""
+    size, times = keys.whole(micro) or usual, keys.whole(steps) or 1
+    return replace(plan, micro_batch=size), size * times * plan.dp, times
+
+
+def checked_file(case: ExportCase, table_name: str, file: str, text: str, start: str) -> Exported:
+    """Return a trainer's file under a head that says how it is started."""
+    checked = table(table_name)["checked"]
+    count = counted(case.plan.num_devices, "device")
+    head = f"# {case.model.name} on {count}, for {checked['system']} {checked['version']}.\n# {start}\n"
+    notes = (f"start it with: {start}", "data and the learning rate are yours to set")
+    return Exported(system=checked["system"], version=checked["version"], files={file: head + text}, notes=notes)
+
+
+def processes(case: ExportCase) -> tuple[int, int]:
+    """Return how many nodes a case takes, and the processes on each."""
+    nodes = -(-case.plan.num_devices // case.cluster.devices_per_node)
+    return nodes, case.plan.num_devices // nodes
+
+
+def saved_words(job: Training) -> list[str]:
+    """Return the modules that are trained whole beside an adapter, as peft names them."""
+    return [theirs for theirs, ours in SAVED.items() if ours in job.trains and theirs != "wte"]
+
+
+def written(
+    case: ExportCase,
+    told: Iterable[str],
+    tree_of: Callable[[ExportCase], dict[str, Any]],
+    read: Callable[..., Imported],
+) -> str:
+    """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
+    ours, found = untold(canonical_plan(case.plan), frozenset(told))
+    text = _yaml.dump(tree_of(replace(case, plan=ours)))
+    back = read(text, around=Around(num_devices=ours.num_devices))
+    found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(back.plan))}
+    refuse(back.system, found | _lost(replace(case, plan=ours), back), case, adapters=True)
+    return text
+
+
+def _lost(case: ExportCase, back: Imported) -> Found:
+    job, theirs = case.job, back.job
+    alike = back.model is not None and canonical(back.model) == canonical(case.model)
+    pairs: Found = {
+        "model": (case.model.name, back.model.name if back.model else "none of the trainer's"),
+        "precision": (job.precision or case.stack.precision, theirs.precision or back.stack.precision),
+        "stack": (case.stack.name, back.stack.name),
+    }
+    names = ("seq_len", "global_batch", "optimizer", "adapter", "base", "trains", "adapter_dropout")
+    pairs |= {name: (getattr(job, name), getattr(theirs, name)) for name in names}
+    if job.adapter and job.adapter == theirs.adapter:
+        usual = (job.rank or 8, job.targets or ("all-linear",))
+        pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "model" and alike)}

@@ -1,0 +1,235 @@
+"""axolotl's configuration, a flat YAML: full training, LoRA and QLoRA, under FSDP, DeepSpeed or neither.
+
+Source: axolotl 0.19.0 axolotl/utils/schemas (config.py, training.py, peft.py, fsdp.py), whose AxolotlInputConfig was
+run for defaults and for what one key implies of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.formats import _trainer, _yaml
+from shardwise.formats._exported import ExportCase, Exported
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, top_level
+from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, shard_of
+
+_TABLE = "axolotl.toml"
+_SIZES = {
+    "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shard": "dp_shard_size",
+    "replicate": "dp_replicate_size",
+}  # fmt: skip
+_ADAPTER = _trainer.Adapter(
+    rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
+    saved="lora_modules_to_save", usual_rank=8, usual_targets=("all-linear",),
+)  # fmt: skip
+_TOLD = ("tp", "cp", "dp", "micro_batch", "sharding", "shard", "recompute", "offload")
+_FSDP_OFFLOAD = ("optimizer", "gradients", "parameters")
+_LIGER, _CCE = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is axolotl's: YAML with a base model and no name of another trainer's."""
+    return name.endswith((".yaml", ".yml")) and "base_model" in top_level(text)
+
+
+def read(text: str, source: str = "axolotl.yaml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a configuration.
+
+    >>> text = "base_model: meta-llama/Llama-3.1-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 16"
+    >>> case = read(text + "\nlora_target_linear: true\nsequence_len: 4096", around=Around(num_devices=1))
+    >>> case.model.name, case.job.adapter, case.job.base, case.job.rank, case.job.seq_len
+    ('llama-3.1-8b', 'lora', 'nf4-dq', 16, 4096)
+    """
+    around.settings_alone(source)
+    keys = Keys(_yaml.parse(text, source), _TABLE, source)
+    model = _trainer.model_named(keys, "base_model")
+    launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
+    plan = _plan(keys, around.num_devices) if launched is None else launched.plan
+    plan = replace(plan, recompute=_recompute(keys), offload=_offload(keys, plan))
+    plan, batch, steps = _batches(keys, plan)
+    seq_len = keys.whole("sequence_len") or 512
+    taken = keys.whole("max_steps") or 0
+    job = Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float(taken * batch * seq_len),
+        precision=_precision(keys) if launched is None else launched.job.precision,
+        optimizer=_trainer.optimizer_of(keys, "optimizer"),
+        **_adapter(keys),
+    )
+    if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
+        keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
+    stack = _stack(keys, find_stack("axolotl") if launched is None else launched.stack)
+    return keys.case(
+        source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
+        accumulation=0 if batch else steps,
+    )  # fmt: skip
+
+
+def _plan(keys: Keys, devices: int) -> Plan:
+    listed = keys.raw("fsdp") or any(path.startswith("fsdp_config") for path in keys.values)
+    sharding: Sharding = "none"
+    if listed or keys.whole(_SIZES["shard"]):
+        kept = any(keys.flag(path) is False for path in _fsdp("reshard_after_forward"))
+        kept |= any(keys.word(path) == "shard_grad_op" for path in _fsdp("sharding_strategy"))
+        sharding = "shard-grad-op" if kept else "fsdp"
+    sizes = dict(_SIZES)
+    if keys.raw("sequence_parallel_degree") is not None:
+        sizes["cp"] = "sequence_parallel_degree"
+    return _trainer.spread(keys, devices, sizes, sharding)
+
+
+def _fsdp(name: str) -> tuple[str, str]:
+    """Return the paths of a setting of FSDP: version 1 spells it with a prefix."""
+    return f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}"
+
+
+def _recompute(keys: Keys) -> Any:
+    kept = keys.raw("gradient_checkpointing")
+    on = kept is True or (isinstance(kept, str) and kept.lower() not in ("false", ""))
+    return "full" if on or any(keys.flag(path) for path in _fsdp("activation_checkpointing")) else "none"
+
+
+def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
+    found = plan.offload
+    if any(keys.flag(path) for path in _fsdp("offload_params")):
+        found += tuple(word for word in _FSDP_OFFLOAD if word not in found)
+    moved = keys.raw("activation_offloading") not in (None, False)
+    if moved or keys.word("gradient_checkpointing").startswith("offload"):
+        found += ("activations",)
+    return found
+
+
+def _batches(keys: Keys, plan: Plan) -> tuple[Plan, int, int]:
+    whole = keys.whole("batch_size")
+    if whole and keys.raw("gradient_accumulation_steps") is not None:
+        keys.fail("batch_size", "stands beside gradient_accumulation_steps", "keep one of the two")
+    plan, batch, steps = _trainer.batches(keys, plan, "micro_batch_size", "gradient_accumulation_steps", 1)
+    return plan, whole or batch, steps
+
+
+def _precision(keys: Keys) -> str:
+    """Return the recipe: 16-bit products over fp32 weights unless bf16 is "full" or nothing is narrow."""
+    if keys.word("bf16") == "full" or keys.flag("bfloat16"):
+        return "bf16-pure"
+    if keys.flag("fp16") or keys.flag("float16"):
+        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
+        return "amp-bf16"
+    wide = keys.flag("float32") or (keys.raw("bf16") is False and not keys.flag("fp16"))
+    return "fp32" if wide else "amp-bf16"
+
+
+def _adapter(keys: Keys) -> dict[str, Any]:
+    method = keys.word("adapter")
+    if method not in ("", "lora", "qlora"):
+        keys.fail("adapter", "is not a method that is read", "use lora or qlora")
+    narrow, wide = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if method == "qlora" and not narrow:
+        keys.fail("adapter", "needs load_in_4bit", "write load_in_4bit: true")
+    if not method:
+        if narrow or wide:
+            path = "load_in_4bit" if narrow else "load_in_8bit"
+            keys.fail(path, "has weights that cannot be trained", "add adapter: qlora")
+        return {}
+    kind = "dora" if keys.flag("peft_use_dora") else "rslora" if keys.flag("peft_use_rslora") else "lora"
+    if kind == "lora" and keys.raw("loraplus_lr_ratio") is not None:
+        kind = "lora-plus"
+    found = _trainer.adapted(keys, kind, _ADAPTER)
+    if keys.flag("lora_target_linear"):
+        found["targets"] = ("all-linear",)
+    # axolotl/loaders/model.py: BitsAndBytesConfig with bnb_4bit_use_double_quant True, nf4.
+    return found | {"base": "nf4-dq" if narrow else "int8" if wide else ""}
+
+
+def _stack(keys: Keys, stack: Stack) -> Stack:
+    settings = stack.settings
+    if keys.flag("liger_fused_linear_cross_entropy"):
+        settings = replace(settings, loss="fused-linear")
+    elif keys.flag("cut_cross_entropy") or _CCE in _trainer.words_of(keys, "plugins"):
+        settings = replace(settings, loss="cce")
+    elif keys.flag("chunked_cross_entropy"):
+        settings = replace(settings, loss="chunked")
+    if keys.flag("tiled_mlp"):
+        settings = replace(settings, tile_mlp=keys.whole("tiled_mlp_num_shards") or settings.tile_mlp)
+    return replace(stack, settings=settings)
+
+
+def tree_of(case: ExportCase) -> dict[str, Any]:
+    """Return the configuration of a case."""
+    p, job = case.plan, case.job
+    steps = max(job.global_batch // max(p.micro_batch * p.dp, 1), 1)
+    precision = job.precision or case.stack.precision
+    tree: dict[str, Any] = {
+        "base_model": _trainer.hub_id(case.model),
+        "sequence_len": job.seq_len,
+        "sample_packing": True,
+        "micro_batch_size": p.micro_batch,
+        "gradient_accumulation_steps": steps,
+        "optimizer": _trainer.optimizer_word(job.optimizer),
+        "bf16": {"bf16-pure": "full", "fp32": False}.get(precision, True),
+        "gradient_checkpointing": p.recompute == "full",
+        "learning_rate": 2e-5,
+    }
+    if job.run_tokens:
+        tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
+    return tree | _sharded(p) | _adapter_words(job) | _loss_words(case.stack)
+
+
+def _sharded(p: Plan) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    if p.sharding != "none":
+        config = {
+            "reshard_after_forward": p.sharding != "shard-grad-op",
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "offload_params": "parameters" in p.offload,
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
+        tree = {"fsdp_version": 2, "fsdp_config": config, "dp_shard_size": shard_of(p)}
+        tree["dp_replicate_size"] = p.dp // shard_of(p)
+    if "activations" in p.offload:
+        tree["activation_offloading"] = True
+    degrees = {"tensor_parallel_size": p.tp, "context_parallel_size": p.cp}
+    return tree | {name: value for name, value in degrees.items() if value > 1}
+
+
+def _adapter_words(job: Training) -> dict[str, Any]:
+    if not job.adapter:
+        return {}
+    narrow = job.base.startswith("nf4")
+    tree: dict[str, Any] = {"adapter": "qlora" if narrow else "lora", "lora_r": job.rank or 8}
+    tree |= {"lora_alpha": job.adapter_alpha or 16, "lora_dropout": job.adapter_dropout}
+    if narrow or job.base == "int8":
+        tree["load_in_4bit" if narrow else "load_in_8bit"] = True
+    if job.targets in ((), ("all-linear",)):
+        tree["lora_target_linear"] = True
+    else:
+        tree["lora_target_modules"] = list(job.targets)
+    kinds = {"dora": "peft_use_dora", "rslora": "peft_use_rslora"}
+    if job.adapter in kinds:
+        tree[kinds[job.adapter]] = True
+    elif job.adapter == "lora-plus":
+        tree["loraplus_lr_ratio"] = 16
+    saved = _trainer.saved_words(job)
+    return tree | ({"lora_modules_to_save": saved} if saved else {})
+
+
+def _loss_words(stack: Stack) -> dict[str, Any]:
+    loss = stack.settings.loss
+    words: Mapping[str, dict[str, Any]] = {
+        "fused-linear": {"plugins": [_LIGER], "liger_fused_linear_cross_entropy": True},
+        "cce": {"plugins": [_CCE], "cut_cross_entropy": True},
+        "chunked": {"chunked_cross_entropy": True},
+    }
+    tiles = stack.settings.tile_mlp
+    tiled = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles} if tiles > 1 else {}
+    return words.get(loss, {}) | tiled
+
+
+def export(case: ExportCase) -> Exported:
+    """Return axolotl's YAML for a case; raises `InputError` naming every field that it cannot be told."""
+    text = _trainer.written(case, _TOLD, tree_of, read)
+    start = f"accelerate launch --num_processes {case.plan.num_devices} -m axolotl.cli.train axolotl.yaml"
+    return _trainer.checked_file(case, _TABLE, "axolotl.yaml", text, start)

@@ -1,0 +1,183 @@
+"""LLaMA-Factory's configuration, a flat YAML: full training, LoRA, QLoRA and OFT, under FSDP, DeepSpeed or neither.
+
+Source: llamafactory 0.9.5 hparams/{finetuning_args,model_args,training_args,data_args,parser}.py, whose parser was run
+for defaults; what it does not say itself is transformers' TrainingArguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardwise.formats import _trainer, _yaml
+from shardwise.formats._exported import ExportCase, Exported
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, top_level
+from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
+
+_TABLE = "llamafactory.toml"
+_OWN = frozenset(("finetuning_type", "cutoff_len", "stage", "template"))
+_LORA = _trainer.Adapter(
+    rank="lora_rank", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target", saved="additional_target",
+    usual_rank=8, usual_targets=("all-linear",),
+)  # fmt: skip
+_OFT = replace(_LORA, rank="oft_rank", dropout="module_dropout", targets="oft_target", usual_rank=0)
+_TOLD = ("dp", "micro_batch", "sharding", "recompute")
+# hparams/finetuning_args.py: a switch for each optimizer that transformers' own word does not name.
+_SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is LLaMA-Factory's: YAML with a model's name and one of its own keys."""
+    keys = top_level(text)
+    return name.endswith((".yaml", ".yml")) and "model_name_or_path" in keys and bool(keys & _OWN)
+
+
+def read(text: str, source: str = "llamafactory.yaml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a configuration.
+
+    >>> text = "model_name_or_path: Qwen/Qwen3-4B\nstage: sft\nfinetuning_type: lora\nlora_target: all\nbf16: true"
+    >>> case = read(text, around=Around(num_devices=1))
+    >>> case.job.adapter, case.job.rank, case.job.seq_len, case.plan.micro_batch, case.plan.recompute
+    ('lora', 8, 2048, 8, 'full')
+    """
+    around.settings_alone(source)
+    keys = Keys(_yaml.parse(text, source), _TABLE, source)
+    model = _trainer.model_named(keys, "model_name_or_path")
+    launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
+    plan = _plan(keys, around.num_devices) if launched is None else launched.plan
+    plan = replace(plan, recompute=_recompute(keys))
+    if keys.flag("use_unsloth_gc") and plan.recompute == "full":
+        plan = replace(plan, offload=("activations",))
+    micro, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
+    plan, batch, times = _trainer.batches(keys, plan, micro, steps, 8)
+    seq_len = keys.whole("cutoff_len") or 2048
+    job = Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float((keys.whole("max_steps", rest=True) or 0) * batch * seq_len),
+        precision=_precision(keys) if launched is None else launched.job.precision,
+        optimizer=_optimizer(keys),
+        **_adapter(keys),
+    )
+    packed = keys.flag("packing") or keys.flag("neat_packing") or keys.word("stage") == "pt"
+    if not packed:
+        keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
+    stack = _stack(keys, find_stack("llama-factory") if launched is None else launched.stack)
+    return keys.case(
+        source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
+        accumulation=0 if batch else times,
+    )  # fmt: skip
+
+
+def _plan(keys: Keys, devices: int) -> Plan:
+    sharded = keys.raw("fsdp") not in (None, "", False) or any(path.startswith("fsdp_config") for path in keys.values)
+    kept = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in keys.word("fsdp")
+    return _trainer.spread(keys, devices, {}, "none" if not sharded else "shard-grad-op" if kept else "fsdp")
+
+
+def _recompute(keys: Keys) -> Recompute:
+    return "none" if keys.flag("disable_gradient_checkpointing") else "full"
+
+
+def _precision(keys: Keys) -> str:
+    """Return the recipe: what trains is cast to fp32 unless pure_bf16, and products take 16 bits where asked."""
+    if keys.flag("pure_bf16"):
+        return "bf16-pure"
+    if keys.flag("fp16"):
+        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
+    return "amp-bf16" if keys.flag("bf16") or keys.flag("fp16") else "fp32"
+
+
+def _optimizer(keys: Keys) -> str:
+    asked = [ours for theirs, ours in _SWITCHES.items() if keys.flag(theirs)]
+    return asked[0] if asked else _trainer.optimizer_of(keys, "optim")
+
+
+def _adapter(keys: Keys) -> dict[str, Any]:
+    kind, bits = keys.word("finetuning_type") or "lora", keys.whole("quantization_bit")
+    if kind not in ("lora", "oft", "full"):
+        keys.fail("finetuning_type", "is not a method that is read", "use lora, oft or full")
+    if kind not in ("lora", "oft"):
+        if bits:
+            keys.fail("quantization_bit", "has weights that cannot be trained", "use finetuning_type: lora")
+        return {}
+    switches = {"use_dora": "dora", "use_rslora": "rslora"}
+    method = next((ours for theirs, ours in switches.items() if keys.flag(theirs)), kind)
+    if method == "lora" and keys.raw("loraplus_lr_ratio") is not None:
+        method = "lora-plus"
+    found = _trainer.adapted(keys, method, _OFT if kind == "oft" else _LORA)
+    return found | {"base": _base(keys, bits)}
+
+
+def _base(keys: Keys, bits: int | None) -> str:
+    if not bits:
+        return ""
+    ways = (keys.word("quantization_method") or "bnb", keys.word("quantization_type") or "nf4")
+    if bits not in (4, 8) or ways != ("bnb", "nf4"):
+        keys.fail("quantization_bit", "is read for bitsandbytes' 4 bits in nf4 and 8 bits alone", "use 4 or 8 with bnb")
+    if bits == 8:
+        return "int8"
+    return "nf4" if keys.flag("double_quantization") is False else "nf4-dq"
+
+
+def _stack(keys: Keys, stack: Stack) -> Stack:
+    if keys.flag("enable_liger_kernel"):
+        return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
+    return stack
+
+
+def tree_of(case: ExportCase) -> dict[str, Any]:
+    """Return the configuration of a case, without DeepSpeed's file or accelerate's."""
+    p, job = case.plan, case.job
+    precision = job.precision or case.stack.precision
+    tree: dict[str, Any] = {
+        "model_name_or_path": _trainer.hub_id(case.model),
+        "stage": "sft",
+        "do_train": True,
+        **_adapter_words(job),
+        "cutoff_len": job.seq_len,
+        "packing": True,
+        "per_device_train_batch_size": p.micro_batch,
+        "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
+        "optim": _trainer.optimizer_word(job.optimizer),
+        "disable_gradient_checkpointing": p.recompute != "full",
+    }
+    if job.run_tokens:
+        tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
+    switch = next((theirs for theirs, ours in _SWITCHES.items() if ours == job.optimizer), "")
+    if switch:
+        tree = {name: value for name, value in tree.items() if name != "optim"} | {switch: True}
+    if p.sharding != "none":
+        tree |= {"fsdp": "full_shard auto_wrap" if p.sharding == "fsdp" else "shard_grad_op auto_wrap"}
+    kinds: dict[str, dict[str, Any]] = {"bf16-pure": {"pure_bf16": True}, "amp-bf16": {"bf16": True}}
+    tree |= kinds.get(precision, {})
+    if case.stack.settings.loss == "fused-linear":
+        tree["enable_liger_kernel"] = True
+    return tree
+
+
+def _adapter_words(job: Training) -> dict[str, Any]:
+    if not job.adapter:
+        return {"finetuning_type": "full"}
+    kind = "oft" if job.adapter == "oft" else "lora"
+    named = _OFT if kind == "oft" else _LORA
+    targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
+    tree: dict[str, Any] = {"finetuning_type": kind, named.rank: job.rank or 8, named.targets: targets}
+    tree |= {named.dropout: job.adapter_dropout} if job.adapter_dropout else {}
+    tree |= {"lora_alpha": round(job.adapter_alpha)} if job.adapter_alpha and kind == "lora" else {}
+    switches: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+    tree |= (switches | {"lora-plus": {"loraplus_lr_ratio": 16.0}}).get(job.adapter, {})
+    saved = _trainer.saved_words(job)
+    tree |= {"additional_target": ",".join(saved)} if saved else {}
+    bits = {"nf4-dq": 4, "nf4": 4, "int8": 8}.get(job.base)
+    tree |= {"quantization_bit": bits} if bits else {}
+    return tree | ({"double_quantization": False} if job.base == "nf4" else {})
+
+
+def export(case: ExportCase) -> Exported:
+    """Return LLaMA-Factory's YAML for a case; raises `InputError` naming every field that it cannot be told."""
+    text = _trainer.written(case, _TOLD, tree_of, read)
+    nodes, each = _trainer.processes(case)
+    start = f"FORCE_TORCHRUN=1 NNODES={nodes} NPROC_PER_NODE={each} llamafactory-cli train llamafactory.yaml"
+    return _trainer.checked_file(case, _TABLE, "llamafactory.yaml", text, start)

@@ -1,0 +1,201 @@
+"""nanotron's configuration: pre-training with tensor, pipeline, context, data and expert parallelism and ZeRO-1.
+
+Source: github.com/huggingface/nanotron src/nanotron/config/config.py, parallelism_config.py and models_config.py, main
+of 2026-04; optim/gradient_accumulator.py for what stays of gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.formats import _trainer, _yaml
+from shardwise.formats._exported import ExportCase, Exported
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, top_level
+from shardwise.models import MLP, Attention, Model, model_from_config
+from shardwise.models._load import catalogue
+from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
+
+_TABLE = "nanotron.toml"
+_P, _T, _O, _M = "parallelism.", "tokens.", "optimizer.", "model."
+_CONFIG = _M + "model_config."
+# parallelism_config.py __post_init__: without an engine all forward passes run before the first backward pass.
+_ENGINES: dict[str, Schedule] = {"1f1b": "1f1b", "afab": "gpipe"}
+_TOLD = (
+    *("tp", "cp", "pp", "dp", "ep", "micro_batch", "sequence_parallel", "sharding", "schedule", "recompute", "cp_kind"),
+)
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is nanotron's: YAML with parallelism and tokens."""
+    return name.endswith((".yaml", ".yml")) and {"parallelism", "tokens"} <= top_level(text)
+
+
+def read(text: str, source: str = "nanotron.yaml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a configuration, which says how many devices it takes.
+
+    >>> text = "parallelism: {dp: 4, pp: 1, tp: 2, tp_mode: REDUCE_SCATTER}\noptimizer: {zero_stage: 1}\n"
+    >>> text += "tokens: {sequence_length: 4096, micro_batch_size: 3, batch_accumulation_per_replica: 2}"
+    >>> case = read(text)
+    >>> case.num_devices, case.plan.sharding, case.job.global_batch, case.plan.sequence_parallel
+    (8, 'zero1', 24, True)
+    """
+    around.settings_alone(source)
+    keys = Keys(_yaml.parse(text, source), _TABLE, source)
+    plan = _plan(keys)
+    plan, batch, _ = _trainer.batches(keys, plan, _T + "micro_batch_size", _T + "batch_accumulation_per_replica", 1)
+    seq_len = keys.whole(_T + "sequence_length") or 0
+    job = Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float((keys.whole(_T + "train_steps") or 0) * batch * seq_len),
+        precision=_precision(keys),
+        optimizer=_optimizer(keys),
+    )
+    for path in ("dp", "tp", "pp"):
+        if keys.whole(_P + path) is None:
+            keys.fail(_P + path, "is missing: nanotron has no default of it", "write a whole number")
+    if around.num_devices and around.num_devices != plan.num_devices:
+        rule = f"x all other degrees is {plan.num_devices}, and there are {around.num_devices} devices"
+        keys.fail(_P + "dp", rule, "change the degrees or --on")
+    return keys.case(
+        source, model=_model(keys), plan=plan, job=job, stack=_stack(keys), num_devices=plan.num_devices
+    )  # fmt: skip
+
+
+def _plan(keys: Keys) -> Plan:
+    tp, pp, dp, cp, ep = (
+        keys.whole(_P + name) or 1 for name in ("tp", "pp", "dp", "context_parallel_size", "expert_parallel_size")
+    )
+    engine = keys.word(_P + "pp_engine") or "afab"
+    if engine not in _ENGINES:
+        keys.fail(_P + "pp_engine", "is not an engine of nanotron", "use 1f1b or afab")
+    if pp > 1:
+        keys.assumed.append("the layers are spread evenly: nanotron balances stages by the cost of their blocks")
+    stage = keys.whole(_O + "zero_stage", least=0) or 0
+    return Plan(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        sequence_parallel=tp > 1 and keys.word(_P + "tp_mode") == "reduce_scatter",
+        schedule=_ENGINES.get(engine, "gpipe") if pp > 1 else "1f1b",
+        sharding="zero1" if stage else "none",
+        recompute="full" if keys.flag(_P + "recompute_layer") else "none",
+    )
+
+
+def _precision(keys: Keys) -> str:
+    """Return the recipe: 16-bit weights, with an fp32 sum of gradients and fp32 weights beside where asked."""
+    dtype = keys.word(_M + "dtype") or "bfloat16"
+    whole = keys.flag(_O + "accumulate_grad_in_fp32")
+    if dtype in ("float32", "double"):
+        return "fp32"
+    if dtype not in ("bfloat16", "float16"):
+        keys.fail(_M + "dtype", "is not a type of weights", "use bfloat16")
+    narrow = "bf16" if dtype == "bfloat16" else "fp16"
+    return narrow if whole or whole is None else "bf16-pure"
+
+
+def _optimizer(keys: Keys) -> str:
+    word = keys.word(_O + "optimizer_factory.name") or "adamw"
+    found = {"adamw": "adam", "adam": "adam", "sgd": "sgd-plain"}.get(word, "")
+    if not found:
+        keys.assumed.append(f"optimizer adam: the states of {word} are not known")
+    return found or "adam"
+
+
+def _stack(keys: Keys) -> Stack:
+    stack = find_stack("nanotron")
+    kept = keys.flag(_P + "tp_recompute_allgather") is False
+    stack = replace(stack, overlap_input_gradients=bool(keys.flag(_P + "tp_linear_async_communication")))
+    return replace(stack, regathers_inputs=not kept, keeps_gathered=kept)
+
+
+def _model(keys: Keys) -> Model | None:
+    """Return the model of the sizes: Llama's layers, or Qwen2's where the file says so."""
+    sizes = {path.removeprefix(_CONFIG): value for path, value in keys.values.items() if path.startswith(_CONFIG)}
+    if not sizes:
+        keys.assumed.append("no model: the file has no model_config")
+        return None
+    if any(name.startswith("moe_config") for name in sizes):
+        keys.assumed.append("no model: experts of nanotron's own layers are not read")
+        return None
+    kind = "qwen2" if sizes.get("is_qwen2_config") else "llama"
+    named = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[kind]
+    try:
+        return model_from_config({**sizes, "model_type": kind, "architectures": [named]}, name="nanotron")
+    except InputError as error:
+        for problem in error.problems:
+            keys.problems.add(_CONFIG + problem.field, problem.value, problem.rule, problem.remedy)
+        return None
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    """Return nanotron's sizes of a model of like layers, those of its catalogue entry where it has one."""
+    config: Mapping[str, Any] = catalogue().get(model.name, {}).get("config", {})
+    block = model.layers[0]
+    mixer, feed = block.mixers[0] if block.mixers else None, block.feed_forward
+    attention = mixer if isinstance(mixer, Attention) else None
+    sizes: dict[str, Any] = {
+        "hidden_size": model.hidden,
+        "intermediate_size": feed.ffn if isinstance(feed, MLP) else 0,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": attention.heads if attention else 0,
+        "num_key_value_heads": attention.kv_heads if attention else 0,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_context or 4096,
+        "tie_word_embeddings": model.tied,
+    }
+    if config.get("model_type") == "qwen2":
+        sizes |= {"is_qwen2_config": True}
+    return sizes
+
+
+def tree_of(case: ExportCase) -> dict[str, Any]:
+    """Return the configuration of a case."""
+    p, job = case.plan, case.job
+    precision = job.precision or case.stack.precision
+    parallel: dict[str, Any] = {
+        "dp": p.dp,
+        "pp": p.pp,
+        "tp": p.tp,
+        "pp_engine": "afab" if p.schedule == "gpipe" else "1f1b",
+        "tp_mode": "REDUCE_SCATTER" if p.sequence_parallel and p.tp > 1 else "ALL_REDUCE",
+        "tp_linear_async_communication": case.stack.overlap_input_gradients,
+        "recompute_layer": p.recompute == "full",
+        "tp_recompute_allgather": case.stack.regathers_inputs,
+        "expert_parallel_size": p.ep,
+        "context_parallel_size": p.cp,
+    }
+    tokens: dict[str, Any] = {
+        "sequence_length": job.seq_len,
+        "micro_batch_size": p.micro_batch,
+        "batch_accumulation_per_replica": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
+        "train_steps": round(job.run_tokens / job.tokens_per_step) if job.run_tokens else 1000,
+    }
+    factory: dict[str, Any] = {"name": {"adam": "adamW", "sgd-plain": "sgd"}.get(job.optimizer, job.optimizer)}
+    factory |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
+    optimizer: dict[str, Any] = {
+        "zero_stage": int(p.sharding != "none"),
+        "accumulate_grad_in_fp32": precision != "bf16-pure",
+        "clip_grad": 1.0,
+        "weight_decay": 0.1,
+        "learning_rate_scheduler": {"learning_rate": 3e-4},
+        "optimizer_factory": factory,
+    }
+    kind = {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
+    model = {"dtype": kind, "init_method": {"std": 0.025}, "model_config": _sizes(case.model)}
+    return {"parallelism": parallel, "tokens": tokens, "optimizer": optimizer, "model": model}
+
+
+def export(case: ExportCase) -> Exported:
+    """Return nanotron's YAML for a case; raises `InputError` naming every field that it cannot be told."""
+    text = _trainer.written(case, _TOLD, tree_of, read)
+    nodes, each = _trainer.processes(case)
+    start = f"torchrun --nnodes {nodes} --nproc_per_node {each} run_train.py --config-file nanotron.yaml"
+    return _trainer.checked_file(case, _TABLE, "nanotron.yaml", text, start)

@@ -1,0 +1,194 @@
+"""torchtune's configuration: full, LoRA and QLoRA recipes on one device or under FSDP2.
+
+Source: torchtune 0.6.1 recipes/{full,lora}_finetune_{distributed,single_device}.py and recipes/configs; the YAML names
+classes, and the command line names the recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardwise.formats import _trainer, _yaml
+from shardwise.formats._exported import ExportCase, Exported
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, table, top_level
+from shardwise.models import Model, load_model
+from shardwise.plans import Recompute, Stack, Training, find_stack, shard_of
+
+_TABLE = "torchtune.toml"
+_SIZES = {
+    "tp": "tensor_parallel_dim", "cp": "context_parallel_dim", "shard": "data_parallel_shard_dim",
+    "replicate": "data_parallel_replicate_dim",
+}  # fmt: skip
+_ADAPTER = _trainer.Adapter(
+    rank="model.lora_rank", alpha="model.lora_alpha", dropout="model.lora_dropout", targets="model.lora_attn_modules",
+    saved="", usual_rank=8, usual_targets=("q_proj", "v_proj"),
+)  # fmt: skip
+_TOLD = ("tp", "dp", "micro_batch", "sharding", "shard", "recompute", "offload")
+_HOST = ("optimizer", "gradients", "parameters")
+_OPTIMIZERS = {
+    "torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "bitsandbytes.optim.PagedAdamW8bit": "adam8bit",
+    "bitsandbytes.optim.AdamW8bit": "adam8bit", "torchao.optim.AdamW8bit": "adam8bit",
+    "torchao.optim.AdamW4bit": "adam4bit", "torch.optim.SGD": "sgd-plain", "bitsandbytes.optim.PagedAdamW": "adam",
+}  # fmt: skip
+_LINEAR = ("q_proj", "k_proj", "v_proj", "output_proj")
+_RECIPE = {True: "distributed", False: "single_device"}
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is torchtune's: YAML whose model is a component of it."""
+    return name.endswith((".yaml", ".yml")) and "_component_: torchtune." in text and "model" in top_level(text)
+
+
+def read(text: str, source: str = "torchtune.yaml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a configuration.
+
+    >>> text = "model:\n  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b\n  lora_rank: 16\n"
+    >>> text += "  lora_attn_modules: [q_proj, v_proj]\ntokenizer: {max_seq_len: 2048}\nbatch_size: 2"
+    >>> case = read(text, around=Around(num_devices=1))
+    >>> case.model.name, case.job.base, case.job.rank, case.job.targets, case.job.precision
+    ('llama-3.1-8b', 'nf4-dq', 16, ('q_proj', 'v_proj'), 'bf16-pure')
+    """
+    around.settings_alone(source)
+    keys = Keys(_yaml.parse(text, source), _TABLE, source)
+    devices = around.num_devices
+    kept = keys.flag("fsdp_reshard_after_forward") is False
+    plan = _trainer.spread(keys, devices, _sizes(keys), "shard-grad-op" if kept else "fsdp")
+    plan = replace(plan, recompute=_recompute(keys), offload=_offload(keys))
+    plan, batch, steps = _trainer.batches(keys, plan, "batch_size", "gradient_accumulation_steps", 2)
+    seq_len = keys.whole("tokenizer.max_seq_len") or 0
+    if not seq_len:
+        keys.assumed.append("no length of sequences: tokenizer.max_seq_len is not set, and the longest sample counts")
+    elif not keys.flag("dataset.packed"):
+        keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
+    taken = keys.whole("max_steps_per_epoch") or 0
+    builder, model = _model(keys)
+    job = Training(
+        seq_len=seq_len,
+        global_batch=batch,
+        token_budget=float(taken * batch * seq_len),
+        precision=_precision(keys),
+        optimizer=_optimizer(keys),
+        **_adapter(keys, builder),
+    )
+    return keys.case(
+        source, model=model, plan=plan, job=job, stack=_stack(keys), num_devices=devices,
+        accumulation=0 if batch else steps,
+    )  # fmt: skip
+
+
+def _sizes(keys: Keys) -> dict[str, str]:
+    """Return the paths of degrees that are stated: -1 of the shards stands for the rest."""
+    return {name: path for name, path in _SIZES.items() if keys.raw(path) not in (None, -1)}
+
+
+def _model(keys: Keys) -> tuple[str, Model | None]:
+    """Return the builder that the file names and its model; None where that is not known."""
+    builder = str(keys.raw("model._component_") or "").rpartition(".")[2]
+    plain = builder.removeprefix("qlora_").removeprefix("lora_")
+    known = {pair[1]: name for name, pair in table(_TABLE)["models"].items()}.get(plain)
+    if known is None:
+        keys.assumed.append(f"no model: {builder or 'model._component_'} is not in the catalogue")
+    return builder, None if known is None else load_model(known)
+
+
+def _recompute(keys: Keys) -> Recompute:
+    if keys.raw("ac_mode") is not None:
+        mode = keys.word("ac_mode")
+        if mode == "selective":
+            keys.assumed.append("recompute full: selective checkpointing keeps more, and frees less time")
+        return "none" if mode == "none" else "full"
+    return "full" if keys.flag("enable_activation_checkpointing") else "none"
+
+
+def _offload(keys: Keys) -> tuple[str, ...]:
+    host = _HOST if keys.flag("fsdp_cpu_offload") else ()
+    return (*host, "activations") if keys.flag("enable_activation_offloading") else host
+
+
+def _precision(keys: Keys) -> str:
+    """Return the recipe: the type of weights, gradients and states alike."""
+    word = keys.word("dtype") or "bf16"
+    if word not in ("bf16", "fp32"):
+        keys.fail("dtype", "is not a type that its recipes take", "use bf16 or fp32")
+    return "fp32" if word == "fp32" else "bf16-pure"
+
+
+def _optimizer(keys: Keys) -> str:
+    word = str(keys.raw("optimizer._component_") or "torch.optim.AdamW")
+    if "Paged" in word:
+        keys.assumed.append("states of the optimizer stay on the device: pages leave it where memory is short")
+    if word not in _OPTIMIZERS:
+        keys.assumed.append(f"optimizer adam: the states of {word} are not known")
+    return _OPTIMIZERS.get(word, "adam")
+
+
+def _adapter(keys: Keys, builder: str) -> dict[str, Any]:
+    if not builder.startswith(("lora_", "qlora_")):
+        return {}
+    found = _trainer.adapted(keys, "dora" if keys.flag("model.use_dora") else "lora", _ADAPTER)
+    targets = found["targets"]
+    more = ("mlp",) if keys.flag("model.apply_lora_to_mlp") else ()
+    targets = ("all-linear",) if more and set(targets) == set(_LINEAR) else (*targets, *more)
+    head = ("head",) if keys.flag("model.apply_lora_to_output") else ()
+    quantized = builder.startswith("qlora_") or keys.flag("model.quantize_base")
+    # torchao's NF4: an 8-bit scale for 64 elements and an fp32 one for 256 of those, as bitsandbytes' double one.
+    return found | {"targets": (*targets, *head), "base": "nf4-dq" if quantized else ""}
+
+
+def _stack(keys: Keys) -> Stack:
+    stack = find_stack("torchtune")
+    if keys.flag("optimizer_in_bwd"):
+        stack = replace(stack, settings=replace(stack.settings, updates_in_backward=True))
+    return stack
+
+
+def tree_of(case: ExportCase) -> dict[str, Any]:
+    """Return the configuration of a case."""
+    p, job = case.plan, case.job
+    package, builder = table(_TABLE)["models"].get(case.model.name, ("", case.model.name))
+    kind = "" if not job.adapter else "qlora_" if job.base else "lora_"
+    named = f"torchtune.models.{package}.{kind}{builder}" if package else f"torchtune.models.{case.model.name}"
+    words = {ours: theirs for theirs, ours in reversed(_OPTIMIZERS.items())}
+    tree: dict[str, Any] = {
+        "model": {"_component_": named, **_adapter_words(job)},
+        "tokenizer": {"max_seq_len": job.seq_len},
+        "dataset": {"packed": True},
+        "batch_size": p.micro_batch,
+        "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
+        "optimizer": {"_component_": words.get(job.optimizer, job.optimizer), "lr": 2e-5},
+        "dtype": "fp32" if (job.precision or case.stack.precision) == "fp32" else "bf16",
+        "enable_activation_checkpointing": p.recompute == "full",
+        "enable_activation_offloading": "activations" in p.offload,
+        "fsdp_cpu_offload": "parameters" in p.offload,
+        "fsdp_reshard_after_forward": p.sharding != "shard-grad-op",
+        "optimizer_in_bwd": case.stack.settings.updates_in_backward,
+        "tensor_parallel_dim": p.tp,
+        "data_parallel_shard_dim": shard_of(p) if p.sharding != "none" else p.dp,
+        "data_parallel_replicate_dim": p.dp // shard_of(p) if p.sharding != "none" else 1,
+    }
+    return tree
+
+
+def _adapter_words(job: Training) -> dict[str, Any]:
+    if not job.adapter:
+        return {}
+    targets = set(job.targets or ("all-linear",))
+    whole = "all-linear" in targets
+    spelled = list(_LINEAR) if whole else [word for word in job.targets if word not in ("mlp", "head")]
+    words: dict[str, Any] = {"lora_attn_modules": spelled, "apply_lora_to_mlp": whole or "mlp" in targets}
+    words |= {"apply_lora_to_output": "head" in targets, "lora_rank": job.rank or 8}
+    words |= {"lora_alpha": job.adapter_alpha or 16, "lora_dropout": job.adapter_dropout}
+    return words | ({"use_dora": True} if job.adapter == "dora" else {})
+
+
+def export(case: ExportCase) -> Exported:
+    """Return torchtune's YAML for a case; raises `InputError` naming every field that it cannot be told."""
+    text = _trainer.written(case, _TOLD, tree_of, read)
+    nodes, each = _trainer.processes(case)
+    kind = "lora" if case.job.adapter else "full"
+    many = case.plan.num_devices > 1
+    launch = f"--nnodes {nodes} --nproc_per_node {each} " if many else ""
+    start = f"tune run {launch}{kind}_finetune_{_RECIPE[many]} --config torchtune.yaml"
+    return _trainer.checked_file(case, _TABLE, "torchtune.yaml", text, start)

@@ -1,0 +1,286 @@
+"""Settings of trainers: what real ones mean, that what is written is read back, and what none of them can say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.errors import InputError
+from shardwise.formats import Around, ExportCase, axolotl, import_file, llamafactory, nanotron, torchtune
+from shardwise.formats._canonical import canonical, canonical_plan
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans._legality import batch_problems, plan_problems, stack_problems
+
+FEW = st.sampled_from((1, 2, 4))
+SOME = settings(max_examples=100, deadline=None)
+
+# The facts of files in the systems' own repositories, in other words; what they mean is said beside each.
+FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    # axolotl examples/llama-3/fft-8b.yaml
+    "axolotl-full": (
+        "base_model: NousResearch/Meta-Llama-3.1-8B\nsequence_len: 8192\nsample_packing: true\nmicro_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\noptimizer: paged_adamw_8bit\nbf16: auto\ngradient_checkpointing: true\n"
+        "attn_implementation: flash_attention_2\ndatasets:\n- path: a\n",
+        8,
+        {"system": "axolotl", "micro_batch": 1, "global_batch": 64, "optimizer": "adam8bit", "recompute": "full",
+         "precision": "amp-bf16", "stack": "axolotl", "sharding": "none", "adapter": "", "seq_len": 8192},
+    ),
+    # axolotl examples/llama-3/lora-8b.yml
+    "axolotl-lora": (
+        "base_model: meta-llama/Llama-3.1-8B\nload_in_8bit: true\nadapter: lora\nlora_r: 32\nlora_alpha: 16\n"
+        "lora_dropout: 0.05\nlora_target_linear: true\nlora_modules_to_save: [embed_tokens, lm_head]\n"
+        "micro_batch_size: 2\ngradient_accumulation_steps: 4\nsequence_len: 4096\n",
+        1,
+        {"model": "llama-3.1-8b", "adapter": "lora", "rank": 32, "targets": ("all-linear",), "base": "int8",
+         "trains": ("embedding", "head"), "global_batch": 8, "recompute": "none", "adapter_dropout": 0.05},
+    ),
+    # axolotl examples/llama-3/qlora-fsdp-70b.yaml
+    "axolotl-fsdp": (
+        "base_model: meta-llama/Llama-3.1-70B\nload_in_4bit: true\nadapter: qlora\nlora_r: 8\n"
+        "lora_target_linear: true\nsequence_len: 512\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\n"
+        "fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: true\n"
+        "  fsdp_sharding_strategy: FULL_SHARD\n",
+        8,
+        {"sharding": "fsdp", "base": "nf4-dq", "dp": 8, "offload": ("optimizer", "gradients", "parameters"),
+         "rank": 8, "seq_len": 512},
+    ),
+    # axolotl examples/distributed-parallel/llama-3_1-8b-hsdp-tp.yaml
+    "axolotl-mesh": (
+        "base_model: meta-llama/Llama-3.1-8B\ndp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\n"
+        "sequence_len: 2048\nmicro_batch_size: 1\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n",
+        16,
+        {"sharding": "hsdp", "shard": 4, "dp": 8, "tp": 2, "global_batch": 8},
+    ),
+    # LLaMA-Factory examples/train_lora/qwen3_lora_sft.yaml
+    "llamafactory-lora": (
+        "model_name_or_path: Qwen/Qwen3-4B\nstage: sft\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n"
+        "lora_target: all\ntemplate: qwen3\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\nbf16: true\n",
+        1,
+        {"system": "LLaMA-Factory", "model": "qwen3-4b", "adapter": "lora", "rank": 8, "recompute": "full",
+         "targets": ("all-linear",), "global_batch": 8, "precision": "amp-bf16", "base": ""},
+    ),
+    # LLaMA-Factory examples/train_qlora/qwen3_lora_sft_otfq.yaml
+    "llamafactory-qlora": (
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: lora\nquantization_bit: 4\nquantization_method: bnb\n"
+        "double_quantization: false\nlora_target: q_proj,v_proj\nper_device_train_batch_size: 1\n",
+        1,
+        {"base": "nf4", "targets": ("q_proj", "v_proj"), "seq_len": 2048, "precision": "fp32"},
+    ),
+    # torchtune recipes/configs/llama3_1/70B_full.yaml
+    "torchtune-full": (
+        "model:\n  _component_: torchtune.models.llama3_1.llama3_1_70b\ntokenizer:\n  max_seq_len: null\n"
+        "batch_size: 2\ngradient_accumulation_steps: 1\ndtype: bf16\nenable_activation_checkpointing: true\n"
+        "enable_activation_offloading: true\nfsdp_cpu_offload: true\noptimizer:\n  _component_: torch.optim.AdamW\n",
+        8,
+        {"system": "torchtune", "model": "llama-3.1-70b", "sharding": "fsdp", "precision": "bf16-pure",
+         "recompute": "full", "offload": ("optimizer", "gradients", "parameters", "activations"),
+         "micro_batch": 2, "global_batch": 16},
+    ),
+    # torchtune recipes/configs/llama3_1/8B_lora_single_device.yaml
+    "torchtune-lora": (
+        "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n  lora_rank: 8\n"
+        "  lora_attn_modules: [q_proj, v_proj, output_proj]\n  apply_lora_to_mlp: true\nbatch_size: 2\n"
+        "gradient_accumulation_steps: 8\ntokenizer:\n  max_seq_len: 2048\n",
+        1,
+        {"adapter": "lora", "rank": 8, "targets": ("q_proj", "v_proj", "output_proj", "mlp"), "global_batch": 16,
+         "sharding": "none"},
+    ),
+    # nanotron examples/config_tiny_llama.yaml
+    "nanotron": (
+        "parallelism:\n  dp: 4\n  tp: 2\n  pp: 1\n  tp_mode: REDUCE_SCATTER\n  tp_linear_async_communication: true\n"
+        "  pp_engine: 1f1b\ntokens:\n  micro_batch_size: 3\n  batch_accumulation_per_replica: 1\n"
+        "  sequence_length: 4096\n  train_steps: 2000\noptimizer:\n  zero_stage: 0\n  accumulate_grad_in_fp32: true\n"
+        "model:\n  dtype: bfloat16\n  model_config:\n    is_llama_config: true\n    hidden_size: 2048\n"
+        "    intermediate_size: 11008\n    num_hidden_layers: 28\n    num_attention_heads: 16\n"
+        "    num_key_value_heads: 2\n    vocab_size: 128256\n    max_position_embeddings: 4096\n"
+        "    tie_word_embeddings: false\n",
+        0,
+        {"system": "nanotron", "num_devices": 8, "global_batch": 12, "precision": "bf16", "sequence_parallel": True,
+         "token_budget": 2000.0 * 12 * 4096, "sharding": "none", "stack": "nanotron"},
+    ),
+    # trl/scripts/sft.py with --packing, through TRL's own YAML
+    "trl": (
+        "model_name_or_path: Qwen/Qwen2-0.5B\ndataset_name: a\npacking: true\nper_device_train_batch_size: 2\n"
+        "gradient_accumulation_steps: 8\nuse_peft: true\nlora_r: 32\nlora_alpha: 16\n",
+        1,
+        {"model": "qwen2-0.5b", "stack": "trl", "recompute": "full", "precision": "amp-bf16", "seq_len": 1024,
+         "global_batch": 16, "adapter": "lora", "rank": 32, "adapter_dropout": 0.05},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_real_file_means_what_its_trainer_does(name: str, tmp_path: Path) -> None:
+    """Settings of a system's own repository are read as that system reads them, and every word of them is known."""
+    text, devices, facts = FILES[name]
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    case = import_file(path, around=Around(num_devices=devices))
+    said: dict[str, Any] = {"system": case.system, "stack": case.stack.name, "num_devices": case.num_devices}
+    said |= {"model": case.model.name if case.model else ""}
+    for record in (case.plan, case.job):
+        said |= {field: getattr(record, field) for field in facts if hasattr(record, field)}
+    assert {field: said[field] for field in facts} == facts
+    assert not case.unknown
+
+
+def test_a_script_of_trl_takes_sharding_from_the_file_beside_it(tmp_path: Path) -> None:
+    """A launch through accelerate is read with the configuration that it names."""
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n"
+        "fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n", encoding="utf-8")  # fmt: skip
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "accelerate launch --config_file fsdp.yaml trl/scripts/sft.py --model_name_or_path Qwen/Qwen2-0.5B \\\n"
+        "  --max_length 2048 --packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8\n",
+        encoding="utf-8")  # fmt: skip
+    case = import_file(script)
+    assert (case.plan.sharding, case.plan.dp, case.num_devices, case.stack.name) == ("fsdp", 8, 8, "trl")
+    assert (case.job.seq_len, case.job.global_batch, case.plan.recompute) == (2048, 128, "full")
+
+
+@st.composite
+def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, Training]:
+    """Return a plan and a job of a stack: full training, or an adapter beside frozen weights."""
+    sharding = draw(st.sampled_from(shardings))
+    dp = draw(st.sampled_from((1, 2, 4, 8))) if sharding == "none" else draw(st.sampled_from((4, 8)))
+    plan = Plan(
+        dp=dp, micro_batch=draw(FEW), sequence_parallel=False, sharding=sharding,
+        shard=2 if sharding == "hsdp" else 1, recompute=draw(st.sampled_from(("none", "full"))),
+    )  # fmt: skip
+    tuned = draw(st.booleans())
+    job = Training(
+        seq_len=512, global_batch=plan.dp * plan.micro_batch * draw(FEW),
+        token_budget=draw(st.sampled_from((0.0, 512.0 * 10**6))),
+        optimizer=draw(st.sampled_from(("adam", "adam8bit"))),
+    )  # fmt: skip
+    if tuned:
+        methods = {"torchtune": ("lora", "dora")}.get(name, ("lora", "dora", "rslora", "lora-plus"))
+        bases = {"torchtune": ("", "nf4-dq"), "llama-factory": ("", "int8", "nf4", "nf4-dq")}.get(name, ("", "nf4-dq"))
+        job = replace(
+            job, adapter=draw(st.sampled_from(methods)), rank=draw(st.integers(1, 256)),
+            targets=draw(st.sampled_from((("all-linear",), ("q_proj", "v_proj")))), base=draw(st.sampled_from(bases)),
+            adapter_dropout=draw(st.sampled_from((0.0, 0.05))),
+        )  # fmt: skip
+    return plan, job
+
+
+def stated(name: str, plan: Plan, job: Training) -> ExportCase:
+    """Return the case of a plan and a job of Llama-3.1-8B on as many devices as the plan has."""
+    cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
+    return ExportCase(model=load_model("llama-3.1-8b"), cluster=cluster, plan=plan, job=job, stack=find_stack(name))
+
+
+def accepted(case: ExportCase) -> bool:
+    """Return whether a case breaks no law and its framework runs it."""
+    wrong = plan_problems(case.model, case.plan, case.job.seq_len) + batch_problems(case.plan, case.job.global_batch)
+    return not wrong and not stack_problems(case.stack, case.plan, optimizer=case.job.optimizer)
+
+
+TRAINERS = {"axolotl": axolotl, "llama-factory": llamafactory, "torchtune": torchtune}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_what_a_trainer_is_told_it_says_again(name: str) -> None:
+    """Every plan and job that a trainer runs is written as its settings and read back as it was."""
+    module = TRAINERS[name]
+    kinds = ("none", "shard-grad-op", "fsdp") if name == "llama-factory" else ("none", "shard-grad-op", "fsdp", "hsdp")
+
+    @SOME
+    @given(one=jobs(name, kinds).filter(lambda one: accepted(stated(name, *one))))
+    def law(one: tuple[Plan, Training]) -> None:
+        case = stated(name, *one)
+        (text,) = module.export(case).files.values()
+        back = module.read(text, around=Around(num_devices=case.plan.num_devices))
+        assert canonical_plan(back.plan) == canonical_plan(case.plan)
+        told = replace(case.job, token_budget=back.job.token_budget, adapter_alpha=back.job.adapter_alpha)
+        assert replace(back.job, precision="") == told
+        assert back.model == case.model and back.stack == case.stack
+        assert not back.unknown
+
+    law()
+
+
+@SOME
+@given(
+    tp=FEW, pp=FEW, dp=FEW, schedule=st.sampled_from(("1f1b", "gpipe")), sharding=st.sampled_from(("none", "zero1")),
+    recompute=st.sampled_from(("none", "full")), precision=st.sampled_from(("bf16", "bf16-pure", "fp32")),
+)  # fmt: skip
+def test_nanotron_brings_back_every_field(
+    tp: int, pp: int, dp: int, schedule: Any, sharding: Any, recompute: Any, precision: str
+) -> None:
+    """A plan that nanotron runs, written as its YAML, is read back as it was, the model by its sizes."""
+    plan = Plan(
+        tp=tp, pp=pp, dp=dp, schedule=schedule if pp > 1 else "1f1b", sharding=sharding if dp > 1 else "none",
+        recompute=recompute, micro_batch=2,
+    )  # fmt: skip
+    batch = plan.dp * 2 * 4
+    job = Training(seq_len=512, global_batch=batch, token_budget=512.0 * batch * 100, precision=precision)
+    model = load_model("llama-2-7b")
+    cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
+    case = ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=find_stack("nanotron"))
+    (text,) = nanotron.export(case).files.values()
+    back = nanotron.read(text)
+    assert canonical_plan(back.plan) == canonical_plan(plan) and back.job == job
+    assert back.model is not None and canonical(back.model) == canonical(model)
+    assert back.num_devices == plan.num_devices and not back.unknown
+
+
+REFUSED = (
+    (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
+    (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),
+    (llamafactory, "llama-factory", {"tp": 2}, {"adapter": "ia3"}, {"tp", "adapter"}),
+    (torchtune, "torchtune", {"cp": 2, "sharding": "fsdp"}, {"optimizer": "galore"}, {"cp", "optimizer"}),
+    (nanotron, "nanotron", {"sharding": "zero3"}, {"precision": "fp8"}, {"sharding", "precision"}),
+)
+
+
+@pytest.mark.parametrize(("module", "stack", "plan", "job", "named"), REFUSED)
+def test_what_a_trainer_cannot_say_is_refused_by_name(
+    module: Any, stack: str, plan: dict[str, Any], job: dict[str, Any], named: set[str]
+) -> None:
+    """Every field that a trainer has no word for is named, all at once."""
+    whole = Plan(**({"dp": 2, "sequence_parallel": False} | plan))
+    case = ExportCase(
+        model=load_model("llama-3.1-8b"), cluster=Cluster.parse(f"{whole.num_devices}xh100-sxm-80gb"), plan=whole,
+        stack=find_stack(stack), job=Training(**({"seq_len": 512, "global_batch": 16} | job)),
+    )  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        module.export(case)
+    assert {problem.field for problem in caught.value.problems} == named
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("base_model: a\nadapter: qlora\n", "adapter"),
+        ("base_model: a\nload_in_4bit: true\n", "load_in_4bit"),
+        ("base_model: a\nbatch_size: 8\ngradient_accumulation_steps: 2\n", "batch_size"),
+        ("base_model: a\nlora_dropout: .nan\nadapter: lora\n", "lora_dropout"),
+        ("base_model: a\nmicro_batch_size: -1\n", "micro_batch_size"),
+        ("base_model: a\nlora_target_modules: [1, 2]\nadapter: lora\n", "lora_target_modules"),
+        ("base_model: a\ndp_shard_size: 3\n", "dp_shard_size"),
+        ("base_model: a\ndeepspeed: ../../etc/x.json\n", "deepspeed"),
+        ("model_name_or_path: a\nstage: sft\nquantization_bit: 3\n", "quantization_bit"),
+        ("model_name_or_path: a\nstage: sft\nfinetuning_type: full\nquantization_bit: 4\n", "quantization_bit"),
+        ("parallelism: {dp: 1, tp: 1}\ntokens: {micro_batch_size: 1}\n", "parallelism.pp"),
+        ("parallelism: {dp: 1, tp: 1, pp: 2, pp_engine: x}\ntokens: {micro_batch_size: 1}\n", "parallelism.pp_engine"),
+        ("model: {_component_: torchtune.models.a.b}\ndtype: fp16\n_component_: torchtune.x\n", "dtype"),
+    ],
+)
+def test_what_a_trainer_would_refuse_is_refused_by_its_key(text: str, field: str, tmp_path: Path) -> None:
+    """A value that the trainer itself does not take is named with its key and a remedy."""
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        import_file(path, around=Around(num_devices=8 if "parallelism" not in text else 0))
+    assert field in {problem.field for problem in caught.value.problems}
+    assert all(problem.remedy for problem in caught.value.problems)
