@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.helpers import layout
+from ops.helpers import layout, on_cpu
 from shardwise.ledger.flow import flow, gradient_passes
 from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 from shardwise.models import Model, model_from_config
 from shardwise.ops.block import block_ops
 from shardwise.ops.blocks import embedding
 from shardwise.ops.count import count_parameters, trainable_parameters
-from shardwise.ops.layout import lay_out
+from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.tuning import base_bytes
-from shardwise.plans import ADAPTERS, Training, Tuning, find_base, find_stack, tuning_of
+from shardwise.plans import ADAPTERS, VIRTUAL, Training, Tuning, find_base, find_stack, tuning_of
 from tuning.helpers import case_of, golden
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "saved": ("attention", "mlp"),
     "all-linear": ("all-linear",),
 }
-LORA, BESIDE = ("lora", "rslora"), ("dora", "vera", "oft")
+LORA, BESIDE = ("lora", "rslora"), ("dora", "vera", "oft", "randlora")
 # What prefixes make attention keep (masks, repeated heads) is not in the ledger: their parameters are.
 UNBUILT = ("prefix", "prompt")
 # transformers' GPT-2 takes its eager softmax in 16 bits, which the ledger does not say.
@@ -100,6 +100,41 @@ def test_layers_with_adapters_keep_their_exact_bytes(run: dict[str, Any]) -> Non
     assert tensor_bytes(keep(second.ops, units).kept) + (not turned) * extra + freed == run["layer_bytes"]
 
 
+def rarer(name: str, method: str, rank: int, width: str) -> tuple[Model, Layout[Any]]:
+    """The model and the layout of a run of the rarer adapters."""
+    configs = golden("activations")["configs"] | golden("rarer")["configs"]
+    job = Training(
+        seq_len=1, global_batch=1, adapter=method, rank=rank, adapter_precision={"float32": "fp32"}.get(width, "bf16"),
+        targets=() if method == "trainable-tokens" else ("attention", "mlp"),
+    )  # fmt: skip
+    plain = on_cpu(layout({"B": 2, "S": 128}, "transformers"))
+    tuning = tuning_of(job, find_stack("transformers"))
+    return model_from_config(configs[name]), lay_out(plain.degrees, plain.work, replace(plain.choices, tuning=tuning))
+
+
+@pytest.mark.parametrize("run", golden("rarer")["kept"], ids=lambda run: "-".join(map(str, run[:4])))
+def test_layers_with_rarer_adapters_keep_their_exact_bytes(run: list[Any]) -> None:
+    """What autograd keeps of the second and of the first layer, the shared table of rotations with one of them."""
+    method, name, width, rank, second_bytes, first_bytes = run
+    model, y = rarer(name, method, rank, width)
+    table = flow(embedding(y, model), entry=False)
+    first = flow(block_ops(y, model.layers[0], model.hidden), table.output)
+    second = flow(block_ops(y, model.layers[1], model.hidden))
+    rotary = tensor_bytes([t for op in table.ops for t in op.saves if t.name == "rotary tables"])
+    turned = any(op.role == "rotary" and "input" not in op.without for op in first.ops)
+    assert tensor_bytes(keep(first.ops).kept) + turned * rotary == first_bytes
+    assert tensor_bytes(keep(second.ops).kept) + (not turned) * rotary == second_bytes
+
+
+@pytest.mark.parametrize("run", golden("rarer")["counts"], ids=lambda run: "-".join(map(str, run[:3])))
+def test_as_many_parameters_of_rarer_adapters_train_as_peft_says(run: list[Any]) -> None:
+    """Those of layers and those that all layers share, by the defaults of peft's configurations."""
+    method, name, rank, expected = run
+    model, y = rarer(name, method, rank, "float32")
+    assert y.choices.tuning is not None
+    assert sum(trainable_parameters(model, y.choices.tuning).values()) == expected
+
+
 @pytest.mark.parametrize(
     "run",
     [run for run in golden("counts")["runs"] if run["method"] in ADAPTERS],
@@ -120,7 +155,7 @@ def test_names_of_layers_are_known_as_models_give_them(word: str) -> None:
 
 @given(
     st.sampled_from(["llama-3.1-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v2-lite", "mamba-130m"]),
-    st.sampled_from([name for name in ADAPTERS if name not in ("prefix", "prompt")]),
+    st.sampled_from([name for name in ADAPTERS if name not in VIRTUAL]),
     st.integers(1, 64),
 )
 def test_adapters_grow_with_their_rank_and_leave_the_model(name: str, method: str, rank: int) -> None:

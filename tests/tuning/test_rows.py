@@ -63,7 +63,7 @@ def test_formats_and_variants_are_those_of_the_row() -> None:
     assert base_of(row(param_dtype="", finetune="qlora")) == "nf4"
     assert tuning_fields(row(notes="experiment=lora--llama-3.2-3B-rank32-dora"), LLAMA)["adapter"] == "dora"
     with pytest.raises(InputError):
-        tuning_fields(row(finetune="boft"), LLAMA)
+        tuning_fields(row(finetune="galore"), LLAMA)
 
 
 def test_modules_that_are_saved_train_whole() -> None:

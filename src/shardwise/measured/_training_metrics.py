@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from shardwise.measured._record import Record, refuse
+from shardwise.measured._training_tuning import sorted_by_length
 from shardwise.models import Attention, Mixer
 from shardwise.ops import train_flops
 from shardwise.training import TrainReport
@@ -97,7 +98,10 @@ def memory_avg(record: Record, report: TrainReport) -> float:
     (github.com/huggingface/peft method_comparison/MetaMathQA/run.py; transformers' use_cache is on).
     """
     if record.text("memory_kind") not in ("allocated", "active"):
-        raise refuse("memory_kind", record.text("memory_kind"), "what an allocator holds on the mean is not predicted")
+        if not sorted_by_length(record):
+            rule = "what an allocator holds on the mean is not predicted"
+            raise refuse("memory_kind", record.text("memory_kind"), rule)
+        return peak_memory(record, report)
     model, tokens = report.case.model, report.job.seq_len * report.plan.micro_batch
     cached = sum(m.kv_heads * (m.head_dim + m.value_dim) for b in model.layers for m in b.mixers if is_plain_cache(m))
     width = report.case.recipe.precision.activation_bytes

@@ -7,142 +7,17 @@ Tensor parallelism as NeMo and Megatron-Bridge do it (megatron/bridge/peft/utils
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Generic
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from shardwise.ledger.number import X, divide, total
-from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
-from shardwise.ops.layout import Layout, matmul_flops, memory_op
+from shardwise.ledger.op import Gradient, Op, Tensor, Weight
+from shardwise.ops.adapter_parts import added, branches, entry, kept_input, low_rank, scaling, step, thin
+from shardwise.ops.layout import Layout, matmul_flops
+from shardwise.ops.peft_adapters import PATHS, beside
 from shardwise.ops.targets import Module
 from shardwise.plans import Tuning
-
-
-def _input(op: Op[X]) -> Tensor[X]:
-    """Return what a product keeps for the gradient of its weight: its input."""
-    kept = next((s for s in op.saves if s.read_for in ("weight", "input")), None)
-    return kept or op.reads[0]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterInput(Generic[X]):
-    """What enters the products of an adapter: the operators that make it, the tensor, and its name in the flow."""
-
-    ops: tuple[Op[X], ...]
-    tensor: Tensor[X]
-    name: str
-
-
-def _step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) -> Op[X]:
-    return memory_op(y, name, op.region, moved, role="steps", **more)
-
-
-def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> AdapterInput[X]:
-    """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast."""
-    elements, w = op.rows * op.inner, t.width
-    read = _input(op)
-    here = AdapterInput(ops=(), tensor=read, name=read.name)
-
-    def made(part: str, width: float, moved: tuple[float, float], saves: tuple[Tensor[X], ...] = ()) -> AdapterInput[X]:
-        out = Tensor(name=f"{module.name}.{part}", size_bytes=width * elements, born=op.region)
-        one = _step(y, out.name, op, (moved[0] * elements, moved[1] * elements), reads=(here.tensor,), saves=saves,
-                    output_bytes=out.size_bytes)  # fmt: skip
-        return AdapterInput(ops=(*here.ops, one), tensor=out, name=out.name)
-
-    if w != y.a:
-        here = made("cast", w, (y.a + w, y.a + w))
-    if t.dropout:
-        mask = Tensor(name=f"{module.name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=op.region)
-        moved = 2 * w + y.stack.dropout_mask_bytes
-        here = made("dropped", w, (moved, moved), (mask,))
-    if t.autocast and w != y.a:
-        here = made("narrow", y.a, (y.a + w, y.a + w))
-    return here
-
-
-def thin(
-    y: Layout[X], t: Tuning, op: Op[X], names: tuple[str, str], sides: tuple[X, X], read: Tensor[X], **more: Any
-) -> Op[X]:
-    """Return one thin product of an adapter, of `sides` (features out, features in), whose weight trains.
-
-    `names` are its own and that of the linear layer.
-
-    In fp32 it runs on the vector units (torch.backends.cuda.matmul.allow_tf32 is off by default); under autocast it
-    keeps the 16-bit copy of its weight.
-    """
-    (n, k), (name, short) = sides, names
-    wide = t.width == 4 and not t.autocast
-    w, m = 4 if wide else y.a, op.rows
-    moved, flops = w * (m * n + m * k + n * k), matmul_flops(m, n, k)
-    trainable = more.pop("trainable", True)
-    weight = Weight(name=f"{name}.weight", elements=n * k, whole=n * k, shape=sides, adapter=True, trainable=trainable,
-                    role=op.role, stored_bytes=0 if trainable else t.width * n * k)  # fmt: skip
-    kept = [replace(read, read_for="weight")]
-    if t.autocast and t.width != y.a:
-        kept.append(Tensor(name=f"{name}.narrow weight", size_bytes=y.a * n * k, born=op.region, read_for="input"))
-    return Op(
-        name=name, kind="matmul", region=op.region, flops=flops, forward_bytes=moved, backward_flops=flops,
-        backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=m, columns=n, inner=k, weights=(weight,),
-        reads=(read,), saves=tuple(kept), dtype=y.work.dtype if y.work.dtype in ("fp32", "tf32", "fp16") else "bf16",
-        model_flops=flops, output_bytes=w * m * n, vector_units=wide and y.a < 4, modules=(short,), **more,
-    )  # fmt: skip
-
-
-def _low(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], r: X | float) -> Tensor[X]:
-    width = y.a if t.autocast else t.width
-    return Tensor(name=f"{module.name}.lora_A", size_bytes=width * op.rows * r, born=op.region)
-
-
-def _messages(y: Layout[X], op: Op[X], module: Module[X], r: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the messages of A and of B under tensor parallelism: r columns a token, and the input gradient of A.
-
-    Beside a layer split by outputs A is split by rank and gathered; beside one split by inputs A is too and summed, and
-    B is split by outputs and gathered.
-    """
-    if not op.split:
-        return {}, {}
-    T = op.rows
-
-    def sent(verb: Any, width: X | float, tensor: str, of: Gradient = "either") -> Collective[X]:
-        return Collective(
-            axis="tp", verb=verb, size_bytes=y.a * T * width, tensor=tensor, shape=(T, width), read_for=of
-        )
-
-    low, back = sent("all_gather", r, "adapter"), sent("all_reduce", r, "adapter gradient", "input")
-    if op.split == "inputs":
-        out = sent("all_gather", module.columns, "adapter output")
-        return {"forward": (sent("all_reduce", r, "adapter"),)}, {"forward": (out,), "backward": (back,)}
-    verb = "reduce_scatter" if y.choices.sequence_parallel else "all_reduce"
-    gradient = sent(verb, op.inner, "adapter input gradient", "input")
-    return {"forward": (low,), "backward": (gradient,)}, {"backward": (back,)}
-
-
-def _added(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> Op[X]:
-    """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back."""
-    elements, w = op.rows * module.columns, y.a if t.autocast else t.width
-    wider = w != y.a
-    moved = (2 * w + (y.a + 2 * w) + (w + y.a if wider else 0), 2 * w + (y.a + w if wider else 0))
-    return _step(
-        y, f"{module.name}.add", op, (moved[0] * elements, moved[1] * elements), kernels=3 if wider else 2,
-        takes=(delta,), makes=module.makes, output_bytes=w * elements,
-    )  # fmt: skip
-
-
-def _branches(
-    y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[Module[X]], trains_a: bool = True
-) -> Iterator[tuple[Module[X], AdapterInput[X], Op[X], Op[X]]]:
-    """Yield the two thin products of every adapted layer, with what enters them."""
-    tp = y.degrees.tp if op.split and t.splits_rank else 1
-    for module in chosen:
-        came, r = entry(y, t, op, module), t.rank
-        ahead, behind = _messages(y, op, module, r)
-        low = _low(y, t, op, module, r)
-        # A is split by its rank or its inputs, B by its outputs: both by each tensor-parallel rank.
-        rank = divide(0 * op.rows + r, tp) if op.split == "outputs" else 0 * op.rows + r
-        out = divide(module.columns, tp) if op.split == "inputs" else module.columns
-        a = thin(y, t, op, (low.name, module.short), (rank, op.inner), came.tensor, trainable=trains_a, **ahead)
-        b = thin(y, t, op, (f"{module.name}.lora_B", module.short), (out, 0 * op.rows + r), low, **behind)
-        yield module, came, a, b
 
 
 def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: bool = True) -> tuple[Op[X], ...]:
@@ -150,8 +25,8 @@ def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: 
     if op.kind == "grouped":
         return _experts(y, t, op) if y.stack.experts == "grouped-mm" else _grouped(y, t, op)
     found = [op]
-    for module, came, a, b in _branches(y, t, op, chosen, trains_a):
-        found += [*came.ops, a, b, _added(y, t, op, module, b.name)]
+    for module, came, a, b in branches(y, t, op, chosen, trains_a):
+        found += [*came.ops, a, b, added(y, t, op, module, b.name)]
     return tuple(found)
 
 
@@ -168,7 +43,7 @@ def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[O
     its widened input and weight.
     """
     found = [op]
-    for module, came, a, b in _branches(y, t, op, chosen):
+    for module, came, a, b in branches(y, t, op, chosen):
         found += [*came.ops, a, b, *_magnitude(y, t, op, module, b.name)]
     return tuple(found)
 
@@ -195,31 +70,20 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str
     again: tuple[Op[X], ...] = ()
     if t.dropout:
         wide = (kept("wide weight", w * m * n, "input"),)
-        again = (product("base again", (T, n, m), 0 * T, saves=wide, without=("weight",), takes=(_input(op).name,)),)
+        source = kept_input(op).name
+        again = (product("base again", (T, n, m), 0 * T, saves=wide, without=("weight",), takes=(source,)),)
     held = (
         kept("weight norm", w * n, "weight"),
         kept("base result", (w if t.dropout else y.a) * T * n, "weight"),
-        kept("magnitude less one", w * n, _input(op).name),
+        kept("magnitude less one", w * n, kept_input(op).name),
         kept("lora result", w * T * n, "either"),
         kept("magnitude", w * n, "either"),
     )
     weight = Weight(name=f"{module.name}.magnitude", elements=n, whole=n, kind="vector", adapter=True)
     moved = (5 * w + 2 * y.a) * T * n
-    scale = _step(y, f"{module.name}.scale", op, (moved, 2 * moved), kernels=5, weights=(weight,), saves=held,
+    scale = step(y, f"{module.name}.scale", op, (moved, 2 * moved), kernels=5, weights=(weight,), saves=held,
                   takes=(delta,), makes=module.makes, modules=(module.short,), output_bytes=w * T * n)  # fmt: skip
     return norm, *again, scale
-
-
-def _scaling(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], scaled: tuple[Tensor[X], X], **more: Any) -> Op[X]:
-    """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type."""
-    (source, n), w, name = scaled, t.width, f"{module.name}.factors"
-    elements = op.rows * n
-    weight = Weight(name=name, elements=n, whole=n, kind="vector", adapter=True)
-    vector = Tensor(name=name, size_bytes=w * n, born=op.region, read_for="input")
-    moved = (y.a + 2 * w + (w + y.a if w != y.a else 0)) * elements
-    return _step(y, f"{name} applied", op, (moved, 2 * moved), kernels=2 if w != y.a else 1, weights=(weight,),
-                 saves=(replace(source, read_for="weight"), vector), modules=(module.short,), output_bytes=w * elements,
-                 **more)  # fmt: skip
 
 
 def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
@@ -230,12 +94,12 @@ def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op
     if op.region.partition(".")[0] == "mlp":
         module = chosen[0]
         came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
-        return *came.ops, _scaling(y, t, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
+        return *came.ops, scaling(y, t, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
     found = [op]
     for module in chosen:
         out = Tensor(name=f"{module.name}.result", size_bytes=y.a * op.rows * module.columns, born=op.region)
         sizes = (out, module.columns)
-        found.append(_scaling(y, t, op, module, sizes, takes=module.makes, makes=module.makes))
+        found.append(scaling(y, t, op, module, sizes, takes=module.makes, makes=module.makes))
     return tuple(found)
 
 
@@ -245,20 +109,20 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[O
     arXiv:2310.11454; the two shared matrices, of the largest sides, are not counted to any layer.
     """
     found, plain = [op], replace(t, autocast=False)
-    for module, came, a, b in _branches(y, plain, op, chosen, trains_a=False):
+    for module, came, a, b in branches(y, plain, op, chosen, trains_a=False):
         shared_a, shared_b = (
             replace(one, weights=tuple(replace(w, elements=0 * w.elements, whole=0 * w.whole, trainable=False,
                                                stored_bytes=0) for w in one.weights))
             for one in (a, b)
         )  # fmt: skip
-        low = _low(y, plain, op, module, t.rank)
+        low = low_rank(y, plain, op, module, t.rank)
         out = Tensor(name=f"{module.name}.lora_B", size_bytes=t.width * op.rows * module.columns, born=op.region)
         first, second = replace(module, name=f"{module.name}.d"), replace(module, name=f"{module.name}.b")
-        d = _scaling(y, t, op, first, (low, 0 * op.rows + t.rank), reads=(low,))
-        last = _scaling(y, t, op, second, (out, module.columns), reads=(out,))
+        d = scaling(y, t, op, first, (low, 0 * op.rows + t.rank), reads=(low,))
+        last = scaling(y, t, op, second, (out, module.columns), reads=(out,))
         # A vector that scales a result is a parameter: what is kept of it is no copy.
         d, last = (replace(one, saves=one.saves[:1]) for one in (d, last))
-        found += [*came.ops, shared_a, d, shared_b, last, _added(y, t, op, module, last.name)]
+        found += [*came.ops, shared_a, d, shared_b, last, added(y, t, op, module, last.name)]
     return tuple(found)
 
 
@@ -294,7 +158,7 @@ def prefix(y: Layout[X], t: Tuning, op: Op[X], heads: tuple[X, int]) -> Op[X]:
     elements = t.rank * heads[0] * heads[1]
     weight = Weight(name="prefix", elements=elements, whole=elements, kind="vector", adapter=True)
     moved = (t.width + 2 * y.a) * elements * y.work.B
-    return _step(y, "prefix", op, (moved, moved), kernels=2, weights=(weight,), takes=op.makes or (),
+    return step(y, "prefix", op, (moved, moved), kernels=2, weights=(weight,), takes=op.makes or (),
                  makes=(op.makes or ())[1:], modules=("prefix",))  # fmt: skip
 
 
@@ -307,6 +171,7 @@ METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
     "ia3": ia3,
     "vera": vera,
     "oft": oft,
+    **dict.fromkeys(PATHS, beside),
 }
 """The methods that stand beside linear layers."""
 
@@ -320,11 +185,11 @@ def embedding_adapter(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     ids = tuple(s for s in op.saves if s.name == "ids")
     moved: X = 2 * t.width * m * r
     weight = Weight(name="embedding.lora_A.weight", elements=rows * r, whole=rows * r, kind="vector", adapter=True)
-    look = _step(y, low.name, op, (moved, moved), weights=(weight,), saves=ids, modules=("embedding",))
+    look = step(y, low.name, op, (moved, moved), weights=(weight,), saves=ids, modules=("embedding",))
     like = replace(op, rows=m, inner=0 * m + width, columns=0 * m + width)
     module = Module(name="embedding", short="embedding", columns=0 * m + width, makes=("embedding", "embedding.output"))
     b = thin(y, t, like, ("embedding.lora_B", "embedding"), (0 * m + width, 0 * m + r), low)
-    return look, b, _added(y, t, like, module, b.name)
+    return look, b, added(y, t, like, module, b.name)
 
 
 def virtual_tokens(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
@@ -333,7 +198,7 @@ def virtual_tokens(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
     elements = t.virtual_tokens * table.shape[1] + 0 * y.tokens
     weight = Weight(name="virtual tokens", elements=elements, whole=elements, kind="vector", adapter=True)
     moved = 2 * (0 * y.tokens + op.output_bytes)
-    return _step(y, "virtual tokens", op, (moved, moved), weights=(weight,), modules=("prompt",),
+    return step(y, "virtual tokens", op, (moved, moved), weights=(weight,), modules=("prompt",),
                  makes=("embedding.output",))  # fmt: skip
 
 
@@ -388,6 +253,6 @@ def _grouped(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
                        saves=(replace(read, read_for="weight"),), model_flops=flops, output_bytes=y.a * rows * n,
                        widened_bytes=0, transient_bytes=0, modules=("experts",))  # fmt: skip
 
-    a, b = one(low.name, r, op.inner, _input(op)), one(f"{op.name}.lora_B", op.columns, r, low)
+    a, b = one(low.name, r, op.inner, kept_input(op)), one(f"{op.name}.lora_B", op.columns, r, low)
     moved = y.a * rows * op.columns
-    return op, a, b, _step(y, f"{op.name}.add", op, (5 * moved, 2 * moved), kernels=2, takes=(b.name,), makes=op.makes)
+    return op, a, b, step(y, f"{op.name}.add", op, (5 * moved, 2 * moved), kernels=2, takes=(b.name,), makes=op.makes)

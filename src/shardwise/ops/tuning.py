@@ -12,6 +12,7 @@ from shardwise.ledger.number import X, ceil, divide, total
 from shardwise.ledger.op import Op, Weight
 from shardwise.ops.adapters import METHODS, embedding_adapter, virtual_tokens
 from shardwise.ops.layout import Layout
+from shardwise.ops.peft_adapters import SHARED, shared, token_rows
 from shardwise.ops.targets import matches, modules_of
 from shardwise.plans import BaseFormat, Tuning
 
@@ -27,9 +28,14 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         if op.role == "embedding" and t.adapter and matches(t, op, "embedding"):
             found += [base, *embedding_adapter(y, t, op)]
             continue
+        if t.adapter == "trainable-tokens" and (op.role == "embedding" or (op.role == "head" and not op.weights)):
+            found += token_rows(y, t, base)
+            continue
         found += adapted(y, t, base)
         if op.role == "embedding" and t.virtual_tokens:
             found.append(virtual_tokens(y, t, op))
+        if op.role == "embedding" and t.adapter in SHARED:
+            found.append(shared(y, t))
     return tuple(found)
 
 

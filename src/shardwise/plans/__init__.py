@@ -34,6 +34,7 @@ from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
+    DROPPING,
     VIRTUAL,
     BaseFormat,
     Tuning,
@@ -52,6 +53,7 @@ __all__ = [
     "ADAPTERS",
     "AXES",
     "CONTEXT_KINDS",
+    "DROPPING",
     "DTYPES",
     "LAYOUTS",
     "LOSSES",

@@ -22,13 +22,37 @@ ADAPTERS: dict[str, str] = {
     "ia3": "arXiv:2205.05638",
     "vera": "arXiv:2310.11454",
     "oft": "arXiv:2306.07280",
+    "adalora": "arXiv:2303.10512",
+    "gralora": "arXiv:2505.20355",
+    "vblora": "arXiv:2405.15179",
+    "unilora": "arXiv:2506.00799",
+    "loha": "arXiv:2108.06098",
+    "hira": "HiRA, ICLR 2025",
+    "fourierft": "arXiv:2405.03003",
+    "glora": "arXiv:2306.07967",
+    "miss": "arXiv:2409.15371",
+    "beft": "peft tuners/beft",
+    "tinylora": "peft tuners/tinylora",
+    "psoft": "peft tuners/psoft",
+    "pvera": "peft tuners/pvera",
+    "deft": "peft tuners/deft",
+    "adamss": "peft tuners/adamss",
+    "delora": "arXiv:2503.18225",
+    "randlora": "arXiv:2502.00987",
+    "boft": "arXiv:2311.06243",
+    "c3a": "arXiv:2407.19342",
+    "road": "arXiv:2409.00119",
+    "trainable-tokens": "peft tuners/trainable_tokens",
     "prefix": "arXiv:2101.00190",
     "prompt": "arXiv:2104.08691",
 }
 """Methods by name, and where they are from; each is a function of ops/adapters.py."""
-VIRTUAL = ("prefix", "prompt")
+VIRTUAL = ("prefix", "prompt", "trainable-tokens")
 """Methods that train tokens, not what stands beside linear layers."""
-DROPPING = ("lora", "rslora", "lora-plus", "dora", "lora-fa", "vera")
+DROPPING = (
+    "lora", "rslora", "lora-plus", "dora", "lora-fa", "vera", "adalora", "vblora", "unilora", "hira", "tinylora",
+    "psoft", "pvera", "deft", "randlora",
+)  # fmt: skip
 """Methods with dropout before them."""
 TRAINS = ("all", "none", "embedding", "head", "norms")
 USUAL_RANK = 8  # peft LoraConfig.r, litgpt lora_r

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from shardwise.errors import Problems
 from shardwise.models import Model
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
+from shardwise.ops.peft_adapters import PATHS
 from shardwise.ops.targets import KNOWN_TARGETS, matches, modules_of
 from shardwise.plans import VIRTUAL, Plan, Stack, Training, Tuning, tuning_of, tuning_problems
 
@@ -40,6 +41,9 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     if not found.items and not _adapter_parameters(model, tuning):
         rule = f"has no parameters in {model.name}, so that nothing of it would train"
         found.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
+    if plan.tp > 1 and tuning.adapter in PATHS:
+        rule = f"splits layers whose {tuning.adapter} no framework splits"
+        found.add("tp", plan.tp, rule, "use --tp 1, or --adapter lora")
     if plan.ep > 1 and "experts" in tuning.targets and stack.experts == "grouped-mm":
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         found.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")

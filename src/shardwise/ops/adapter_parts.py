@@ -1,0 +1,157 @@
+"""What adapters are made of: their input, thin products, factors and sums, with their messages.
+
+Letters as in ops/adapters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+from shardwise.ledger.number import X, divide
+from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
+from shardwise.ops.layout import Layout, matmul_flops, memory_op
+from shardwise.ops.targets import Module
+from shardwise.plans import Tuning
+
+
+def kept_input(op: Op[X]) -> Tensor[X]:
+    """Return what a product keeps for the gradient of its weight: its input."""
+    kept = next((s for s in op.saves if s.read_for in ("weight", "input")), None)
+    return kept or op.reads[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterInput(Generic[X]):
+    """What enters the products of an adapter: the operators that make it, the tensor, and its name in the flow."""
+
+    ops: tuple[Op[X], ...]
+    tensor: Tensor[X]
+    name: str
+
+
+def step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) -> Op[X]:
+    """Return element-wise kernels beside a layer, which run one by one."""
+    return memory_op(y, name, op.region, moved, role="steps", **more)
+
+
+def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> AdapterInput[X]:
+    """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast."""
+    elements, w = op.rows * op.inner, t.width
+    read = kept_input(op)
+    here = AdapterInput(ops=(), tensor=read, name=read.name)
+
+    def made(part: str, width: float, moved: tuple[float, float], saves: tuple[Tensor[X], ...] = ()) -> AdapterInput[X]:
+        out = Tensor(name=f"{module.name}.{part}", size_bytes=width * elements, born=op.region)
+        one = step(y, out.name, op, (moved[0] * elements, moved[1] * elements), reads=(here.tensor,), saves=saves,
+                    output_bytes=out.size_bytes)  # fmt: skip
+        return AdapterInput(ops=(*here.ops, one), tensor=out, name=out.name)
+
+    if w != y.a:
+        here = made("cast", w, (y.a + w, y.a + w))
+    if t.dropout:
+        mask = Tensor(name=f"{module.name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=op.region)
+        moved = 2 * w + y.stack.dropout_mask_bytes
+        here = made("dropped", w, (moved, moved), (mask,))
+    if t.autocast and w != y.a:
+        here = made("narrow", y.a, (y.a + w, y.a + w))
+    return here
+
+
+def thin(
+    y: Layout[X], t: Tuning, op: Op[X], names: tuple[str, str], sides: tuple[X, X], read: Tensor[X], **more: Any
+) -> Op[X]:
+    """Return one thin product of an adapter, of `sides` (features out, features in), whose weight trains.
+
+    `names` are its own and that of the linear layer.
+
+    In fp32 it runs on the vector units (torch.backends.cuda.matmul.allow_tf32 is off by default); under autocast it
+    keeps the 16-bit copy of its weight.
+    """
+    (n, k), (name, short) = sides, names
+    wide = t.width == 4 and not t.autocast
+    w, m = 4 if wide else y.a, op.rows
+    moved, flops = w * (m * n + m * k + n * k), matmul_flops(m, n, k)
+    trainable = more.pop("trainable", True)
+    weight = Weight(name=f"{name}.weight", elements=n * k, whole=n * k, shape=sides, adapter=True, trainable=trainable,
+                    role=op.role, stored_bytes=0 if trainable else t.width * n * k)  # fmt: skip
+    kept = [replace(read, read_for="weight")]
+    if t.autocast and t.width != y.a:
+        kept.append(Tensor(name=f"{name}.narrow weight", size_bytes=y.a * n * k, born=op.region, read_for="input"))
+    return Op(
+        name=name, kind="matmul", region=op.region, flops=flops, forward_bytes=moved, backward_flops=flops,
+        backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=m, columns=n, inner=k, weights=(weight,),
+        reads=(read,), saves=tuple(kept), dtype=y.work.dtype if y.work.dtype in ("fp32", "tf32", "fp16") else "bf16",
+        model_flops=flops, output_bytes=w * m * n, vector_units=wide and y.a < 4, modules=(short,), **more,
+    )  # fmt: skip
+
+
+def low_rank(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], r: X | float) -> Tensor[X]:
+    """Return the tensor between the two thin products of an adapter."""
+    width = y.a if t.autocast else t.width
+    return Tensor(name=f"{module.name}.lora_A", size_bytes=width * op.rows * r, born=op.region)
+
+
+def _messages(y: Layout[X], op: Op[X], module: Module[X], r: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the messages of A and of B under tensor parallelism: r columns a token, and the input gradient of A.
+
+    Beside a layer split by outputs A is split by rank and gathered; beside one split by inputs A is too and summed, and
+    B is split by outputs and gathered.
+    """
+    if not op.split:
+        return {}, {}
+    T = op.rows
+
+    def sent(verb: Any, width: X | float, tensor: str, of: Gradient = "either") -> Collective[X]:
+        return Collective(
+            axis="tp", verb=verb, size_bytes=y.a * T * width, tensor=tensor, shape=(T, width), read_for=of
+        )
+
+    low, back = sent("all_gather", r, "adapter"), sent("all_reduce", r, "adapter gradient", "input")
+    if op.split == "inputs":
+        out = sent("all_gather", module.columns, "adapter output")
+        return {"forward": (sent("all_reduce", r, "adapter"),)}, {"forward": (out,), "backward": (back,)}
+    verb = "reduce_scatter" if y.choices.sequence_parallel else "all_reduce"
+    gradient = sent(verb, op.inner, "adapter input gradient", "input")
+    return {"forward": (low,), "backward": (gradient,)}, {"backward": (back,)}
+
+
+def added(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> Op[X]:
+    """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back."""
+    elements, w = op.rows * module.columns, y.a if t.autocast else t.width
+    wider = w != y.a
+    moved = (2 * w + (y.a + 2 * w) + (w + y.a if wider else 0), 2 * w + (y.a + w if wider else 0))
+    return step(
+        y, f"{module.name}.add", op, (moved[0] * elements, moved[1] * elements), kernels=3 if wider else 2,
+        takes=(delta,), makes=module.makes, output_bytes=w * elements,
+    )  # fmt: skip
+
+
+def branches(
+    y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[Module[X]], trains_a: bool = True
+) -> Iterator[tuple[Module[X], AdapterInput[X], Op[X], Op[X]]]:
+    """Yield the two thin products of every adapted layer, with what enters them."""
+    tp = y.degrees.tp if op.split and t.splits_rank else 1
+    for module in chosen:
+        came, r = entry(y, t, op, module), t.rank
+        ahead, behind = _messages(y, op, module, r)
+        low = low_rank(y, t, op, module, r)
+        # A is split by its rank or its inputs, B by its outputs: both by each tensor-parallel rank.
+        rank = divide(0 * op.rows + r, tp) if op.split == "outputs" else 0 * op.rows + r
+        out = divide(module.columns, tp) if op.split == "inputs" else module.columns
+        a = thin(y, t, op, (low.name, module.short), (rank, op.inner), came.tensor, trainable=trains_a, **ahead)
+        b = thin(y, t, op, (f"{module.name}.lora_B", module.short), (out, 0 * op.rows + r), low, **behind)
+        yield module, came, a, b
+
+
+def scaling(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], scaled: tuple[Tensor[X], X], **more: Any) -> Op[X]:
+    """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type."""
+    (source, n), w, name = scaled, t.width, f"{module.name}.factors"
+    elements = op.rows * n
+    weight = Weight(name=name, elements=n, whole=n, kind="vector", adapter=True)
+    vector = Tensor(name=name, size_bytes=w * n, born=op.region, read_for="input")
+    moved = (y.a + 2 * w + (w + y.a if w != y.a else 0)) * elements
+    return step(y, f"{name} applied", op, (moved, 2 * moved), kernels=2 if w != y.a else 1, weights=(weight,),
+                 saves=(replace(source, read_for="weight"), vector), modules=(module.short,), output_bytes=w * elements,
+                 **more)  # fmt: skip
