@@ -131,7 +131,8 @@ def models(draw: st.DrawFn, kinds: tuple[str, ...] = ANY.models) -> Model:
     kind = draw(st.sampled_from(kinds))
     norm: Any = draw(st.sampled_from(("rmsnorm", "layernorm")))
     mixer: Any = draw(latents() if kind == "latent" else attentions())
-    plain = Block(mixers=(mixer,), feed_forward=draw(dense()), norm=norm)
+    scaled = draw(st.booleans())
+    plain = Block(mixers=(mixer,), feed_forward=draw(dense()), norm=norm, branch_scale=scaled)
     other = plain
     if kind in ("moe", "latent"):
         other = replace(plain, feed_forward=draw(experts()))

@@ -106,6 +106,7 @@ _WHOLE = (
     "indexer",
     "conv",
     "in_groups",
+    "scale",
 )
 
 

@@ -106,6 +106,22 @@ def test_the_outer_file_decides_whether_tables_are_tied() -> None:
     assert model_from_config(of_class, part="text").tied
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("t5-small", "a decoder that attends to an encoder"),
+        ("whisper-tiny", "a decoder that attends to an encoder"),
+        ("florence2-default", "a decoder that attends to an encoder"),
+        ("hubert-xlarge", "convolutions over sound"),
+        ("deberta-v3-base", "attention to relative positions"),
+    ],
+)
+def test_a_refusal_names_the_part_that_no_family_has(name: str, what: str) -> None:
+    """Not the keys of Llama that the file lacks, but what in it is not understood."""
+    with pytest.raises(InputError, match=f"{what}, which is not understood"):
+        model_from_config(goldens("refused")[name], part="text")
+
+
 def test_a_diffusion_model_is_refused_by_its_class() -> None:
     """A file of diffusers names its class, which is no language model."""
     with pytest.raises(InputError, match="FluxTransformer2DModel"):

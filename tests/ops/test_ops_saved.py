@@ -68,6 +68,31 @@ def test_the_plain_block_keeps_its_exact_bytes(run: dict[str, Any]) -> None:
     assert _kept(y, block, D) == run["saved_bytes"] + 2 * statistics
 
 
+SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100, "image_size": 112}
+ENCODERS = {
+    ("clip_text_model", "quick_gelu", 256, "transformers-eager", 50): 376_800,
+    ("clip_text_model", "quick_gelu", 256, "transformers", 50): 258_400,
+    ("siglip_text_model", "gelu_pytorch_tanh", 272, "transformers-eager", 64): 467_968,
+    ("siglip_text_model", "gelu_pytorch_tanh", 272, "transformers", 64): 273_408,
+    ("vit", "gelu", 256, "transformers-eager", 65): 470_080,
+    ("vit", "gelu", 256, "transformers", 65): 269_360,
+    ("dinov2", "gelu", 256, "transformers", 65): 302_640,
+}
+
+
+@pytest.mark.parametrize(("case", "saved"), ENCODERS.items(), ids=["-".join(map(str, case)) for case in ENCODERS])
+def test_layers_of_encoders_keep_their_exact_bytes(case: Any, saved: int) -> None:
+    """Two sequences in bf16, counted with saved-tensor hooks on torch 2.13.0 and transformers 5.23.0.
+
+    LayerScale keeps the output of each branch, the quick GELU of CLIP its input and a sigmoid.
+    """
+    family, act, ffn, stack, S = case
+    model = model_from_config({**SMALL, "model_type": family, "hidden_act": act, "intermediate_size": ffn})
+    block = model.layers[0]
+    mixers = tuple(replace(m, causal=False) for m in block.mixers if isinstance(m, Attention))
+    assert _kept(on_cpu(layout({"S": S}, stack)), replace(block, mixers=mixers), 64) == saved
+
+
 @pytest.mark.parametrize(("width", "norm"), [(2, 6), (4, 8)])
 def test_the_end_of_a_model_keeps_its_terms(width: int, norm: int) -> None:
     """The final norm keeps 6 D + 4 (8 D + 4 in fp32) a token, the head its input."""

@@ -24,6 +24,14 @@ _NOT_LLAMA = (
     *("expert", "moe", "lora", "mamba", "ssm", "conv", "linear_", "block_type", "latent", "mlp_type", "alibi"),
     *("cross_attention", "encoder", "decoder_layers"),
 )
+# What an unknown type may have that no family has, by the keys that tell.
+_BEYOND = {
+    "a decoder that attends to an encoder": (
+        *("is_encoder_decoder", "decoder", "decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"),
+    ),
+    "convolutions over sound": ("num_feat_extract_layers",),
+    "attention to relative positions": ("relative_attention",),
+}
 _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
 # Switches that give the layers of a class another attention, to the tokens of another part.
 _CROSSES = ("is_encoder_decoder", "add_cross_attention")
@@ -111,7 +119,9 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) 
     if alone and not missing and not strange:
         notes.append(f"model_type {word} is unknown, read as llama because it has its keys: no biases or norms beyond")
         return "llama"
-    raise InputError([Problem("model_type", word, _why_not(missing, strange, alone), _near(word))])
+    beyond = [what for what, tell in _BEYOND.items() if any(keys.get(key) not in (None, 0, False) for key in tell)]
+    rule = f"has {', '.join(beyond)}, which is not understood" if beyond else _why_not(missing, strange, alone)
+    raise InputError([Problem("model_type", word, rule, _near(word))])
 
 
 def _why_not(missing: list[str], strange: list[str], alone: bool) -> str:

@@ -85,7 +85,8 @@ class Block:
     """One layer: mixers on the residual stream (several run side by side), then feed-forwards, with `norms` norms.
 
     `parallel` marks a block whose mixer and feed-forward read the same input and are added together. Blocks with the
-    same non-empty `shared_weights` own one copy of their weights. `extras` are further projections of the block,
+    same non-empty `shared_weights` own one copy of their weights. `branch_scale` multiplies the output of each branch
+    with one learned value a channel (LayerScale, arXiv:2103.17239). `extras` are further projections of the block,
     `extra_norms` further norms of the residual stream, `extra_vectors` the number of further learned values outside
     the operators. `also` are blocks inside this layer beside its own mixers and feed-forward (LongCat's second half,
     Zamba's shared transformer), which may themselves share weights. `idle` ones are held and never run: layers that
@@ -98,6 +99,7 @@ class Block:
     norms: int = 2
     extra_norms: int = 0
     parallel: bool = False
+    branch_scale: bool = False
     shared_weights: str = ""
     extras: tuple[Projection, ...] = ()
     extra_vectors: int = 0

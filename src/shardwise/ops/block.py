@@ -28,7 +28,7 @@ from shardwise.models import (
 )
 from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
-from shardwise.ops.elementwise import norm, only_weights, residual_add, vector
+from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
 from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
@@ -116,6 +116,8 @@ def _mixing(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
         ops += mixer(y, one, D, normed)
     if block.norms > 3:
         ops.append(norm(y, "post_norm1", D, block.norm, y.residual("mixer.output", D, "attention"), "attention"))
+    if block.branch_scale:
+        ops.append(branch_scale(y, "scale1", D, "attention", y.residual("mixer.scaled", D, "attention")))
     if not block.parallel:
         ops.append(residual_add(y, "add1", D, "attention"))
     return ops
@@ -136,6 +138,8 @@ def _feeding(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
     ops += feed_forward(y, m, D, source)
     if block.norms > 3:
         ops.append(norm(y, "post_norm2", D, block.norm, y.residual("mlp.output", D, "mlp"), "mlp"))
+    if block.branch_scale:
+        ops.append(branch_scale(y, "scale2", D, "mlp", y.residual("mlp.scaled", D, "mlp")))
     ops.append(residual_add(y, "add2", D, "mlp"))
     return ops
 

@@ -156,6 +156,21 @@ def with_statistics(op: Op[X], rows: X) -> Op[X]:
     return replace(op, forward=(sums,), backward=(sums,))
 
 
+def branch_scale(y: Layout[X], name: str, D: int, region: str, source: Tensor[X]) -> Op[X]:
+    """Return the product of a branch's output with one learned value a channel (arXiv:2103.17239 section 3).
+
+    Backward reads the output for the gradient of the values, the values and the gradient for that of the output.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> y = whole_layout(1, 4)
+    >>> branch_scale(y, "scale1", 8, "attention", y.residual("mixer.output", 8, "attention")).weights[0].whole
+    8
+    """
+    stream, weight = source.size_bytes, vector(f"{name}.weight", y.residual_width(D), D)
+    moved = (2 * stream, 4 * stream)
+    return memory_op(y, name, region, moved, weights=(weight,), saves=(source,), output_bytes=stream)
+
+
 def residual_add(y: Layout[X], name: str, D: int, region: str) -> Op[X]:
     """Return the addition of a branch to the residual stream, with its dropout when the model has one.
 

@@ -36,7 +36,7 @@ def _attention(
 
 
 def _block(config: Config, core: Attention, ffn: MLP | None = None, vectors: int = 0) -> Block:
-    """A layer: `vectors` are further learned values, such as one a channel on each branch (LayerScale)."""
+    """A layer, of one feed-forward with a GELU unless said; `vectors` are further learned values."""
     if ffn is None:
         width = config.size("ffn", "hidden_dim")
         ffn = MLP(ffn=width, gated=False, bias=True, activation=parts.activation(config, "gelu"))
@@ -118,11 +118,11 @@ def beit(config: Config) -> Model:
     own, shared = (config.flag(f"use_{kind}relative_position_bias") for kind in ("", "shared_"))
     if own or shared:
         config.note("relative positions are counted as parameters, their addition to scores is not")
-    vectors = biases + (2 * config.size("hidden_size") if scaled else 0) + (table if own else 0)
+    block = replace(_block(config, core, vectors=biases + (table if own else 0)), branch_scale=scaled)
     positions = side**2 + 1 if config.flag("use_absolute_position_embeddings") else 0
     pooled = config.flag("use_mean_pooling", default=True)
     learned = 1 + config.flag("use_mask_token") + positions + (2 if pooled else 0)
-    model = _with_patches(config, _layers(config, _block(config, core, vectors=vectors)), side**2 + 1, learned)
+    model = _with_patches(config, _layers(config, block), side**2 + 1, learned)
     model = replace(model, final_norm=not pooled, extra_vectors=model.extra_vectors + (table if shared else 0))
     config.accept("vocab_size")
     return _with_task(config, model, _CLASSIFIER)
@@ -140,14 +140,14 @@ def dinov2(config: Config) -> Model:
     registers = config.count("num_register_tokens") if config.model_type == "dinov2_with_registers" else 0
     masks = config.flag("use_mask_token", default=True)
     patches = _grid(config) ** 2
-    block = _block(config, core, ffn, vectors=2 * hidden)
+    block = replace(_block(config, core, ffn), branch_scale=True)
     model = _with_patches(config, _layers(config, block), patches + 1 + registers, patches + 2 + masks + registers)
     return _with_task(config, model, "Model", inputs=2 * hidden)
 
 
 def dinov3(config: Config) -> Model:
     """Return DINOv3: rotary positions, registers, LayerScale, biases by key and value, no table of positions."""
-    hidden, gated = config.size("hidden_size"), config.flag("use_gated_mlp")
+    gated = config.flag("use_gated_mlp")
     each = tuple(config.flag(f"{name}_bias", default=name != "key") for name in ("query", "key", "value"))
     core, biases = _attention(
         config, (each[0], each[1], each[2]), out=config.flag("proj_bias", default=True), rotary=True
@@ -155,7 +155,7 @@ def dinov3(config: Config) -> Model:
     act = parts.activation(config, "gelu")
     ffn = MLP(ffn=config.size("ffn"), gated=gated, bias=config.flag("mlp_bias", default=True), activation=act)
     registers = config.count("num_register_tokens", default=0)
-    block = _block(config, core, ffn, vectors=2 * hidden + biases)
+    block = replace(_block(config, core, ffn, vectors=biases), branch_scale=True)
     tokens = _grid(config) ** 2 + 1 + registers
     return _with_task(config, _with_patches(config, _layers(config, block), tokens, 2 + registers), "Model")
 
