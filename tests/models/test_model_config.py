@@ -189,6 +189,8 @@ def test_no_value_of_a_key_breaks_a_family(family: str) -> None:
         ("deepseek_v4", {"compress_ratios": [[1]]}, "compress_ratios"),
         ("deepseek_v4", {"compress_ratios": 3}, "compress_ratios"),
         ("cohere2", {"sliding_window_pattern": ""}, "sliding_window_pattern"),
+        ("cohere2", {"sliding_window_pattern": 0, "layer_types": None}, "sliding_window_pattern"),
+        ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval"),
     ],
 )
 def test_values_that_were_faults_are_refused(model_type: str, change: dict[str, Any], field: str) -> None:

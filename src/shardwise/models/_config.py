@@ -103,6 +103,12 @@ class Config:
         self.expect(number <= most, name, f"must be at most {most}", "write a smaller number")
         return min(number, most)
 
+    def period(self, name: str, default: int) -> int:
+        """Return after how many layers one of another kind stands."""
+        number = self.repeats(name, default=default)
+        self.expect(number > 0, name, "must be a whole number of at least 1", "write a whole number")
+        return max(number, 1)
+
     def predictions(self) -> int:
         """Return the number of multi-token-prediction layers."""
         return self.repeats("num_mtp_layers", most=MOST_PREDICTIONS)

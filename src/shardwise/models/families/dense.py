@@ -236,6 +236,8 @@ def _pattern(config: Config, style: Style) -> tuple[str, ...]:
             return style.pattern
         return tuple("full" if letter == "G" else "sliding" for letter in letters)
     period = config.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
+    told = period > 0 or config.has("layer_types") or not config.count("window")
+    config.expect(told, "sliding_window_pattern", "must be at least 1 beside a window", "write a whole number")
     return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)
 
 

@@ -94,7 +94,7 @@ def modernbert(config: Config) -> Model:
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), causal=False)
     ffn = MLP(ffn=config.size("ffn"), bias=config.flag("mlp_bias"), activation=parts.activation(config, "gelu"))
     norm: NormKind = "layernorm" if config.flag("norm_bias") else "layernorm-no-bias"
-    period = config.repeats("global_attn_every_n_layers", default=3) or 1
+    period = config.period("global_attn_every_n_layers", 3)
     kinds = parts.windows(config, number, ("full", *("sliding",) * (period - 1)))
     # Half of the tokens that a layer sees lie on each side of a token (modeling_modernbert.py, ModernBertAttention).
     local = replace(core, window=config.size("local_attention") // 2 + 1)

@@ -312,7 +312,7 @@ def afmoe(config: Config) -> Model:
     number, window = config.layers(), config.size("window")
     config.expect(not config.flag("attention_bias"), "attention_bias", "is not supported for afmoe", "leave it out")
     core = replace(parts.attention(config), qk_norm="head", output_gate=True)
-    period = config.repeats("global_attn_every_n_layers", default=4) or 1
+    period = config.period("global_attn_every_n_layers", 4)
     kinds = parts.windows(config, number, ("sliding",) * (period - 1) + ("full",))
     experts = replace(parts.moe(config, shared_count=True), router_bias=True)
     first = config.count("first_dense_layers")

@@ -116,7 +116,7 @@ def qwen3_next(config: Config) -> Model:
         value_dim=config.size("linear_value_head_dim"),
         conv=config.size("linear_conv"),
     )
-    period = config.repeats("full_attention_interval", default=4) or 4
+    period = config.period("full_attention_interval", 4)
     kinds = parts.windows(config, number, ("linear",) * (period - 1) + ("full",))
     sparse, experts, dense = _feed_forwards(config, number)
     pairs = list(zip(kinds, sparse, strict=True))
@@ -182,7 +182,7 @@ def minimax(config: Config) -> Model:
 
 def bailing_hybrid(config: Config) -> Model:
     """Return Ling 3.0: five delta-attention layers to each gated latent-attention layer, experts behind the first."""
-    number, period = config.layers(), config.repeats("layer_group_size", default=6) or 1
+    number, period = config.layers(), config.period("layer_group_size", 6)
     core = replace(parts.latent_attention(config), head_gate=True)
     # The class keeps the width of a linear head apart once it has read it from head_dim.
     own = config.has("linear_key_head_dim") or not config.has("head_dim")
