@@ -112,7 +112,7 @@ def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequenc
         )
     if not job.use_kv_cache:
         found.add("use_kv_cache", False, f"cannot be said to {system}", "leave it out")
-    for name in ("shard_weights", "compute", "misc_bytes"):
+    for name in ("shard_weights", "compute", "misc_bytes", "speculative_method"):
         if value := getattr(job, name):
             found.add(name.replace("misc_bytes", "misc_memory"), value, f"cannot be said to {system}", "leave it out")
     wide = [axis for axis in one.plan.order if getattr(one.plan, axis) > 1]

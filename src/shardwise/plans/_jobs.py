@@ -132,6 +132,15 @@ class Serving:
     adapter_rank: int = 0
     """Rank of the LoRA adapters that every device has room for; 0: none."""
     adapters: int = 1
+    speculative_method: str = ""
+    """What guesses tokens that a step then verifies: "draft_model", "eagle", "mtp" or "ngram"; empty: nothing."""
+    num_speculative_tokens: int = 0
+    """Tokens that are guessed for a step."""
+    acceptance_rate: float = 0.0
+    """Share of guesses that are accepted where all before them were; 0: stated as a length."""
+    acceptance_length: float = 0.0
+    """Mean tokens that a step makes, its own included; 0: stated as a rate."""
+    draft_model: str = ""
     same_prompts: bool = False
     """All requests are copies of one, as in some benchmarks, and route to the same experts."""
 

@@ -183,6 +183,9 @@ SETTINGS: tuple[Field, ...] = (
     _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
 )
 
+SPECULATION = ("draft_model", "eagle", "mtp", "ngram")
+"""Ways of speculative decoding, as vLLM names them (vllm/config/speculative.py)."""
+
 SERVING: tuple[Field, ...] = (
     _job("batch", "whole", "requests at once on each replica"),
     _job("input_tokens", "whole", "tokens of a prompt"),
@@ -202,6 +205,11 @@ SERVING: tuple[Field, ...] = (
     _job("use_kv_cache", "switch", "keep keys and values; --no-use-kv-cache runs all tokens again for each new one"),
     _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
     _job("same_prompts", "switch", "all requests are copies of one prompt and route to the same experts"),
+    _job("speculative_method", "choice", "what guesses tokens that a step verifies", choices=SPECULATION),
+    _job("num_speculative_tokens", "whole", "tokens that are guessed for a step"),
+    _job("acceptance_rate", "share", "share of guesses that are accepted where all before them were"),
+    _job("acceptance_length", "ratio", "mean tokens that a step makes, its own included, as engines log it"),
+    _job("draft_model", "text", "the model that guesses, or the configuration of an EAGLE head"),
     _job("engine", "text", "inference engine", sets=()),
 )
 

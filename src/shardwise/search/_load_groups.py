@@ -19,6 +19,7 @@ from shardwise.search._space import Wholes
 from shardwise.serving._capacity import cache_tokens_of
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken
+from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, moments_of, serve
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
@@ -166,7 +167,7 @@ class LoadSearch:
         plans = tuple(self._kinds[row] for row in rows.tolist())
         if not plans:
             return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens))
-        moments = moments_of(self.workload, policy)
+        moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
         most = most_running(policy, moments, tokens[rows])
         prices = load_prices(limited, taken(sizes, rows), policy, moments, most)
         form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows])

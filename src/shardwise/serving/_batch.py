@@ -18,12 +18,16 @@ from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
 from shardwise.serving._sizes import ServingSizes
-from shardwise.serving._step import StepCost, repeated, step_cost, weighted
+from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving._step import StepCost, decode_cost, repeated, step_cost, weighted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCost(Generic[X]):
-    """Seconds and bytes of a plan or of a column of plans; `decode` is the mean step of the generation."""
+    """Seconds and bytes of a plan or of a column of plans; `decode` is the mean step of the generation.
+
+    Where steps make several tokens each, `decode` is the share of a step that one of them takes.
+    """
 
     prefill: StepCost[X]
     decode: StepCost[X]
@@ -164,11 +168,14 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X]) -> BatchCost[X]:
     # Working memory is that of the largest step, which is this one where prompts are not cut.
     if case.step_tokens:
         ledgers = [step_ledger(case, sizes, largest_step(case, sizes))]
-    steps = []
+    steps, made = [], tokens_per_step(case.job)
     for one, share in decode_steps(case, sizes):
         ledger = step_ledger(case, sizes, one)
-        cost = step_cost(case, sizes, one, decoding if one.phase == "decode" else costs, ledger)
-        steps.append((replace(cost, seconds=named(cost.seconds, _name_of(one))), share))
+        if case.job.speculative_method and one.phase == "decode":
+            cost = decode_cost(case, sizes, one, decoding)
+        else:
+            cost = step_cost(case, sizes, one, decoding if one.phase == "decode" else costs, ledger)
+        steps.append((replace(cost, seconds=named(cost.seconds, _name_of(one))), share / made))
     if steps:
         ledgers.append(ledger if case.job.use_kv_cache else step_ledger(case, sizes, last_step(case, sizes)))
         decode = weighted(steps, "decode step" if case.job.use_kv_cache else "step without a cache")

@@ -15,6 +15,7 @@ from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
+from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 
 
 def most_tokens(model: Model) -> int:
@@ -36,6 +37,8 @@ class ServingCase:
     compute: str
     cache_element_bytes: float
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
+    draft: Model | None = None
+    """What guesses tokens that a step verifies."""
 
     @property
     def domains(self) -> tuple[int, ...]:
@@ -269,7 +272,10 @@ def _stated(case: ServingCase) -> list[str]:
         notes.append("no key-value cache: each output token runs all tokens before it again")
     if job.adapter_rank:
         notes.append(f"adapters {job.adapters}: room of rank {job.adapter_rank} in every linear layer, no time")
-    if case.model.mtp:
+    if job.speculative_method:
+        made = tokens_per_step(job)
+        notes.append(f"{job.speculative_method}: {job.num_speculative_tokens} guesses and {made:.3g} tokens a step")
+    if case.model.mtp and job.speculative_method != "mtp":
         notes.append("multi-token-prediction layers are not loaded")
     if case.model.max_context and job.total_tokens > case.model.max_context:
         notes.append(f"{job.total_tokens} tokens exceed the trained context of {case.model.max_context}")
@@ -306,6 +312,10 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     element = 2.0
     with found.collect():
         element = cache_bytes(question.job.kv_cache or wide)
+    found.items += speculation_problems(question.job, question.model).items
+    draft = None
+    with found.collect():
+        draft = draft_of(question.job, question.model) if not found.items else None
     found.raise_if_any()
     if form.scope == "experts":
         form = replace(
@@ -317,5 +327,6 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     case = ServingCase(
         model=model, cluster=question.cluster, plan=plan, job=question.job, engine=engine, format=form, dtype=wide,
         compute=narrow, cache_element_bytes=element, efficiencies=question.efficiencies,
+        draft=draft,
     )  # fmt: skip
     return case, (*notes, *_stated(case))

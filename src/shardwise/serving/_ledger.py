@@ -153,14 +153,14 @@ def embedding_ops(views: LedgerViews[X], model: Model) -> tuple[Op[X], ...]:
     return views.ops(lambda layout: ledgers.embedding(layout, model)) or ledgers.nothing(views.wide)
 
 
-def head_ops(views: LedgerViews[X], model: Model, sampling_bytes: float) -> tuple[Op[X], ...]:
+def head_ops(views: LedgerViews[X], model: Model, sampling_bytes: float, verifies: bool = False) -> tuple[Op[X], ...]:
     """Return the operators after the layers: norm, head on the last token of each sequence, gather, sampling.
 
     A head of a model that does not generate (masked words) runs on every token, and nothing is sampled; sampling moves
-    `sampling_bytes` a logit.
+    `sampling_bytes` a logit. So do all tokens of a step that verifies guesses.
     """
     layout = views.wide
-    tokens = layout.work.B if model.generates else layout.work.B * layout.work.S
+    tokens = layout.work.B if model.generates and not verifies else layout.work.B * layout.work.S
     norm = ledgers.final_norm(layout, model)
     if not model.head:
         return norm or ledgers.nothing(layout)
@@ -246,13 +246,14 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
     """Return the operators of one step as the engine runs them."""
     model, views = case.model, views_of(case, sizes, step)
     summed = sums_branches(model.family)
+    verifies = bool(case.job.speculative_method) and step.phase == "decode"
     kinds = (
         (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
         for i, block in enumerate(model.kinds)
     )
     ends = (
         ("embedding", embedding_ops(views, model)),
-        ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit)),
+        ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit, verifies)),
     )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
     return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, views.wide))

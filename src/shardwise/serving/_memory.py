@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
@@ -16,6 +16,7 @@ from shardwise.ledger.traced import leaf, named
 from shardwise.models import MLP, Attention, LatentAttention
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
 from shardwise.serving._case import ServingCase
+from shardwise.serving._draft import draft_caches, draft_weights
 from shardwise.serving._engine import engine_tables, static_row
 from shardwise.serving._ledger import (
     EngineStep,
@@ -147,7 +148,14 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
         return tuple(() for _ in case.model.kinds)
     step = EngineStep(phase="decode", sequences=sizes.batch, tokens=1, context=0)
     layout = views_of(case, sizes, step).wide
-    return tuple(block_caches(layout, block) for block in case.model.kinds)
+    first, *others = (block_caches(layout, block) for block in case.model.kinds)
+    # The cache of a draft is booked with the layers of the first kind, each with its part.
+    count = next(iter(case.model.kinds.values()))
+    drafts = (
+        replace(one, token_bytes=one.token_bytes / count, constant_bytes=one.constant_bytes / count)
+        for one in draft_caches(case, sizes)
+    )
+    return ((*first, *drafts), *others)
 
 
 def stage_weights(held: ModelBytes[X], stage: PipelineStage[X], tied: bool) -> X:
@@ -178,6 +186,9 @@ def stages_bytes(
 ) -> tuple[StageBytes[X], ...]:
     """Return the bytes of every stage of a replica that runs some steps, for the batch of a case."""
     held, caches = model_bytes(case, ledgers, 0 * sizes.tp), caches_of(case, sizes)
+    if case.draft is not None:
+        guessing = named(draft_weights(case, sizes), "weights of the draft")
+        held = replace(held, head=replace(held.head, weights=held.head.weights + guessing))
     return tuple(stage_bytes(case, sizes, stage, held, caches) for stage in sizes.stages)
 
 

@@ -12,6 +12,7 @@ from shardwise.ledger.traced import named
 from shardwise.ops.overlap import messages
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, op_seconds
+from shardwise.serving._draft import draft_case, draft_ledger, draft_sizes, uses_heads
 from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
 from shardwise.serving._memory import layers_bytes
 from shardwise.serving._sizes import PipelineStage, ServingSizes
@@ -241,6 +242,40 @@ def step_cost(
         slowest_stage=_slowest(parts, sizes.stages) + overhead,
         flops=total((times * part.flops for times, part in rows), 0 * sizes.pp),
         moved_bytes=total((times * part.moved_bytes for times, part in rows), 0 * sizes.pp),
+    )
+
+
+def decode_cost(
+    case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], costs: EngineCostModel[X]
+) -> StepCost[X]:
+    """Return the price of a decode step: where a draft guesses k tokens, its k steps and one that verifies k + 1."""
+    depth = case.job.num_speculative_tokens
+    if not depth:
+        return step_cost(case, sizes, step, costs)
+    verified = step_cost(case, sizes, replace(step, tokens=step.tokens * (depth + 1)), costs)
+    draft = draft_case(case)
+    if draft is None:
+        return verified
+    own = draft_sizes(draft, sizes)
+    guess = step_cost(draft, own, step, costs, draft_ledger(draft, own, step, uses_heads(case)))
+    # The host schedules once; captured graphs of the draft follow one another.
+    alone = guess.seconds - guess.overhead
+    operators, roles = dict(verified.operators), dict(verified.roles)
+    exposed, hidden = dict(verified.exposed), dict(verified.hidden)
+    add(operators, {f"draft.{name}": seconds for name, seconds in guess.operators.items()}, depth)
+    add(roles, guess.roles, depth)
+    add(exposed, guess.exposed, depth)
+    add(hidden, guess.hidden, depth)
+    return replace(
+        verified,
+        seconds=verified.seconds + named(depth * alone, "draft"),
+        operators=operators,
+        roles=roles,
+        exposed=exposed,
+        hidden=hidden,
+        slowest_stage=verified.slowest_stage + depth * alone,
+        flops=verified.flops + depth * guess.flops,
+        moved_bytes=verified.moved_bytes + depth * guess.moved_bytes,
     )
 
 

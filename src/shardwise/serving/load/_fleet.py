@@ -333,7 +333,7 @@ class Fleet:
             return found
         first = self.prefill.form.at(rate / self.prefill.many).row(0)
         sent = self.link.seconds(self.prefill.form.moments.input_tokens)
-        return chained(first, found, sent, self.prefill.many / many, self.decode.policy)
+        return chained(first, found, sent, self.prefill.many / many, self.decode.form)
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

@@ -15,10 +15,10 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import ServingSizes, taken
-from shardwise.serving._step import step_cost
+from shardwise.serving._step import decode_cost, step_cost
 from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._requests import LengthMoments
-from shardwise.serving.load._steps import grid
+from shardwise.serving.load._steps import grid, verified_tokens
 
 # Prompts of one step that are priced apart; more cost in proportion.
 PROMPTS = 8
@@ -49,7 +49,7 @@ def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: Engine
     columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in names}
     wide = replace(step, **columns)
     costs = replace(engine_cost_model(case, each), decoding=step.phase == "decode")
-    cost = step_cost(case, each, wide, costs)
+    cost = (decode_cost if step.phase == "decode" else step_cost)(case, each, wide, costs)
     parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling)
     return tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)  # type: ignore[return-value]
 
@@ -87,7 +87,11 @@ def load_prices(
     decode, attention = _between(counts, known, whole), _between(counts, known, cached)
     host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
     prompts = _prompt_prices(case, sizes, len(counts), policy, moments)
-    beside = counts if policy.mixed else 0.0 * counts
+    beside = counts * verified_tokens(case) if policy.mixed else 0.0 * counts
+    guesses = 0.0 * counts
+    if case.draft:
+        alone, read, _ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
+        guesses = _between(counts, known, whole - cached - alone + read)
     room = np.maximum(policy.step_tokens - beside, 1.0)
     added, pieces = [], []
     for index, (new, _) in enumerate(moments.prompts):
@@ -102,7 +106,9 @@ def load_prices(
             many = np.minimum(k, fit)
             step = prompts.step(index, beside + many * size, many)
             step = step + _between(beside + many, known, sampled) + host * np.maximum(beside + many - 1, 0)
-            costs.append((step + attention - decode if policy.mixed else step) * np.maximum(k / fit, 1.0) * steps)
+            costs.append(
+                (step + attention + guesses - decode if policy.mixed else step) * np.maximum(k / fit, 1.0) * steps
+            )
         added.append(costs)
         pieces.append(np.ceil(steps - 1e-9))
     each = np.array(added)

@@ -22,7 +22,7 @@ class Request:
     """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
 
     __slots__ = (
-        "arrival", "cached_tokens", "end", "first", "input_tokens", "joined", "kept", "last_step", "made",
+        "arrival", "cached_tokens", "end", "first", "held", "input_tokens", "joined", "kept", "last_step", "made",
         "output_tokens", "past", "preemptions", "prefilled", "ready", "remote", "running", "scheduled", "seen", "stamp",
         "target", "user", "waits",
     )  # fmt: skip
@@ -36,8 +36,10 @@ class Request:
         """When the engine that runs it next may have it: as it arrives, then as its cache has reached another pool."""
         self.remote = False
         self.scheduled = self.prefilled = self.joined = self.first = self.end = -1.0
+        self.held: int | float = 0
+        self.stamp: int | float = 0
         self.target, self.past, self.made, self.last_step = input_tokens, 0, 0, 0
-        self.running, self.preemptions, self.kept, self.stamp = False, 0, 0, 0
+        self.running, self.preemptions, self.kept = False, 0, 0
         self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
         self.seen: tuple[float, ...] = ()
 
@@ -101,7 +103,9 @@ class LengthMoments:
     input_tokens: float
     output_tokens: float
     steps: float
-    """Decode steps of a request: output tokens but the first."""
+    """Decode steps of a request: output tokens but the first, so many a step as it makes."""
+    made: float
+    """Tokens that a step makes of a sequence."""
     inverse_steps: float
     """Mean of 1 / steps over requests that have any."""
     context: float
@@ -126,10 +130,11 @@ class LengthMoments:
         return squares / self.new_tokens**2 if squares else 1.0
 
 
-def moments_of(workload: Workload, policy: Policy, stage: str = "both") -> LengthMoments:
+def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_makes: float = 1.0) -> LengthMoments:
     """Return the moments of the requests that a workload draws, with the cache that a policy uses.
 
-    A "prefill" pool makes no token, to a "decode" pool prompts come with their cache.
+    A step makes so many tokens of a sequence. A "prefill" pool makes none, to a "decode" pool prompts come with their
+    cache.
 
     >>> from shardwise.hardware import find_device
     >>> from shardwise.plans import Arrivals, Length
@@ -162,8 +167,9 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both") -> Lengt
     return LengthMoments(
         input_tokens=sum(tokens for tokens, _, _ in every) / count,
         output_tokens=output,
-        steps=output - 1,
-        inverse_steps=sum(after) / len(after) if after else 0.0,
+        steps=(output - 1) / step_makes,
+        made=step_makes,
+        inverse_steps=step_makes * sum(after) / len(after) if after else 0.0,
         context=context,
         held_tokens=context + block / 2 + policy.reserved_share * output * (1 + output_cv2) / 2,
         held_cv2=max(second / context**2 - 1, 0.0),

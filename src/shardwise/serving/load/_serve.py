@@ -157,7 +157,7 @@ def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -
     step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
     table = StepTable(base.case, most, step, prompt + made)
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
-    form = replicas_of(base.case, policy, moments_of(workload, policy, stage), cache)
+    form = replicas_of(base.case, policy, moments_of(workload, policy, stage, table.made), cache)
     return Pool(base=base, policy=policy, table=table, form=form, stage=stage)
 
 

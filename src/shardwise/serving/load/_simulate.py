@@ -57,15 +57,18 @@ class Scheduler:
         self.prompts: list[Request] = []
         self.ends: list[tuple[int, int, Request]] = []
         self.order: list[Request] = []
-        self.decoding, self.contexts = 0, 0
+        self.decoding = 0
+        self.contexts: int | float = 0
         self.used, self.reserved = 0.0, 0.0
-        self.allocated = self.admitted = 0
+        self.allocated: int | float = 0
+        self.admitted = 0
         self.clocks = [0.0] * len(CAUSES)
         self.cause = STEP
         self.barred = False
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
         self.half = policy.block_tokens // 2
+        self.made = table.made
         self.trace = Trace()
 
     @property
@@ -105,7 +108,7 @@ class Scheduler:
         beside = self.decoding if self.policy.mixed else 0
         context = self.contexts / beside if beside else 0.0
         seconds = self.table.mixed(beside, context, [(tokens, request.past) for request, tokens in pieces])
-        return Step(pieces, 1, seconds, beside + sum(tokens for _, tokens in pieces))
+        return Step(pieces, 1, seconds, beside * self.table.verified + sum(tokens for _, tokens in pieces))
 
     def repriced(self, step: Step, steps: int) -> float:
         """Return seconds of each of fewer decode steps than were planned."""
@@ -122,7 +125,7 @@ class Scheduler:
 
     def _room(self) -> int:
         """Return the prompt tokens that a step has room for beside its decoding sequences."""
-        return self.policy.step_tokens - (self.decoding if self.policy.mixed else 0)
+        return self.policy.step_tokens - (self.decoding * self.table.verified if self.policy.mixed else 0)
 
     def _overflows(self) -> bool:
         """Return whether the next step of all that runs finds no place in the cache."""
@@ -131,7 +134,7 @@ class Scheduler:
         ahead, room = 0, self._room()
         for request in self.prompts:
             ahead += min(request.target - request.past, max(room - ahead, 0))
-        return self.used + ahead + self.decoding > self.capacity
+        return self.used + ahead + self.decoding * self.made > self.capacity
 
     def _preempt(self) -> None:
         """Send the youngest away; its blocks stay in the prefix cache until others take them."""
@@ -144,12 +147,12 @@ class Scheduler:
                 self.order.pop()
             request = self.order.pop()
             request.running = False
-            request.made = request.output_tokens - (request.last_step - self.step)
-            held = request.input_tokens + request.made
+            held = request.held - self.made * (request.last_step - self.step)
+            request.made = min(round(held) - request.input_tokens, request.output_tokens)
             self.decoding -= 1
             self.contexts -= held
             self.used -= held + self.half
-            request.target = request.kept = held
+            request.target = request.kept = round(held)
         self.reserved -= self.policy.reserved_share * (request.output_tokens - request.made)
         request.preemptions += 1
         request.past, request.stamp = 0, self.allocated
@@ -166,7 +169,7 @@ class Scheduler:
         block = self.policy.block_tokens
         if not request.preemptions:
             return request.cached_tokens // block * block
-        left = request.kept - (self.allocated - request.stamp)
+        left = int(request.kept - (self.allocated - request.stamp))
         return max(0, min(request.target - 1, left)) // block * block
 
     def _schedule(self) -> list[tuple[Request, int]]:
@@ -192,7 +195,7 @@ class Scheduler:
             else:
                 self.prompts.remove(request)
                 self._first_token(request)
-                room -= self.policy.mixed
+                room -= self.policy.mixed * self.table.verified
         return pieces
 
     def _admit(self, request: Request, room: int, planned: int) -> int:
@@ -254,7 +257,7 @@ class Scheduler:
         """Book a step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
         beside = self.decoding if self.policy.mixed else 0
         if self.decoding:
-            self.trace.gaps.append((seconds, beside))
+            self.trace.gaps.append((seconds / self.made, round(beside * self.made)))
         self._pass_time(seconds, seconds)
         self.trace.iterations += 1
         if beside:
@@ -288,7 +291,9 @@ class Scheduler:
         self.contexts += request.input_tokens + request.made
         self.used += 1
         request.running = True
-        request.last_step = self.step + request.output_tokens - request.made
+        steps = math.ceil((request.output_tokens - request.made) / self.made - 1e-9)
+        request.last_step = self.step + steps
+        request.held = request.input_tokens + request.made + steps * self.made
         self.admitted += 1
         heappush(self.ends, (request.last_step, self.admitted, request))
         self.order.append(request)
@@ -300,8 +305,8 @@ class Scheduler:
             heappop(ends)
         steps = ends[0][0] - self.step
         free = self.capacity - self.used
-        if steps * count > free:
-            steps = max(int(free // count), 1)
+        if steps * count * self.made > free:
+            steps = max(int(free // (count * self.made)), 1)
         context = self.contexts / count
         seconds = table.decode(count, context)
         if self.waiting and self.cause == STEP:
@@ -316,7 +321,7 @@ class Scheduler:
 
     def _run_decodes(self, steps: int, seconds: float) -> None:
         """Book so many decode steps."""
-        self.trace.gaps.append((seconds, self.decoding * steps))
+        self.trace.gaps.append((seconds / self.made, round(self.decoding * steps * self.made)))
         self._pass_time(seconds * steps, seconds)
         self.trace.iterations += steps
         self._decoded(steps)
@@ -324,7 +329,7 @@ class Scheduler:
 
     def _decoded(self, steps: int) -> None:
         """Book so many tokens of every decoding sequence, and let go those that have all of theirs."""
-        tokens = self.decoding * steps
+        tokens = self.decoding * steps * self.made
         self.step += steps
         self.contexts += tokens
         self.used += tokens
@@ -336,10 +341,9 @@ class Scheduler:
             if not request.running or request.last_step != last:
                 continue
             request.running = False
-            held = request.input_tokens + request.output_tokens
             self.decoding -= 1
-            self.contexts -= held
-            self.used -= held + self.half
+            self.contexts -= request.held
+            self.used -= request.held + self.half
             self._end(request)
 
     def _end(self, request: Request) -> None:

@@ -299,7 +299,7 @@ class Replicas:
         found = {
             "running": (chance * n).sum(axis=-1) + past * most,
             "ttft_seconds": ttft,
-            "tpot_seconds": per_token if moments.steps else 0.0 * per_token,
+            "tpot_seconds": per_token / moments.made if moments.steps else 0.0 * per_token,
             "e2e_seconds": ttft + moments.steps * tpot,
             "waiting_seconds": waiting,
         }
@@ -321,19 +321,20 @@ class Replicas:
 
 
 def chained(
-    prefill: Steady[float], decode: Steady[float], sent_seconds: float, prefill_share: float, policy: Policy
+    prefill: Steady[float], decode: Steady[float], sent_seconds: float, share: float, form: Replicas
 ) -> Steady[float]:
     """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
 
     Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of
     its own where the pool that decodes makes the first token.
     """
+    policy, made = form.policy, form.moments.made
     steps = 0.5 + bool(policy.recomputed_tokens) * (1.0 + policy.async_scheduling)
-    joining = decode.waiting_seconds + steps * decode.tpot_seconds
+    joining = decode.waiting_seconds + steps * decode.tpot_seconds * made
     ttft = prefill.ttft_seconds + sent_seconds + joining
     return replace(
         decode,
-        capacity=min(prefill.capacity * prefill_share, decode.capacity),
+        capacity=min(prefill.capacity * share, decode.capacity),
         ttft_seconds=ttft,
         e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
         waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,

@@ -19,7 +19,8 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import sizes_of
-from shardwise.serving._step import step_cost
+from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving._step import decode_cost, step_cost
 
 Phase = Literal["prefill", "decode"]
 
@@ -47,13 +48,18 @@ class _Prices:
     experts: Any
 
 
+def verified_tokens(case: ServingCase) -> int:
+    """Return the tokens that a decode step runs of each sequence: its own, and those that were guessed."""
+    return case.job.num_speculative_tokens + 1
+
+
 def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, context: Any) -> _Prices:
     import numpy
 
     sizes = sizes_of(case.model, case.plan, case.job, case.domains)
     step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context)
     costs = replace(engine_cost_model(case, sizes), decoding=phase == "decode")
-    cost = step_cost(case, sizes, step, costs)
+    cost = (decode_cost if phase == "decode" else step_cost)(case, sizes, step, costs)
     count = len(context)
     experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
     parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling, experts)
@@ -69,6 +75,9 @@ class StepTable:
         self.max_sequences, self.step_tokens = max_sequences, step_tokens
         host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
         self._host = host
+        made = tokens_per_step(case.job)
+        self.made: int | float = int(made) if made == int(made) else made
+        """Tokens that a decode step makes for each sequence."""
         counts = numpy.array(grid(max_sequences, 12, 64), float)
         contexts = [n for n in grid(max(context, 128), 2, 1) if n >= 64]
         mesh = numpy.meshgrid(counts, numpy.array(contexts, float), indexing="ij")
@@ -79,9 +88,14 @@ class StepTable:
         whole = found.seconds.reshape(shape)
         rest = whole[:, 0] - found.cached.reshape(shape)[:, 0]
         cached = whole - rest[:, None]
+        self.verified = verified_tokens(case)
+        # Beside prompts a step verifies as many tokens more; what guesses take comes on top.
+        alone = _prices(replace(case, draft=None), "decode", counts, 1 + 0 * counts, contexts[0] + 0 * counts)
+        plain = alone.seconds - alone.cached if case.draft else rest
         every = numpy.arange(max_sequences + 1)
         asked = numpy.clip(every, 1, None)
         self._rest: list[float] = numpy.interp(asked, counts, rest).tolist()
+        self._guesses: list[float] = numpy.interp(asked, counts, rest - plain).tolist()
         self._sampling: list[float] = numpy.interp(asked, counts, found.sampling.reshape(shape)[:, 0]).tolist()
         columns = [numpy.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
         self._attention: list[list[float]] = numpy.array(columns).T.tolist()
@@ -96,7 +110,7 @@ class StepTable:
         tokens = numpy.array(grid(step_tokens, 12, 16), float)
         one = numpy.ones(len(tokens))
         found = _prices(case, "prefill", one, tokens, 0 * one)
-        every = numpy.arange(step_tokens + self.max_sequences + 1)
+        every = numpy.arange(step_tokens + self.max_sequences * self.verified + 1)
         linear = found.seconds - found.cached - found.sampling
         seconds = numpy.interp(numpy.clip(every, 1, step_tokens), tokens, linear)
         self.experts: list[float] = numpy.interp(every, tokens, found.experts, left=0.0).tolist()
@@ -144,11 +158,11 @@ class StepTable:
 
         Launches that pieces share count once.
         """
-        tokens, attention = count, self._start
+        tokens, attention = count * self.verified, self._start
         for new, past in pieces:
             tokens += new
             attention += self._prefill_attention(new, past) - self._start
         sequences = count + len(pieces)
         sampled = self._sampling[min(sequences, self.max_sequences)]
         seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
-        return seconds + self._decode_attention(count, context) if count else seconds
+        return seconds + self._guesses[count] + self._decode_attention(count, context) if count else seconds
