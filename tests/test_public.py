@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +125,14 @@ def test_names_cover_what_type_checkers_see() -> None:
     from shardwise import _HOMES
 
     assert sorted({*_HOMES, "__version__"}) == EXPORTED
+
+
+def test_every_table_is_in_the_notice() -> None:
+    """Each file of data in the package is named in NOTICE, or its folder is, with whose work it was derived from."""
+    package = Path(sw.__file__).parent
+    notice = (package.parent.parent / "NOTICE").read_text(encoding="utf-8")
+    tables = [path for path in package.rglob("*") if path.suffix in (".toml", ".json", ".csv", ".txt")]
+    assert len(tables) > 50
+    folders = re.findall(r"src/(\S+)/[,;]", notice)
+    missing = [p for p in tables if p.name not in notice and str(p.parent.relative_to(package.parent)) not in folders]
+    assert missing == []
