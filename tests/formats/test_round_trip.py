@@ -50,12 +50,15 @@ def megatron_plans(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
         modules=tuple(draw(st.lists(st.sampled_from(MODULES), unique=True, max_size=2))) if recompute != "full" else (),
         stage_layers=draw(cuts(model.num_layers, pp * vpp)), order=draw(st.sampled_from((DEFAULT, PP_FIRST))),
     )  # fmt: skip
+    capacity = draw(st.sampled_from((0.0, 1.0, 1.25))) if experts else 0.0
     job = Training(
         seq_len=512,
         global_batch=plan.dp * plan.micro_batch * (plan.pp * draw(FEW) + draw(st.sampled_from((0, 1)))),
         token_budget=512.0 * draw(st.integers(0, 10**9)),
         precision=draw(st.sampled_from(MEGATRON)),
         optimizer=draw(st.sampled_from(("adam", "sgd", "muon", "lion"))),
+        capacity_factor=capacity,
+        pad_to_capacity=capacity > 1,
     )
     return model, plan, job
 

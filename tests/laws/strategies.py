@@ -289,6 +289,7 @@ def cases(draw: st.DrawFn, wanted: Wanted = ANY) -> TrainingCase:
         precision=draw(st.sampled_from(("", *_WIDE_RECIPES))),
         optimizer=draw(st.sampled_from(("adam", "adam8bit", "adam4bit", "adafactor", "galore", "lion", "muon", "sgd"))),
         expert_imbalance=draw(st.sampled_from((1.0, 1.5))),
+        capacity_factor=draw(st.sampled_from((0.0, 1.25))),
     )
     stack = find_stack(draw(st.sampled_from(wanted.stacks or stack_names())))
     return TrainingCase(

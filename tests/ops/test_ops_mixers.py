@@ -273,6 +273,20 @@ def test_experts_exchange_their_rows_and_gather_them_over_etp(etp: int, imbalanc
 
 
 @pytest.mark.parametrize(
+    ("factor", "pads", "imbalance", "taken"),
+    [(1.25, False, 1.0, 256), (1.25, False, 1.5, 320), (1.25, True, 1.0, 320), (0.3, False, 1.0, 80)],
+)
+def test_experts_take_rows_up_to_their_capacity(factor: float, pads: bool, imbalance: float, taken: int) -> None:
+    """Of 256 rows 8 experts take ceil(32 f) each: further ones are dropped, missing ones padded with zeros."""
+    block = Block(mixers=(), feed_forward=MoE(experts=8, top_k=2, ffn=32), norms=1)
+    work = {"capacity_factor": factor, "pad_to_capacity": pads, "imbalance": imbalance}
+    ops = {op.name: op for op in block_ops(layout(work, ep=2), block, D)}
+    assert [c.size_bytes for c in ops["mlp.dispatch"].forward if c.axis == "ep"] == [A * taken * D]
+    assert ops["mlp.experts.up"].flops == 2 * taken * D * 2 * 32
+    assert next(t.size_bytes for t in ops["mlp.experts.up"].saves if t.name == "mlp.permuted") == A * taken * D
+
+
+@pytest.mark.parametrize(
     ("stack", "ahead", "back"),
     [("megatron", 38, 14), ("transformers", 18, 22), ("megatron-2023", 38, 14), ("fsdp2-compiled-loss", 8, 8)],
 )

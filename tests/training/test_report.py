@@ -129,6 +129,8 @@ def test_sequence_parallelism_needs_tensor_parallelism() -> None:
         (FSDP, {"seq_len": 0}, {}, {"seq_len"}),
         (FSDP, {"seq_len": 4096}, {"model": GPT2}, {"seq_len"}),
         (FSDP, {"expert_imbalance": 0.5}, {}, {"expert_imbalance"}),
+        (FSDP, {"capacity_factor": -1.0}, {}, {"capacity_factor"}),
+        (FSDP, {"pad_to_capacity": True}, {}, {"pad_to_capacity"}),
         (FSDP, {"attention_density": 0.0}, {}, {"attention_density"}),
         (FSDP, {"token_budget": float("nan")}, {}, {"token_budget"}),
         (FSDP, {"checkpoint_seconds": 5.0}, {}, {"checkpoint_interval"}),

@@ -304,6 +304,7 @@ COUNT = number(parse_count, "N", Range(above=True, example='"15T"'))
 RATIO = number(parse_count, "X", Range(least=1, most=1e6, example="1.2"))
 SHARE_OF = number(parse_count, "X", Range(above=True, most=1e6, example="4"))
 RATE_OF_FAILURE = number(parse_count, "RATE", Range(most=1e3, example="1e-5"))
+FACTOR = number(parse_count, "X", Range(most=1e6, above=True, example="1.25"))
 FRACTION = number(parse_count, "SHARE", Range(most=1, above=True, example="0.8"))
 PART = number(parse_count, "SHARE", Range(most=1, example="0.05"))
 SECONDS = number(parse_seconds, "TIME", Range(most=1e10, example='"5min"'))
@@ -330,6 +331,7 @@ _KINDS = {
     "wholes": WHOLES,
     "count": COUNT,
     "ratio": RATIO,
+    "factor": FACTOR,
     "share": FRACTION,
     "part": PART,
     "failures": RATE_OF_FAILURE,

@@ -92,6 +92,8 @@ def _tuned(case: ExportCase, system: str) -> Iterator[Problem]:
         if value := getattr(case.job, name):
             shown = ",".join(value) if isinstance(value, tuple) else value
             yield Problem(name, shown, f"cannot be said to {system}", "leave it out: the training script says it")
+    if case.job.capacity_factor and system != "Megatron-LM":
+        yield Problem("capacity_factor", case.job.capacity_factor, f"cannot be said to {system}", "leave it out")
 
 
 Found = dict[str, tuple[object, object]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, cast
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.ledger.number import X, divide, maximum, minimum, raised
+from shardwise.ledger.number import X, ceil, divide, maximum, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
@@ -44,12 +44,33 @@ def routed_tokens(y: Layout[X]) -> X:
     return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
 
 
+def routed_rows(y: Layout[X], m: MoE) -> X:
+    """Return the rows that the busiest rank gets for the T tokens that each rank routes: T * k times its imbalance.
+
+    With a capacity factor f an expert takes ceil(T * k / E * f) rows of a rank's tokens and drops the rest; padded, it
+    gets so many in any case. Source: Megatron-LM core/transformer/moe/moe_utils.py, get_capacity.
+
+    >>> from dataclasses import replace
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> m, y = Model.load("mixtral-8x7b").layers[0].feed_forward, whole_layout(1, 63)
+    >>> tight = replace(y.work, capacity_factor=0.5)
+    >>> [routed_rows(replace(y, work=one), m) for one in (y.work, tight, replace(tight, pad_to_capacity=True))]
+    [126.0, 64, 64]
+    """
+    chosen = routed_tokens(y) * m.top_k
+    if not y.work.capacity_factor:
+        return chosen * y.work.imbalance
+    filled = ceil(chosen * y.work.capacity_factor / m.experts) * m.experts
+    return filled if y.work.pad_to_capacity else minimum(chosen * y.work.imbalance, filled)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts(Generic[X]):
     """The routed experts on one rank: how many it has and which get tokens, the rows that arrive, their widths.
 
-    Rows are T * k a rank on average over the expert-parallel group, gathered over the expert-tensor ranks; `rows` has
-    the imbalance of the busiest rank, `fair` has not. `D` is the width they work on.
+    Rows are T * k a rank on average over the expert-parallel group, gathered over the expert-tensor ranks; `rows` are
+    those of the busiest rank, `fair` the mean without a capacity. `D` is the width they work on.
     """
 
     local: X
@@ -65,7 +86,8 @@ def experts_of(y: Layout[X], m: MoE, D: int) -> Experts[X]:
     T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
     local, fair = divide(cast(X, m.experts), ep), T * m.top_k * etp
     hit = minimum(distinct_experts(local, m.experts, m.top_k, T * ep * etp / y.work.copies), local)
-    return Experts(local=local, hit=hit, rows=fair * y.work.imbalance, fair=fair, D=m.latent or D,
+    hit = local if y.work.pad_to_capacity else hit
+    return Experts(local=local, hit=hit, rows=routed_rows(y, m) * etp, fair=fair, D=m.latent or D,
                    F=divide(cast(X, m.ffn), etp))  # fmt: skip
 
 
@@ -213,12 +235,13 @@ def _dispatch_tensors(
 def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op[X]]:
     """Return dispatch and combine: T * k rows over the expert-parallel ranks, gathered over the expert-tensor ranks.
 
-    The busiest rank, which receives its share times the imbalance, decides when the exchange ends.
+    The busiest rank, with the rows of its experts, decides when the exchange ends.
     Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
     T = routed_tokens(y)
-    size = y.a * T * m.top_k * e.D * y.work.imbalance
-    arrived, rows = size * y.degrees.etp, T * m.top_k * y.work.imbalance
+    rows = routed_rows(y, m)
+    size = y.a * rows * e.D
+    arrived = size * y.degrees.etp
     fanout = m.top_k if y.stack.dispatch == "deduplicated" else 0
     hop: Collective[X] = Collective(
         axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, shape=(rows, e.D)

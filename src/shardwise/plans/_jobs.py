@@ -42,6 +42,10 @@ class Training:
     """Dropout of the embedding and of what the feed-forward adds."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert rank over the mean."""
+    capacity_factor: float = 0.0
+    """Rows that an expert takes of a rank's tokens, over the mean; further ones are dropped. 0: none are."""
+    pad_to_capacity: bool = False
+    """Whether every expert gets as many rows as its capacity, those that are missing as zeros."""
     attention_density: float = 1.0
     """Share of the causal square that packed documents leave (see `density_of`)."""
     adapter: str = ""

@@ -23,6 +23,7 @@ Type: TypeAlias = Literal[
     "wholes",
     "count",
     "ratio",
+    "factor",
     "share",
     "part",
     "failures",
@@ -136,6 +137,8 @@ TRAINING: tuple[Field, ...] = (
     _job("samples", "count", "the same in sequences, images or fields", sets=("sample_budget",)),
     _job("epochs", "count", "passes over those tokens or samples; 1 left out"),
     _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
+    _job("capacity_factor", "factor", "rows that an expert takes, over the mean, before tokens are dropped"),
+    _job("pad_to_capacity", "switch", "fill every expert up to its capacity"),
     _job("tuning", "choice", "how well the run is tuned: record, or typical of what people publish", choices=TUNINGS),
     _job("attention_density", "share", "share of the attention square that packed documents leave"),
     _job(

@@ -149,6 +149,8 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
         notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
     if case.job.expert_imbalance > 1 and not experts:
         notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")
+    if case.job.capacity_factor and not experts:
+        notes.append(f"capacity_factor {case.job.capacity_factor:g}: no effect, {case.model.name} has no experts")
     if case.plan.tp > 1 and case.plan.etp == 1 and experts:
         notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
     notes += [f"{name}: no effect, {why}" for name, why in idle_settings(case)]

@@ -85,6 +85,8 @@ def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
         hidden_dropout=case.job.hidden_dropout,
         density=case.job.attention_density,
         imbalance=case.job.expert_imbalance,
+        capacity_factor=case.job.capacity_factor,
+        pad_to_capacity=case.job.pad_to_capacity,
     )
     choices = LayoutOptions(
         stack=case.stack,

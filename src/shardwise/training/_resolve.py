@@ -73,13 +73,7 @@ def job_problems(job: Training, model: Model) -> Problems:
     _budget(job, found)
     with found.collect():
         find_optimizer(job.optimizer, job.optimizer_rank)
-    if not job.expert_imbalance >= 1:
-        found.add(
-            "expert_imbalance",
-            job.expert_imbalance,
-            "is the busiest expert rank's load over the mean, at least 1",
-            "use 1 for even routing",
-        )
+    _experts(job, found)
     if job.tuning not in TUNINGS:
         found.add("tuning", job.tuning, "is not a way that runs are tuned", one_of(TUNINGS))
     if not 0 < job.attention_density <= 1:
@@ -103,6 +97,22 @@ def job_problems(job: Training, model: Model) -> Problems:
             "for example 30min",
         )
     return found
+
+
+def _experts(job: Training, found: Problems) -> None:
+    if not job.expert_imbalance >= 1:
+        found.add(
+            "expert_imbalance",
+            job.expert_imbalance,
+            "is the busiest expert rank's load over the mean, at least 1",
+            "use 1 for even routing",
+        )
+    if not 0 <= job.capacity_factor < float("inf"):
+        rule = "is the rows that an expert takes over the mean, above 0"
+        found.add("capacity_factor", job.capacity_factor, rule, "use 0 to drop none")
+    if job.pad_to_capacity and not job.capacity_factor:
+        rule = "needs a capacity that experts are filled up to"
+        found.add("pad_to_capacity", job.pad_to_capacity, rule, "give capacity_factor, or leave it out")
 
 
 def _budget(job: Training, found: Problems) -> None:

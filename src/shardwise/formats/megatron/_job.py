@@ -45,7 +45,19 @@ def build(r: Reader, plan: Plan) -> Training:
         precision=precision(r),
         optimizer=_OPTIMIZERS.get(r.word("optimizer", *_OPTIMIZERS), "adam"),
         **_dropouts(r),
+        **_capacity(r),
     )
+
+
+def _capacity(r: Reader) -> dict[str, Any]:
+    """Return up to how many rows experts take, and whether they are filled up to that (core/transformer/moe)."""
+    none = str(r.raw("moe_expert_capacity_factor")).startswith("-")  # below 0: no capacity
+    if none or not (r.whole("num_experts", 0) and r.number("moe_expert_capacity_factor")):
+        return {}
+    pads = r.flag("moe_pad_expert_input_to_capacity")
+    if pads and r.word("moe_token_dispatcher_type") == "flex":
+        r.fail("moe_pad_expert_input_to_capacity", "contradicts --moe-token-dispatcher-type flex", "use alltoall")
+    return {"capacity_factor": r.number("moe_expert_capacity_factor"), "pad_to_capacity": pads}
 
 
 def _dropouts(r: Reader) -> dict[str, Any]:

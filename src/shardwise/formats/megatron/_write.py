@@ -315,6 +315,8 @@ def _job(case: ExportCase) -> Words:
     count = job.global_batch // (p.dp * p.micro_batch)
     samples = round(job.token_budget / job.seq_len) if job.token_budget else round(job.sample_budget)
     words: Words = {"--global-batch-size": job.global_batch, "--train-samples": samples or None}
+    words["--moe-expert-capacity-factor"] = job.capacity_factor or None
+    words["--moe-pad-expert-input-to-capacity"] = job.pad_to_capacity
     words["--optimizer"] = job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None
     if p.vpp > 1 and count % p.pp:
         words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
@@ -358,12 +360,10 @@ def _lost(case: ExportCase, words: list[str]) -> Found:
 
 def _job_differences(case: ExportCase, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
     job = case.job
-    yield "seq_len", (job.seq_len, back.seq_len)
-    yield "global_batch", (job.global_batch, back.global_batch)
-    yield "optimizer", (job.optimizer, back.optimizer)
+    for name in ("seq_len", "global_batch", "optimizer", "capacity_factor", "pad_to_capacity"):
+        yield name, (getattr(job, name), getattr(back, name))
     yield "precision", (job.precision or case.stack.precision, back.precision)
-    if job.epochs != 1:
-        yield "epochs", (job.epochs, 1.0)
+    yield "epochs", (job.epochs, 1.0)
     tokens = job.token_budget or job.sample_budget * job.seq_len
     if abs(tokens - back.token_budget) > job.seq_len:
         yield "token_budget", (tokens, back.token_budget)
