@@ -4,6 +4,7 @@
     python -m accuracy update [--accept] [FILE.csv ...]  intervals (bands.toml) and stored results from these files
     python -m accuracy frozen [--update]                 how predictions of the frozen cases moved, or freeze them anew
     python -m accuracy rows [FILE.csv ...]               every row with its prediction, as CSV
+    python -m accuracy gains [FILE.csv ...]              what each entry of what is known of sources brings elsewhere
 
 Files are the shipped measurements where none is named.
 """
@@ -14,7 +15,7 @@ import argparse
 import json
 import sys
 
-from accuracy import frozen, score
+from accuracy import frozen, gains, score
 from accuracy.files import shipped
 from accuracy.published import measured
 from shardwise.measured import rows_csv
@@ -23,7 +24,7 @@ from shardwise.measured import rows_csv
 def main(words: list[str]) -> int:
     """Run one command and return its status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs="?", choices=("page", "update", "frozen", "rows"), default="page")
+    parser.add_argument("command", nargs="?", choices=("page", "update", "frozen", "rows", "gains"), default="page")
     parser.add_argument("files", nargs="*")
     parser.add_argument("--accept", action="store_true", help="store results though a headline became worse")
     parser.add_argument("--update", action="store_true", help="freeze the cases anew")
@@ -38,6 +39,8 @@ def main(words: list[str]) -> int:
             frozen.FROZEN.write_text(json.dumps(present, indent=1) + "\n", encoding="ascii")
     elif given.command == "rows":
         print(rows_csv(measured(files).rows), end="")
+    elif given.command == "gains":
+        print(*gains.page(gains.gains(files)), sep="\n")
     else:
         if score.stored()["constants"] != score.constants_hash():
             print("# constants have changed since the stored run: python -m accuracy update FILES", file=sys.stderr)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from accuracy.files import read
 from accuracy.kernels import KERNELS
@@ -35,14 +35,24 @@ from shardwise.models import Model
 _ADDRESS = re.compile(r"^https://github[.]com/([^/]+/[^/]+)(?:/(?:blob|tree)/([^/]+)/?)?")
 
 
-@cache
-def _of_citation(citation: str) -> tuple[dict[str, Any], ...]:
-    """Return the entries of a citation, github:OWNER/NAME@COMMIT:PATH or the page's address."""
+Entry: TypeAlias = Mapping[str, Any]
+DOCUMENTED: tuple[Entry, ...] = tuple(read("documented.toml")["documented"])
+
+
+def documenting(citation: str, row: Mapping[str, str], entries: Sequence[Entry] = DOCUMENTED) -> Entry | None:
+    """Return the entry of what a source documents that counts for a row, None where there is none.
+
+    A citation is github:OWNER/NAME@COMMIT:PATH or the page's address.
+    """
     said = _ADDRESS.sub(lambda m: f"github:{m[1]}@{m[2]}:" if m[2] else f"github:{m[1]}", citation)
-    return tuple(row for row in read("documented.toml")["documented"] if re.search(row["citation"], said))
+    return next(
+        (one for one in entries if re.search(one["citation"], said) and matches(one.get("where", {}), row)), None
+    )
 
 
-def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:
+def documented(
+    citation: str, row: Mapping[str, str] | None = None, entries: Sequence[Entry] = DOCUMENTED
+) -> tuple[dict[str, str], str]:
     """Return the settings that a cited source documents beside its table of results, and where.
 
     What it documents of a part of its rows counts for rows whose record match.
@@ -52,17 +62,16 @@ def documented(citation: str, row: Mapping[str, str] | None = None) -> tuple[dic
     >>> documented("https://github.com/MooreThreads/SimuMax/blob/4dcaae5/docs/b200")[0]
     {'cp_kind': 'a2a'}
     """
-    record = row or {}
-    found = (one for one in _of_citation(citation) if matches(one.get("where", {}), record))
-    return next(((one["cells"], one["source"]) for one in found), ({}, ""))
+    one = documenting(citation, row or {}, entries)
+    return (one["cells"], one["source"]) if one else ({}, "")
 
 
-def completed(record: Record) -> Record:
+def completed(record: Record, entries: Sequence[Entry] = DOCUMENTED) -> Record:
     """Return a row with blank cells filled in from what its source documents elsewhere (documented.toml).
 
     Documented notes join those of the row.
     """
-    told, source = documented(record.text("citation"), record.row)
+    told, source = documented(record.text("citation"), record.row, entries)
     blank = {name: value for name, value in told.items() if name in record.row and _lacks(record, name, value)}
     if "notes" in told:
         blank["notes"] = told["notes"]
@@ -94,6 +103,7 @@ def joined(extra: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]
 class Published(Context):
     """What rows of published tables are read with: more frameworks and engines, and whole arguments of cases."""
 
+    documented: Sequence[Entry] = DOCUMENTED
     frameworks = joined(read("frameworks.toml"), known("frameworks.toml"))
     engines = joined(read("engines.toml"), known("engines.toml"))
 
@@ -101,6 +111,11 @@ class Published(Context):
     def arguments(self) -> dict[str, dict[str, Any]]:
         """The complete arguments of cases (files *_args.jsonl), by case."""
         return {case: entry for path in sorted(self.folder.glob("*_args.jsonl")) for case, entry in _entries(path)}
+
+
+def entries_of(context: Context) -> Sequence[Entry]:
+    """Return what a context knows that sources document."""
+    return context.documented if isinstance(context, Published) else DOCUMENTED
 
 
 def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -122,15 +137,15 @@ class PublishedTraining(TrainingRows):
             from accuracy.arguments import predict_arguments
 
             return predict_arguments(record, context, context.arguments[record.text("case_id")])
-        return super().predict(completed(record), context)
+        return super().predict(completed(record, entries_of(context)), context)
 
 
 class PublishedInference(InferenceRows):
     """Predicts published runs of serving: completed, padded as some engines pad."""
 
-    def completed(self, record: Record) -> Record:
+    def completed(self, record: Record, context: Context) -> Record:
         """Return a row with what its source documents elsewhere."""
-        return completed(record)
+        return completed(record, entries_of(context))
 
     def model(self, record: Record, model: Model, tp: int) -> Model:
         """Return a row's model as its engine runs it on so many ranks."""

@@ -9,27 +9,6 @@ from shardwise.measured._record import Record
 from shardwise.measured._training_plan import _vpp
 from shardwise.models import Model
 
-BRIDGE = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary-archive.md"
-
-
-@pytest.mark.parametrize(
-    ("model", "device", "dtype", "said"),
-    [
-        ("nemotron-3-nano-30b-a3b", "h100-sxm-80gb", "fp8", "moe, layernorm, core_attn, moe_act"),
-        ("gpt-oss-120b", "gb200", "bf16", "layernorm, moe_act"),
-        ("gpt-oss-120b", "gb300", "bf16", None),
-        ("qwen3-30b-a3b", "b200-sxm-180gb", "mxfp8", None),
-        ("deepseek-v3", "h100-sxm-80gb", "fp8", "mla_up_proj, mlp"),
-    ],
-)
-def test_recipes_say_what_runs_again(model: str, device: str, dtype: str, said: str | None) -> None:
-    """NVIDIA's tables leave recompute out: the recipes behind them name the modules, or none."""
-    row = {"model": model, "device": device, "compute_dtype": dtype, "framework": "Megatron-Bridge 26.02"}
-    cells, source = documented(BRIDGE, row)
-    assert cells.get("recompute_detail") == said
-    assert cells["recompute"] == ("selective" if said else "none")
-    assert "Megatron-Bridge" in source
-
 
 @pytest.mark.parametrize(("length", "recompute"), [("8192", "none"), ("131072", None)])
 def test_llama_405b_ran_chunks_of_one_layer(length: str, recompute: str | None) -> None:

@@ -57,7 +57,7 @@ class InferenceRows:
 
     def __call__(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row, its interval and what was assumed."""
-        record = self.completed(record)
+        record = self.completed(record, context)
         mode = record.text("serving_mode")
         if under_load(record):
             return self._loaded(record, context)
@@ -101,7 +101,7 @@ class InferenceRows:
         prediction = predicted(own, found[0])
         return replace(prediction, assumed=tuple(dict.fromkeys((*found[1], *own.assumed))))
 
-    def completed(self, record: Record) -> Record:
+    def completed(self, record: Record, context: Context) -> Record:
         """Return a row with what is known of it beside its cells."""
         return record.completed()
 

@@ -1,0 +1,34 @@
+"""What entries bring: taken out one by one, by source, and beyond the source that suggested them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accuracy.gains import Gain, gains, removals
+from accuracy.published import Published
+
+HEADER = "case_id,metric,value,model,device,num_gpus,seq_len,global_batch,micro_batch,sharding,framework,quality,source"
+ROW = "{0}-1,step_time,{1},llama-3-8b,h100-sxm-80gb,8,4096,16,1,fsdp,torchtitan (2024-12),A,{0}"
+
+
+def test_a_gain_elsewhere_leaves_out_the_source_that_suggested_the_entry() -> None:
+    """The source that gains most is taken for that; an entry that one source alone has gains nothing elsewhere."""
+    found = Gain(name="", runs=9, sources={"a": 0.2, "b": 0.05, "c": -0.01})
+    assert found.suggested == "a" and found.elsewhere == (0.05 - 0.01) / 2
+    assert Gain(name="", runs=1, sources={"a": 0.2}).elsewhere is None
+
+
+def test_every_entry_of_this_folder_is_taken_out() -> None:
+    """What sources document, frameworks, variants and adjustments are each left out of one context."""
+    names = [one.name for one in removals()]
+    assert sum(name.startswith("documented ") for name in names) == len(Published.documented)
+    assert {"framework", "variant", "adjustment", "stack"} <= {name.split()[0] for name in names}
+
+
+def test_rows_without_an_entry_are_predicted_anew(tmp_path: Path) -> None:
+    """Without the entry of its release a row runs on another stack: two sources gain what they are nearer by."""
+    file = tmp_path / "training.csv"
+    file.write_text("\n".join((HEADER, ROW.format("one", 9.0), ROW.format("two", 9.5))) + "\n")
+    chosen = [one for one in removals() if "fsdp2-2024" in one.name and one.name.startswith("framework")]
+    (found,) = gains([str(file)], chosen)
+    assert found.runs == 2 and set(found.sources) == {"one", "two"} and found.elsewhere is not None
