@@ -1,7 +1,8 @@
 """Run tests on each Python that pyproject.toml names, and on the least versions of the dependencies that it allows.
 
 Interpreters are those of the path and of pyenv; one that is missing is fetched by uv, in an environment of its own.
-`python scripts/versions.py` takes some minutes; `--tests` says which tests, `--python 3.13` which versions.
+`python scripts/versions.py` takes some minutes; `--tests` says which tests, `--python 3.13` which versions. `--parse`
+takes seconds: interpreters that are here compile every file without a warning, and nothing is installed.
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ def least() -> list[str]:
     return [re.sub(r">=", "==", one) for one in wanted]
 
 
-def found(version: str) -> str:
-    """Return an interpreter of a version that runs: the path's, pyenv's, or one that uv fetches; empty for none."""
+def here(version: str) -> str:
+    """Return an interpreter of a version that runs, the path's or pyenv's; empty for none."""
     own = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    for name in (f"python{version}", *map(str, own)):
-        if said := _said(name, "-c", "import sys; print(sys.executable)"):
-            return said
+    said = (_said(name, "-c", "import sys; print(sys.executable)") for name in (f"python{version}", *map(str, own)))
+    return next(filter(None, said), "")
+
+
+def found(version: str) -> str:
+    """Return an interpreter of a version: one that is here, or that uv fetches; empty for none."""
+    if python := here(version):
+        return python
     with tempfile.TemporaryDirectory() as folder:
         uv = str(_environment(sys.executable, folder, "uv").with_name("uv"))
         return _said(uv, "python", "find", version) if _said(uv, "python", "install", version) is not None else ""
@@ -72,12 +78,25 @@ def tried(python: str, pins: list[str], tests: list[str]) -> bool:
         )
 
 
+def parses(version: str) -> bool:
+    """Return whether an interpreter that is here compiles every file without a warning; print what it is."""
+    files = "[*pathlib.Path('src').rglob('*.py'), *pathlib.Path('accuracy').rglob('*.py')]"
+    code = f"import pathlib; [compile(p.read_bytes(), str(p), 'exec') for p in {files}]"
+    python = here(version)
+    passes = not python or subprocess.run([python, "-W", "error", "-c", code], cwd=ROOT, check=False).returncode == 0
+    print(f"{'not here' if not python else 'compiles' if passes else 'DOES NOT COMPILE'}: Python {version}", flush=True)
+    return passes
+
+
 def main() -> int:
     """Print a line for each interpreter and for the least versions; return 1 where one fails or is not to be had."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tests", default=TESTS)
     parser.add_argument("--python", nargs="*", default=pythons())
+    parser.add_argument("--parse", action="store_true")
     asked = parser.parse_args()
+    if asked.parse:
+        return 0 if all([parses(version) for version in asked.python]) else 1
     rounds: list[tuple[str, list[str]]] = [(version, []) for version in asked.python]
     failed = 0
     for version, pins in [*rounds, (pythons()[0], least())]:
