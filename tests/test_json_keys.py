@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import re
 import shlex
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_keys import TABLE, rows, spelt
 
 from shardwise.answers._commands import SUMMARIES
 from shardwise.answers._main import SCHEMA, run
 
 ANSWERS: dict[str, dict[str, Any]] = {
-    answer["name"]: answer
-    for answer in tomllib.loads((Path(__file__).parents[1] / "docs" / "json_keys.toml").read_text("utf-8"))["answer"]
+    answer["name"]: answer for answer in tomllib.loads(TABLE.read_text("utf-8"))["answer"]
 }
 ASKED = [name for name, answer in ANSWERS.items() if "asked" in answer]
 FILES = {
@@ -49,16 +48,10 @@ def paths(tree: object, at: str = "") -> Iterator[str]:
         yield at
 
 
-def spelt(key: str) -> list[str]:
-    """Return the keys that a row stands for, its braces opened."""
-    parts = [part.split(",") for part in re.split(r"[{}]", key)]
-    return ["".join(words) for words in itertools.product(*parts)]
-
-
 def documented(name: str) -> list[str]:
     """Return the keys that the tables promise of an answer, those that it shares with others among them."""
     answer = ANSWERS[name]
-    own = [key for row in answer["keys"] for key in spelt(row[0])]
+    own = [key for row in rows(answer) for key in spelt(row[0])]
     return own + [f"{at}.{key}" for at, of in answer.get("same", {}).items() for key in documented(of)]
 
 
@@ -109,7 +102,7 @@ def test_every_key_of_the_reference_is_answered(name: str, folder: Path) -> None
     """Each key of the tables, and each subtree called detail, is in a sample answer of its command."""
     found = sample(name, folder)
     answer = ANSWERS[name]
-    keys = [key for row in answer["keys"] for key in spelt(row[0])] + [
+    keys = [key for row in rows(answer) for key in spelt(row[0])] + [
         *answer.get("same", ()),
         *answer.get("detail", ()),
     ]
