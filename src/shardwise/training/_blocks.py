@@ -205,57 +205,71 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     }
 
 
-def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
-    """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
-    zero = 0 * ops[0].forward_bytes
-    forward = backward = weight = replay = compute = zero
-    exposed: dict[str, X] = {}
-    hidden: dict[str, X] = {}
-    forward_exposed: dict[str, X] = {}
-    replay_exposed: dict[str, X] = {}
-    again = run_again(ops, units)
-    for op in ops:
+@dataclass(slots=True)
+class _PassSums(Generic[X]):
+    """Seconds of the passes of a block in the making, and of their messages by axis."""
+
+    forward: X
+    backward: X
+    weight: X
+    replay: X
+    compute: X
+    exposed: dict[str, X] = field(default_factory=dict)
+    hidden: dict[str, X] = field(default_factory=dict)
+    forward_exposed: dict[str, X] = field(default_factory=dict)
+    replay_exposed: dict[str, X] = field(default_factory=dict)
+
+    def add(self, op: Op[X], m: CostModel[X], again: X | float | None) -> None:
+        """Add an operator, of which backward runs a share `again`, None where it does not."""
         t = op_seconds(m.rates, op)
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
         t = slowed_passes(m, op, t, (ahead.hidden, back.hidden))
-        waits = total((named(s, f"{a} messages") for a, s in ahead.exposed.items()), zero)
-        one = named(t.forward + waits, f"{op.name} forward") if ahead.exposed else t.forward
-        forward = forward + one
-        back_waits = total((named(s, f"{a} messages") for a, s in back.exposed.items()), zero)
-        backward = backward + (
-            named(t.backward_input + back_waits, f"{op.name} backward") if back.exposed else t.backward_input
-        )
-        weight = weight + t.backward_weight
-        compute = compute + t.forward + t.backward_input + t.backward_weight
-        merge(forward_exposed, ahead.exposed)
+        forward = _with_messages(t.forward, ahead.exposed, f"{op.name} forward")
+        self.forward = self.forward + forward
+        self.backward = self.backward + _with_messages(t.backward_input, back.exposed, f"{op.name} backward")
+        self.weight = self.weight + t.backward_weight
+        self.compute = self.compute + t.forward + t.backward_input + t.backward_weight
+        merge(self.forward_exposed, ahead.exposed)
         for side in (ahead, back):
-            merge(exposed, side.exposed)
-            merge(hidden, side.hidden)
-        if id(op) in again:
-            share = again[id(op)]
-            replay = replay + share * one
-            compute = compute + share * t.forward
-            merge(exposed, ahead.exposed)
-            merge(replay_exposed, ahead.exposed)
-            merge(hidden, ahead.hidden)
-    late = host_late(m, ops, backward + weight)
-    backward, compute = backward + late, compute + late
+            merge(self.exposed, side.exposed)
+            merge(self.hidden, side.hidden)
+        if again is not None:
+            self.replay = self.replay + again * forward
+            self.compute = self.compute + again * t.forward
+            merge(self.exposed, ahead.exposed)
+            merge(self.replay_exposed, ahead.exposed)
+            merge(self.hidden, ahead.hidden)
+
+
+def _with_messages(seconds: X, exposed: dict[str, X], name: str) -> X:
+    """Return the seconds of a pass with those that its messages wait."""
+    if not exposed:
+        return seconds
+    return named(seconds + total((named(s, f"{a} messages") for a, s in exposed.items()), 0 * seconds), name)
+
+
+def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
+    """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
+    zero, again = 0 * ops[0].forward_bytes, run_again(ops, units)
+    sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero)
+    for op in ops:
+        sums.add(op, m, again.get(id(op)))
+    late = host_late(m, ops, sums.backward + sums.weight)
     kept = keep(ops, units)
+    saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
     return BlockCost(
-        forward=named(forward, f"{label}forward"),
-        backward_input=named(backward, f"{label}input gradients"),
-        backward_weight=named(weight, f"{label}weight gradients"),
-        replay=named(replay, f"{label}recompute"),
-        compute=compute,
-        exposed=exposed,
-        hidden=hidden,
-        forward_exposed=forward_exposed,
-        replay_exposed=replay_exposed,
-        kept_bytes=named(total((named(t.size_bytes, t.name) for t in kept.kept), zero), f"{label}saved for backward"),
-        dropped_bytes=named(
-            total((named(t.size_bytes, t.name) for t in kept.dropped), zero), f"{label}made again in backward"
-        ),
+        forward=named(sums.forward, f"{label}forward"),
+        backward_input=named(sums.backward + late, f"{label}input gradients"),
+        backward_weight=named(sums.weight, f"{label}weight gradients"),
+        replay=named(sums.replay, f"{label}recompute"),
+        compute=sums.compute + late,
+        exposed=sums.exposed,
+        hidden=sums.hidden,
+        forward_exposed=sums.forward_exposed,
+        replay_exposed=sums.replay_exposed,
+        kept_bytes=named(saved, f"{label}saved for backward"),
+        dropped_bytes=named(made, f"{label}made again in backward"),
         transient_bytes=largest(
             [zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]
         ),
