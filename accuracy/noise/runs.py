@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from shardwise.measured._summary import quantile
+from shardwise.measured import quantile
 
 IDENTITY = ("case_id", "value", "citation", "source", "quality", "unit")
 LOOSE = ("notes", "engine_version")

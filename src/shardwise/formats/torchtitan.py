@@ -155,7 +155,7 @@ def _pieces(keys: Keys) -> tuple[int, ...]:
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
 
 
-def _virtual(keys: Keys, model: Model | None, pp: int, schedule: str) -> int:
+def _virtual(keys: Keys, model: Model | None, pp: int, schedule: Schedule) -> int:
     each = keys.whole(_P + "pipeline_parallel_layers_per_stage")
     if each and model is not None:
         ends = (keys.whole(_P + f"pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last"))

@@ -220,3 +220,16 @@ def largest(items: Iterable[X]) -> X:
     7
     """
     return reduce(maximum, items)
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return a quantile of plain numbers, between two of them by their distance.
+
+    >>> quantile([4.0, 1.0, 2.0], 0.75)
+    3.0
+    """
+    ranked = sorted(values)
+    place = share * (len(ranked) - 1)
+    low = int(place)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)

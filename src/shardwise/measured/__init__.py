@@ -7,6 +7,7 @@ a row that is not modelled is refused with the reason. `summary` gives the error
 
 from __future__ import annotations
 
+from shardwise.ledger.number import quantile
 from shardwise.measured._comparison import Comparison, Prediction, rows_csv
 from shardwise.measured._context import Context
 from shardwise.measured._engines import engine_named
@@ -25,7 +26,6 @@ from shardwise.measured._summary import (
     errors_of,
     examples,
     fits_of,
-    quantile,
     reasons,
     summary,
 )

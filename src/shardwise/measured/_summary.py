@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shardwise.ledger.number import quantile
 from shardwise.measured._comparison import Comparison
 
 BY = ("metric", "source", "device", "family", "quality", "year", "kind", "model", "engine")
@@ -26,19 +27,6 @@ class Errors:
     mean_abs_error: float
     largest_abs_error: float
     inside: float | None
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """Return a quantile with linear interpolation between ranks.
-
-    >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5)
-    2.5
-    """
-    ranked = sorted(values)
-    place = share * (len(ranked) - 1)
-    low = int(place)
-    high = min(low + 1, len(ranked) - 1)
-    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
 
 
 def errors_of(group: tuple[str, ...], rows: Iterable[Comparison]) -> Errors:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-Schedule: TypeAlias = str
+Schedule: TypeAlias = Literal[
+    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "interleaved-zb", "zb-v", "dualpipe", "dualpipe-v"
+]
 Placement: TypeAlias = Literal["loop", "v", "both ways"]
 Rounds: TypeAlias = Literal["whole", "equal", "any"]
 # How frameworks fill the rounds of an interleaved schedule, and what they need of the number of micro-batches.
@@ -177,7 +179,7 @@ RULES: dict[Schedule, ScheduleRules] = {
         ),
     )
 }
-SCHEDULES: tuple[Schedule, ...] = tuple(RULES)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 def find_rules(name: Schedule) -> ScheduleRules:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
-from shardwise.plans import find_rules
+from shardwise.plans import Schedule, find_rules
 from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
@@ -152,9 +152,9 @@ class Compositions:
 
     def __post_init__(self) -> None:
         self._known: dict[tuple[Any, ...], Composition] = {}
-        self._asked: dict[tuple[str, int, int], Composition] = {}
+        self._asked: dict[tuple[Schedule, int, int], Composition] = {}
 
-    def of(self, schedule: str, pp: int, vpp: int) -> Composition:
+    def of(self, schedule: Schedule, pp: int, vpp: int) -> Composition:
         """Return the composition of a schedule; chunks that leave the stages as they are share one."""
         if (schedule, pp, vpp) in self._asked:
             return self._asked[schedule, pp, vpp]

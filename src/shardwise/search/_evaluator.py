@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.plans import Schedule
 from shardwise.search._batch import DEGREES, Entry, PlanBatch, key_of
 from shardwise.search._blocks import BlockKeys, BlockTable, blocks_of, tabulate
 from shardwise.search._cells import Cells, Fitting, PlanKeys, PlanPart, pieces, scattered
@@ -100,7 +101,7 @@ class Evaluator:
                 if one.least < np.inf:
                     yield from one.job.pruned(one, size, table)
 
-    def _composed(self, columns: Columns) -> Iterator[tuple[tuple[str, int, int], Any, dict[str, Any]]]:
+    def _composed(self, columns: Columns) -> Iterator[tuple[tuple[Schedule, int, int], Any, dict[str, Any]]]:
         """Yield the schedule, stages and chunks of the rows, the rows that can run so, and those of each sharding."""
         size = len(columns["pp"])
         for pp in np.unique(columns["pp"]).tolist():
@@ -166,7 +167,7 @@ class _Job:
     """One composition of some rows of a part of the base; `legal` says by sharding which rows of the part have it."""
 
     evaluator: Evaluator
-    composed: tuple[str, int, int]
+    composed: tuple[Schedule, int, int]
     part: PlanPart
     legal: dict[str, Any]
 

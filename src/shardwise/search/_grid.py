@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from shardwise.models import MoE
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, divisors, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.search._columns import Columns, exact_sum, products
 from shardwise.search._constraints import Constraints, Law, laws_of
@@ -136,7 +136,7 @@ class PlanGrid:
         ways = divisors(devices)
         return list(product(self.space.ep.of(ways), self.space.etp.of(ways)))
 
-    def compositions(self, pp: int) -> list[tuple[str, int]]:
+    def compositions(self, pp: int) -> list[tuple[Schedule, int]]:
         """Return the (schedule, vpp) of a pipeline of so many stages."""
         layers = self.case.model.num_layers
         found = chunk_choices(self.space, pp, layers)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import permutations
 
 from shardwise.errors import Problems
-from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, find_rules
+from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, Schedule, find_rules
 from shardwise.training.schedules import find_schedule
 
 Order = tuple[str, ...]
@@ -89,7 +89,7 @@ class SearchSpace:
     layout: tuple[str, ...] = ()
     sequence_parallel: tuple[bool, ...] = ()
     cp_kind: tuple[str, ...] = ()
-    schedule: tuple[str, ...] = ()
+    schedule: tuple[Schedule, ...] = ()
     sharding: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     orders: tuple[Order, ...] = ()
@@ -150,7 +150,7 @@ def names() -> tuple[str, ...]:
     )
 
 
-def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[str, int]]:
+def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[Schedule, int]]:
     """Return the (schedule, vpp) of a pipeline: without one, 1F1B and ZB-H1 are the same and one stands for both.
 
     Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
@@ -164,7 +164,7 @@ def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[st
         single = [find_schedule(s) for s in space.schedule if not (find_rules(s).chunked or find_rules(s).even_stages)]
         alike = [s.name for s in single if not s.holds_heads][:1]
         return [(s, 1) for s in (*alike, *(s.name for s in single if s.holds_heads))]
-    found: list[tuple[str, int]] = []
+    found: list[tuple[Schedule, int]] = []
     most = num_layers // pp
     several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
     for schedule in space.schedule:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from shardwise.ledger.number import quantile
 from shardwise.plans import Limit, Plan, Workload
 from shardwise.serving._report import InferReport, ServingOptions
 from shardwise.serving.load._fleet import Router, attention_groups
@@ -29,18 +30,6 @@ class LoadOptions:
     async_scheduling: bool | None = None
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile of sorted values, between two of them by their distance.
-
-    >>> quantile([1.0, 2.0, 4.0], 0.75)
-    3.0
-    """
-    at = share * (len(values) - 1)
-    low = int(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float]:
