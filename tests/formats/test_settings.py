@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shardwise.answers._commands import TARGETS
 from shardwise.errors import InputError
 from shardwise.formats import Around, _yaml, deepspeed, fsdp, import_file, torchtitan
 from shardwise.formats._files import SYSTEMS
@@ -197,6 +198,7 @@ def test_each_system_is_known_by_the_name_of_its_file(tmp_path: Path) -> None:
         assert import_file(tmp_path / name, around=Around(num_devices=8)).system == system
         with pytest.raises(InputError, match="is no script"):
             import_file(tmp_path / name, {"NNODES": "2"})
+    assert set(SYSTEMS) <= set(TARGETS)
     for system in SYSTEMS:
         module = import_module(f"shardwise.formats.{system}")
         assert callable(module.recognises) and callable(module.read) and callable(module.export)

@@ -262,6 +262,7 @@ def test_public_names() -> None:
         "find_link",
         "load_device",
         "offers",
+        "part_of",
     ]
 
 

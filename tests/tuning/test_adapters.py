@@ -13,6 +13,7 @@ from ops.helpers import layout, on_cpu
 from shardwise.ledger.flow import flow, gradient_passes
 from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 from shardwise.models import Model, model_from_config
+from shardwise.ops.adapters import METHODS
 from shardwise.ops.block import block_ops
 from shardwise.ops.blocks import embedding
 from shardwise.ops.count import count_parameters, trainable_parameters
@@ -144,6 +145,17 @@ def test_as_many_parameters_train_as_peft_says(run: dict[str, Any]) -> None:
     """Adapters and saved modules have exactly the parameters that peft counts."""
     model = model_from_config(golden("counts")["configs"][run["model"]])
     assert sum(trainable_parameters(model, asked(run, run["method"])).values()) == run["trainable_parameters"]
+
+
+# What LoRA trains with another learning rate, half of it, and one whose subspaces are found in the weights.
+UNCOUNTED = {"lora-plus", "lora-fa", "adamss"}
+
+
+def test_every_method_has_its_operators_and_a_count() -> None:
+    """A name that a job may ask for has its operators, and peft's own count of what it trains."""
+    counted = {run["method"] for run in golden("counts")["runs"]} | {run[0] for run in golden("rarer")["counts"]}
+    assert set(ADAPTERS) == {*METHODS, *VIRTUAL}
+    assert set(ADAPTERS) - counted == UNCOUNTED
 
 
 @pytest.mark.parametrize("word", ["q_proj", "query_key_value", "attention", "gate_proj,up_proj", "w2", "lm_head"])
