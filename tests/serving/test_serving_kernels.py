@@ -26,16 +26,25 @@ def test_experts_take_a_kernel_that_was_measured_and_fits(products: str, values:
 
 
 def test_experts_in_mxfp4_take_8_bit_inputs_where_an_engine_was_measured_so() -> None:
-    """On Blackwell the experts of gpt-oss are priced with kernels of 8-bit inputs, on Hopper with those of 16 bits."""
-    for name, family, kind in (
-        ("b200-sxm-180gb", "blackwell", "w4a8_mxfp4_mxfp8"),
-        ("h200-sxm-141gb", "hopper", "bf16"),
+    """On Blackwell experts of gpt-oss are priced with kernels of 8-bit inputs, of vLLM on Hopper those of 16 bits."""
+    for name, family, engine, kind in (
+        ("b200-sxm-180gb", "blackwell", "tensorrt-llm", "w4a8_mxfp4_mxfp8"),
+        ("h200-sxm-141gb", "hopper", "vllm", "bf16"),
     ):
-        kernels = kernels_of(find_device(name).device, family, "mxfp4", find_engine("tensorrt-llm"), Efficiencies())
-        rows = constants().families[family].experts["tensorrt-llm"][kind]
+        kernels = kernels_of(find_device(name).device, family, "mxfp4", find_engine(engine), Efficiencies())
+        rows = constants().families[family].experts[engine][kind]
         measured = max((r for n, r in rows.items() if "nongated" not in n), key=lambda row: row.rows)
         assert kernels.experts_wide == measured
         assert kernels.experts_type == ("fp8" if kind.startswith("w4a8") else "")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_experts_in_mxfp4_on_hopper_are_those_of_triton(engine: str) -> None:
+    """SGLang and TensorRT-LLM run gpt-oss on Hopper with the kernels that were measured in vLLM, which read 4 bits."""
+    kernels = kernels_of(find_device("h200-sxm-141gb").device, "hopper", "mxfp4", find_engine(engine), Efficiencies())
+    measured = constants().families["hopper"].experts["vllm"]["w4a16_mxfp4"]
+    assert kernels.experts_wide in [row for name, row in measured.items() if "oaitriton" in name]
+    assert kernels.experts_type == ""
 
 
 def test_what_fused_experts_do_is_not_charged_again() -> None:

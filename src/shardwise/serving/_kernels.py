@@ -97,7 +97,8 @@ _NARROW = {
     "int8": ("fp8", "fp8_block"),
     "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
 }
-# Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them.
+# Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them; [[experts]] of
+# engines.toml has those that take 16-bit ones.
 _WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
 # Rows that tokens of an expert are padded to at most in a fit (accuracy/calibration/experts.py, _TOPS). A kernel whose
 # fit ends there is not described by the form, and so slow that engines choose others.
@@ -121,8 +122,12 @@ def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
 _WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds")
 
 
-def _wide_row(experts: _Experts, products: str) -> tuple[str, ExpertsFit]:
+def _wide_row(experts: _Experts, products: str, family: str, engine: str) -> tuple[str, ExpertsFit]:
     """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
+    rows: Any = engine_tables().get("experts", ())
+    for one in rows:
+        if (one["engine"], one["family"], one["weights"]) == (engine, family, products):
+            return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
     kind = _WIDENED.get(products, "bf16")
     return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
 
@@ -150,7 +155,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     table = families[family].experts or families["ada"].experts
     experts = table.get(engine.kernels, table["vllm"])
     decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
-    kind, wide = _wide_row(experts, products)
+    kind, wide = _wide_row(experts, products, family, engine.kernels)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
     own = engine.operators.custom_all_reduce and not (
         imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
