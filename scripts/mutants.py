@@ -401,7 +401,7 @@ def judged(part: str, base: Base, place: Place, stage: Callable[[str], None]) ->
     for words, stored in base.asked(place):
         stage("stored" if stored else "probe")
         if _moved(base.numbers[words], probed(words)):
-            return STORED if stored else tested(part, place, words, stage)
+            return STORED if stored else tested(part, place, words, stage) if part else f"SURVIVED {words}"
     return "moves nothing"
 
 
@@ -494,6 +494,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--since", default="")
     parser.add_argument("--level", action="store_true")
+    parser.add_argument("--stored", action="store_true", help="ask no tests: what stored answers let pass survives")
     parser.add_argument("--kept", type=Path)
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no change of a part after so long")
@@ -514,7 +515,7 @@ def main() -> int:
             if said.startswith("SURVIVED"):
                 if time.monotonic() - begin > 60 * asked.minutes:
                     break
-                said = verdict(part, base, place, tree)
+                said = verdict("" if asked.stored else part, base, place, tree)
                 print(f"{said}\n  {told}", flush=True)
                 if asked.kept:
                     with asked.kept.open("a") as file:
@@ -525,7 +526,7 @@ def main() -> int:
 
 
 def verdict(part: str, base: Base, place: Place, tree: ast.AST) -> str:
-    """Return what becomes of a change."""
+    """Return what becomes of a change; without a part, no tests are asked."""
     if not any(base.asked(place)):
         return "moves nothing"
 
@@ -538,6 +539,8 @@ def verdict(part: str, base: Base, place: Place, tree: ast.AST) -> str:
         return tested(part, place, DIED, stage)
 
     said = apart(work)
+    if not part:
+        return said.replace(DIED, f"SURVIVED {DIED}")
     while said == DIED or (said.startswith("killed by ") and not _holds(said.removeprefix("killed by "))):
         said = apart(tests_alone)
     return said

@@ -67,6 +67,27 @@ CASES = {
     "a search of experts": "plan train qwen3-30b-a3b --on 32xh100-sxm-80gb --seq-len 4096 --global-batch 64 --top 2"
     " --sharding zero1 --recompute none,full --tp 1,2 --pp 1,2",
     "a search for serving": "plan infer qwen3-30b-a3b --on 8xh100-sxm-80gb --batch 1..32 --input-tokens 2000 --top 3",
+    "a search for the first token": "plan infer qwen3-30b-a3b --on 8xh100-sxm-80gb --objective ttft --max-tpot 20ms"
+    " --top 2",
+    "a search for cost": "plan train gpt3-1.3b --on 16xa100-sxm-80gb --at-most --objective cost --global-batch 64"
+    " --sharding zero1,fsdp --pp 1,2 --top 2",
+    "a roofline": "roofline nemotron-h-8b --on 8xh100-sxm-80gb --pp 4 --engine sglang",
+    "gemma-3n without a cache": "infer gemma-3n-e2b --on 32xb200-sxm-180gb --output-tokens 200 --no-use-kv-cache",
+    "experts over etp, their replicas": "comm qwen3-30b-a3b --on 64xh100-sxm-80gb --etp 2 --sharding zero2",
+    "a zero bubble": "train falcon-40b --on 8xl40s --global-batch 64 --schedule zb-h1 --vpp 1 --seq-len 4096",
+    "experts over etp, served": "infer glm-4.5-air --on 8xl40s --etp 2",
+    "adapters, served": "infer gemma-2-9b --on 32xb200-sxm-180gb --adapter-rank 16 --shard-weights",
+    "an encoder": "train bert-large --on 8xl40s --cp 2",
+    "hybrid sharding": "train kimi-linear-48b-a3b --on 8xh100-sxm-80gb --sharding hsdp --shard 2 --cp-kind all-gather",
+    "muon": "train jamba-v0.1 --on 16xmi300x --optimizer muon --ep 2",
+    "llama-4 without a cache": "infer llama-4-scout --on 8xh100-sxm-80gb --no-use-kv-cache --ep 4",
+    "alibi, a prefix and adapters": "infer mpt-7b --on 8xh100-sxm-80gb --adapter-rank 16 --prefix-tokens 256",
+    "kimi-linear, served": "infer kimi-linear-48b-a3b --on 16xmi300x --same-prompts --tp 2 --weights fp8"
+    " --prefix-tokens 256",
+    "fp16 of autocast": "comm opt-13b --on 32xb200-sxm-180gb --precision amp-bf16 --order tp-cp-ep-dp-pp",
+    "a mixture, counted": "count gemma-3n-e2b --recompute full --cp 2",
+    "rwkv, served": "infer rwkv-4-169m --on 8xl40s --input-tokens 60000",
+    "a fleet of sglang": "serve lfm2-1.2b --on 32xb200-sxm-180gb --engine sglang --rate 5/s",
 }
 
 
@@ -96,12 +117,12 @@ def answer(case: str) -> dict[str, Any]:
 
 
 def told(tree: Any) -> Any:
-    """A tree as it is stored: texts left out, 12 digits."""
+    """A tree as it is stored: texts left out, 11 digits."""
     if isinstance(tree, dict):
         return {name: told(part) for name, part in tree.items() if not isinstance(part, str)}
     if isinstance(tree, list):
-        return [told(part) for part in tree]
-    return float(f"{tree:.12g}") if isinstance(tree, float) else None if isinstance(tree, str) else tree
+        return [] if all(isinstance(part, str) for part in tree) else [told(part) for part in tree]
+    return float(f"{tree:.11g}") if isinstance(tree, float) else None if isinstance(tree, str) else tree
 
 
 @cache
