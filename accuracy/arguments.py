@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise import Options, train
-from shardwise.formats.megatron import Launch, read_args
+from shardwise import Options, from_megatron_args, train
 from shardwise.measured import Context, Predicted, Record, cluster_of, refuse
 
 
@@ -33,7 +32,7 @@ def predict_arguments(record: Record, context: Context, entry: Mapping[str, Any]
     cluster = cluster_of(record, device, notes)
     if cluster.num_devices != count:
         raise refuse("num_gpus", count, "is not stated in the file")
-    case = read_args(entry["args"], Launch(num_devices=count, source=record.text("case_id")))
+    case = from_megatron_args({**entry["args"], "world_size": count})
     if case.model is None:
         raise refuse("model", None, "is not in the arguments")
     model = replace(case.model, name=record.text("model") or case.model.name)

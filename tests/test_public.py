@@ -136,3 +136,11 @@ def test_every_table_is_in_the_notice() -> None:
     folders = re.findall(r"src/(\S+)/[,;]", notice)
     missing = [p for p in tables if p.name not in notice and str(p.parent.relative_to(package.parent)) not in folders]
     assert missing == []
+
+
+def test_what_measures_accuracy_reads_no_private_module() -> None:
+    """Programs beside the package import what its packages export, as anyone's do."""
+    private = re.compile(r"^\s*(?:from|import) shardwise[\w.]*\._", re.MULTILINE)
+    root = Path(__file__).parent.parent
+    programs = [path for folder in ("accuracy", "examples") for path in (root / folder).rglob("*.py")]
+    assert not [path.name for path in programs if private.search(path.read_text(encoding="utf-8"))]

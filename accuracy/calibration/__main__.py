@@ -19,8 +19,8 @@ from typing import Any
 
 from accuracy.calibration import attention, experts, links, products, reduces
 from accuracy.calibration.tables import FAMILIES, read
+from shardwise.cost import completed
 from shardwise.cost import stored as everything
-from shardwise.cost._tables import completed
 
 TARGET = Path(__file__).parents[2] / "src" / "shardwise" / "cost" / "constants.toml"
 # What may be fitted alone: its word here, and the name of its tables in every family of the constants.

@@ -16,7 +16,7 @@ from accuracy.kernels.attention import latent_model
 from accuracy.kernels.products import chip_of
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.ticks import Ticks, ticks_of
-from shardwise.cost._attention import PARTS, Cached, Prompt, decode_parts, part_costs, prompt_parts
+from shardwise.cost import PARTS, Cached, Prompt, decode_parts, part_costs, prompt_parts
 from shardwise.hardware import find_device
 
 _MIXER = latent_model()[1]

@@ -23,7 +23,7 @@ from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.types import types_of
 from shardwise.cost import Chip, ExpertsFit, record
 from shardwise.hardware import find_device
-from shardwise.measured._record import Record
+from shardwise.measured import Record
 
 WORD = "experts"
 Comparison: TypeAlias = dict[str, float]

@@ -13,11 +13,19 @@ import numpy as np
 
 from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import FAMILIES, Table, errors, held, pick, read_files, size, summary, where
-from shardwise.cost import CollectiveFit, Efficiencies, collective_seconds, constants, record
-from shardwise.cost._load import changes
-from shardwise.cost._network import Network, NetworkLink, wire_of
+from shardwise.cost import (
+    CollectiveFit,
+    Efficiencies,
+    Network,
+    NetworkLink,
+    Verb,
+    changes,
+    collective_seconds,
+    constants,
+    record,
+    wire_of,
+)
 from shardwise.hardware import Cluster
-from shardwise.ledger.op import Verb
 
 VERBS: dict[str, Verb] = {
     "all_reduce": "all_reduce",

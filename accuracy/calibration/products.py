@@ -14,10 +14,7 @@ from accuracy.kernels.products import held_share, moved_bytes, quantise_seconds,
 from accuracy.kernels.tables import ENGINES, maxima_seconds, tables
 from accuracy.kernels.ticks import Ticks, ticks_of
 from accuracy.kernels.types import types_of
-from shardwise.cost import Efficiencies, Gemm, record
-from shardwise.cost._operators import product_seconds
-from shardwise.cost._rates import product_rates
-from shardwise.cost._tables import family_of
+from shardwise.cost import Efficiencies, Gemm, family_of, product_rates, product_seconds, record
 from shardwise.hardware import find_device
 
 # Types of the tables that are fitted.

@@ -9,6 +9,7 @@ from accuracy.kernels.tables import ENGINES, engine_word, tables
 from shardwise.cost import (
     Efficiencies,
     ReduceFit,
+    Verb,
     collective_seconds,
     constants,
     family_of,
@@ -16,9 +17,7 @@ from shardwise.cost import (
     reduce_of,
     reduce_seconds,
 )
-from shardwise.hardware import Cluster, Device, Lookup
-from shardwise.hardware._build import build_cluster
-from shardwise.ledger.op import Verb
+from shardwise.hardware import Cluster, Device, Lookup, build_cluster
 from shardwise.measured import Context, Prediction, Record, refuse
 
 VERBS: dict[str, Verb] = {

@@ -23,10 +23,9 @@ from shardwise.models import LatentAttention
 from shardwise.ops.attention import rotary
 from shardwise.ops.count import WHOLE
 from shardwise.ops.inputs import LayoutOptions, TokenBatch
-from shardwise.ops.latent import latent_attention
+from shardwise.ops.latent import joined_down, latent_attention
 from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.serving import find_engine
-from shardwise.serving._ledger import joined_down
 
 PROMPT, DECODE = "mla_context_module", "mla_generation_module"
 OPS = (PROMPT, DECODE)

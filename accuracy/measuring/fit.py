@@ -17,10 +17,16 @@ import numpy as np
 
 from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import Table, errors, held, pick, read_files, size, summary, where
-from shardwise.cost import Efficiencies, Gemm, record
-from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops
-from shardwise.cost._operators import product_seconds
-from shardwise.cost._rates import product_rates
+from shardwise.cost import (
+    MEASURED_KERNELS,
+    Blocks,
+    Efficiencies,
+    Gemm,
+    blocked_flops,
+    product_rates,
+    product_seconds,
+    record,
+)
 from shardwise.hardware import Device, find_device
 
 WIDTHS = {"fp32": 4.0, "bf16": 2.0}

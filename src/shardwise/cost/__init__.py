@@ -6,6 +6,7 @@ other packages use is listed here.
 """
 
 from shardwise.cost._attention import (
+    PARTS,
     PARTS_IN_SECONDS,
     TILE_KEYS,
     Cached,
@@ -17,6 +18,7 @@ from shardwise.cost._attention import (
     heads_together,
     kernel_costs,
     nearest_costs,
+    part_costs,
     prompt_parts,
     seen_pairs,
     tiled_parts,
@@ -39,15 +41,17 @@ from shardwise.cost._kernels import (
     experts_seconds,
     others_seconds,
 )
-from shardwise.cost._kinds import MEASURED_KERNELS, blocked_flops, one_query_seconds
-from shardwise.cost._load import record
+from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops, one_query_seconds
+from shardwise.cost._load import changes, record
 from shardwise.cost._network import (
     Network,
+    NetworkLink,
     collective_seconds,
     exchanged_bytes,
     leaving_share,
     network_of,
     sent_bytes,
+    wire_of,
     with_peers,
 )
 from shardwise.cost._operators import PassSeconds, blend, inside_share, kernel_seconds, op_seconds, product_seconds
@@ -71,14 +75,25 @@ from shardwise.cost._records import (
 )
 from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
 from shardwise.cost._replicas import Beside, beside_of
-from shardwise.cost._tables import bandwidth_of, constants, family_of, family_with, last_cache_bytes, matmul_row, stored
+from shardwise.cost._tables import (
+    bandwidth_of,
+    completed,
+    constants,
+    family_of,
+    family_with,
+    last_cache_bytes,
+    matmul_row,
+    stored,
+)
 from shardwise.cost._tiles import ELEMENT_BYTES
+from shardwise.ledger.op import Verb
 
 __all__ = [
     "DECODE_PARTS",
     "ELEMENT_BYTES",
     "MEASURED_KERNELS",
     "OVERLAP_AXES",
+    "PARTS",
     "PARTS_IN_SECONDS",
     "TILE_KEYS",
     "TILE_ROWS",
@@ -86,6 +101,7 @@ __all__ = [
     "WIDE_DTYPES",
     "Band",
     "Beside",
+    "Blocks",
     "Cached",
     "Chip",
     "CollectiveFit",
@@ -97,6 +113,7 @@ __all__ = [
     "HostRates",
     "KernelCosts",
     "Network",
+    "NetworkLink",
     "PassSeconds",
     "ProductRates",
     "Prompt",
@@ -105,13 +122,16 @@ __all__ = [
     "ReduceFit",
     "Spread",
     "Tiled",
+    "Verb",
     "attention_dtype",
     "band_of",
     "bandwidth_of",
     "beside_of",
     "blend",
     "blocked_flops",
+    "changes",
     "collective_seconds",
+    "completed",
     "constants",
     "costed_seconds",
     "decode_parts",
@@ -134,6 +154,7 @@ __all__ = [
     "one_query_seconds",
     "op_seconds",
     "others_seconds",
+    "part_costs",
     "product_rates",
     "product_seconds",
     "prompt_parts",
@@ -147,5 +168,6 @@ __all__ = [
     "stored",
     "tiled_parts",
     "typical_slack",
+    "wire_of",
     "with_peers",
 ]

@@ -1,5 +1,6 @@
 """What runs the model: devices, each number with its source and date, and clusters of them in tiers."""
 
+from shardwise.hardware._build import build_cluster
 from shardwise.hardware._catalogue import Lookup, device_names, find_device, load_device
 from shardwise.hardware._clouds import COMMITMENTS, Offer, offers
 from shardwise.hardware._cluster import Cluster, Tier, part_of
@@ -15,6 +16,7 @@ __all__ = [
     "Lookup",
     "Offer",
     "Tier",
+    "build_cluster",
     "device_names",
     "device_to_toml",
     "find_device",

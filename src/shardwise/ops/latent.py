@@ -251,3 +251,25 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
     out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
                 whole_outputs=D, bias=m.bias, role="out", modules=("o",))  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, entry))
+
+
+def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
+    """Return operators with both down-projections of latent attention, which read the same input, as one product.
+
+    vLLM fused_qkv_a_proj, SGLang fused_qkv_a_proj_with_mqa, TensorRT-LLM kv_a_proj_with_mqa (2025).
+    """
+    both = [op for op in ops if op.role in ("q_down", "kv_down")]
+    if len(both) != 2:
+        return ops
+    first, second = both
+    one = replace(
+        first,
+        name="down",
+        columns=first.columns + second.columns,
+        flops=first.flops + second.flops,
+        model_flops=first.model_flops + second.model_flops,
+        forward_bytes=first.forward_bytes + second.forward_bytes - 2 * first.rows * first.inner,
+        output_bytes=first.output_bytes + second.output_bytes,
+        weights=(*first.weights, *second.weights),
+    )
+    return tuple(one if op is first else op for op in ops if op is not second)

@@ -19,6 +19,7 @@ from shardwise.models import Block, Model, MoE
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.experts import SHARED, routed_tokens
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
+from shardwise.ops.latent import joined_down
 from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.serving._cache import block_caches, keeps_tokens
@@ -111,28 +112,6 @@ def _served(layout: Layout[X], op: Op[X], D: int) -> Op[X]:
     if op.role == "down" and within(op.region, SHARED):
         return replace(op, forward=())
     return op
-
-
-def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
-    """Return operators with both down-projections of latent attention, which read the same input, as one product.
-
-    vLLM fused_qkv_a_proj, SGLang fused_qkv_a_proj_with_mqa, TensorRT-LLM kv_a_proj_with_mqa (2025).
-    """
-    both = [op for op in ops if op.role in ("q_down", "kv_down")]
-    if len(both) != 2:
-        return ops
-    first, second = both
-    one = replace(
-        first,
-        name="down",
-        columns=first.columns + second.columns,
-        flops=first.flops + second.flops,
-        model_flops=first.model_flops + second.model_flops,
-        forward_bytes=first.forward_bytes + second.forward_bytes - 2 * first.rows * first.inner,
-        output_bytes=first.output_bytes + second.output_bytes,
-        weights=(*first.weights, *second.weights),
-    )
-    return tuple(one if op is first else op for op in ops if op is not second)
 
 
 def layer_ops(
