@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise._version import __version__
 
 if TYPE_CHECKING:
-    from shardwise.answers import Counting, CountReport, Roofline, count, plot, plot_timeline, roofline
+    from shardwise.answers import Counting, CountReport, Energy, Roofline, count, energy, plot, plot_timeline, roofline
     from shardwise.cost import Efficiencies
     from shardwise.errors import InputError, Problem
     from shardwise.formats import Imported, from_megatron_args, import_file
@@ -65,6 +65,7 @@ _HOMES = {
     "Counting": "answers",
     "Device": "hardware",
     "Efficiencies": "cost",
+    "Energy": "answers",
     "Frame": "frames",
     "Imported": "formats",
     "InferReport": "serving",
@@ -97,6 +98,7 @@ _HOMES = {
     "comm": "training",
     "count": "answers",
     "device_names": "hardware",
+    "energy": "answers",
     "find_device": "hardware",
     "find_stack": "plans",
     "frame": "search",
@@ -128,6 +130,7 @@ __all__ = [
     "Counting",
     "Device",
     "Efficiencies",
+    "Energy",
     "Frame",
     "Imported",
     "InferReport",
@@ -161,6 +164,7 @@ __all__ = [
     "comm",
     "count",
     "device_names",
+    "energy",
     "find_device",
     "find_stack",
     "frame",

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from shardwise.answers._compare import compare_page, compare_tree
     from shardwise.answers._count import count_page
     from shardwise.answers._counting import Counting, CountReport, count, count_tree
+    from shardwise.answers._energy import Energy, energy
     from shardwise.answers._explain import explain_page, explain_tree
     from shardwise.answers._infer import infer_page, infer_tree
     from shardwise.answers._page import Page, text_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CountReport": "_counting",
     "Counting": "_counting",
+    "Energy": "_energy",
     "Page": "_page",
     "Roofline": "_roofline_points",
     "compare_page": "_compare",
@@ -26,6 +28,7 @@ _HOMES = {
     "count": "_counting",
     "count_page": "_count",
     "count_tree": "_counting",
+    "energy": "_energy",
     "explain_page": "_explain",
     "explain_tree": "_explain",
     "infer_page": "_infer",
@@ -41,6 +44,7 @@ _HOMES = {
 __all__ = [
     "CountReport",
     "Counting",
+    "Energy",
     "Page",
     "Roofline",
     "compare_page",
@@ -48,6 +52,7 @@ __all__ = [
     "count",
     "count_page",
     "count_tree",
+    "energy",
     "explain_page",
     "explain_tree",
     "infer_page",

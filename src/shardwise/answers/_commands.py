@@ -48,7 +48,7 @@ def _train() -> Command:
 
     savers = Flag("savers", _converters.SWITCH, "every memory saver: bytes saved, seconds added, legality", "output")
     flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **train_limits(), "savers": savers}
-    flags |= {**_flags.MANY, **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
+    flags |= {**_flags.ENERGY, **_flags.MANY, **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
     return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 
 
@@ -56,7 +56,7 @@ def _infer() -> Command:
     from shardwise.answers._search_flags import serving_limits
 
     flags = {**_MODEL, **_flags.infer_flags(), **_flags.risk_flags(), **serving_limits()}
-    flags |= {**_flags.MANY, **_flags.PLOT, **OUTPUT}
+    flags |= {**_flags.ENERGY, **_flags.MANY, **_flags.PLOT, **OUTPUT}
     return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
 
 

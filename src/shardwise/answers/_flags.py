@@ -129,6 +129,12 @@ SIDES = _flags(
     ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
     ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
 )
+ENERGY = _flags(
+    "output",
+    ("energy", k.SWITCH, "watts, joules a token and kWh of the devices, with their band"),
+    ("pue", k.RATIO, "power of the building over that of the devices, such as 1.2; asks for the energy"),
+    ("grid_intensity", k.GRAMS, "grams of CO2 a kWh of the grid, such as 400; asks for the energy"),
+)
 MANY = _flags(
     "many",
     (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._case import Inputs
+from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
 from shardwise.answers._files import check_drawable, command_words, plotted
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
 from shardwise.answers._search_flags import limited
@@ -71,11 +72,13 @@ def answer(inputs: Inputs, width: int) -> Answer:
     report, risk = ask(inputs), inputs.get("risk", 0.0)
     check_finite({"request_seconds": report.request_seconds, "usd": report.usd_per_million_output_tokens or 0.0})
 
+    used = asked_energy(inputs, report)
+
     def tree() -> dict[str, Any]:
-        return infer_tree(report, risk)
+        return infer_tree(report, risk) | energy_tree(used)
 
     def page() -> Page:
-        return infer_page(report, words(inputs, report), width, risk)
+        return infer_page(report, words(inputs, report), width, risk, used)
 
     def draw() -> Figure:
         from shardwise.answers._plots_bars import infer_figure
@@ -167,12 +170,15 @@ def _change(
     return ServingChange(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
 
 
-def infer_page(report: InferReport, command: Sequence[str], width: int = 80, risk: float = 0.0) -> Page:
-    """Return a serving report as a page; `command` are the words that reproduce it."""
+def infer_page(
+    report: InferReport, command: Sequence[str], width: int = 80, risk: float = 0.0, used: Energy | None = None
+) -> Page:
+    """Return a serving report as a page, with the energy where it was asked for; `command` reproduces it."""
     page = Page(width)
     _verdict(page, report, risk)
     page.blank()
     (_speed if report.job.output_tokens else _pass)(page, report)
+    energy_lines(page, used)
     page.blank()
     _memory(page, report)
     phases = (("PREFILL", "prefill"), ("DECODE", "decode")) if report.job.output_tokens else (("PASS", "prefill"),)

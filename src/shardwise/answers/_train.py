@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._case import Inputs
+from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._files import check_drawable, plotted, timed
 from shardwise.answers._from import settled
 from shardwise.answers._search_flags import limited
@@ -102,8 +103,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
     report = ask(inputs)
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
 
+    used = asked_energy(inputs, report)
+
     def tree() -> dict[str, Any]:
-        found = train_tree(report, inputs.get("risk", 0.0))
+        found = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used)
         if inputs.get("savers"):
             found |= {name: [asdict(one) for one in getattr(report, name)] for name in ("savers", "proposals")}
         return found
@@ -111,7 +114,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     def page() -> Page:
         from shardwise.answers._train_page import savers_table, train_page
 
-        found = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0))
+        found = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used)
         if inputs.get("savers"):
             savers_table(found, report)
         return found

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.answers._train import peak_parts, step_tree
 from shardwise.plans import Plan, Sharding, default_stack
@@ -38,8 +39,13 @@ _AXES = {
 }
 
 
-def train_page(report: TrainReport, command: Sequence[str], width: int = 80, risk: float = 0.0) -> Page:
-    """Return a report as a page; `command` are the words that reproduce it, `risk` the chance to fit that was asked."""
+def train_page(
+    report: TrainReport, command: Sequence[str], width: int = 80, risk: float = 0.0, used: Energy | None = None
+) -> Page:
+    """Return a report as a page, with the energy where it was asked for.
+
+    `command` are the words that reproduce it, `risk` the chance to fit that was asked.
+    """
     page = Page(width)
     _verdict(page, report, risk)
     page.blank()
@@ -47,6 +53,7 @@ def train_page(report: TrainReport, command: Sequence[str], width: int = 80, ris
         tuning_lines(page, report.tuning)
         page.blank()
     _speed(page, report)
+    energy_lines(page, used)
     page.blank()
     _memory(page, report)
     page.blank()

@@ -33,6 +33,7 @@ from shardwise.cost._bands import (
     spreads,
     typical_slack,
 )
+from shardwise.cost._energy import mean_watts, power_model
 from shardwise.cost._host import HostRates, host_of
 from shardwise.cost._kernels import (
     TILE_ROWS,
@@ -147,6 +148,7 @@ __all__ = [
     "last_cache_bytes",
     "leaving_share",
     "matmul_row",
+    "mean_watts",
     "memory_band",
     "memory_conditions",
     "nearest_costs",
@@ -155,6 +157,7 @@ __all__ = [
     "op_seconds",
     "others_seconds",
     "part_costs",
+    "power_model",
     "product_rates",
     "product_seconds",
     "prompt_parts",

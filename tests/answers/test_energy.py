@@ -1,0 +1,89 @@
+"""Energy: watts follow how busy a device is, and what is asked for adds up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise as sw
+from accuracy.power import rows, score
+from command_line import run
+from shardwise.cost import mean_watts
+from shardwise.hardware import find_device
+
+SHARE = st.floats(0, 1)
+
+
+@given(low=SHARE, high=SHARE, other=SHARE)
+def test_a_busier_device_draws_more_and_never_above_its_rating(low: float, high: float, other: float) -> None:
+    """Watts grow with both shares, stay at or below the rating, and lie inside their band."""
+    device = find_device("h100-sxm-80gb").device
+    low, high = sorted((low, high))
+    for pair in ((low, other), (other, low)):
+        more = (high, other) if pair == (low, other) else (other, high)
+        watts, least, most = mean_watts(device, *pair)
+        assert 0 < least <= watts <= most <= device.power_watts
+        assert watts <= mean_watts(device, *more)[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "median", "inside"), [("ampere", 0.08, 0.8), ("hopper", 0.12, 0.75), ("blackwell", 0.1, 0.75)]
+)
+def test_measured_watts_are_met(family: str, median: float, inside: float) -> None:
+    """Mean watts of published serving loads are met within the stated error, and their band holds most of them."""
+    off, _, held = score(tuple(row for row in rows() if row.family == family))
+    assert off <= median and held >= inside
+
+
+def test_energy_adds_up() -> None:
+    """Joules are watts x devices x seconds x PUE, and tokens, runs and CO2 follow from them."""
+    job = sw.Training(seq_len=4096, global_batch=64, token_budget=1e12)
+    report = sw.train(sw.load_model("llama-3.1-8b"), sw.Cluster.parse("8xh100"), sw.Plan(tp=8), job)
+    found, plain = sw.energy(report, pue=1.25, grid_intensity=400), sw.energy(report)
+    assert found.joules == pytest.approx(found.watts_per_device * 8 * report.step_seconds * 1.25)
+    assert found.joules == pytest.approx(1.25 * plain.joules)
+    assert found.joules_per_token * found.tokens == pytest.approx(found.joules)
+    assert found.run_kwh == pytest.approx(found.joules_per_token * 1e12 / 3.6e6)
+    assert found.run_kg_co2 == pytest.approx(found.run_kwh * 0.4)
+    assert plain.run_kg_co2 is None and found.joules_low < found.joules <= found.joules_high
+
+
+def test_a_larger_batch_takes_less_energy_a_token() -> None:
+    """Sixty-four requests at once draw more watts than one and a fifth of the joules a token or less."""
+    one, many = (
+        sw.energy(sw.infer(sw.load_model("llama-3.1-8b"), sw.Cluster.parse("1xh100"), sw.Plan(), sw.Serving(batch=n)))
+        for n in (1, 64)
+    )
+    assert many.watts_per_device >= one.watts_per_device
+    assert many.joules_per_token < one.joules_per_token / 5
+
+
+def test_the_command_says_energy_where_it_is_asked() -> None:
+    """--energy, --pue and --grid-intensity add a line and a key; nothing is said without them."""
+    asked = run("infer", "llama-3.1-8b", "--on", "1xh100", "--energy", "--grid-intensity", "400")
+    assert asked.status == 0 and "ENERGY" in asked.out and "kg CO2 a million tokens" in asked.out
+    told = json.loads(run("infer", "llama-3.1-8b", "--on", "1xh100", "--pue", "1.2", "--json").out)
+    assert told["energy"]["pue"] == 1.2
+    assert "energy" not in json.loads(run("infer", "llama-3.1-8b", "--on", "1xh100", "--json").out)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [(("--pue", "0.5"), "pue"), (("--pue", "nan"), "pue"), (("--grid-intensity", "-1"), "grid_intensity"),
+     (("--on", "1xtpu-v5e", "--energy"), "power_watts")],
+)  # fmt: skip
+def test_energy_of_nothing_known_is_refused(words: tuple[str, ...], field: str) -> None:
+    """A PUE below one, a negative grid and a device without rated watts are named with a remedy."""
+    done = run("infer", "llama-3.1-8b", *(() if "--on" in words else ("--on", "1xh100")), *words)
+    assert done.status == 2 and field in done.err.replace("-", "_")
+
+
+def test_bad_figures_in_python_are_refused_together() -> None:
+    """Both arguments are named at once."""
+    report = sw.infer(sw.load_model("llama-3.1-8b"), sw.Cluster.parse("1xh100"), sw.Plan(), sw.Serving())
+    with pytest.raises(sw.InputError) as caught:
+        sw.energy(report, pue=0.0, grid_intensity=float("nan"))
+    assert {problem.field for problem in caught.value.problems} == {"pue", "grid_intensity"}
