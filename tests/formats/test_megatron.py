@@ -286,6 +286,19 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(load: str) -> None:
     assert caught.value.problems[0].field in ("--use-checkpoint-args", "--load")
 
 
+@pytest.mark.parametrize("count", ["\u00b2", "1.5", "two", "-3", "9" * 30])
+def test_a_number_of_devices_that_is_none_is_refused(count: str) -> None:
+    """What no launcher takes is a problem of its option, in a script too; words and variables leave it open."""
+    words = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --micro-batch-size 1"
+    words += " --seq-length 64 --max-position-embeddings 64 --vocab-size 100"
+    for line in (f"torchrun --nproc_per_node {count} {words}", f"N={count}\ntorchrun --nnodes=$N {words}"):
+        with pytest.raises(InputError) as refused:
+            read_script(line)
+        assert refused.value.problems[0].field in ("--nproc_per_node", "--nnodes")
+    for open_count in ("gpu", "auto", "$GPUS", "-1"):
+        assert read_script(f"torchrun --nproc_per_node {open_count} {words}").num_devices == 0
+
+
 def test_the_command_behind_two_dashes_is_read_with_its_launcher() -> None:
     """Replacing the training program by ours, the launcher's own options in front, gives the same case."""
     words = [word for key, value in BASE.items() for word in (key, *([] if value is True else [str(value)]))]

@@ -31,6 +31,8 @@ _NODES_VARIABLES = ("NNODES", "NUM_NODES", "N_NODES", "SLURM_NNODES", "PET_NNODE
 _SRUN_VARIABLE = "SLURM_NTASKS_PER_NODE"
 _CONFIG = ("--config_file", "--config-file")
 _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
+# What launchers take beside a whole number: all that are there, ranges, and what the script's environment would say.
+_OPEN = re.compile(r"(-1|[0-9]+-[0-9]+|gpu|cpu|xpu|auto)?|.*[$`].*", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +171,7 @@ def _program(words: Sequence[str], known: Callable[[str], bool]) -> int:
 
 def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> Launch:
     """Return the devices that the words before the program ask for, or else the script's own variables."""
+    _check_counts(words)
     each, nodes, everything = (_asked(words, names) for names in (_EACH, _NODES, _ALL))
     each = each or _variable(shell, *_EACH_VARIABLES)
     nodes = nodes or _variable(shell, *_NODES_VARIABLES)
@@ -194,12 +197,26 @@ def _asked_at_all(words: Sequence[str], names: Sequence[str]) -> bool:
 def _asked(words: Sequence[str], names: Sequence[str]) -> int:
     """Return the last number that one of the spellings is given; ranges of nodes count as their most."""
     found = 0
+    for _, text in _values(words, names):
+        found = whole_of(text) or (0 if whole_of(text) == 0 else found)
+    return found
+
+
+def _values(words: Sequence[str], names: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Yield (spelling, value) of options, of ranges and typed counts what stands last."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name in names:
-            text = (value if equals else after).rpartition(":")[2]
-            found = whole_of(text) or (0 if whole_of(text) == 0 else found)
-    return found
+            yield name, (value if equals else after).rpartition(":")[2]
+
+
+def _check_counts(words: Sequence[str]) -> None:
+    """Raise `InputError` for counts that no launcher takes."""
+    problems = Problems()
+    for name, text in _values(words, [name for name in (*_EACH, *_NODES) if name.startswith("--")]):
+        if whole_of(text) is None and not _OPEN.fullmatch(text):
+            problems.add(name, text, "must be a whole number", f"write for example {name} 8")
+    problems.raise_if_any()
 
 
 def _variable(shell: Shell, *names: str) -> int:
