@@ -32,12 +32,12 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training
 from shardwise.search import (
+    IntRanges,
     ProcessExecutor,
     SearchOptions,
     SearchSpace,
     SerialExecutor,
     TrainingResult,
-    Wholes,
     searched,
     work_of,
 )
@@ -65,13 +65,13 @@ COMMANDS = {
 # What Calculon searches too: no placements, no layout but 1d, optimizer sharded or not.
 COMMON = SearchSpace(
     layout=("1d",),
-    cp=Wholes(((1, 1),)),
+    cp=IntRanges(((1, 1),)),
     schedule=("1f1b", "interleaved"),
     sharding=("none", "zero1"),
     recompute=("none", "attention", "full"),
     orders=(("tp", "tp2", "cp", "dp", "pp"),),
 )
-CLASSIC = SearchSpace(layout=("1d",), cp=Wholes(((1, 1),)), orders=(("tp", "tp2", "cp", "dp", "pp"),))
+CLASSIC = SearchSpace(layout=("1d",), cp=IntRanges(((1, 1),)), orders=(("tp", "tp2", "cp", "dp", "pp"),))
 
 
 def memory_bandwidth() -> float:

@@ -47,7 +47,7 @@ EXPORTED = [
     "TrainReport",
     "Training",
     "TrainingResult",
-    "Wholes",
+    "IntRanges",
     "Workload",
     "__version__",
     "comm",

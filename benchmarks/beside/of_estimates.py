@@ -191,7 +191,7 @@ def step(tree: dict[str, Any]) -> Answer:
 
 def of_search(s: Setting) -> dict[str, Answer]:
     """Return the step of our best plan in its space, and what the step of its best plan is made of."""
-    one = sw.Wholes.parse("1")
+    one = sw.IntRanges.parse("1")
     space = sw.SearchSpace(layout=("1d",), cp=one, vpp=one, ep=one, tp2=one, sequence_parallel=(True,),
                            sharding=("zero1",), recompute=("none",), schedule=("1f1b",))  # fmt: skip
     job = sw.Training(seq_len=s["l"], global_batch=s["global_batch"], precision="bf16-grads16")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import shardwise as sw
-from shardwise.search import SearchSpace, Wholes, upto
+from shardwise.search import IntRanges, SearchSpace, upto
 
 STACK = "megatron"
 NETWORK = 16384
@@ -45,7 +45,7 @@ _CHOICES: dict[str, Any] = {
     "vpp": upto(1),
     "ep": upto(1),
     "etp": upto(1),
-    "panels": Wholes(((1, 2), (4, 4), (8, 8), (16, 16), (32, 32))),
+    "panels": IntRanges(((1, 2), (4, 4), (8, 8), (16, 16), (32, 32))),
     "micro_batch": upto(64),
     "sequence_parallel": (True,),
     "cp_kind": ("all-gather",),
@@ -60,7 +60,7 @@ _OF_LAYOUT: dict[str, dict[str, Any]] = {
 }
 # What the published space leaves out: schedules, sharding and recomputation.
 WIDER: dict[str, Any] = {
-    "vpp": Wholes(),
+    "vpp": IntRanges(),
     "schedule": ("1f1b", "interleaved", "zb-h1"),
     "sharding": ("zero1", "zero2", "zero3"),
     "recompute": ("none", "selective", "full"),

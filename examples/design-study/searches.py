@@ -13,7 +13,7 @@ from cases import JOBS, NETWORK, STACK, cluster_of, model_of, space_of, with_rat
 
 import shardwise as sw
 from shardwise.answers import train_tree
-from shardwise.search import SearchOptions, SearchSpace, Wholes, plan_training
+from shardwise.search import IntRanges, SearchOptions, SearchSpace, plan_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Ask:
 
     def choices(self) -> SearchSpace:
         """Return the plans that are asked for."""
-        devices = Wholes(tuple((n, n) for n in self.counts))
+        devices = IntRanges(tuple((n, n) for n in self.counts))
         return space_of(self.layout, **{"devices": devices, **dict(self.space)})
 
 

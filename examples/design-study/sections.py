@@ -26,7 +26,7 @@ from cases import (
 from searches import Answer, Ask, Best, days
 
 import shardwise as sw
-from shardwise.search import Wholes, upto
+from shardwise.search import IntRanges, upto
 
 MAP_COUNT, MAP_DOMAIN = 8192, 8
 # Each model on the maps with the layout that serves it best in fast domains of 8.
@@ -116,8 +116,8 @@ def _sweep(model: str, layout: str, stands: str, rows: Sequence[dict[str, int]],
     """Return a row; micro-batch 0 leaves it open, and memory is not asked, so that no plan is missing."""
     asks, names = [], []
     for row in rows:
-        fixed: list[tuple[str, Any]] = [(name, Wholes(((n, n),))) for name, n in row.items()]
-        fixed += [("micro_batch", Wholes(((micro_batch, micro_batch),)))] if micro_batch else []
+        fixed: list[tuple[str, Any]] = [(name, IntRanges(((n, n),))) for name, n in row.items()]
+        fixed += [("micro_batch", IntRanges(((micro_batch, micro_batch),)))] if micro_batch else []
         asks.append(Ask(model=model, system="B200", domain=8, layout=layout, space=tuple(fixed), rates=UNBOUND,
                         detail=True))  # fmt: skip
         names.append("\n".join(f"{name} {n}" for name, n in row.items()))
@@ -165,7 +165,7 @@ class Landscape:
         for y in self.up[1]:
             for x in self.across[1]:
                 degrees = (*self.stands, (self.up[0], y), (self.across[0], x))
-                fixed = tuple((name, Wholes(((n, n),))) for name, n in degrees)
+                fixed = tuple((name, IntRanges(((n, n),))) for name, n in degrees)
                 asks.append(
                     Ask(model=self.model, system="B200", domain=8, layout=self.layout, rates=UNBOUND, space=fixed)
                 )

@@ -12,11 +12,11 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Workload
-from shardwise.search import LoadResult, LoadSpace, ServingSpace, Wholes, plan_serve
+from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, plan_serve
 from shardwise.serving.load import LoadOptions, serve
 
 LIMITS = (Limit(metric="ttft", quantile="p99", seconds=0.5), Limit(metric="tpot", quantile="p90", seconds=0.03))
-SMALL = LoadSpace(layouts=ServingSpace(devices=Wholes(ranges=((1, 4),))), step_tokens=(0, 2048), max_sequences=(0,))
+SMALL = LoadSpace(layouts=ServingSpace(devices=IntRanges(ranges=((1, 4),))), step_tokens=(0, 2048), max_sequences=(0,))
 
 
 def workload(rate: float) -> Workload:

@@ -16,12 +16,12 @@ from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.search import (
     OBJECTIVES,
+    IntRanges,
     ProcessExecutor,
     SearchOptions,
     SearchSpace,
     SearchTask,
     TrainingResult,
-    Wholes,
     plan_training,
     searched,
     upto,
@@ -169,7 +169,7 @@ def _two_tiers(model: Model, tiers: tuple[int, ...]) -> PlanGrid:
     return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, EXPLORE).grid
 
 
-PLACED = SearchSpace(tp=upto(8), pp=Wholes(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
+PLACED = SearchSpace(tp=upto(8), pp=IntRanges(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
 
 
 @pytest.mark.filterwarnings("error")
@@ -232,7 +232,7 @@ def test_the_example_of_a_law_does_not_depend_on_who_asks_first() -> None:
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_bounds_spare_most_plans_of_dualpipe(kind: str) -> None:
     """The bound of DualPipe counts what pairs do not hide: with the best known few plans are timed, mixtures too."""
-    space = SearchSpace(schedule=("dualpipe",), pp=Wholes(((2, 4),)), layout=("1d",))
+    space = SearchSpace(schedule=("dualpipe",), pp=IntRanges(((2, 4),)), layout=("1d",))
     grid = _rows(kind, space)
     work = work_of(grid.case.model, grid.case.cluster, grid.case.job, space, EXPLORE)
     first, again = searched(work, _here()), searched(work, _here())
@@ -280,7 +280,7 @@ def test_more_devices_never_hurt() -> None:
     "narrow",
     [
         replace(LAW, tp=upto(2)),
-        replace(LAW, pp=Wholes(((2, 4),))),
+        replace(LAW, pp=IntRanges(((2, 4),))),
         replace(LAW, micro_batch=upto(1)),
         replace(LAW, schedule=("interleaved",)),
         replace(LAW, recompute=("full",)),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Schedule, Training
-from shardwise.search import OBJECTIVES, SearchOptions, SearchSpace, Wholes, plan_training, upto, work_of
+from shardwise.search import OBJECTIVES, IntRanges, SearchOptions, SearchSpace, plan_training, upto, work_of
 from shardwise.search._constraints import laws_of
 from shardwise.training import TrainingCase
 
@@ -69,7 +69,7 @@ def test_a_looser_limit_never_hurts(kind: str, objective: str, name: str, tight:
 
 NARROW: dict[str, Any] = {
     "tp": st.integers(1, 8).map(upto),
-    "pp": st.sampled_from([Wholes(((1, 1), (4, 4))), upto(2), Wholes(((2, 6),))]),
+    "pp": st.sampled_from([IntRanges(((1, 1), (4, 4))), upto(2), IntRanges(((2, 6),))]),
     "dp": st.integers(1, 16).map(upto),
     "micro_batch": st.integers(1, 3).map(upto),
     "sharding": st.sampled_from([("zero1",), ("zero3",)]),

@@ -15,7 +15,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Serving, spans
-from shardwise.search import SearchOptions, ServingResult, ServingSpace, Wholes, plan_serving, upto
+from shardwise.search import IntRanges, SearchOptions, ServingResult, ServingSpace, plan_serving, upto
 from shardwise.serving import InferReport, infer
 
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)
@@ -29,7 +29,7 @@ JOB = Serving(input_tokens=2048, output_tokens=64)
 ON = Cluster.parse("8xa100-sxm-80gb", {"memory": "24GB", "price": 2.0})
 SPACE = ServingSpace(
     devices=upto(8),
-    batch=Wholes(((1, 1), (6, 6), (32, 32), (400, 400))),
+    batch=IntRanges(((1, 1), (6, 6), (32, 32), (400, 400))),
     weights=("bf16", "fp8"),
     kv_cache=("bf16", "int8"),
 )
@@ -91,8 +91,8 @@ def _value(objective: str, report: InferReport) -> float:
 LIMITED = SearchOptions(max_ttft_seconds=0.5, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
 
 
-@pytest.mark.parametrize("batch", [Wholes(((1, 100_000_000),)), Wholes(((1, 20_000),))])
-def test_a_step_that_tries_too_many_batches_is_refused(batch: Wholes) -> None:
+@pytest.mark.parametrize("batch", [IntRanges(((1, 100_000_000),)), IntRanges(((1, 20_000),))])
+def test_a_step_that_tries_too_many_batches_is_refused(batch: IntRanges) -> None:
     """A range of batches in steps beyond 10,000 is refused before work starts, with the step that is within."""
     with pytest.raises(InputError) as caught:
         replace(SPACE, batch=batch, batch_step=1).check()
@@ -192,7 +192,7 @@ def test_nothing_that_will_do_shows_the_nearest() -> None:
         (ServingSpace(weights=("fp7",), engine=("nope",)), SearchOptions(), {"weights", "engine"}),
         (ServingSpace(weights=("fp8", "fp8")), SearchOptions(objective="speed"), {"weights", "objective"}),
         (
-            ServingSpace(batch=Wholes(), batch_step=-1),
+            ServingSpace(batch=IntRanges(), batch_step=-1),
             SearchOptions(max_ttft_seconds=-1.0),
             {"batch", "batch_step", "max_ttft_seconds"},
         ),

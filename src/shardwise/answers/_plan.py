@@ -30,10 +30,10 @@ INTERRUPTED = 130
 
 def space_of(inputs: Inputs, num_devices: int) -> SearchSpace:
     """Return the space that the flags restrict."""
-    from shardwise.search import SearchSpace, Wholes, upto
+    from shardwise.search import IntRanges, SearchSpace, upto
 
     ranges = [key for key in (*WHOLES, *FAST) if key in inputs.values]
-    given: dict[str, Any] = {key: Wholes.parse(inputs.values[key]) for key in ranges}
+    given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in ranges}
     given |= {key: inputs.values[key] for key in WORDS if key in inputs.values}
     if "sequence_parallel" in inputs.values:
         given["sequence_parallel"] = (inputs.values["sequence_parallel"],)

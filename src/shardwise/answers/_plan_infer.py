@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def space_of(inputs: Inputs, num_devices: int) -> ServingSpace:
     """Return the space that the flags restrict."""
     from shardwise.answers._plan import order_of
-    from shardwise.search import ServingSpace, Wholes, upto
+    from shardwise.search import IntRanges, ServingSpace, upto
 
-    given: dict[str, Any] = {key: Wholes.parse(inputs.values[key]) for key in SERVE_WHOLES if key in inputs.values}
+    given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in SERVE_WHOLES if key in inputs.values}
     given |= {key: inputs.values[key] for key in (*SERVE_WORDS, "batch_step") if key in inputs.values}
     if "order" in inputs.values:
         given["orders"] = (order_of(inputs.values["order"]),)

@@ -28,14 +28,14 @@ _FRONT = 10
 
 def space_of(inputs: Inputs) -> LoadSpace:
     """Return the space that the flags restrict."""
-    from shardwise.search import LoadSpace, Wholes
+    from shardwise.search import IntRanges, LoadSpace
 
     given = inputs.values
-    layouts: dict[str, Any] = {key: Wholes.parse(given[key]) for key in LOAD_WHOLES if key in given}
+    layouts: dict[str, Any] = {key: IntRanges.parse(given[key]) for key in LOAD_WHOLES if key in given}
     layouts |= {key: given[key] for key in LOAD_WORDS if key in given}
     space = LoadSpace()
     limits = {
-        name: tuple(Wholes.parse(given[key]).of(range(1, 2**20)))
+        name: tuple(IntRanges.parse(given[key]).of(range(1, 2**20)))
         for name, key in (("step_tokens", "max_batched_tokens"), ("max_sequences", "max_sequences"))
         if key in given
     }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
-    from shardwise.search._space import SearchSpace, Wholes, upto
+    from shardwise.search._space import IntRanges, SearchSpace, upto
     from shardwise.search._study import StudyFolder, StudyQuestion, StudyResult, StudyTask, run_study
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
     from shardwise.search._tuning import TuningRecipe, longest_sequence, tuning_recipes
@@ -54,7 +54,7 @@ _HOMES = {
     "TRAIN_LIMITS": "_options",
     "TrainingResult": "_training",
     "TuningRecipe": "_tuning",
-    "Wholes": "_space",
+    "IntRanges": "_space",
     "constant_band": "_sensitivity",
     "doubling": "_scaling",
     "longest_sequence": "_tuning",
@@ -82,6 +82,7 @@ __all__ = [
     "TRAIN_LIMITS",
     "Executor",
     "FrontPoint",
+    "IntRanges",
     "LoadResult",
     "LoadSpace",
     "ProcessExecutor",
@@ -104,7 +105,6 @@ __all__ = [
     "StudyTask",
     "TrainingResult",
     "TuningRecipe",
-    "Wholes",
     "constant_band",
     "doubling",
     "frame",

@@ -10,7 +10,7 @@ from shardwise.errors import Problem
 from shardwise.plans import divisors, find_rules
 from shardwise.search._grid import PlanGrid
 from shardwise.search._result import Rejection
-from shardwise.search._space import Wholes
+from shardwise.search._space import IntRanges
 
 if TYPE_CHECKING:
     from shardwise.search._serving_table import ServingGrid
@@ -25,10 +25,10 @@ def empty_rejections(problems: Iterable[Problem]) -> tuple[Rejection, ...]:
     return tuple(Rejection(name=EMPTY, title=title, count=0, remedy=str(problem)) for problem in problems)
 
 
-def written(wholes: Wholes) -> int | str:
+def written(wholes: IntRanges) -> int | str:
     """Return a set of whole numbers as a flag takes it.
 
-    >>> written(Wholes.parse("1..4,16")), written(Wholes.parse("3"))
+    >>> written(IntRanges.parse("1..4,16")), written(IntRanges.parse("3"))
     ('1..4,16', 3)
     """
     text = ",".join(f"{low}..{high}" if low < high else f"{low}" for low, high in wholes.ranges)
@@ -40,7 +40,7 @@ def _one_of(values: list[int]) -> str:
     return f"use one of {shown}{', ...' if len(values) > _SHOWN else ''}" if len(values) > 1 else f"use {shown}"
 
 
-def _problem(name: str, wholes: Wholes, values: Iterable[int], rule: str) -> list[Problem]:
+def _problem(name: str, wholes: IntRanges, values: Iterable[int], rule: str) -> list[Problem]:
     """Return the problem of a range that holds none of some values."""
     values = sorted(set(values))
     return [] if wholes.of(values) else [Problem(name, written(wholes), rule, _one_of(values))]

@@ -64,7 +64,7 @@ def training_frame(task: SearchTask) -> Frame:
             count += len(legal)
             if count > MOST_ROWS:
                 rule = f"has more than {MOST_ROWS:,} legal plans"
-                raise InputError([Problem("space", None, rule, "name fewer values, such as tp=Wholes.parse('1..8')")])
+                raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
     table = np.concatenate(keys) if keys else np.zeros((0, 23), np.int64)
     return Frame({**_plan_columns(grid.space, table), **_answers(task, table, seconds, held)})
 

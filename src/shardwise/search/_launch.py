@@ -13,7 +13,7 @@ from shardwise.plans import CONTEXT_KINDS, SCHEDULES, Capabilities, Plan, Stack,
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
-from shardwise.search._space import Order, SearchSpace, Wholes, upto
+from shardwise.search._space import IntRanges, Order, SearchSpace, upto
 
 T = TypeVar("T")
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
@@ -63,13 +63,13 @@ def _refuse(found: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
             found.items.append(replace(problem, remedy=f"{problem.remedy}, or --explore"))
 
 
-def _degrees(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, Wholes]:
+def _degrees(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, IntRanges]:
     """Return the degrees that stay 1, recording those that are to be above it."""
     kept = {}
     for axis in _AXES:
         if axis in stack.runs.split:
             continue
-        given: Wholes = getattr(space, axis)
+        given: IntRanges = getattr(space, axis)
         if given.ranges and not given.of([1]):
             _refuse(found, stack, {axis: given.ranges[0][0]})
         kept[axis] = upto(1)

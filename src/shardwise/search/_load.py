@@ -19,7 +19,7 @@ from shardwise.search._load_groups import LOAD_OBJECTIVES, Candidate, FrontPoint
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection
 from shardwise.search._serving_table import ServingGrid
-from shardwise.search._space import Wholes
+from shardwise.search._space import IntRanges
 from shardwise.serving.load import LoadOptions, ServeReport
 
 _SIMULATIONS = 24
@@ -136,7 +136,7 @@ def plan_serve(
         model=model,
         cluster=part_of(cluster, min(cluster.num_devices, widest)),
         job=asked,
-        space=replace(space.layouts, dp=Wholes(ranges=((1, 1),))),
+        space=replace(space.layouts, dp=IntRanges(ranges=((1, 1),))),
         options=SearchOptions(efficiencies=options.serving.efficiencies),
     )
     one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)

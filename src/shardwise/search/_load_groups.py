@@ -15,7 +15,7 @@ from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.search._result import Rejection
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
 from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
-from shardwise.search._space import Wholes
+from shardwise.search._space import IntRanges
 from shardwise.serving._capacity import cache_tokens_of
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken
@@ -27,7 +27,7 @@ from shardwise.serving.load._steady import Replicas, most_running
 
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
 # Devices of one replica that are tried unless the space says otherwise.
-REPLICA_DEVICES = Wholes(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
+REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
 # Requests a second over the capacity up to which a replica is loaded.
 _FULLEST = 0.95
 # Shares of the capacity at which the front is drawn.

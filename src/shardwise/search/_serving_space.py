@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.plans import AXES, Serving
-from shardwise.search._space import Order, Wholes, upto
+from shardwise.search._space import IntRanges, Order, upto
 from shardwise.serving import Engine, find_engine, find_format
 from shardwise.serving._formats import cache_bytes
 
@@ -22,7 +22,7 @@ SERVING_ORDERS: tuple[Order, ...] = (
     ("dp", "tp", "tp2", "cp", "pp"),
     ("dp", "pp", "tp", "tp2", "cp"),
 )
-EVERY, BATCHES = Wholes(), upto(4096)
+EVERY, BATCHES = IntRanges(), upto(4096)
 MOST_BATCHES = 10_000
 WORDS = ("engine", "weights", "kv_cache", "compute")
 
@@ -35,17 +35,17 @@ class ServingSpace:
     where it is not 0, and for each deployment the largest batch that fits and keeps the limits on latency. Empty words
     for formats follow the job, and where that is silent the checkpoint.
 
-    >>> ServingSpace(batch=Wholes.parse("3,8..20")).batches
+    >>> ServingSpace(batch=IntRanges.parse("3,8..20")).batches
     (3, 8, 16, 20)
     """
 
-    devices: Wholes = EVERY
-    tp: Wholes = EVERY
-    pp: Wholes = EVERY
-    dp: Wholes = EVERY
-    ep: Wholes = EVERY
-    etp: Wholes = EVERY
-    batch: Wholes = BATCHES
+    devices: IntRanges = EVERY
+    tp: IntRanges = EVERY
+    pp: IntRanges = EVERY
+    dp: IntRanges = EVERY
+    ep: IntRanges = EVERY
+    etp: IntRanges = EVERY
+    batch: IntRanges = BATCHES
     batch_step: int = 0
     engine: tuple[str | Engine, ...] = ("vllm",)
     weights: tuple[str, ...] = ("",)

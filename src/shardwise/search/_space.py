@@ -26,16 +26,16 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wholes:
-    """A set of whole numbers: ranges from a least to a most one, both included; none at all allow every number."""
+class IntRanges:
+    """Ranges of whole numbers, both ends included; no range allows every number."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Wholes:
+    def parse(cls, text: str) -> IntRanges:
         """Return the set that text such as "1..8", "1,2,4" or "4" describes; raises `ValueError` for other text.
 
-        >>> Wholes.parse("1..4,16").of([1, 2, 8, 16])
+        >>> IntRanges.parse("1..4,16").of([1, 2, 8, 16])
         [1, 2, 16]
         """
         found = []
@@ -52,13 +52,13 @@ class Wholes:
         return [v for v in values if not self.ranges or any(low <= v <= high for low, high in self.ranges)]
 
 
-def upto(most: int) -> Wholes:
+def upto(most: int) -> IntRanges:
     """Return the whole numbers from 1.
 
     >>> upto(4).of([2, 8])
     [2]
     """
-    return Wholes(((1, most),))
+    return IntRanges(((1, most),))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,17 +75,17 @@ class SearchSpace:
     [4]
     """
 
-    devices: Wholes = Wholes()
-    tp: Wholes = Wholes()
-    tp2: Wholes = Wholes()
-    cp: Wholes = Wholes()
-    pp: Wholes = Wholes()
-    vpp: Wholes = Wholes()
-    dp: Wholes = Wholes()
-    ep: Wholes = Wholes()
-    etp: Wholes = Wholes(((1, 8),))
-    micro_batch: Wholes = Wholes(((1, 1024),))
-    panels: Wholes = Wholes(((1, 8),))
+    devices: IntRanges = IntRanges()
+    tp: IntRanges = IntRanges()
+    tp2: IntRanges = IntRanges()
+    cp: IntRanges = IntRanges()
+    pp: IntRanges = IntRanges()
+    vpp: IntRanges = IntRanges()
+    dp: IntRanges = IntRanges()
+    ep: IntRanges = IntRanges()
+    etp: IntRanges = IntRanges(((1, 8),))
+    micro_batch: IntRanges = IntRanges(((1, 1024),))
+    panels: IntRanges = IntRanges(((1, 8),))
     layout: tuple[str, ...] = ()
     sequence_parallel: tuple[bool, ...] = ()
     cp_kind: tuple[str, ...] = ()
@@ -93,11 +93,11 @@ class SearchSpace:
     sharding: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     orders: tuple[Order, ...] = ()
-    fast_tp: Wholes = Wholes()
-    fast_tp2: Wholes = Wholes()
-    fast_cp: Wholes = Wholes()
-    fast_dp: Wholes = Wholes()
-    fast_pp: Wholes = Wholes()
+    fast_tp: IntRanges = IntRanges()
+    fast_tp2: IntRanges = IntRanges()
+    fast_cp: IntRanges = IntRanges()
+    fast_dp: IntRanges = IntRanges()
+    fast_pp: IntRanges = IntRanges()
 
     @property
     def placed_orders(self) -> tuple[Order, ...]:
@@ -105,9 +105,9 @@ class SearchSpace:
         plain = ("tp", "tp2", "cp", "dp", "pp")
         return self.orders or (plain, *(order for order in ORDERS if order != plain))
 
-    def fast_of(self, axis: str) -> Wholes:
+    def fast_of(self, axis: str) -> IntRanges:
         """Return how many ranks of an axis may share the fastest domain."""
-        found: Wholes = getattr(self, f"fast_{axis}")
+        found: IntRanges = getattr(self, f"fast_{axis}")
         return found
 
     def check(self) -> None:
