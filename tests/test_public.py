@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -146,3 +148,16 @@ def test_what_measures_accuracy_reads_no_private_module() -> None:
     root = Path(__file__).parent.parent
     programs = [path for folder in ("accuracy", "examples") for path in (root / folder).rglob("*.py")]
     assert not [path.name for path in programs if private.search(path.read_text(encoding="utf-8"))]
+
+
+def test_no_modules_import_one_another() -> None:
+    """What modules import when they are loaded goes one way, inside packages too."""
+    root = Path(sw.__file__).parent.parent
+    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("shardwise/**/*.py")}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        loaded = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ImportFrom)]
+        names = ((f"{node.module}.{each.name}", f"{node.module}.__init__", node.module) for node in loaded
+                 for each in node.names)  # fmt: skip
+        graph[name] = {next(one for one in (*some, "") if one in paths or not one) for some in names} - {""}
+    assert tuple(graphlib.TopologicalSorter(graph).static_order())
