@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeGuard
 
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_tuning import sorted_by_length
-from shardwise.models import Attention, Mixer
 from shardwise.ops import train_flops
 from shardwise.training import TrainReport
 from shardwise.training._memory import StageMemory, reserved_bytes
@@ -103,15 +101,10 @@ def memory_avg(record: Record, report: TrainReport) -> float:
             raise refuse("memory_kind", record.text("memory_kind"), rule)
         return peak_memory(record, report)
     model, tokens = report.case.model, report.job.seq_len * report.plan.micro_batch
-    cached = sum(m.kv_heads * (m.head_dim + m.value_dim) for b in model.layers for m in b.mixers if is_plain_cache(m))
+    cached = sum(c.heads * c.elements for b in model.layers for m in b.mixers for c in m.caches())
     width = report.case.recipe.precision.activation_bytes
     state = max(float(m.weights + m.optimizer + m.gradients) for m in stages_seen(record, report))
     return state + width * tokens * (model.vocab + cached) + report.case.workspace_bytes
-
-
-def is_plain_cache(mixer: Mixer) -> TypeGuard[Attention]:
-    """Return whether a mixer keeps keys and values of its own."""
-    return isinstance(mixer, Attention) and not mixer.kv_from_earlier
 
 
 def gpu_hours(record: Record, report: TrainReport) -> float:

@@ -6,7 +6,7 @@ has; nothing above asks for its class to know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 NormKind: TypeAlias = Literal[
@@ -50,12 +50,31 @@ class State:
     narrow: int = 0
 
 
-class SequenceMixer:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoreSizes:
+    """What measured kernels of attention are known by: their kind, and sizes of a head.
+
+    `elements` are those of a key and a value, `head` the size of a query, `cached` elements of a token in the cache for
+    a head, `group` query heads for each of them.
+    """
+
+    kind: Literal["prefill", "decode", "latent_prefill", "latent_decode"]
+    elements: int
+    head: int
+    cached: int
+    group: float = 1.0
+
+
+class Mixer:
     """What every mixer says of itself; these are the answers of one that keeps nothing and splits nothing."""
 
     __slots__ = ()
     attends: ClassVar[bool] = False
     """Whether it is softmax attention, which looks at past tokens one by one."""
+    latent: ClassVar[bool] = False
+    """Whether keys and values go through one low-rank latent."""
+    two_dimensional: ClassVar[bool] = False
+    """Whether it is built for the two-dimensional layout."""
 
     @property
     def looks_back(self) -> bool:
@@ -67,9 +86,26 @@ class SequenceMixer:
         """How many elements of a head positions rotate; a head that is rotated in part counts whole."""
         return 0
 
+    @property
+    def query_width(self) -> int:
+        """Elements of a token's queries over all heads; 0 where there are none."""
+        return 0
+
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Return (what, how many) of everything in it that tensor parallelism splits."""
         return ()
+
+    def replicates(self) -> tuple[int, ...]:
+        """Return how many there are of what tensor parallelism splits, or holds on several ranks where they are few."""
+        return ()
+
+    def core(self, decoding: bool) -> CoreSizes | None:
+        """Return what the kernel of its core is measured by, over a prompt or over a cache; None where none is."""
+        return None
+
+    def whole_context(self) -> Mixer:
+        """Return it without the window by which it forgets tokens."""
+        return self
 
     def caches(self) -> tuple[TokenCache, ...]:
         """Return what it keeps of every token."""
@@ -89,7 +125,7 @@ class SequenceMixer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attention(SequenceMixer):
+class Attention(Mixer):
     """Softmax attention with grouped key-value heads (MHA, GQA and MQA are numbers of `kv_heads`).
 
     `window` and `chunk` are in tokens, 0 for none. `qk_norm` "head" normalises each head with weights of `head_dim`,
@@ -102,6 +138,7 @@ class Attention(SequenceMixer):
     """
 
     attends: ClassVar[bool] = True
+    two_dimensional: ClassVar[bool] = True
     heads: int
     kv_heads: int
     head_dim: int
@@ -140,9 +177,29 @@ class Attention(SequenceMixer):
         """The width of a head, where positions rotate it."""
         return self.head_dim if self.rotary else 0
 
+    @property
+    def query_width(self) -> int:
+        """Those of all heads."""
+        return self.heads * self.head_dim
+
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Query heads; key-value heads are replicated where there are fewer than ranks."""
         return (("query heads", self.heads),)
+
+    def replicates(self) -> tuple[int, ...]:
+        """Key-value heads."""
+        return (self.kv_heads,)
+
+    def core(self, decoding: bool) -> CoreSizes:
+        """Keys and values of a head, which query heads share in groups."""
+        both, group = self.head_dim + self.value_dim, self.heads / self.kv_heads
+        return CoreSizes(
+            kind="decode" if decoding else "prefill", elements=both, head=self.head_dim, cached=both, group=group
+        )
+
+    def whole_context(self) -> Attention:
+        """The same without its window."""
+        return replace(self, window=0) if self.window else self
 
     def caches(self) -> tuple[TokenCache, ...]:
         """K * (H + Hv) elements, one of the two where keys are values; attention both ways keeps nothing."""
@@ -174,7 +231,7 @@ class Indexer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatentAttention(SequenceMixer):
+class LatentAttention(Mixer):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values through a low-rank latent.
 
     `q_lora_rank` 0 means a full-rank query projection. `latent_norm` "none" leaves the latents as they are (Megatron-LM
@@ -182,6 +239,7 @@ class LatentAttention(SequenceMixer):
     """
 
     attends: ClassVar[bool] = True
+    latent: ClassVar[bool] = True
     heads: int
     q_lora_rank: int
     kv_lora_rank: int
@@ -209,9 +267,22 @@ class LatentAttention(SequenceMixer):
         """The part of a head that positions rotate."""
         return self.qk_rope_head_dim
 
+    @property
+    def query_width(self) -> int:
+        """Those of all heads."""
+        return self.heads * self.qk_head_dim
+
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Query heads; latents are whole on every rank."""
         return (("query heads", self.heads),)
+
+    def core(self, decoding: bool) -> CoreSizes:
+        """Absorbed over the latents in decode, expanded to keys and values over a prompt."""
+        if decoding:
+            wide = self.kv_lora_rank + self.qk_rope_head_dim
+            return CoreSizes(kind="latent_decode", elements=wide + self.kv_lora_rank, head=wide, cached=wide)
+        both = self.qk_head_dim + self.v_head_dim
+        return CoreSizes(kind="latent_prefill", elements=both, head=self.qk_head_dim, cached=both)
 
     def caches(self) -> tuple[TokenCache, ...]:
         """Kv + r elements for all heads; sparse selection keeps its keys in 8 bits, with a scale of 4 bytes."""
@@ -230,7 +301,7 @@ class LatentAttention(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompressedAttention(SequenceMixer):
+class CompressedAttention(Mixer):
     """DeepSeek-V4's attention: one key-value head, a window, and past tokens compressed `rate` to one beside it.
 
     Keys are values. The query goes through `q_lora_rank`, the output through `out_groups` maps of `out_lora_rank` each.

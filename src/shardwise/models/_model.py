@@ -14,8 +14,7 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
-from shardwise.models._mixers import NormKind
-from shardwise.models._recurrent import Mixer
+from shardwise.models._mixers import Mixer, NormKind
 from shardwise.models._wrapped import Part
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-gelu", "relu", "relu2", "xielu"]

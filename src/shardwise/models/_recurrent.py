@@ -1,21 +1,15 @@
-"""Recurrent mixers: state-space models, linear attention, gated convolutions, and every mixer under one name."""
+"""Recurrent mixers: state-space models, linear attention, gated convolutions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
-from shardwise.models._mixers import (
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    SequenceMixer,
-    State,
-)
+from shardwise.models._mixers import Mixer, State
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba1(SequenceMixer):
+class Mamba1(Mixer):
     """Selective state space (arXiv:2312.00752); `inner` = expand * hidden. `norms` are Jamba's on dt, B and C."""
 
     inner: int
@@ -36,7 +30,7 @@ class Mamba1(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2(SequenceMixer):
+class Mamba2(Mixer):
     """State space duality (arXiv:2405.21060); `inner` = heads * head_dim. `proj_bias` is of the input projection."""
 
     heads: int
@@ -66,7 +60,7 @@ class Mamba2(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GatedDelta(SequenceMixer):
+class GatedDelta(Mixer):
     """Gated delta rule linear attention (arXiv:2412.06464).
 
     `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next, a decay a head), "kda" (Kimi
@@ -97,7 +91,7 @@ class GatedDelta(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LightningAttention(SequenceMixer):
+class LightningAttention(Mixer):
     """Linear attention with a fixed decay a head, in blocks of `block` tokens (arXiv:2401.04658, arXiv:2501.08313)."""
 
     heads: int
@@ -114,7 +108,7 @@ class LightningAttention(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShortConv(SequenceMixer):
+class ShortConv(Mixer):
     """Gated short convolution (LFM2)."""
 
     width: int
@@ -131,7 +125,7 @@ class ShortConv(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecurrentGate(SequenceMixer):
+class RecurrentGate(Mixer):
     """Real-gated linear recurrent unit with its two branches (Griffin, arXiv:2402.19427)."""
 
     width: int
@@ -148,7 +142,7 @@ class RecurrentGate(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rwkv(SequenceMixer):
+class Rwkv(Mixer):
     """RWKV-4 time mixing (arXiv:2305.13048)."""
 
     width: int
@@ -163,7 +157,7 @@ class Rwkv(SequenceMixer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mlstm(SequenceMixer):
+class Mlstm(Mixer):
     """Matrix LSTM cell of xLSTM (arXiv:2405.04517); dims are per head."""
 
     heads: int
@@ -178,18 +172,3 @@ class Mlstm(SequenceMixer):
     def recurrent_state(self) -> State:
         """A matrix, a normaliser and a maximum of gates a head (arXiv:2405.04517 section 2.3)."""
         return State(wide=self.heads * (self.qk_dim * self.v_dim + self.qk_dim + 1))
-
-
-Mixer: TypeAlias = (
-    Attention
-    | LatentAttention
-    | CompressedAttention
-    | Mamba1
-    | Mamba2
-    | GatedDelta
-    | LightningAttention
-    | ShortConv
-    | RecurrentGate
-    | Rwkv
-    | Mlstm
-)

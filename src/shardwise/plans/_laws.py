@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from shardwise.errors import Problems
 from shardwise.models import (
     MLP,
-    Attention,
     Block,
-    LatentAttention,
     Model,
     MoE,
 )
@@ -47,7 +45,7 @@ def _split_sizes(blocks: Sequence[Block]) -> dict[str, list[int]]:
 def tensor_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
     """Record what tp does not divide: heads, widths, and key-value heads that it cannot replicate evenly."""
     sizes = [(what, n) for what, some in _split_sizes(blocks).items() for n in some]
-    groups = {m.kv_heads for b in blocks for m in b.mixers if isinstance(m, Attention)}
+    groups = {n for b in blocks for m in b.mixers for n in m.replicates()}
 
     def legal() -> str:
         whole = divisors(max((n for _, n in sizes), default=1), 1024)
@@ -197,7 +195,7 @@ def context_laws(blocks: Sequence[Block], plan: Plan, seq_len: int, found: Probl
         found.add("tp", plan.tp, rule, one_of(divisors(seq_len // plan.cp, 1024)) + without)
     if plan.cp == 1 or around:
         return
-    heads = {m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}
+    heads = {n for b in blocks for m in b.mixers if m.attends for _, n in m.splits()}
     for n in sorted(heads):
         if n % (plan.tp * plan.cp):
             good = [c for c in divisors(n) if all(h % (plan.tp * c) == 0 for h in heads)]
@@ -213,7 +211,7 @@ def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, 
         if plan.panels != 1:
             found.add("panels", plan.panels, "belong to the two-dimensional layout", "use 1, or layout summa")
         return
-    if not all(isinstance(m, Attention) for b in blocks for m in b.mixers) or any(
+    if not all(m.two_dimensional for b in blocks for m in b.mixers) or any(
         isinstance(b.feed_forward, MoE) for b in blocks
     ):
         rule = f"is built for attention and dense feed-forwards, which {model.name} does not have alone"

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import Problems
 from shardwise.hardware import Cluster, Device
-from shardwise.models import Attention, Mixer, Model
+from shardwise.models import Model
 from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
 from shardwise.serving._engine import Engine, find_engine
@@ -286,11 +286,7 @@ def _stated(case: ServingCase) -> list[str]:
 
 def whole_context(model: Model) -> Model:
     """Return a model whose layers look back on every token."""
-
-    def widened(mixer: Mixer) -> Mixer:
-        return replace(mixer, window=0) if isinstance(mixer, Attention) and mixer.window else mixer
-
-    layers = (replace(block, mixers=tuple(map(widened, block.mixers))) for block in model.layers)
+    layers = (replace(block, mixers=tuple(m.whole_context() for m in block.mixers)) for block in model.layers)
     return replace(model, layers=tuple(layers))
 
 

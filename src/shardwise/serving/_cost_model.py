@@ -29,7 +29,6 @@ from shardwise.cost import (
 from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
-from shardwise.models import Attention
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
 from shardwise.serving._case import ServingCase
@@ -305,9 +304,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
 def _alone(case: ServingCase) -> ServingCase:
     """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
     mixers = {mixer for block in case.model.layers for mixer in block.mixers}
-    windowed = case.engine.attention.unshared_with_window and any(
-        isinstance(mixer, Attention) and mixer.window for mixer in mixers
-    )
+    windowed = case.engine.attention.unshared_with_window and any(mixer.whole_context() != mixer for mixer in mixers)
     if not windowed and not (case.engine.attention.unshared_with_narrow_cache and case.cache_element_bytes < 2):
         return case
     attention = replace(case.engine.attention, shared_query_heads=UNSHARED)

@@ -30,7 +30,7 @@ from shardwise.cost import (
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Op
-from shardwise.models import Attention, LatentAttention, Model
+from shardwise.models import CoreSizes, Model
 from shardwise.serving._engine import Engine, engine_tables
 
 
@@ -206,21 +206,10 @@ class AttentionKernels:
     source: str
 
 
-def _sizes(model: Model, decoding: bool) -> dict[float, tuple[str, float, float, float]]:
-    """Return the kind of kernel, its head size, what a token caches and the group by the elements of key and value."""
-    found: dict[float, tuple[str, float, float, float]] = {}
-    for mixer in {mixer for block in model.layers for mixer in block.mixers}:
-        if isinstance(mixer, Attention):
-            dims = mixer.head_dim + mixer.value_dim
-            group = mixer.heads / mixer.kv_heads
-            found[dims] = ("decode" if decoding else "prefill", mixer.head_dim, dims, group)
-        elif isinstance(mixer, LatentAttention) and decoding:
-            rank, rope = mixer.kv_lora_rank, mixer.qk_rope_head_dim
-            found[2 * rank + rope] = ("latent_decode", rank + rope, rank + rope, 1.0)
-        elif isinstance(mixer, LatentAttention):
-            dims = mixer.qk_head_dim + mixer.v_head_dim
-            found[dims] = ("latent_prefill", mixer.qk_head_dim, dims, 1.0)
-    return found
+def _sizes(model: Model, decoding: bool) -> list[CoreSizes]:
+    """Return the sizes of the kernels of a model's attention, one for each number of elements of key and value."""
+    every = (mixer.core(decoding) for block in model.layers for mixer in block.mixers)
+    return [one for _, one in sorted({one.elements: one for one in every if one is not None}.items())]
 
 
 def attention_kernels(
@@ -236,15 +225,17 @@ def attention_kernels(
     for decoding in (False, True):
         label = "bf16" if not narrow else "fp8" if decoding else "bf16-fp8"
         sized = []
-        for dims, (kind, head, cached, group) in sorted(_sizes(model, decoding).items()):
-            name = label if kind != "latent_prefill" or not narrow else "fp8"
-            owner = latent if latent and kind == "latent_decode" else engine
-            family = older if kind == "decode" else ""
-            costs = kernel_costs(device, kind, (owner, name), head, False, family)
-            costs = costs or kernel_costs(device, kind, (owner, "bf16"), head, False, family)
+        for core in _sizes(model, decoding):
+            name = label if core.kind != "latent_prefill" or not narrow else "fp8"
+            owner = latent if latent and core.kind == "latent_decode" else engine
+            family = older if core.kind == "decode" else ""
+            costs = kernel_costs(device, core.kind, (owner, name), core.head, False, family)
+            costs = costs or kernel_costs(device, core.kind, (owner, "bf16"), core.head, False, family)
             if costs is None:
                 return None
-            sized.append(SizedKernel(dims=float(dims), cached=float(cached), group=float(group), costs=costs))
+            sized.append(
+                SizedKernel(dims=float(core.elements), cached=float(core.cached), group=core.group, costs=costs)
+            )
         made.append(tuple(sized))
     if not made[0] or not device.knows("num_cores"):
         return None

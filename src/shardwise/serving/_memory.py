@@ -13,7 +13,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import leaf, named
-from shardwise.models import MLP, Attention, LatentAttention
+from shardwise.models import MLP
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._draft import draft_caches, draft_weights
@@ -80,7 +80,7 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     captured = above(sizes.tp, 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
     groups = above(sizes.ep * sizes.etp, sizes.tp, sizes.dp, 0 * sizes.tp)
     each = sum(len(range(low, min(high, chunk) + 1, step)) for low, high, step in table["sizes"])
-    latent = any(isinstance(m, LatentAttention) for block in case.model.kinds for m in block.mixers)
+    latent = any(m.latent for block in case.model.kinds for m in block.mixers)
     prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
     kept = table["base"] + table["chunk_token"] * max(chunk, table["least_chunk"]) + prompts
     kept = kept + table["rank"] * sizes.tp * sizes.pp
@@ -254,9 +254,8 @@ def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     layers/FfnLayer.cc and layers/attention_layers/GptContextAttentionLayer.cc).
     """
     a, S, new = case.activation_bytes, case.job.input_tokens, case.new_input_tokens
-    attention = [m for block in case.model.kinds for m in block.mixers if isinstance(m, Attention)]
     forward = [b.feed_forward for b in case.model.kinds if isinstance(b.feed_forward, MLP)]
-    heads = max((m.heads * m.head_dim for m in attention), default=0)
+    heads = max((m.query_width for block in case.model.kinds for m in block.mixers), default=0)
     width = max(((1 + f.gated) * f.ffn for f in forward), default=0)
     token = 6 * case.model.hidden + divide(0 * sizes.tp + 10 * heads + width, sizes.tp)
     return sizes.batch * a * (new * token + 2 * S * S)

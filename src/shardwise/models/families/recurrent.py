@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwise.models._config import ClassFacts, Config
+from shardwise.models._mixers import Mixer
 from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
-from shardwise.models._recurrent import GatedDelta, LightningAttention, Mixer, Mlstm, RecurrentGate, Rwkv, ShortConv
+from shardwise.models._recurrent import GatedDelta, LightningAttention, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
