@@ -153,10 +153,10 @@ def needed(outputs: Iterable[Any]) -> list[Node]:
     ['given', 'multiply']
     """
     found: dict[int, Node] = {}
-    waiting = [o for o in outputs if isinstance(o, Node)]
+    waiting = [o for o in outputs if o.__class__ is Node]
     while waiting:
         symbol = waiting.pop()
         if symbol.place not in found:
             found[symbol.place] = symbol
-            waiting += [a for a in symbol.args if isinstance(a, Node)]
+            waiting += [a for a in symbol.key if a.__class__ is Node]
     return [found[place] for place in sorted(found)]

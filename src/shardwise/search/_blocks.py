@@ -161,13 +161,15 @@ def _first_kind(grid: PlanGrid) -> int:
     return CONTEXT_KINDS.index(grid.space.cp_kind[0])
 
 
+def known_sizes(grid: PlanGrid) -> dict[str, float]:
+    """Return the degrees that all rows of a space share."""
+    distinct = {name: np.unique(grid.base[name]) for name in ("tp", "tp2", "cp", "dp")}
+    return {name: float(values[0]) for name, values in distinct.items() if len(values) == 1}
+
+
 def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanSizes[Any]:
     """Return the sizes of a plan as symbols; what all rows of the space share, and what is fixed, is known."""
-    known = dict(fixed)
-    for name in ("tp", "tp2", "cp", "dp"):
-        distinct = np.unique(grid.base[name])
-        if len(distinct) == 1:
-            known[name] = float(distinct[0])
+    known = {**fixed, **known_sizes(grid)}
     if not grid.has_experts:
         known["ep"] = known["etp"] = 1.0
     names = (*SIZES, "dp", "num_micro")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
 from shardwise.plans import Schedule, find_rules
-from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, sizes_given
+from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, blocks_of, known_sizes, sizes_given
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
@@ -165,3 +167,34 @@ class Compositions:
             self._known[key] = Composition(case, self.grid, self.blocks)
         self._asked[schedule, pp, vpp] = self._known[key]
         return self._known[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A space to record; those that agree in `key`, all that a recording reads of them, share one."""
+
+    key: tuple[Any, ...]
+    grid: PlanGrid = field(compare=False)
+
+
+def compositions_of(grid: PlanGrid) -> Compositions:
+    """Return the compositions of a space, those of an earlier question where they are the same.
+
+    The counts of devices and sequences are columns of a recording: only what else a question says tells two apart.
+    """
+    case, space = grid.case, grid.space
+    cluster = case.cluster
+    last = replace(cluster.tiers[-1], size=cluster.tiers[-2].size + 1 if len(cluster.tiers) > 1 else 1)
+    job = replace(case.job, global_batch=1, token_budget=0.0, sample_budget=0.0)
+    key = (
+        (case.model, case.stack, job, case.efficiencies, case.overlap),
+        (cluster.device, *cluster.tiers[:-1], last, cluster.devices_per_node, cluster.num_devices > 1),
+        (space.sequence_parallel, space.cp_kind, space.schedule, space.sharding, space.recompute),
+        (*np.unique(grid.base["layout"]).tolist(), bool((grid.base["cp"] > 1).any()), *known_sizes(grid).items()),
+    )
+    return _recorded(_Recording(key, grid))
+
+
+@lru_cache(maxsize=8)
+def _recorded(recording: _Recording) -> Compositions:
+    return Compositions(recording.grid, blocks_of(recording.grid))

@@ -14,10 +14,10 @@ import numpy as np
 
 from shardwise.plans import Schedule
 from shardwise.search._batch import DEGREES, Entry, PlanBatch, key_of
-from shardwise.search._blocks import BlockKeys, BlockTable, blocks_of, tabulate
+from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
 from shardwise.search._cells import Cells, Fitting, PlanKeys, PlanPart, pieces, scattered
 from shardwise.search._columns import Columns, distinct_rows, exact_sum, spread
-from shardwise.search._composition import Composition, Compositions
+from shardwise.search._composition import Composition, Compositions, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import STACK, PlanGrid
 from shardwise.search._launch import example
@@ -48,7 +48,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.constraints = self.grid.constraints()
-        self.compositions = Compositions(self.grid, blocks_of(self.grid))
+        self.compositions = compositions_of(self.grid)
 
     def fresh(self) -> Evaluator:
         """Return the evaluator with nothing counted, what is recorded kept."""

@@ -22,6 +22,7 @@ from shardwise.search._launch import launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShape, Placements, places_of
 from shardwise.search._space import SearchSpace, chunk_choices
 from shardwise.training import TrainingCase
+from shardwise.training._evaluate import PricedBlocks
 
 DEGREES = ("tp", "tp2", "cp", "dp", "pp")
 SUMMA = LAYOUTS.index("summa")
@@ -123,6 +124,11 @@ class PlanGrid:
         dp = dense["dp"][-1]
         found = with_groups(dense, {"dp": dp, "shard": dp, "ep": np.ones_like(dp), "etp": np.ones_like(dp)}, COLUMNS)
         return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
+
+    @cached_property
+    def priced(self) -> dict[int, PricedBlocks]:
+        """Blocks that reports of its plans share, by the count of devices."""
+        return {}
 
     @cached_property
     def micro_batches(self) -> list[int]:

@@ -34,9 +34,10 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
 _SPREAD = {(SPLIT, ROW): "split to row", (SPLIT, PLACE): "split to place", (ROW, PLACE): "row to place"}
 
 
-def _widest(level: int) -> int:
-    """Return what the last axis of an array of a level is: places, rows, splits, or nothing."""
-    return next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0)
+# What the last axis of an array of each level is: places, rows, splits, or nothing.
+_WIDEST = tuple(next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0) for level in range(16))
+# How an array of each level becomes one of another, nothing where it is as wide.
+_WIDENED = tuple(tuple(_SPREAD.get((one, other)) for other in _WIDEST) for one in _WIDEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ProgramShape:
 
     def of(self, level: int) -> tuple[int, ...]:
         """Return the shape of an array that varies with a level."""
-        last = {PLACE: len(self.row), SPLIT: self.splits}.get(_widest(level), self.rows)
+        last = {PLACE: len(self.row), SPLIT: self.splits}.get(_WIDEST[level], self.rows)
         return (self.modes, last) if level & MODE and self.modes > 1 else (last,)
 
     def spread(self, how: str) -> Any:
@@ -107,15 +108,16 @@ class Program:
         self._build()
 
     def _build(self) -> None:
-        lines: list[tuple[Node | None, str, tuple[int, ...], int, int]] = []
+        lines: list[tuple[str, tuple[int, ...], int, int]] = []
         for symbol in needed(self.outputs.values()):
-            if symbol.op == "given":
-                name = str(symbol.args[0])
-                self.inputs[name], self._given[name] = symbol.level, self._new(symbol)
+            op, *args = symbol.key
+            level = symbol.level
+            if op == "given":
+                name = str(args[0])
+                self.inputs[name], self._given[name] = level, self._new(symbol)
                 continue
-            args = tuple(self._argument(a, symbol.level, lines) for a in symbol.args)
-            level = symbol.level & MODE | _widest(symbol.level)
-            lines.append((symbol, symbol.op, args, self._new(symbol), level))
+            places = tuple([self._argument(a, level, lines) for a in args])
+            lines.append((op, places, self._new(symbol), level & MODE | _WIDEST[level]))
         nodes = {name: value for name, value in self.outputs.items() if isinstance(value, Node)}
         self._results = {name: self._argument(v, v.level & ~SPLIT | ROW, lines) for name, v in nodes.items()}
         self._allot(lines, set(self._results.values()))
@@ -127,30 +129,30 @@ class Program:
 
     def _argument(self, value: Any, level: int, lines: list[Any]) -> int:
         """Return where an argument is kept: spread over what is wider where the result varies with that."""
-        if not isinstance(value, Node):
+        if value.__class__ is not Node:
             constant = float(value) if isinstance(value, (int, float)) else value
             key = ("constant", constant)
             if key not in self._where:
                 self._constants.append((self._new(key), constant))
             return self._where[key]
-        how = _SPREAD.get((_widest(value.level), _widest(level)))
+        how = _WIDENED[value.level][level]
         if how is None:
             return self._where[value]
         if (how, value) not in self._where:
             source = self._where[value]
-            lines.append((None, how, (source,), self._new((how, value)), value.level & MODE | _widest(level)))
+            lines.append((how, (source,), self._new((how, value)), value.level & MODE | _WIDEST[level]))
         return self._where[how, value]
 
     def _allot(self, lines: list[Any], kept: set[int]) -> None:
         """Give each operation memory that no value still needed lies in."""
-        last = {a: i for i, line in enumerate(lines) for a in line[2]}
+        last = {a: i for i, line in enumerate(lines) for a in line[1]}
         free: dict[int, list[int]] = {}
         made: dict[int, int] = {}
         slots: dict[int, tuple[int, int]] = {}
-        for i, (_, op, args, into, level) in enumerate(lines):
+        for i, (op, args, into, level) in enumerate(lines):
             pool = free.setdefault(level, [])
             # An operation may write over an argument of its own that nothing reads later, but for a choice.
-            done = [a for a in dict.fromkeys(args) if last[a] == i and a in slots and a not in kept]
+            done = [a for a in {*args} if last[a] == i and a in slots and a not in kept]
             early = [a for a in done if slots[a][0] == level] if op in _IN_PLACE else []
             for a in early:
                 pool.append(slots[a][1])

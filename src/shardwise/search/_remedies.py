@@ -23,6 +23,7 @@ from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._remedy import Remedy, loss_of, missed
 from shardwise.search._result import Counts, Rejection
 from shardwise.training import TrainReport
+from shardwise.training._evaluate import PricedBlocks
 from shardwise.training._report import report_of
 from shardwise.units import show_bytes
 
@@ -264,4 +265,5 @@ def broken_law(laws: dict[str, Law], plan: Plan) -> tuple[str, Problem] | None:
 
 def report_on(grid: PlanGrid, plan: Plan) -> TrainReport:
     """Return the report of a legal plan of a space."""
-    return report_of(replace(grid.case, plan=plan, cluster=part_of(grid.case.cluster, plan.num_devices)), ())
+    case = replace(grid.case, plan=plan, cluster=part_of(grid.case.cluster, plan.num_devices))
+    return report_of(case, (), grid.priced.setdefault(plan.num_devices, PricedBlocks()))
