@@ -18,6 +18,7 @@ from shardwise.search import SearchSpace
 from shardwise.search._constraints import staged
 from shardwise.search._launch import within
 from shardwise.training import TrainingCase, TrainReport
+from shardwise.training._evaluate import PricedBlocks
 from shardwise.training._report import report_of
 
 
@@ -128,9 +129,9 @@ def is_legal(case: TrainingCase, plan: Plan) -> bool:
     return not plan_problems(case.model, plan, case.job.seq_len) and not batch
 
 
-def report(case: TrainingCase, plan: Plan) -> TrainReport:
-    """Return the report of one plan of a space."""
-    return report_of(replace(case, plan=plan, cluster=part_of(case.cluster, plan.num_devices)), ())
+def report(case: TrainingCase, plan: Plan, priced: PricedBlocks | None = None) -> TrainReport:
+    """Return the report of one plan of a space; `priced` has blocks of other plans on as many devices."""
+    return report_of(replace(case, plan=plan, cluster=part_of(case.cluster, plan.num_devices)), (), priced)
 
 
 def first_broken(case: TrainingCase, plan: Plan) -> str:

@@ -92,7 +92,7 @@ def test_a_wider_range_never_hurts(kind: str, objective: str, fields: st.DataObj
     assert _best(kind, options) <= small * SLACK
 
 
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kind=KIND,
     objective=OBJECTIVE,
