@@ -17,6 +17,7 @@ from shardwise.ledger.op import Op
 from shardwise.models import (
     Attention,
     Block,
+    CompressedAttention,
     GatedDelta,
     Indexer,
     LatentAttention,
@@ -252,6 +253,33 @@ def test_the_indexer_scores_every_past_token(rank: int) -> None:
     moved = A * T * h * d + 2 * B * S * d
     assert forward(ops["indexer.scores"]) == (scores, moved)
     assert (ops["indexer.scores"].backward_flops, ops["indexer.scores"].backward_bytes) == (2 * scores, 2 * moved)
+
+
+def test_compressed_attention_sees_its_window_and_the_entries_that_its_indexer_picks() -> None:
+    """A query sees W tokens and at most `top_k` of the entries that stand for `rate` tokens each; keys are values."""
+    N, H, ql, groups, rank, W, rate, picks = 4, 12, 24, 2, 10, 16, 4, 5
+    sizes = {"heads": N, "head_dim": H, "q_lora_rank": ql, "out_groups": groups, "out_lora_rank": rank, "window": W}
+    h, d = 3, 8
+    mixer = CompressedAttention(rate=rate, indexer=Indexer(heads=h, head_dim=d, top_k=picks), **sizes)
+    ops = ops_of(mixer, {"coverage": "masked"})
+    assert forward(ops["q_down"]) == product(D, ql) and forward(ops["q_up"]) == product(ql, N * H)
+    assert forward(ops["kv"]) == product(D, H) and forward(ops["out"]) == product(groups * rank, D)
+    assert forward(ops["compressor.kv"]) == forward(ops["compressor.gate"]) == product(D, 2 * H)
+    assert forward(ops["indexer.kv"]) == forward(ops["indexer.gate"]) == product(D, 2 * d)
+    assert forward(ops["indexer.q"]) == product(ql, h * d) and forward(ops["indexer.weights"]) == product(D, h)
+    moved = A * (T * (N * H + groups * rank) + N * H * rank)
+    assert forward(ops["out_groups"]) == (2 * T * N * H * rank, moved)
+    scores, entries = 2 * h * d * B * S * S // (2 * rate), S // rate
+    assert forward(ops["indexer.scores"]) == (scores, A * (T * h * d + B * entries * d))
+    seen = sum(min(i + 1, W) for i in range(S))
+    picked = (picks * rate) ** 2 // (2 * rate) + (S - picks * rate) * picks
+    flops, moved = 4 * N * H * B * (seen + picked), A * (T * (2 * N * H + 2 * H) + B * entries * H)
+    assert forward(ops["attention"]) == (flops, moved)
+    assert (ops["attention"].backward_flops, ops["attention"].backward_bytes) == (2.5 * flops, 2 * moved)
+    served = ops_of(mixer, DECODE)
+    moved = A * B * (2 * N * H + 2 * W * H + picks * H)
+    assert forward(served["attention"]) == (4 * N * H * B * (W + picks), moved)
+    assert "indexer.scores" not in ops_of(CompressedAttention(**sizes))
 
 
 @pytest.mark.parametrize(("etp", "imbalance"), [(1, 1.0), (2, 1.0), (4, 1.5)])
