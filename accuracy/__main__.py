@@ -5,6 +5,7 @@
     python -m accuracy frozen [--update]                 how predictions of the frozen cases moved, or freeze them anew
     python -m accuracy rows [FILE.csv ...]               every row with its prediction, as CSV
     python -m accuracy gains [FILE.csv ...]              what each entry of what is known of sources brings elsewhere
+    python -m accuracy within [FILE.csv ...]             what vLLM serves within measured latencies, over measured
 
 Files are the shipped measurements where none is named.
 """
@@ -15,7 +16,7 @@ import argparse
 import json
 import sys
 
-from accuracy import frozen, gains, score
+from accuracy import frozen, gains, score, within
 from accuracy.files import shipped
 from accuracy.published import measured
 from shardwise.measured import rows_csv
@@ -24,7 +25,8 @@ from shardwise.measured import rows_csv
 def main(words: list[str]) -> int:
     """Run one command and return its status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs="?", choices=("page", "update", "frozen", "rows", "gains"), default="page")
+    commands = ("page", "update", "frozen", "rows", "gains", "within")
+    parser.add_argument("command", nargs="?", choices=commands, default="page")
     parser.add_argument("files", nargs="*")
     parser.add_argument("--accept", action="store_true", help="store results though a headline became worse")
     parser.add_argument("--update", action="store_true", help="freeze the cases anew")
@@ -41,6 +43,8 @@ def main(words: list[str]) -> int:
         print(rows_csv(measured(files).rows), end="")
     elif given.command == "gains":
         print(*gains.page(gains.gains(files)), sep="\n")
+    elif given.command == "within":
+        print(*within.lines([*within.rows_within(files, "vllm")]), sep="\n")
     else:
         if score.stored()["constants"] != score.constants_hash():
             print("# constants have changed since the stored run: python -m accuracy update FILES", file=sys.stderr)

@@ -25,7 +25,8 @@ MODELS = {
     "dense": Model(name="dense", family="llama", hidden=4096, vocab=64000, layers=(PLAIN,) * 6),
     "experts": Model(name="experts", family="llama", hidden=4096, vocab=64000, layers=(PLAIN, *(SPARSE,) * 5)),
 }
-JOB = Serving(input_tokens=2048, output_tokens=64)
+# Prompts run in steps that hold a whole batch, so that large ones do not fit.
+JOB = Serving(input_tokens=2048, output_tokens=64, max_batched_tokens=1_000_000)
 ON = Cluster.parse("8xa100-sxm-80gb", {"memory": "24GB", "price": 2.0})
 SPACE = ServingSpace(
     devices=IntRanges(((1, 2), (6, 6), (8, 8))),
@@ -67,8 +68,8 @@ def _reports(model: Model, space: ServingSpace) -> Iterator[tuple[Plan, Serving,
 
 def _keeps(report: InferReport, options: SearchOptions) -> bool:
     pairs: list[tuple[float, Any]] = [
-        (options.max_ttft_seconds, report.ttft_seconds),
-        (options.max_tpot_seconds, report.tpot_seconds),
+        (options.max_ttft_seconds, report.request_ttft_seconds),
+        (options.max_tpot_seconds, report.request_tpot_seconds),
         (options.max_latency_seconds, report.request_seconds),
         (options.max_usd, report.usd_per_million_output_tokens),
     ]
@@ -88,7 +89,7 @@ def _value(objective: str, report: InferReport) -> float:
     }[objective]
 
 
-LIMITED = SearchOptions(max_ttft_seconds=0.5, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
+LIMITED = SearchOptions(max_ttft_seconds=0.05, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
 
 
 @pytest.mark.parametrize("batch", [IntRanges(((1, 100_000_000),)), IntRanges(((1, 20_000),))])

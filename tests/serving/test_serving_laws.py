@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from serving.serving_cases import DEVICES, ask, dense_block, jobs, latent_block, model_of, models, moe_block
 from shardwise.cost import Efficiencies
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
+from shardwise.serving import infer
 
 LAWS = settings(max_examples=40, deadline=None)
 DEVICE = st.sampled_from(DEVICES)
@@ -26,10 +29,10 @@ def test_replicas_leave_one_request_alone(model, job, device, dp):
     assert many.output_tokens_per_second == pytest.approx(dp * one.output_tokens_per_second)
 
 
-@given(models(), jobs(max_batched_tokens=0), DEVICE, st.sampled_from((2, 3, 4)))
+@given(models(), jobs(max_batched_tokens=10**9), DEVICE, st.sampled_from((2, 3, 4)))
 @LAWS
 def test_a_pipeline_never_shortens_one_token(model, job, device, pp):
-    """One token passes every layer whatever the number of stages, and each boundary adds a message."""
+    """A step passes every layer whatever the number of stages, and each boundary adds a message."""
     one, many = ask(model, job, Plan(), device), ask(model, job, Plan(pp=pp), device)
     assert many.tpot_seconds >= one.tpot_seconds * (1 - 1e-12)
     assert many.ttft_seconds >= one.ttft_seconds * (1 - 1e-12)
@@ -293,3 +296,27 @@ def test_limits_of_the_engine_make_tokens_and_requests_agree(engine):
     r = ask("llama-3.1-8b", job, engine=engine)
     each = -(-1100 // r.case.engine.memory.block_tokens) * r.case.engine.memory.block_tokens
     assert r.max_concurrency == r.kv_cache_tokens // each > 300
+
+
+@given(models(), jobs(), DEVICE)
+@LAWS
+def test_a_request_among_others_takes_what_the_batch_takes(model, job, device):
+    """First token and further ones add up to the batch's seconds, no token comes sooner than alone or in the batch."""
+    one = ask(model, job, Plan(), device)
+    steps = max(job.output_tokens - 1, 0)
+    if steps:
+        assert one.request_ttft_seconds + steps * one.request_tpot_seconds == pytest.approx(one.request_seconds)
+    alone = ask(model, replace(job, batch=1), Plan(), device)
+    assert alone.request_ttft_seconds == pytest.approx(alone.ttft_seconds)
+    assert one.request_ttft_seconds >= alone.request_ttft_seconds * (1 - 1e-9)
+
+
+def test_a_batch_beyond_the_budget_of_a_step_runs_in_chunks():
+    """600 prompts run in steps of the engine's 8,192 tokens, so that they leave the cache what a server has of it."""
+    job = Serving(batch=600, input_tokens=2000, output_tokens=300)
+    whole = replace(job, max_batched_tokens=600 * 2000)
+    model, plan = load_model("llama-3.1-70b"), Plan(tp=8)
+    cut, at_once = (infer(model, Cluster.parse("8xh100-sxm-80gb"), plan, one) for one in (job, whole))
+    assert cut.case.step_tokens == 8192
+    assert cut.fits and not at_once.fits
+    assert cut.request_ttft_seconds < cut.ttft_seconds / 100

@@ -147,7 +147,7 @@ def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
     most = report.max_concurrency
     if 0 < most < job.batch:
         options.append(("batch", most, {}, {"batch": most}))
-    if not job.max_batched_tokens:
+    if not report.case.step_tokens:
         options.append(("max_batched_tokens", 8192, {}, {"max_batched_tokens": 8192}))
     found = [_change(report, field, value, (p, j)) for field, value, p, j in options]
     kept = [c for c in found if c is not None]
@@ -251,6 +251,9 @@ def _speed(page: Page, report: InferReport) -> None:
         f"first tokens after {show_seconds(report.ttft_seconds)} (TTFT), then one every "
         f"{show_seconds(report.tpot_seconds)} (TPOT); a request takes {show_seconds(report.request_seconds)}",
     )
+    if report.job.batch > 1:
+        first, gap = show_seconds(report.request_ttft_seconds), show_seconds(report.request_tpot_seconds)
+        page.note(f"of one request while the batch stays full: first token after {first}, then one every {gap}")
     _measured(page, report)
     rate, each = report.output_tokens_per_second, 1 / report.tpot_seconds
     per_device = rate / report.plan.num_devices

@@ -155,7 +155,8 @@ def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[
 
 def short_serve_tree(report: InferReport) -> dict[str, Any]:
     """Return a deployment with its headlines."""
-    names = ("fits", "ttft_seconds", "tpot_seconds", "request_seconds", "output_tokens_per_second")
+    names = ("fits", "ttft_seconds", "tpot_seconds", "request_seconds", "request_ttft_seconds", "request_tpot_seconds",
+             "output_tokens_per_second")  # fmt: skip
     job = {name: getattr(report.job, name) for name in ("batch", "weights", "kv_cache", "compute")}
     return {
         **{name: getattr(report, name) for name in names},
@@ -222,6 +223,10 @@ def _verdict(page: Page, found: ServingResult) -> None:
     else:
         page.label("NONE", f"{title}: no plan of the space is feasible", "bold red", "bold")
         _beyond(page, found.nearest)
+    if found.best and found.best[0].job.batch > 1 and job.output_tokens:
+        best = found.best[0]
+        first, gap = show_seconds(best.request_ttft_seconds), show_seconds(best.request_tpot_seconds)
+        page.note(f"of one request while the batch stays full, as limits have it: TTFT {first}, TPOT {gap}")
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
     page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
     page.note(

@@ -142,7 +142,7 @@ def serving_limits() -> dict[str, Flag]:
     """Return the limits that a deployment may have to keep."""
     return _flags(
         "limits",
-        ("max_ttft", _TIME, "latest first tokens"),
+        ("max_ttft", _TIME, "latest first token of a request, while the batch stays full"),
         ("max_tpot", _TIME, "longest time between tokens"),
         ("max_latency", _TIME, "longest time of a request"),
         ("max_cost", k.number(parse_count, "USD", _ABOVE), "dearest million of output tokens"),
@@ -238,8 +238,8 @@ _HELD: dict[str, tuple[Callable[[Any], float | None], bool]] = {
     "max_step": (lambda report: report.step_seconds, True),
     "max_time": (lambda report: report.training_seconds, True),
     "min_free": (lambda report: -report.verdict.short_by_bytes, False),
-    "max_ttft": (lambda report: report.ttft_seconds, True),
-    "max_tpot": (lambda report: report.tpot_seconds, True),
+    "max_ttft": (lambda report: report.request_ttft_seconds, True),
+    "max_tpot": (lambda report: report.request_tpot_seconds, True),
     "max_latency": (lambda report: report.request_seconds, True),
     "max_cost": (lambda report: getattr(report, "usd_per_million_output_tokens", getattr(report, "usd", None)), True),
     "min_rate": (lambda report: report.output_tokens_per_second, False),

@@ -103,7 +103,8 @@ def serving_frame(found: ServingResult) -> Frame:
     if table is None:
         return Frame({})
     degrees = {name: grid.layouts.columns[name][grid.layouts.legal][table.layout] for name in grid.own_degrees}
-    names = ("batch", "devices", "ttft_seconds", "tpot_seconds", "request_seconds", "tokens_per_second")
+    names = ("batch", "devices", "ttft_seconds", "tpot_seconds", "request_seconds", "request_ttft_seconds",
+             "request_tpot_seconds", "tokens_per_second")  # fmt: skip
     words = list(zip(*(word for word, _ in grid.setups), strict=True))
     said = {
         name: [str(column[setup] or "") for setup in table.setup.tolist()]

@@ -60,8 +60,8 @@ class ServingLimit:
 
 
 SERVING_LIMITS = (
-    ServingLimit("max_ttft_seconds", "ttft_seconds", "TTFT above the limit", True),
-    ServingLimit("max_tpot_seconds", "tpot_seconds", "TPOT above the limit", True),
+    ServingLimit("max_ttft_seconds", "request_ttft_seconds", "TTFT of a request above the limit", True),
+    ServingLimit("max_tpot_seconds", "request_tpot_seconds", "TPOT of a request above the limit", True),
     ServingLimit("max_latency_seconds", "request_seconds", "requests longer than asked", True),
     ServingLimit("max_usd", "usd", "cost of tokens above the limit", False),
     ServingLimit("min_tokens_per_second", "tokens_per_second", "fewer tokens a second than asked", False, True),

@@ -24,7 +24,7 @@ from shardwise.search._placements import COLUMNS
 from shardwise.search._serving_layouts import DEGREES, Layouts, law_key, law_keys
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import Order
-from shardwise.serving._batch import evaluate
+from shardwise.serving._batch import evaluate, request_seconds
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns, taken
 
@@ -45,6 +45,8 @@ class ServingTable:
     ttft_seconds: Any
     tpot_seconds: Any
     request_seconds: Any
+    request_ttft_seconds: Any
+    request_tpot_seconds: Any
     tokens_per_second: Any
     usd: Any
     short_by_bytes: Any
@@ -276,6 +278,8 @@ class Each:
     ttft_seconds: Any
     tpot_seconds: Any
     request_seconds: Any
+    request_ttft_seconds: Any
+    request_tpot_seconds: Any
     short_by_bytes: Any
 
 
@@ -288,7 +292,7 @@ def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> Each:
         z = replace(taken(grid.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
         e = evaluate(case, z)
         short: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, z.batch.shape) for m in e.memory]
-        seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds)
+        seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e))
         found.append([*(np.broadcast_to(s, z.batch.shape) for s in seconds), np.max(short, axis=0)])
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     return Each(**dict(zip((f.name for f in fields(Each)), columns, strict=True)))

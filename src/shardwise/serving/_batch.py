@@ -158,6 +158,29 @@ def reserved_bytes(
     return stages_bytes(case, sizes, [step_ledger(case, sizes, step) for step in steps])
 
 
+def request_seconds(case: ServingCase, cost: BatchCost[X]) -> tuple[X, X]:
+    """Return seconds to the first token of one request, and between its tokens, where the replica's batch stays full.
+
+    Engines that batch continuously let a request in as another one ends. Its seconds in all are those of the batch
+    (Little's law: as many prompts and decode steps run for every request that ends), but its own prompt runs at once:
+    after half a decode step, and after prompts that are under way (M/D/1). Those of the others fall between its tokens.
+    """
+    whole, each, sizes = cost.request_seconds, cost.decode.seconds, cost.sizes
+    if not case.engine.prefill.continuous_batching or not case.job.use_kv_cache:
+        return cost.prefill.seconds, each
+    one = replace(sizes, batch=0 * sizes.batch + 1)
+    step, count = prefill_step(case, one)
+    alone = repeated(case, step_cost(case, one, step, engine_cost_model(case, one)), count, "prompt").seconds
+    others, prompt = 1 - 1 / sizes.batch, cost.prefill.seconds / sizes.batch
+    # With tokens to generate: else all prompts come at once, of whom one waits for half on average.
+    decoding = each * tokens_per_step(case.job) if case.job.output_tokens else 0 * each
+    busy = others * sizes.batch * prompt / whole
+    queued = named(busy * prompt / (2 * (1 - busy)), "prompts under way")
+    first = named(alone, "own prompt") + named(others * decoding / 2, "rest of a decode step") + queued
+    steps = max(case.job.output_tokens - 1, 0)
+    return first, named((whole - first) / steps, "decode step with prompts") if steps else each
+
+
 def evaluate(case: ServingCase, sizes: ServingSizes[X]) -> BatchCost[X]:
     """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes."""
     costs = engine_cost_model(case, sizes)

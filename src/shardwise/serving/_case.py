@@ -6,6 +6,7 @@ A `ServingCase` holds what stays the same for all plans: model, cluster, job, en
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 
 from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import Problems
@@ -15,6 +16,7 @@ from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
+from shardwise.serving._policy import step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 
 
@@ -57,8 +59,14 @@ class ServingCase:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens of one prefill step, 0 for the whole batch at once."""
-        return self.job.max_batched_tokens or self.engine.prefill.chunk_tokens
+        """Most tokens of one prefill step: what the job says, else the engine's own; 0 for the whole batch at once."""
+        return self.job.max_batched_tokens or self.engine.prefill.chunk_tokens or self._own_step_tokens
+
+    @cached_property
+    def _own_step_tokens(self) -> int:
+        if not self.engine.prefill.continuous_batching or not (self.model.generates and self.job.use_kv_cache):
+            return 0
+        return step_tokens_of(self.engine.name, self.cluster.device, self.new_input_tokens)
 
 
 # What a plan may say that has no meaning when nothing is trained, and why.

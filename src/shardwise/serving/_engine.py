@@ -72,6 +72,8 @@ class PrefillSteps:
     """Pieces of a prompt that run as a pipeline (0: all)."""
     mixed_with_decode: bool = False
     """Prompts and generated tokens share steps."""
+    continuous_batching: bool = False
+    """A request joins the batch when another one has ended; else a batch runs together from first to last token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
-from shardwise.serving._batch import BatchCost, evaluate
+from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import Engine
@@ -144,6 +144,20 @@ class InferReport:
         """Seconds from a batch's arrival to its last tokens: TTFT and output - 1 decode steps."""
         return self.evaluation.request_seconds
 
+    @cached_property
+    def _of_a_request(self) -> tuple[float, float]:
+        return request_seconds(self.case, self.evaluation)
+
+    @property
+    def request_ttft_seconds(self) -> float:
+        """Seconds from a request's arrival to its first token where the batch stays full: what limits are about."""
+        return self._of_a_request[0]
+
+    @property
+    def request_tpot_seconds(self) -> float:
+        """Seconds between a request's tokens where the batch stays full, prompts of others among them."""
+        return self._of_a_request[1]
+
     @property
     def batch_in_flight(self) -> int:
         """Requests that run at once on all replicas."""
@@ -248,6 +262,7 @@ class InferReport:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""
         names = (
             "fits", "chance_to_fit", "short_by_bytes", "dominant", "ttft_seconds", "tpot_seconds", "request_seconds",
+            "request_ttft_seconds", "request_tpot_seconds",
             "output_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second",
             "pipelined_decode_tokens_per_second", "samples_per_second", "weights_bytes_per_gpu",
             "kv_cache_bytes_per_gpu", "kv_cache_budget_bytes_per_gpu", "kv_cache_tokens", "max_concurrency",
@@ -255,7 +270,7 @@ class InferReport:
         )  # fmt: skip
         record: dict[str, Any] = {name: getattr(self, name) for name in names}
         if not self.job.output_tokens:
-            record["tpot_seconds"] = None
+            record["tpot_seconds"] = record["request_tpot_seconds"] = None
         wanted = ("largest_prefill_batch", "largest_decode_batch", "longest_context")
         record.update({name: getattr(self.capacity, name) for name in wanted})
         record["memory"] = memory_tree(self)

@@ -23,9 +23,9 @@ from shardwise.hardware import Cluster
 from shardwise.plans import Workload
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import caches_of, stage_cache
+from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
-from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._requests import Request, Trace
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
 from shardwise.serving.load._steady import Replicas, Steady, chained

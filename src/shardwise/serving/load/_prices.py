@@ -14,9 +14,9 @@ import numpy as np
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
+from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, taken
 from shardwise.serving._step import decode_cost, step_cost
-from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._steps import grid, verified_tokens
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from shardwise.ledger.number import quantile
 from shardwise.plans import Limit, Plan, Workload
+from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
 from shardwise.serving.load._fleet import Router, attention_groups
-from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._requests import CAUSES, Request, Trace
 from shardwise.serving.load._steady import Steady
 

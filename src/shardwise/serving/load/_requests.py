@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from shardwise.plans import Workload
-from shardwise.serving.load._policy import Policy
+from shardwise.serving._policy import Policy
 
 _DRAWN = 20_000
 # Prompts by length, each class with as many requests.
@@ -138,7 +138,7 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
 
     >>> from shardwise.hardware import find_device
     >>> from shardwise.plans import Arrivals, Length
-    >>> from shardwise.serving.load._policy import policy_of
+    >>> from shardwise.serving._policy import policy_of
     >>> asked = Workload(input_tokens=Length(mean=100), output_tokens=Length(mean=11), arrivals=Arrivals(rate=1))
     >>> found = moments_of(asked, policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 4096))
     >>> found.steps, found.context, found.overlap, found.prompts

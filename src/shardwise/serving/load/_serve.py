@@ -9,9 +9,9 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
 from shardwise.serving._case import ServingCase
+from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._fleet import Fleet, Link, Pool
-from shardwise.serving.load._policy import Policy, policy_of
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Stage

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
-from shardwise.serving.load._policy import Policy
+from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, Request, Trace
 from shardwise.serving.load._steps import StepTable
 

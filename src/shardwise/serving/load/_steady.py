@@ -20,8 +20,8 @@ import numpy as np
 
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
 from shardwise.serving._case import ServingCase
+from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns
-from shardwise.serving.load._policy import Policy
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
 from shardwise.serving.load._requests import LengthMoments
 

@@ -85,6 +85,26 @@ def limits_of(engine: str, device: Device, offline: bool = False) -> Limits:
     return Limits(set_aside=profiled, **stated)
 
 
+def _policy_row(engine: str) -> dict[str, Any]:
+    return next(one for one in _table()["policy"] if re.fullmatch(one["engines"], engine))
+
+
+def _chunk(row: dict[str, Any], device: Device) -> int:
+    return int(static_row(device)["chunk"] if row.get("chunk_by_memory") else row.get("step_tokens", 0))
+
+
+def step_tokens_of(engine: str, device: Device, context: int) -> int:
+    """Return the tokens of a step that an engine has for prompts of up to a context, 0 where nothing bounds them.
+
+    >>> from shardwise.hardware import find_device
+    >>> step_tokens_of("vllm", find_device("h100-sxm-80gb").device, 600 * 4096)
+    8192
+    """
+    row = _policy_row(engine)
+    tokens = _chunk(row, device) or limits_of(engine, device).tokens(context)
+    return tokens if row["chunked"] or not tokens else max(tokens, context)
+
+
 def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> Policy:
     """Return how an engine schedules on a device by default, for contexts of up to so many tokens.
 
@@ -93,9 +113,7 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     >>> found.mixed, found.step_tokens, found.max_sequences
     (True, 8192, 1024)
     """
-    row = next(one for one in _table()["policy"] if re.fullmatch(one["engines"], engine))
-    limits = limits_of(engine, device)
+    row, limits = _policy_row(engine), limits_of(engine, device)
     words = {f.name: row[f.name] for f in fields(Policy) if f.name in row}
-    chunk = static_row(device)["chunk"] if row.get("chunk_by_memory") else row.get("step_tokens")
-    tokens = chunk or limits.tokens(context) or context
+    tokens = _chunk(row, device) or limits.tokens(context) or context
     return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})
