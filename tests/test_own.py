@@ -13,8 +13,8 @@ from shardwise.errors import InputError
 from shardwise.hardware import device_names, device_to_toml, find_device
 from shardwise.models import load_model, model_names
 from shardwise.ops import count_parameters
-from shardwise.own import VARIABLE, folders, use_catalogue
 from shardwise.plans import find_precision, precision_names, precision_to_toml
+from shardwise.user_catalogue import VARIABLE, folders, use_catalogue
 
 MODEL = {
     "model_type": "llama",

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shardwise.frames import Frame
     from shardwise.hardware import Cluster, Device, Tier, device_names, find_device, load_device
     from shardwise.models import Model, load_model, model_names
-    from shardwise.own import use_catalogue
     from shardwise.plans import (
         Arrivals,
         Length,
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from shardwise.serving import InferReport, ServingOptions, infer
     from shardwise.serving.load import LoadOptions, ServeReport, serve
     from shardwise.training import CommReport, Options, TrainReport, comm, train
+    from shardwise.user_catalogue import use_catalogue
 
 _HOMES = {
     "Arrivals": "plans",
@@ -119,7 +119,7 @@ _HOMES = {
     "stack_names": "plans",
     "strong_scaling": "search",
     "train": "training",
-    "use_catalogue": "own",
+    "use_catalogue": "user_catalogue",
 }
 
 __all__ = [

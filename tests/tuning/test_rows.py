@@ -67,7 +67,7 @@ def test_formats_and_variants_are_those_of_the_row() -> None:
 
 
 def test_modules_that_are_saved_train_whole() -> None:
-    """A row that names the table of words and the head as saved trains both beside its adapters."""
+    """A row that names the embedding table and the head as saved trains both beside its adapters."""
     notes = "lora_targets=q,v; wte and lm_head trained too (modules_to_save)"
     assert tuning_fields(row(notes=notes, lora_rank="8"), LLAMA)["trains"] == ("embedding", "head")
     assert "trains" not in tuning_fields(row(notes="wte is large", lora_rank="8"), LLAMA)

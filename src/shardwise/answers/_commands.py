@@ -185,7 +185,7 @@ def _listing(name: str) -> Command:
     search = {
         "search": Flag("search", _converters.TEXT, "words that the name holds", "positional"),
         "write": Flag(
-            "write", _converters.FILE, "write the one found to a file, as one's own catalogue reads it", "output"
+            "write", _converters.FILE, "write the one found to a file, as the user's catalogue reads it", "output"
         ),
     }
     output = {key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}

@@ -124,7 +124,7 @@ def choice(*allowed: str) -> Converter:
 
 
 def precision() -> Converter:
-    """Return the kind of recipes of precision: those that are known when it reads, one's own too."""
+    """Return the kind of recipes of precision: those that are known when it reads, the user's too."""
     from shardwise.plans import DTYPES, precision_names
 
     def read(value: object, field: str) -> str:

@@ -29,7 +29,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
 
 def _write(path: str, search: str, rows: list[dict[str, Any]]) -> None:
-    """Write one recipe of training as a file of one's own catalogue."""
+    """Write one recipe of training as a file of the user's catalogue."""
     found = [row for row in rows if row["kind"] == "training"]
     if len(found) != 1:
         rule = f"needs one recipe of training, and {len(found)} match {search!r}"

@@ -93,7 +93,7 @@ OUTPUT = _flags(
     ("width", k.whole(60, 1000), "columns of the page"),
     ("config", k.FILE, "read a case from a TOML or JSON file; flags override it"),
     ("save", k.FILE, "write the case to a TOML or JSON file"),
-    ("catalogue", k.FILE, "a folder of one's own models, devices and precisions"),
+    ("catalogue", k.FILE, "a folder of your own models, devices and precisions"),
     ("help", k.SWITCH, "show this help"),
 )
 PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
@@ -116,7 +116,7 @@ FROM = _flags(
     (
         "from",
         k.FILE,
-        "another system's file: Megatron-LM's script, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML",
+        "another system's file: a launch script, or the settings of a trainer (docs/formats.md)",
     ),
     ("from_args", k.ARGUMENTS, "a training command, or arguments beside the file's; behind -- at the end of the line"),
     ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),

@@ -16,8 +16,8 @@ from shardwise.hardware._catalogue import other_names
 from shardwise.models import Model, load_model, model_names
 from shardwise.models._load import all_models, find
 from shardwise.ops import count_parameters
-from shardwise.own import find_own
 from shardwise.units import show_bytes, show_count
+from shardwise.user_catalogue import find_own
 
 _RATE = "bytes_per_second"
 
@@ -85,7 +85,7 @@ def model_record(name: str) -> dict[str, Any]:
 
 
 def model_file(name: str) -> str:
-    """Return the text of the file that adds a model to one's own catalogue: its configuration and its source."""
+    """Return the text of the file that adds a model to the user's catalogue: its configuration and its source."""
     row = all_models()[name]
     return json.dumps({"source": row.get("source"), "config": row["config"]}, indent=2) + "\n"
 

@@ -164,8 +164,8 @@ def _placed(words: Sequence[str], command: Command) -> dict[str, Any]:
 
 
 def _use_catalogue(folder: object, inputs: Inputs) -> None:
-    """Look in the folder of one's own that was named before anything is read, and in none of another run."""
-    from shardwise.own import use_catalogue
+    """Look in the folder of the user's that was named before anything is read, and in none of another run."""
+    from shardwise.user_catalogue import use_catalogue
 
     try:
         use_catalogue(*([folder] if isinstance(folder, str) and folder else []))

@@ -169,13 +169,13 @@ def _flat(value: Any) -> Any:
 
 
 class _Rows:
-    """The rows of questions, as something that travels to other processes, where one's own catalogue is named anew."""
+    """The rows of questions, as something that travels to other processes, where the user's catalogue is named anew."""
 
     def __init__(self, asked: tuple[str, int, tuple[str, ...]], catalogue: str) -> None:
         self.asked, self.catalogue = asked, catalogue
 
     def __call__(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        from shardwise.own import use_catalogue
+        from shardwise.user_catalogue import use_catalogue
 
         use_catalogue(*([self.catalogue] if self.catalogue else []))
         return rows_of(self.asked, values)

@@ -15,7 +15,7 @@ from shardwise.hardware._device import Device
 from shardwise.hardware._links import find_link
 from shardwise.hardware._quantity import fail, nearest
 from shardwise.hardware._toml import device_from_table, in_file
-from shardwise.own import OwnFile, find_own, note_of, own_files
+from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
 _HERE = Path(__file__).parent
 _FOLDER = _HERE / "catalogue"
@@ -31,7 +31,7 @@ class Lookup:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of all devices in the catalogue and of one's own, sorted.
+    """Return the names of all devices in the catalogue and of the user's, sorted.
 
     >>> "h100-sxm-80gb" in device_names()
     True

@@ -163,7 +163,7 @@ def optimizer_of(record: Record) -> str:
     if not word:
         return record.taken("optimizer")
     if word != record.text("optimizer") and re.search("[+_]quant|with_embedding=true", record.text("notes")):
-        rule = "with narrow projections, or of the table of words too, is not predicted"
+        rule = "with narrow projections, or of the embedding table too, is not predicted"
         raise refuse("finetune", record.text("finetune"), rule)
     found = words("optimizer").get(word)
     if found is None:

@@ -55,7 +55,7 @@ _SIZES = (
     (
         "num_experts",
         "num_local_experts num_experts n_routed_experts moe_num_experts",
-        "routed experts of a mixture layer",
+        "routed experts of an MoE layer",
     ),
     (
         "experts_per_token",
@@ -111,9 +111,9 @@ SIZE_FIELDS: dict[str, ConfigField] = {
     for name, kind, text in (
         ("ffn_ratio", float, "width of the feed-forward over hidden_size, in place of ffn"),
         ("kv_ratio", float, "key-value heads over query heads, in place of num_key_value_heads"),
-        ("gated", bool, "a gated feed-forward of three products (SwiGLU), with RMSNorm and no biases"),
-        ("moe", bool, "a mixture of num_experts experts"),
-        ("expert_interval", int, "every so many layers one is a mixture, the others dense"),
+        ("gated", bool, "a gated feed-forward of three GEMMs (SwiGLU), with RMSNorm and no biases"),
+        ("moe", bool, "MoE layers of num_experts experts"),
+        ("expert_interval", int, "every so many layers one is MoE, the others dense"),
         ("learned_positions", bool, "positions have learned rows of the embedding, max_context of them"),
     )
 }

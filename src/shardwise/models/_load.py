@@ -14,7 +14,7 @@ from shardwise.files import read_json
 from shardwise.models._importer import model_from_config
 from shardwise.models._model import Model
 from shardwise.models._wrapped import Part
-from shardwise.own import OwnFile, find_own, note_of, own_files, plain
+from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files, plain
 
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
 
@@ -46,7 +46,7 @@ def load_model(
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of the catalogue and of one's own, sorted.
+    """Return the names of the catalogue and of the user's, sorted.
 
     >>> "llama-3.1-70b" in model_names()
     True
@@ -55,7 +55,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def all_models() -> dict[str, dict[str, Any]]:
-    """Return every entry by name, one's own in place of those of the catalogue with the same name."""
+    """Return every entry by name, the user's in place of those of the catalogue with the same name."""
     own = own_files("models")
     return {**catalogue(), **_own_entries(own)} if own else catalogue()
 
@@ -66,7 +66,7 @@ def _own_entries(files: tuple[OwnFile, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _own_config(file: OwnFile) -> Any:
-    """Return the configuration in a file of one's own: the file, or its `config` beside a source and the like."""
+    """Return the configuration in a file of the user's: the file, or its `config` beside a source and the like."""
     content = _read(file.path)
     nested = isinstance(content, dict) and isinstance(content.get("config"), dict) and "model_type" not in content
     return content["config"] if nested else content

@@ -1,7 +1,7 @@
 """A model from its sizes alone: what the fields do not say is a stated default, and what cannot be is refused at once.
 
 Defaults are those of a GPT: a feed-forward of four times the width with two products and biases, LayerNorm, rotary
-positions, a head of its own (arXiv:2204.06745, GPT-NeoX). A gated one is a Llama's: three products, RMSNorm, no biases.
+positions, a head of its own (arXiv:2204.06745, GPT-NeoX). A gated one is a Llama's: three GEMMs, RMSNorm, no biases.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def _refuse_others(sizes: _Sizes) -> None:
         for name in _EXPERTS:
             if name in sizes.given:
                 sizes.problems.add(
-                    name, sizes.given[name], "is of a mixture, and there are no experts", "give num_experts"
+                    name, sizes.given[name], "is of an MoE, and there are no experts", "give num_experts"
                 )
         if sizes.given.get("moe"):
-            sizes.problems.add("num_experts", None, "is missing: moe asks for a mixture", "give num_experts, such as 8")
+            sizes.problems.add("num_experts", None, "is missing: moe asks for experts", "give num_experts, such as 8")
     elif sizes.given.get("moe") is False:
         sizes.problems.add("moe", False, "contradicts num_experts", "leave one of the two out")
 
@@ -185,7 +185,7 @@ def _feed_forward(sizes: _Sizes, hidden: int, layers: int) -> dict[str, Any]:
         return found
     found["experts_per_token"] = sizes.get("experts_per_token", 1, "each token visits one expert")
     found["expert_ffn"] = sizes.get("expert_ffn", width or 1, "as wide as a dense feed-forward")
-    every = sizes.get("expert_interval", 1, "every layer is a mixture")
+    every = sizes.get("expert_interval", 1, "every layer is MoE")
     if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every <= max(layers, 1):
         rule = f"must be a whole number from 1 to the {layers} layers"
         sizes.problems.add("expert_interval", every, rule, "write 2 for every other layer")

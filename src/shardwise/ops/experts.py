@@ -1,4 +1,4 @@
-"""Mixtures of experts over expert-parallel ranks: router, dispatch, grouped products, combine, shared experts.
+"""Mixture of experts (MoE) over expert-parallel ranks: router, dispatch, grouped products, combine, shared experts.
 
 Letters: T tokens a rank routes, D hidden, E experts, k experts a token, Fe expert ffn. Sources: arXiv:2101.03961,
 arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformers integrations/moe.py for what it keeps.

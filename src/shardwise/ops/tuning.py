@@ -62,7 +62,7 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
         if w.adapter:
             weights.append(w)
             continue
-        # Of what stands before the blocks the table of words trains, not that of positions.
+        # Of what stands before the blocks the embedding table trains, not that of positions.
         trained = part and (w.kind != "embedding" or w.role == "embedding")
         if not trained or t.copies:
             weights.append(replace(w, trainable=False, stored_bytes=stored(t, op, w)))

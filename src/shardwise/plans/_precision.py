@@ -10,8 +10,8 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.files import read_toml
-from shardwise.own import OwnFile, find_own, note_of, own_files
 from shardwise.plans._dtypes import DTYPES
+from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def find_precision(name: str) -> Precision:
 
 
 def precision_names() -> tuple[str, ...]:
-    """Return the names of all recipes, one's own and the presets of widths included.
+    """Return the names of all recipes, the user's and the presets of widths included.
 
     >>> "bf16" in precision_names(), "w8a8e16" in precision_names()
     (True, True)
@@ -123,7 +123,7 @@ def _width(where: str, key: str, table: dict[str, Any], found: Problems) -> Any:
 
 
 def precision_to_toml(precision: Precision) -> str:
-    """Return a recipe as the text of a file that one's own catalogue reads back.
+    """Return a recipe as the text of a file that the user's catalogue reads back.
 
     >>> print(precision_to_toml(find_precision("bf16")))
     name = "bf16"

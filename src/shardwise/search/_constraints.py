@@ -134,7 +134,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
 
 @dataclass(slots=True)
 class Constraints:
-    """The laws with what they have said so far, and how many plans fell to each.
+    """The laws with what they have said so far, and how many plans each rejects.
 
     An example of a law is the first by its words of all that it said of parts, whoever asked when.
     """

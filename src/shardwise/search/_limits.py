@@ -60,7 +60,7 @@ class PlanLimits:
         return {name: value[name]() for name in self.asked}
 
     def kept(self, batch: PlanBatch) -> tuple[PlanBatch, Counter[str], Entry | None]:
-        """Return the plans of a batch that keep the limits, how many fell to each, and the one that misses by least.
+        """Return the plans of a batch that keep the limits, how many each rejects, and the one that misses by least.
 
         Of several limits the one that is missed by the most counts. Its seconds are those of the objective.
         """

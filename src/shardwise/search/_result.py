@@ -84,7 +84,7 @@ class SearchResult(ABC, Generic[Report]):
     @property
     @abstractmethod
     def counts(self) -> Counts:
-        """Plans that are legal, will do, and were evaluated."""
+        """Plans that are legal, feasible, and were evaluated."""
 
     @property
     @abstractmethod
@@ -99,7 +99,7 @@ class SearchResult(ABC, Generic[Report]):
     @property
     @abstractmethod
     def nearest(self) -> Report | None:
-        """The plan that is nearest to doing where none will do, else one that is short of the least memory."""
+        """The plan that is nearest to doing where none is feasible, else one that is short of the least memory."""
 
     @property
     @abstractmethod

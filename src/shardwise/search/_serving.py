@@ -63,7 +63,7 @@ class ServingResult(SearchResult[InferReport]):
 
     @cached_property
     def counts(self) -> Counts:
-        """Plans that are legal, will do, and were evaluated, which all that are legal are."""
+        """Plans that are legal, feasible, and were evaluated, which all that are legal are."""
         legal = 0 if self.table is None else len(self.table.batch)
         too_large = int(np.count_nonzero(self._verdicts[0].get(MEMORY, ())))
         fitting = int(np.count_nonzero(self._verdicts[1]))
@@ -71,7 +71,7 @@ class ServingResult(SearchResult[InferReport]):
 
     @cached_property
     def lawless(self) -> list[tuple[str, str, int]]:
-        """Laws that layouts and formats fell to: name, title and plans."""
+        """Laws that reject layouts and formats: name, title and plans."""
         grid, batches = self.grid, len(self.grid.space.batches)
         each = batches * len(grid.setups)
         found = [(law, TITLES.get(law, law), len(fell) * each) for law, fell in grid.layouts.rejected.items()]
@@ -81,7 +81,7 @@ class ServingResult(SearchResult[InferReport]):
 
     @cached_property
     def _verdicts(self) -> tuple[dict[str, Any], Any]:
-        """Which plans fell to memory and to each limit, a plan to the first that it breaks, and which to none."""
+        """Which plans memory and each limit reject, a plan to the first that it breaks, and which to none."""
         if self.table is None:
             return {}, np.zeros(0, bool)
         left = self.table.fits
@@ -95,7 +95,7 @@ class ServingResult(SearchResult[InferReport]):
 
     @property
     def verdicts(self) -> dict[str, Any]:
-        """Which plans fell to memory and to each limit, a plan to the first that it breaks."""
+        """Which plans memory and each limit reject, a plan to the first that it breaks."""
         return self._verdicts[0]
 
     @cached_property
@@ -145,7 +145,7 @@ class ServingResult(SearchResult[InferReport]):
 
     @cached_property
     def nearest(self) -> InferReport | None:
-        """The plan that fits and misses the limits by the least, or is short of the least memory, where none will do.
+        """The plan that fits and misses the limits by the least, or lacks the least memory, where none is feasible.
 
         Of several limits the one that is missed by the most counts.
         """
@@ -193,7 +193,7 @@ class ServingResult(SearchResult[InferReport]):
         return Ranking(grid=self.grid, table=table, order=self._ranked, rejected=self._verdicts[0])
 
     def remedy(self, name: str) -> Remedy | None:
-        """Return the single-field change that helps the plans that fell to a law or a limit with the least loss."""
+        """Return the single-field change that helps the plans that a law or a limit rejects with the least loss."""
         if self.table is None:
             said = [
                 self.grid.layouts.problem(int(fell[0]))
@@ -206,7 +206,7 @@ class ServingResult(SearchResult[InferReport]):
 
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:
-        """The laws and limits in the order in which they are asked, with how many plans fell to each."""
+        """The laws and limits in the order in which they are asked, with how many plans each rejects."""
         titles = TITLES | {limit.field: limit.title for limit in SERVING_LIMITS}
         fell = {name: int(np.count_nonzero(rows)) for name, rows in self._verdicts[0].items()}
         if not self.num_plans and not self.grid.layouts.count:

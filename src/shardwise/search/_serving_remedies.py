@@ -21,7 +21,7 @@ _TRIED = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """A table with the rows that will do, the best first, and which rows fell to each limit."""
+    """A table with the feasible rows, the best first, and which rows each limit rejects."""
 
     grid: ServingGrid
     table: ServingTable
@@ -104,7 +104,7 @@ def _differences(ranking: Ranking, rejected: int, good: int) -> Iterator[tuple[s
 
 
 def law_remedy(ranking: Ranking, name: str) -> Remedy | None:
-    """Return what helps a layout or a format that fell to a law: one of the best plans that differs in one choice."""
+    """Return what helps a layout or a format that a law rejects: one of the best plans that differs in one choice."""
     grid = ranking.grid
     if name == FORMATS:
         return Remedy(why=str(grid.unusable[0][1])) if grid.unusable else None

@@ -170,7 +170,7 @@ class TrainingResult(SearchResult[TrainReport]):
 
     @property
     def counts(self) -> Counts:
-        """Plans that are legal, will do, and were evaluated in memory and time."""
+        """Plans that are legal, feasible, and were evaluated in memory and time."""
         return self.partial.counts
 
     @cached_property

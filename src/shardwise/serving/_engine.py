@@ -32,7 +32,7 @@ class EngineMemory:
     static_buffers: bool = False
     """All buffers of a pass exist at once."""
     tied_head_copied: bool = False
-    """A head that is tied to the table of words has a copy of its own."""
+    """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False
     """Layers that keep different things share pages of one size."""
 

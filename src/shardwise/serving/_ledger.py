@@ -84,7 +84,7 @@ def _cache_write(layout: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ..
 
 
 def _served(layout: Layout[X], op: Op[X], D: int) -> Op[X]:
-    """Return an operator of a mixture with the messages of an engine instead of a trainer's.
+    """Return an operator of an MoE with the messages of an engine instead of a trainer's.
 
     Inside a tensor-parallel group every rank has all tokens: nothing is dispatched, and one all-reduce adds the
     outputs of all experts, shared ones too (vLLM fused_moe/layer.py, reduce_results). Where experts span several
@@ -239,7 +239,7 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
 
 
 def adapter_bytes(case: ServingCase, y: Layout[X]) -> tuple[X, ...]:
-    """Return bytes of the adapters of every kind of layer, of the table of words and of the head on a rank.
+    """Return bytes of the adapters of every kind of layer, of the embedding table and of the head on a rank.
 
     They lie in the type of activations. Tables and heads are not split.
     """

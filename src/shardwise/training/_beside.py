@@ -43,7 +43,7 @@ def widened_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
 
 
 def late_block(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
-    """Return the bytes of the gradient of the table of words, which the caching allocator finds no room for.
+    """Return the bytes of the gradient of the embedding table, which the caching allocator finds no room for.
 
     It is made last of all, dense and in one piece, among the freed segments of smaller tensors, which do not join
     (c10/cuda/CUDACachingAllocator.cpp), unless segments are expandable.

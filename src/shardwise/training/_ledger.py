@@ -109,7 +109,7 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
 def idle_layers(model: Model, tuning: Tuning | None) -> int:
     """Return how many layers at the start of a model have an input that needs no gradient.
 
-    None where the table of words trains.
+    None where the embedding table trains.
     """
     if tuning is None:
         return 0

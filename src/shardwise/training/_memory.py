@@ -114,10 +114,10 @@ def held_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) 
 
 
 def wide_tables(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
-    """Return bytes that the table of words takes beyond those of other weights, where the recipe keeps it wider."""
+    """Return bytes that the embedding table takes beyond those of other weights, where the recipe keeps it wider."""
     wider = r.precision.embedding_bytes - r.precision.weight_bytes
     held = (s.embeddings * parts.table + tied_copy(parts, s)) * wider
-    return named(divide(held, z.shard_share) if r.shards_weights else held, "wide table of words")
+    return named(divide(held, z.shard_share) if r.shards_weights else held, "wide embedding table")
 
 
 def stage_buffers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:

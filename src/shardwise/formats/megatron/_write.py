@@ -240,7 +240,7 @@ def _feeds(m: Model) -> Words:
 
 
 def _patterns(m: Model) -> Words:
-    """Return which layers are mixtures, have windows or are linear attention, where they differ."""
+    """Return which layers are MoE, have windows or are linear attention, where they differ."""
     if _is_hybrid(m):
         return {}
     words: Words = {}

@@ -17,7 +17,7 @@ _MODULES = {
         helium olmo olmo2 olmo3 exaone4 apertus arcee nemotron hunyuan_v1_dense ernie4_5 nanochat bitnet stablelm cohere
         cohere2 starcoder2 phi persimmon gpt_neox gptj codegen""",
     "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
-    "mixture": """
+    "moe": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
         hy_v3 solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text
         afmoe mimo_v2_flash step3p5""",

@@ -1,4 +1,4 @@
-"""The parts that many families share: attention, feed-forwards, mixtures, layer patterns and the model around them."""
+"""The parts that many families share: attention, feed-forwards, MoE, layer patterns and the model around them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def mlp(config: Config, *, gated: bool = True, bias: bool = False, act: str = "s
 def moe(
     config: Config, *keys: str, shared_count: bool = False, gated: bool = True, act: str = "silu", only: str = ""
 ) -> MoE:
-    """Return a mixture whose expert width stands under `keys`, with the file's count of shared experts if asked.
+    """Return an MoE whose expert width stands under `keys`, with the file's count of shared experts if asked.
 
     `only` is the one key of the width in families that leave the others unread.
     """

@@ -107,7 +107,7 @@ def _experts(config: Config) -> MoE:
 
 
 def _frequency(config: Config, number: int) -> list[bool]:
-    """Which layers are mixtures: every n-th, or a list, or Megatron's "([0]*3+[1]*11)"."""
+    """Which layers are MoE: every n-th, or a list, or Megatron's "([0]*3+[1]*11)"."""
     given = config.raw.get("moe_layer_freq", 1)
     config.accept("moe_layer_freq")
     if isinstance(given, str) and given.isdigit():

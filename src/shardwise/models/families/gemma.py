@@ -102,7 +102,7 @@ def gemma3n(config: Config) -> Model:
 
 
 def gemma4(config: Config) -> Model:
-    """Return Gemma 4: wider heads in full layers, keys that serve as values, a mixture beside the dense part."""
+    """Return Gemma 4: wider heads in full layers, keys that serve as values, an MoE beside the dense part."""
     number, hidden = config.layers(), config.size("hidden_size")
     kinds = parts.windows(config, number, _PATTERN_4)
     if kinds[-1] != "full":

@@ -62,7 +62,7 @@ def mamba2(config: Config) -> Model:
 
 
 def jamba(config: Config) -> Model:
-    """Return Jamba: one attention layer a period, Mamba elsewhere; a mixture every second layer."""
+    """Return Jamba: one attention layer a period, Mamba elsewhere; an MoE every second layer."""
     number, hidden = config.layers(), config.size("hidden_size")
     core = replace(parts.attention(config), rotary=False)
     scan = Mamba1(
@@ -124,7 +124,7 @@ def bamba(config: Config) -> Model:
 
 
 def granitemoehybrid(config: Config) -> Model:
-    """Return Granite 4: Mamba-2 or attention, then a shared expert beside the mixture, or the shared expert alone."""
+    """Return Granite 4: Mamba-2 or attention, then a shared expert beside the MoE, or the shared expert alone."""
     number, bias = config.layers(), config.flag("attention_bias")
     kinds = config.sequence("layer_types", number) or config.sequence("layers_block_type", number) or ["mamba"] * number
     core, scan = parts.attention(config, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(config)

@@ -12,14 +12,14 @@ from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttenti
 from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
-from shardwise.models.families.mixture import dense_beside, with_mtp
+from shardwise.models.families.moe import dense_beside, with_mtp
 
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _NO_CORRECTION = ("deepseek_v2", "mistral4")
 
 
 def deepseek(config: Config) -> Model:
-    """Return a DeepSeek-style model: leading dense layers, then mixtures with shared experts."""
+    """Return a DeepSeek-style model: leading dense layers, then MoE layers with shared experts."""
     number, core = config.layers(), _attention(config)
     experts = parts.moe(config, shared_count=True)
     experts = replace(experts, correction_bias=config.model_type not in _NO_CORRECTION)
@@ -64,7 +64,7 @@ def _indexer_schedule(config: Config, number: int) -> list[str]:
 
 
 def _sparse(config: Config, number: int) -> list[bool]:
-    """Which layers are mixtures: `mlp_layer_types`, or all behind `first_k_dense_replace` at `moe_layer_freq`."""
+    """Which layers are MoE: `mlp_layer_types`, or all behind `first_k_dense_replace` at `moe_layer_freq`."""
     words = config.sequence("mlp_layer_types", number)
     if not words and config.model_type == "glm4_moe_lite":
         return [i >= config.count("first_dense_layers", default=1) for i in range(number)]
@@ -75,7 +75,7 @@ def _sparse(config: Config, number: int) -> list[bool]:
 
 
 def longcat_flash(config: Config) -> Model:
-    """Return LongCat-Flash: two attentions and two dense feed-forwards a layer, a mixture beside the first pair."""
+    """Return LongCat-Flash: two attentions and two dense feed-forwards a layer, an MoE beside the first pair."""
     number, core = config.layers(), parts.latent_attention(config)
     router_bias, zero = config.flag("router_bias"), config.count("zero_expert_num")
     dense = parts.mlp(config)

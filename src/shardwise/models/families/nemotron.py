@@ -1,6 +1,6 @@
 """Models written as a pattern of letters, one mixer or feed-forward a layer: Nemotron-H and Megatron-Core hybrids.
 
-M is Mamba-2, * attention, - a feed-forward, E a mixture. Source: transformers 5.23.0, Megatron-LM core/ssm.
+M is Mamba-2, * attention, - a feed-forward, E an MoE. Source: transformers 5.23.0, Megatron-LM core/ssm.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _latent_bias(config: Config) -> int:
 
 
 def _mtp(config: Config, blocks: _Blocks) -> tuple[Block, ...]:
-    """Each prediction layer is a run of blocks (attention, then a mixture) behind one projection."""
+    """Each prediction layer is a run of blocks (attention, then an MoE) behind one projection."""
     number = config.predictions()
     if not number:
         config.accept("mtp_layers_block_type", "mtp_hybrid_override_pattern")

@@ -17,7 +17,7 @@ from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models._recurrent import GatedDelta, LightningAttention, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
-from shardwise.models.families.mixture import dense_beside, qwen_shared, qwen_sparse, with_mtp
+from shardwise.models.families.moe import dense_beside, qwen_shared, qwen_sparse, with_mtp
 
 
 def recurrent_gemma(config: Config) -> Model:
@@ -131,7 +131,7 @@ def qwen3_next(config: Config) -> Model:
 
 
 def _feed_forwards(config: Config, number: int) -> tuple[list[bool], FeedForward, FeedForward]:
-    """Which layers are mixtures, the mixture and the dense feed-forward; Qwen3.5 is one or the other throughout."""
+    """Which layers are MoE, the MoE and the dense feed-forward; Qwen3.5 is one or the other throughout."""
     if config.model_type == "qwen3_5_text":
         dense = parts.mlp(config)
         return [False] * number, dense, dense
@@ -212,7 +212,7 @@ def _mixed(config: Config, mixers: dict[str, Mixer], kinds: list[str], sparse: l
 
 
 def kimi_linear(config: Config) -> Model:
-    """Return Kimi Linear: three delta-attention layers to each latent-attention layer, mixtures behind the first."""
+    """Return Kimi Linear: three delta-attention layers to each latent-attention layer, MoE layers behind the first."""
     number, inner = config.layers(), config.section("linear_attn_config")
     heads = inner.count("num_heads", "linear_num_heads") or config.size("linear_key_heads")
     width = inner.count("head_dim") or config.size("linear_key_head_dim")

@@ -20,7 +20,7 @@ def _windowed(core: Attention, kind: str, window: int) -> Attention:
 
 
 def _uniform(config: Config, core: Attention, experts: MoE, norm: NormKind = "rmsnorm") -> Model:
-    """Every layer a mixture."""
+    """Every layer MoE."""
     block = Block(mixers=(core,), feed_forward=experts, norm=norm)
     return parts.language_model(config, (block,) * config.layers(), norm=norm)
 
@@ -34,7 +34,7 @@ def dense_beside(config: Config, experts: MoE, sparse: Sequence[bool]) -> FeedFo
 
 
 def _some_dense(config: Config, core: Attention, experts: MoE, sparse: list[bool], bias: bool = False) -> Model:
-    """Mixture layers where `sparse`, dense ones elsewhere."""
+    """MoE layers where `sparse`, dense ones elsewhere."""
     dense = dense_beside(config, experts, sparse)
     if bias and isinstance(dense, MLP):
         dense = replace(dense, bias=True)
@@ -96,13 +96,13 @@ def granitemoe(config: Config) -> Model:
 
 
 def qwen_sparse(config: Config, number: int) -> list[bool]:
-    """Return which layers are mixtures: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
+    """Return which layers are MoE: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
     step, dense = config.size("decoder_sparse_step", default=1), config.indices("mlp_only_layers") or []
     return [i not in dense and (i + 1) % step == 0 for i in range(number)]
 
 
 def qwen_shared(config: Config, experts: MoE) -> MoE:
-    """Return the mixture with Qwen's gated shared expert."""
+    """Return the MoE with Qwen's gated shared expert."""
     width = config.count("shared_expert_ffn")
     shared = MLP(ffn=width, activation=experts.activation) if width else None
     return replace(experts, shared=shared, shared_gate=shared is not None)
@@ -158,7 +158,7 @@ def glm4_moe(config: Config) -> Model:
 
 
 def solar_open(config: Config) -> Model:
-    """Return Solar-Open: every layer a mixture with a shared expert."""
+    """Return Solar-Open: every layer MoE with a shared expert."""
     bias = config.flag("attention_bias")
     experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
     return _uniform(config, parts.attention(config, qkv_bias=bias), experts)
@@ -183,7 +183,7 @@ def with_mtp(config: Config, model: Model) -> Model:
 
 
 def ernie4_5_moe(config: Config) -> Model:
-    """Return Ernie 4.5: mixtures from one layer to another, router biases that are parameters."""
+    """Return Ernie 4.5: MoE layers from one layer to another, router biases that are parameters."""
     bias, number = config.flag("use_bias"), config.layers()
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
     experts = replace(parts.moe(config, shared_count=True), router_bias=True)
@@ -244,7 +244,7 @@ def hunyuan_v1_moe(config: Config) -> Model:
 
 
 def llama4(config: Config) -> Model:
-    """Return Llama 4: chunked attention on three layers of four, mixtures every `interleave_moe_layer_step` layers."""
+    """Return Llama 4: chunked attention on three layers of four, MoE every `interleave_moe_layer_step` layers."""
     bias, number = config.flag("attention_bias"), config.layers()
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
     if config.flag("use_qk_norm", default=True):
