@@ -187,3 +187,27 @@ def test_bad_pools_are_errors(words: str, field: str) -> None:
     assert done.status == 2
     assert field in done.fields
     assert all(name.startswith("prefill_") for name in done.fields)
+
+
+def test_the_closed_form_of_pools_is_near_their_simulation() -> None:
+    """Mean latencies of both pools in a row are those of the simulation, at half of what they carry and above."""
+    for engine in ENGINES:
+        for rate in (12.0, 20.0):
+            found = pools(engine, workload(rate, 2000), 1)
+            assert found.steady.ttft_seconds == pytest.approx(found.latencies["ttft"]["mean"], rel=0.05)
+            assert found.steady.tpot_seconds == pytest.approx(found.latencies["tpot"]["mean"], rel=0.03)
+
+
+def test_a_search_finds_pools_where_they_take_fewer_devices() -> None:
+    """Under a tight limit on tokens pools need no more devices than replicas that do both; what is found meets it."""
+    asked = "--rate 20/s --input-tokens 2000 --output-tokens 200 --mean-ttft 300ms --mean-tpot 8.5ms --requests 500"
+    space = "--tp 1 --pp 1 --weights bf16 --max-batched-tokens 8192 --max-sequences 256 --top 1"
+    apart, both = (
+        run(*f"plan serve llama-3.1-8b --on h100 {asked} {space} --pools {kind} --json".split()).tree["best"][0]
+        for kind in ("disaggregated", "both")
+    )
+    assert apart["prefill"]["devices"] > 0
+    assert both["devices"] <= apart["devices"]
+    again = run(*apart["command"].split()[1:], "--json")
+    assert again.status == 0
+    assert again.tree["devices"] == apart["devices"]

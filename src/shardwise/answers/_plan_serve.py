@@ -34,11 +34,12 @@ def space_of(inputs: Inputs) -> LoadSpace:
     layouts: dict[str, Any] = {key: IntRanges.parse(given[key]) for key in LOAD_WHOLES if key in given}
     layouts |= {key: given[key] for key in LOAD_WORDS if key in given}
     space = LoadSpace()
-    limits = {
+    limits: dict[str, Any] = {
         name: tuple(IntRanges.parse(given[key]).of(range(1, 2**20)))
         for name, key in (("step_tokens", "max_batched_tokens"), ("max_sequences", "max_sequences"))
         if key in given
     }
+    space = replace(space, pools=given.get("pools", space.pools))
     return replace(space, layouts=replace(space.layouts, **layouts), **limits)
 
 
@@ -79,9 +80,13 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     own = {key for key, flag in load_search_flags().items() if flag.group in ("search", "space")}
     kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save"}}
     plan, job, case = report.base.plan, report.base.job, report.base.case
-    fixed: dict[str, Any] = {"on": on_devices(inputs, case.cluster.device.name, plan.num_devices)}
+    fixed: dict[str, Any] = {"on": on_devices(inputs, case.cluster.device.name, report.devices)}
     if not str(inputs.values["on"])[0].isdigit():
-        fixed["on"] = f"{plan.num_devices}x{inputs.values['on']}"
+        fixed["on"] = f"{report.devices}x{inputs.values['on']}"
+    if report.prefill:
+        first = report.prefill.base.plan
+        fixed |= {"prefill_workers": first.dp, **{f"prefill_{key}": getattr(first, key) for key in ("tp", "pp")}}
+        fixed |= {"prefill_ep": first.ep} if first.ep > 1 else {}
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
     fixed |= {"engine": case.engine.name, "weights": job.weights or case.format.name}
@@ -143,6 +148,10 @@ def describe(report: ServeReport) -> str:
     many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
     degrees = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "ep") if getattr(plan, axis) > 1)
     limits = f"{policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step"
+    if report.prefill:
+        first = report.prefill.base.plan
+        said = ", ".join(f"{axis} {getattr(first, axis)}" for axis in ("tp", "pp", "ep") if getattr(first, axis) > 1)
+        degrees = f"{degrees or 'one device'} that decode, {first.dp} of {said or 'one device'} for prompts"
     return f"{many} of {degrees or 'one device'}: {report.base.case.engine.name}, {limits}"
 
 
@@ -157,9 +166,7 @@ def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[
     else:
         page.label("NONE", f"no deployment of the space keeps the limits at {rate}", "bold red", "bold")
         if found.nearest is not None:
-            page.note(
-                f"the last one simulated: {found.nearest.base.plan.num_devices} devices, {describe(found.nearest)}"
-            )
+            page.note(f"the last one simulated: {found.nearest.devices} devices, {describe(found.nearest)}")
             limit_lines(found.nearest, page, found.nearest.broken)
     page.note(
         f"{found.layouts:,} layouts and batch limits by the closed form, {found.simulated} simulated, "
@@ -179,7 +186,7 @@ def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[
 def _best(page: Page, found: LoadResult, rate: str) -> None:
     best = found.best[0]
     device = best.base.case.cluster.device.name
-    title = f"{best.base.case.model.name} at {rate}: {best.base.plan.num_devices} x {device}"
+    title = f"{best.base.case.model.name} at {rate}: {best.devices} x {device}"
     page.label("BEST", title, "bold green", "bold")
     page.note(describe(best), "bold")
     limit_lines(best, page, found.limits)
@@ -194,7 +201,7 @@ def _best(page: Page, found: LoadResult, rate: str) -> None:
         else:
             page.note(f"the queue grows by {rate_text(fewer.growth_per_second)}")
     for number, other in enumerate(found.best[1:], 2):
-        page.note(f"{number}. {other.base.plan.num_devices} devices: {describe(other)}")
+        page.note(f"{number}. {other.devices} devices: {describe(other)}")
 
 
 def _front(page: Page, found: LoadResult) -> None:

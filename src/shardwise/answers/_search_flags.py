@@ -313,6 +313,11 @@ def load_search_flags() -> dict[str, Flag]:
     wanted = _flags(
         "search",
         ("objective", k.choice("devices", "cost", "ttft", "tpot", "e2e"), "what the best has least of"),
+        (
+            "pools",
+            k.choice("aggregated", "disaggregated", "both"),
+            "whether prompts have workers of their own; left out, aggregated: replicas do both",
+        ),
         ("top", k.whole(1, 20), "deployments to confirm by simulation; left out, three"),
         ("save_best", k.FILE, "write the best deployment as a case of serve to a TOML or JSON file"),
     )

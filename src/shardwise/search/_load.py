@@ -15,7 +15,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Limit, Serving, Workload
-from shardwise.search._load_groups import LOAD_OBJECTIVES, Candidate, FrontPoint, LoadSearch, LoadSpace
+from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection
 from shardwise.search._serving_table import ServingGrid
@@ -77,7 +77,8 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
         _, number, candidate = heapq.heappop(order)
         if candidate.key in known:
             continue
-        same = refused.setdefault((*candidate.key, candidate.replicas), [])
+        first = candidate.prefill.dp if candidate.prefill else 0
+        same = refused.setdefault((*candidate.key, candidate.replicas, first), [])
         if not any(_no_better(candidate, broken) for broken in same):
             report, simulated = search.simulate(candidate), simulated + 1
             if report.meets:
@@ -87,9 +88,8 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
             nearest = report
             same.append({limit.metric: _of(candidate, limit.metric) for limit in report.broken})
         missed += 1
-        more = candidate.replicas + max(candidate.replicas // 16, 1)
-        if search.sparing and more * candidate.plan.num_devices <= search.cluster.num_devices:
-            again = replace(candidate, replicas=more)
+        again = candidate.more([metric for broken in same[-1:] for metric in broken])
+        if search.sparing and again.devices <= search.cluster.num_devices:
             heapq.heappush(order, (search.value(again), number, again))
     return best, nearest, missed, simulated
 
@@ -122,6 +122,10 @@ def plan_serve(
     start = time.perf_counter()
     (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()
     _problems(workload, options, objective).raise_if_any()
+    if space.pools not in POOLS:
+        problems = Problems()
+        problems.add("pools", space.pools, "is not known", "use one of " + ", ".join(POOLS))
+        problems.raise_if_any()
     needed = max((limit.needed_requests for limit in options.limits), default=0)
     workload = replace(workload, count=max(workload.count, needed))
     prompt, made = workload.longest
@@ -142,7 +146,7 @@ def plan_serve(
     one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)
     best, nearest, missed, simulated = _confirmed(one, top)
     fewer = None
-    while best and one.sparing and best[0].replicas > 1 and (fewer is None or fewer.meets):
+    while best and one.sparing and best[0].prefill is None and best[0].replicas > 1 and (fewer is None or fewer.meets):
         first = best[0] = fewer or best[0]
         fewer = one.simulate(Candidate(
             plan=replace(first.base.plan, dp=1), job=first.base.job, engine=first.base.case.engine,

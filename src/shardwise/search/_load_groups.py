@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
+from shardwise.search._load_pools import pooled
 from shardwise.search._result import Rejection
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
 from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
@@ -25,6 +26,7 @@ from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
 from shardwise.serving.load._steady import Replicas, most_running
 
+POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
 # Devices of one replica that are tried unless the space says otherwise.
 REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
@@ -48,6 +50,8 @@ class LoadSpace:
     layouts: ServingSpace = ServingSpace(devices=REPLICA_DEVICES, orders=SERVING_ORDERS[:1])  # noqa: RUF009 (frozen)
     step_tokens: tuple[int, ...] = (0, 2048, 16384)
     max_sequences: tuple[int, ...] = (0, 64, 256)
+    pools: str = "aggregated"
+    """Whether one pool does both ("aggregated"), prompts have a pool of their own ("disaggregated"), or "both"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,17 +64,26 @@ class Candidate:
     engine: Any
     replicas: int
     steady: Steady[float]
+    prefill: Plan | None = None
+    """All workers that compute prompts, where another pool decodes."""
 
     @property
     def devices(self) -> int:
         """Devices of all replicas."""
-        return self.plan.num_devices * self.replicas
+        return self.plan.num_devices * self.replicas + (self.prefill.num_devices if self.prefill else 0)
+
+    def more(self, metrics: Collection[str]) -> Candidate:
+        """Return a candidate with a worker or so more of the pool that metrics which missed a limit are about."""
+        if self.prefill is not None and "ttft" in metrics and "tpot" not in metrics:
+            return replace(self, prefill=replace(self.prefill, dp=self.prefill.dp + max(self.prefill.dp // 16, 1)))
+        return replace(self, replicas=self.replicas + max(self.replicas // 16, 1))
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells two deployments apart but for replicas and batch limits."""
-        p, job = self.plan, self.job
-        return str(self.engine), p.tp, p.pp, p.ep, p.etp, job.weights, job.kv_cache, job.compute
+        p, job, first = self.plan, self.job, self.prefill
+        apart = (first.tp, first.pp, first.ep) if first else ()
+        return apart, str(self.engine), p.tp, p.pp, p.ep, p.etp, job.weights, job.kv_cache, job.compute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +108,8 @@ class LoadGroup:
     plans: tuple[Plan, ...]
     form: Replicas | None
     short: int
+    policy: Policy
+    case: ServingCase
 
     @cached_property
     def devices(self) -> Any:
@@ -129,6 +144,8 @@ class LoadSearch:
     objective: str
     cluster: Cluster
     """All devices that replicas may fill."""
+    sent: dict[tuple[Any, ...], float] = field(default_factory=dict)
+    """Seconds of sending a cache that are known."""
 
     @cached_property
     def groups(self) -> tuple[LoadGroup, ...]:
@@ -151,7 +168,7 @@ class LoadSearch:
         return tuple(found)
 
     @cached_property
-    def _kinds(self) -> tuple[Plan, ...]:
+    def kinds(self) -> tuple[Plan, ...]:
         return tuple(self.grid.layouts.plan(row) for row in self.grid.kinds[0].tolist())
 
     def _group(self, case: ServingCase, job: Serving, engine: Any, policy: Policy) -> LoadGroup:
@@ -162,16 +179,22 @@ class LoadSearch:
         )  # fmt: skip
         limited = replace(case, job=asked)
         sizes = self.grid.sizes(case.model)
-        tokens = np.array(cache_tokens_of(limited, sizes), float)
+        tokens = self.room(limited)
         rows = np.flatnonzero(tokens >= prompt + made)
-        plans = tuple(self._kinds[row] for row in rows.tolist())
+        plans = tuple(self.kinds[row] for row in rows.tolist())
         if not plans:
-            return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens))
+            return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens), policy=policy, case=case)
         moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
         most = most_running(policy, moments, tokens[rows])
         prices = load_prices(limited, taken(sizes, rows), policy, moments, most)
         form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows])
-        return LoadGroup(job=job, engine=engine, plans=plans, form=form, short=len(tokens) - len(plans))
+        return LoadGroup(
+            job=job, engine=engine, plans=plans, form=form, short=len(tokens) - len(plans), policy=policy, case=case
+        )
+
+    def room(self, case: ServingCase) -> Any:
+        """Return the tokens of cache of every layout."""
+        return np.array(cache_tokens_of(case, self.grid.sizes(case.model)), float)
 
     def keeps(self, group: LoadGroup, empty: Steady[Any], replicas: Any) -> Any:
         """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
@@ -213,7 +236,10 @@ class LoadSearch:
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield every layout that keeps the limits, with its replicas: the fewest, or all that fill the cluster."""
-        for group in self.groups:
+        if self.space.pools != "aggregated":
+            for group in self.groups:
+                yield from pooled(self, group, group.case)
+        for group in self.groups if self.space.pools != "disaggregated" else ():
             if group.form is None:
                 continue
             replicas = self.fewest(group, self.cluster.num_devices)
@@ -231,7 +257,9 @@ class LoadSearch:
         """Return the report of a candidate by `serve`."""
         plan = replace(candidate.plan, dp=candidate.replicas)
         count = max(self.workload.count, min(300 * candidate.replicas, 20_000))
-        options = replace(self.options, serving=replace(self.options.serving, engine=candidate.engine))
+        options = replace(
+            self.options, serving=replace(self.options.serving, engine=candidate.engine), prefill=candidate.prefill
+        )
         cluster = part_of(self.cluster, candidate.devices)
         return serve(self.grid.model, cluster, plan, replace(self.workload, count=count), candidate.job, options)
 
@@ -272,7 +300,7 @@ class LoadSearch:
             for law, fell in self.grid.layouts.rejected.items()
         ]  # fmt: skip
         found += [
-            Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self._kinds) * many, remedy=why.remedy)
+            Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self.kinds) * many, remedy=why.remedy)
             for _, why in self.grid.unusable
         ]
         short = sum(group.short for group in self.groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +58,15 @@ class Policy:
     """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
+
+    @property
+    def of_prompts(self) -> Policy:
+        """How a pool schedules that computes prompts alone: no decode step runs beside them, no answer needs room."""
+        return replace(self, mixed=False, reserved_share=0.0)
+
+    def sent_tokens(self, prompt: float) -> float:
+        """Return the tokens of a prompt whose cache is still to be sent when it has been computed."""
+        return (prompt - 1) % self.step_tokens + 1 if self.transfer == "chunk" else prompt
 
 
 @cache

@@ -215,12 +215,25 @@ class Link:
     def seconds(self, tokens: float) -> float:
         """Return seconds from the end of a prompt to the arrival of its cache where links are idle.
 
-        Every rank of the pool with the smaller workers sends or takes an equal part.
+        Every rank of the pool with the smaller workers sends or takes an equal part. Lengths between powers of two lie
+        on a line.
         """
-        if self.policy.transfer == "chunk":
-            tokens = (tokens - 1) % self.policy.step_tokens + 1
-        ranks = min(plan.tp * plan.pp for plan in (self.source.plan, self.target.plan))
-        return float(collective_seconds(self._network, "send", self.size_bytes(tokens) / ranks, self._span))
+        tokens = max(self.policy.sent_tokens(tokens), 1.0)
+        low = math.floor(math.log2(tokens))
+        first, last = self._at(low), self._at(low + 1)
+        return first + (last - first) * (tokens / 2.0**low - 1)
+
+    def _at(self, power: int) -> float:
+        """Return the seconds of a cache of 2 to a power tokens."""
+        if power not in self._known:
+            ranks = min(plan.tp * plan.pp for plan in (self.source.plan, self.target.plan))
+            size = self.size_bytes(2.0**power) / ranks
+            self._known[power] = float(collective_seconds(self._network, "send", size, self._span))
+        return self._known[power]
+
+    @cached_property
+    def _known(self) -> dict[int, float]:
+        return {}
 
     @cached_property
     def _network(self) -> Network[Any]:
@@ -333,7 +346,8 @@ class Fleet:
             return found
         first = self.prefill.form.at(rate / self.prefill.many).row(0)
         sent = self.link.seconds(self.prefill.form.moments.input_tokens)
-        return chained(first, found, sent, self.prefill.many / many, self.decode.form)
+        both = chained(first, found, sent, self.prefill.many / many, self.decode.form)
+        return replace(both, capacity=float(both.capacity))
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

@@ -109,7 +109,7 @@ def prefill_plan(plan: Plan, workers: int, tp: int = 0, pp: int = 0, ep: int = 0
     found = replace(
         plan, tp=tp or plan.tp, pp=pp or plan.pp, ep=ep or plan.ep, stage_layers=() if pp else plan.stage_layers
     )
-    etp = plan.etp if not (tp or ep) else max(found.tp // found.ep, 1)
+    etp = plan.etp if not (tp or ep) else 1
     groups = max(found.ep * etp // found.tp, 1)
     return replace(found, etp=etp, dp=workers * groups)
 
@@ -174,7 +174,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
     if prefill:
-        first = _pool(prefill, replace(policy, reserved_share=0.0), workload, "prefill")
+        first = _pool(prefill, policy.of_prompts, workload, "prefill")
         fleet = Fleet(decode=pool, prefill=first, link=Link(asked.cluster, prefill.case, base.case, policy))
     steady, empty = fleet.at(rate), fleet.at(0.0)
     report = ServeReport(

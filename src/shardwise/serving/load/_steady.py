@@ -320,9 +320,7 @@ class Replicas:
         return chance * tail / (1 - tail) ** 2 * factor / rate
 
 
-def chained(
-    prefill: Steady[float], decode: Steady[float], sent_seconds: float, share: float, form: Replicas
-) -> Steady[float]:
+def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
     """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
 
     Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of
@@ -334,7 +332,7 @@ def chained(
     ttft = prefill.ttft_seconds + sent_seconds + joining
     return replace(
         decode,
-        capacity=min(prefill.capacity * share, decode.capacity),
+        capacity=np.minimum(prefill.capacity * share, decode.capacity),
         ttft_seconds=ttft,
         e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
         waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,

@@ -1,0 +1,130 @@
+"""Deployments of two pools for a load: one computes prompts, the other decodes, by the closed forms of each.
+
+The first token waits for both pools, a token for the second alone, so that workers of each are counted apart: as many
+as carry the load, and up to `_MORE` beyond, of which every sum is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardwise.hardware import part_of
+from shardwise.plans import Plan, Serving
+from shardwise.serving._case import ServingCase
+from shardwise.serving._sizes import taken
+from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving.load import Policy, Steady, moments_of
+from shardwise.serving.load._fleet import Link
+from shardwise.serving.load._prices import load_prices
+from shardwise.serving.load._simulate import Stage
+from shardwise.serving.load._steady import Replicas, chained, most_running
+
+if TYPE_CHECKING:
+    from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch
+
+_MORE = 12
+_FULLEST = 0.95
+# Pairs of layouts of a group that are handed on.
+_KEPT = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolForms:
+    """The layouts of one stage that hold its longest request, with their closed form."""
+
+    plans: tuple[Plan, ...]
+    form: Replicas
+
+    def counts(self, rate: float) -> Any:
+        """Return workers of each layout, from those that carry a rate on: [layout, more]."""
+        least = np.maximum(np.ceil(rate / (_FULLEST * self.form.capacity)), 1.0)
+        return least[:, None] + np.arange(_MORE)
+
+    def at(self, counts: Any, rate: float) -> Steady[Any]:
+        """Return the closed form of so many workers of each layout: columns of [layout, more]."""
+        every = [self.form.at(rate / counts[:, k]) for k in range(counts.shape[1])]
+        names = Steady.__dataclass_fields__
+        return Steady(**{name: np.stack([getattr(one, name) for one in every], axis=1) for name in names})
+
+
+def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Stage) -> PoolForms | None:
+    """Return the closed forms of one stage of a group's layouts; None where the model fits on none."""
+    prompt, made = search.workload.longest
+    policy: Policy = group.policy
+    asked: Serving = replace(
+        group.job, batch=1, input_tokens=prompt, output_tokens=1 if stage == "prefill" else made,
+        max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences,
+    )  # fmt: skip
+    limited = replace(case, job=asked)
+    held = search.room(limited)
+    rows = np.flatnonzero(held >= asked.total_tokens)
+    if not len(rows):
+        return None
+    if stage == "prefill":
+        policy = policy.of_prompts
+    moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
+    sizes = taken(search.grid.sizes(limited.model), rows)
+    prices = load_prices(limited, sizes, policy, moments, most_running(policy, moments, held[rows]))
+    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held[rows])
+    return PoolForms(plans=tuple(search.kinds[row] for row in rows.tolist()), form=form)
+
+
+def _sent(search: LoadSearch, case: ServingCase, plans: tuple[Plan, Plan], policy: Policy) -> float:
+    """Return seconds of sending the cache of a mean prompt between two layouts."""
+    first, last = plans
+    devices = min(search.cluster.num_devices, first.num_devices + last.num_devices)
+    tokens = policy.sent_tokens(search.workload.input_tokens.mean)
+    ranks = min(first.tp * first.pp, last.tp * last.pp)
+    key = (devices, ranks, last.tp, last.pp, tokens, case.cache_element_bytes)
+    if key not in search.sent:
+        link = Link(part_of(search.cluster, devices), replace(case, plan=first), replace(case, plan=last), policy)
+        search.sent[key] = link.seconds(search.workload.input_tokens.mean)
+    return search.sent[key]
+
+
+def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[Candidate]:
+    """Yield the best pairs of layouts of a group that keep the limits, with their workers."""
+    from shardwise.search._load_groups import Candidate, least
+
+    rate = search.workload.arrivals.rate
+    first, last = (forms_of(search, group, case, stage) for stage in ("prefill", "decode"))
+    if first is None or last is None:
+        return
+    counts = first.counts(rate), last.counts(rate)
+    prompts, tokens = first.at(counts[0], rate), last.at(counts[1], rate)
+    empty = first.form.at(0.0), last.form.at(0.0)
+    found: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
+    each = np.array([plan.num_devices for plan in last.plans])
+    for i, one in enumerate(first.plans):
+        # Workers of this layout for prompts, the other layouts, and their workers.
+        sent = np.array([_sent(search, case, (one, other), group.policy) for other in last.plans])[None, :, None]
+        share = counts[0][i][:, None, None] / counts[1][None]
+        both = chained(_row(prompts, np.s_[i, :, None, None]), _row(tokens, np.s_[None]), sent, share, last.form)
+        alone = chained(_row(empty[0], i), _row(empty[1], np.s_[None, :, None]), sent, 1.0, last.form)
+        kept = np.isfinite(both.e2e_seconds)
+        for limit in search.options.limits:
+            kept = kept & (least(both, alone, limit) <= limit.seconds)
+        devices = counts[0][i][:, None, None] * one.num_devices + (counts[1] * each[:, None])[None]
+        devices = np.where(kept, devices, np.inf)
+        for j in range(len(each)):
+            a, b = divmod(int(np.argmin(devices[:, j])), devices.shape[2])
+            if devices[a, j, b] <= search.cluster.num_devices:
+                at = a, j, b
+                found.append((float(devices[at]), i, at, _row(both, at, devices.shape)))
+    for _, i, (a, j, b), steady in sorted(found, key=lambda one: one[0])[:_KEPT]:
+        yield Candidate(
+            plan=last.plans[j], job=group.job, engine=group.engine, replicas=int(counts[1][j, b]), steady=steady,
+            prefill=replace(first.plans[i], dp=int(counts[0][i, a])),
+        )  # fmt: skip
+
+
+def _row(found: Steady[Any], at: Any, shape: tuple[int, ...] = ()) -> Steady[Any]:
+    """Return some layouts or counts of a closed form, of one that is as wide as a shape where that is given."""
+    values = {name: getattr(found, name) for name in Steady.__dataclass_fields__}
+    if shape:
+        return Steady(**{name: float(np.broadcast_to(value, shape)[at]) for name, value in values.items()})
+    return Steady(**{name: value[at] for name, value in values.items()})
