@@ -11,8 +11,8 @@ from command_line import run
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Arrivals, Length, Limit, Workload
-from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, plan_serve
+from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, load_remedies, plan_serve
 from shardwise.serving.load import LoadOptions, serve
 
 LIMITS = (Limit(metric="ttft", quantile="p99", seconds=0.5), Limit(metric="tpot", quantile="p90", seconds=0.03))
@@ -124,3 +124,29 @@ def test_bad_commands_are_refused(words: tuple[str, ...], field: str) -> None:
     done = run(*COMMAND, *words, "--json")
     assert done.status == 2
     assert field in done.fields
+
+
+def test_a_remedy_is_what_serve_answers_with_it() -> None:
+    """Every change that is named was simulated: asked for, it gives the seconds that were said, below those now."""
+    model, cluster = load_model("llama-3.1-8b"), Cluster.parse("2xh100-sxm-80gb")
+    limit = Limit(metric="ttft", quantile="p90", seconds=0.2)
+    asked = Workload(
+        input_tokens=Length(mean=4000),
+        output_tokens=Length(mean=50),
+        arrivals=Arrivals(rate=17),
+        count=200,
+        finite=True,
+    )
+    options = LoadOptions(limits=(limit,))
+    now = serve(model, cluster, Plan(dp=2), asked, None, options)
+    assert not now.meets
+    remedies = load_remedies(now)
+    assert remedies[0].report.meets and remedies[0].field == "dp"
+    for one in remedies:
+        assert one.report.meets or one.seconds < now.value(limit)
+        change = {one.field: one.value}
+        plan = replace(Plan(dp=2), **change) if one.field == "dp" else Plan(dp=2)
+        job = Serving(**change) if one.field in ("max_batched_tokens", "kv_cache") else None
+        if one.field in ("dp", "max_batched_tokens", "kv_cache"):
+            on = Cluster.parse(f"{one.report.devices}xh100-sxm-80gb")
+            assert serve(model, on, plan, asked, job, options).value(limit) == pytest.approx(one.seconds)

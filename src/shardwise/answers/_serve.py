@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from shardwise.answers._files import command_words
 from shardwise.answers._page import FULL, Page, Segment, command_lines
 from shardwise.answers._search_flags import TOKENS_RANGE
 from shardwise.errors import InputError
+from shardwise.search import LoadRemedy, load_remedies
 from shardwise.serving.load import PERCENTILES, ServeReport, prefill_plan
 from shardwise.units import show_bytes, show_seconds
 
@@ -161,11 +163,25 @@ def answer(inputs: Inputs, width: int) -> Answer:
     report = ask(inputs)
     plan = report.base.plan
     fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "requests": report.workload.count}
+    remedies = () if report.meets or not report.fits else load_remedies(report)
+
+    def tree() -> dict[str, Any]:
+        return {**report.to_dict(), "remedies": [remedy_tree(one) for one in remedies]}
 
     def page() -> Page:
-        return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width)
+        return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width, remedies)
 
-    return Answer(0 if report.meets else 1, report.to_dict, page)
+    return Answer(0 if report.meets else 1, tree, page)
+
+
+def remedy_tree(one: LoadRemedy) -> dict[str, Any]:
+    """Return a change as plain values: null seconds where the queue still grows."""
+    seconds = one.seconds if math.isfinite(one.seconds) else None
+    return {
+        "field": one.field, "value": one.value, "metric": one.limit.metric, "quantile": one.limit.quantile,
+        "seconds": seconds, "meets": one.report.meets, "devices": one.report.devices,
+        "capacity": {"requests_per_second": one.report.capacity_per_second},
+    }  # fmt: skip
 
 
 _ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queue": "queueing"}
@@ -259,7 +275,22 @@ def _cost(report: ServeReport, page: Page) -> None:
         page.label("COST", text + (f", ${million:,.2f} a million output tokens" if million else ""))
 
 
-def serve_page(report: ServeReport, words: Sequence[str], width: int) -> Page:
+def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
+    """Append what each change of one field would do, as it was simulated."""
+    if not remedies:
+        return
+    limit = remedies[0].limit
+    page.blank()
+    page.add((f"REMEDIES  simulated, {limit.quantile} {_ROWS[limit.metric]} then", "bold"))
+    for one in remedies:
+        flag = f"--{one.field.replace('_', '-')} {one.value}"
+        devices = f" on {one.report.devices:,} devices" if one.field in ("dp", "tp") else ""
+        says = "keeps every limit" if one.report.meets else "a limit is still missed"
+        shown = show_seconds(one.seconds) if math.isfinite(one.seconds) else "grows"
+        page.note(f"{shown:>10}  {flag}{devices}: {says}", "bold" if one.report.meets else "")
+
+
+def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: Sequence[LoadRemedy] = ()) -> Page:
     """Return the page of a deployment under load."""
     page = Page(width)
     _verdict(report, page)
@@ -274,7 +305,8 @@ def serve_page(report: ServeReport, words: Sequence[str], width: int) -> Page:
             page.bar("WHY", segments, whole, f"p99 TTFT {show_seconds(report.latencies['ttft']['p99'])}")
             for word, seconds in parts:
                 page.note(f"{show_seconds(seconds):>10}  {word}")
-        page.blank()
+    _remedies(page, remedies)
+    page.blank()
     _cost(report, page)
     page.blank()
     page.label("ASSUMED", "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
     from shardwise.search._frames import frame
-    from shardwise.search._load import LoadResult, plan_serve
+    from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
     from shardwise.search._load_groups import FrontPoint, LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._ray import RayExecutor
@@ -43,9 +43,11 @@ _HOMES = {
     "Sensitivity": "_sensitivity",
     "SerialExecutor": "_executor",
     "FrontPoint": "_load_groups",
+    "LoadRemedy": "_load",
     "LoadResult": "_load",
     "LoadSpace": "_load_groups",
     "ServingResult": "_serving",
+    "load_remedies": "_load",
     "plan_serve": "_load",
     "ServingSpace": "_serving_space",
     "StudyFolder": "_study",
@@ -83,6 +85,7 @@ __all__ = [
     "Executor",
     "FrontPoint",
     "IntRanges",
+    "LoadRemedy",
     "LoadResult",
     "LoadSpace",
     "ProcessExecutor",
@@ -108,6 +111,7 @@ __all__ = [
     "constant_band",
     "doubling",
     "frame",
+    "load_remedies",
     "longest_sequence",
     "plan_serve",
     "plan_serving",
