@@ -31,7 +31,7 @@ MODEL = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of one's own, named by the variable; nothing of the machine's user is seen."""
+    """A catalogue of the user's, named by the variable; nothing of the machine's user is seen."""
     for kind in ("models", "devices", "precisions"):
         (tmp_path / kind).mkdir()
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -48,7 +48,7 @@ def test_a_model_is_a_file(folder: Path) -> None:
     for name in ("mine-4l", "Mine_4L", "other"):
         model = load_model(name, {"num_layers": 2})
         assert (model.hidden, model.num_layers) == (512, 2)
-        assert any("one's own: " in line for line in model.assumptions)
+        assert any("from your catalogue: " in line for line in model.assumptions)
     assert {"mine-4l", "other", "gpt2"} <= set(model_names())
 
 
@@ -78,7 +78,7 @@ def test_a_device_is_a_file(folder: Path) -> None:
     assert find_device("My T4").device.memory_bytes_per_second == 2 * find_device("t4").device.memory_bytes_per_second
     assert "my-t4" in device_names()
     done = run("train", "gpt2", "--on", "2xmy-t4", "--global-batch", "8", "--precision", "fp16")
-    assert "my-t4 is one's own" in " ".join(done.out.split())
+    assert "my-t4 is from your catalogue" in " ".join(done.out.split())
 
 
 def test_a_precision_is_a_file(folder: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_flag_names_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", ["models", "devices", "dtypes"])
 def test_what_is_written_is_what_is_read(kind: str, folder: Path) -> None:
-    """A thing that a listing wrote to a file of one's own is the same thing under a new name."""
+    """A thing that a listing wrote to a file of the user's is the same thing under a new name."""
     name, into = {
         "models": ("llama-3.2-1b", "models/copy.json"),
         "devices": ("h100-sxm-80gb", "devices/copy.toml"),

@@ -41,7 +41,7 @@ def use_catalogue(*folders: str | Path) -> None:
 
 
 def folders() -> tuple[Path, ...]:
-    """Return the folders of the user's that exist, the first to be asked first."""
+    """Return the user's folders that exist, the first to be asked first."""
     variable = [Path(os.path.expanduser(one)) for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
     home = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "shardwise"
     return tuple(dict.fromkeys(one for one in (*_named, *variable, home) if os.path.isdir(one)))
@@ -74,11 +74,11 @@ def plain(name: str) -> str:
 
 
 def find_own(kind: str, name: str) -> OwnFile | None:
-    """Return the file of the user's that a name means, or None."""
+    """Return the user's file that a name means, or None."""
     wanted = plain(name)
     return next((one for one in own_files(kind) if plain(one.name) == wanted), None)
 
 
 def note_of(file: OwnFile) -> str:
     """Return what an answer says of a thing that came from the user's catalogue."""
-    return f"{file.name} is the user's: {file.path}"
+    return f"{file.name} is from your catalogue: {file.path}"

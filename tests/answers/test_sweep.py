@@ -215,7 +215,7 @@ def test_a_full_disk_stops_the_study_and_keeps_what_was_answered(
 
 
 def test_devices_of_ones_own_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A study takes one's own catalogue, which every process that answers reads."""
+    """A study takes the user's catalogue, which every process that answers reads."""
     own = tmp_path / "own"
     device = Path(str(resources.files("shardwise.hardware"))) / "catalogue" / "a100-sxm-80gb.toml"
     (own / "devices").mkdir(parents=True)

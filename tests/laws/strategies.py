@@ -43,7 +43,7 @@ from shardwise.plans._laws import all_blocks, module_names
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.training import TrainingCase
 
-# Recipes whose products every device of the cases has, presets of widths and one's own apart.
+# Recipes whose products every device of the cases has, presets of widths and the user's apart.
 _WIDE_RECIPES = tuple(
     name for name in precision_names() if name not in DTYPES and not name.startswith(("fp4", "fp8", "fp16"))
 )

@@ -164,7 +164,7 @@ def _placed(words: Sequence[str], command: Command) -> dict[str, Any]:
 
 
 def _use_catalogue(folder: object, inputs: Inputs) -> None:
-    """Look in the folder of the user's that was named before anything is read, and in none of another run."""
+    """Look in the catalogue folder that was named before anything is read, and in none of another run."""
     from shardwise.user_catalogue import use_catalogue
 
     try:

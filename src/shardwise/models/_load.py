@@ -66,7 +66,7 @@ def _own_entries(files: tuple[OwnFile, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _own_config(file: OwnFile) -> Any:
-    """Return the configuration in a file of the user's: the file, or its `config` beside a source and the like."""
+    """Return the configuration in a user's file: the file, or its `config` beside a source and the like."""
     content = _read(file.path)
     nested = isinstance(content, dict) and isinstance(content.get("config"), dict) and "model_type" not in content
     return content["config"] if nested else content
