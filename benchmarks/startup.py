@@ -102,27 +102,14 @@ def repeated_seconds(call: Callable[[], object], times: int = 30) -> float:
 
 
 def in_process() -> Iterator[Line]:
-    """Yield the time of one plan, and the rate of plans as columns, in this process."""
-    from shardwise import Cluster, Model, Plan, Training, find_stack, train
-    from shardwise.plans._legality import batch_problems, plan_problems
-    from shardwise.training import TrainingCase
-    from shardwise.training._evaluate import evaluate_columns
+    """Yield the time of one plan, in this process."""
+    from shardwise import Cluster, Model, Plan, Training, train
 
     model, cluster = Model.load("llama-3.1-70b"), Cluster.parse("64xh100-sxm-80gb")
     job = Training(seq_len=4096, global_batch=256)
     plan = Plan(tp=8, pp=2, dp=4)
     one = repeated_seconds(lambda: train(model, cluster, plan, job).step_seconds)
     yield Line(name="one plan, in process", value=one * 1e3, unit="ms")
-    mesh = [
-        Plan(tp=tp, cp=cp, pp=pp, dp=64 // (tp * cp * pp), micro_batch=b)
-        for tp, cp, pp, b in itertools.product((2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8))
-        if 64 % (tp * cp * pp) == 0
-    ]
-    legal = [p for p in mesh if not (plan_problems(model, p, job.seq_len) or batch_problems(p, job.global_batch))]
-    plans = legal * (2048 // len(legal))
-    case = TrainingCase(model=model, cluster=cluster, job=job, stack=find_stack("megatron"), plan=plans[0])
-    many = repeated_seconds(lambda: evaluate_columns(case, plans), 5)
-    yield Line(name=f"{len(plans)} plans as columns", value=len(plans) / many, unit="plans/s")
 
 
 def measured(here: bool) -> Iterator[Line]:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
 
 MOST_SHOWN = 200
 """Characters of a value that are echoed."""
@@ -135,3 +138,27 @@ class Problems:
         """Raise `InputError` with everything recorded, or do nothing."""
         if self.items:
             raise InputError({str(problem): problem for problem in self.items}.values())
+
+
+class Known(Generic[V]):
+    """Answers by key, each asked for once; one that was refused is refused again.
+
+    >>> known = Known[int]()
+    >>> known.of("a", lambda: 1), known.of("a", lambda: 2)
+    (1, 1)
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[object, V | InputError] = {}
+
+    def of(self, key: object, ask: Callable[[], V]) -> V:
+        """Return the answer of a key."""
+        if key not in self._found:
+            try:
+                self._found[key] = ask()
+            except InputError as error:
+                self._found[key] = error
+        found = self._found[key]
+        if isinstance(found, InputError):
+            raise found
+        return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accuracy.padding import padded
+from accuracy.published import padded
 from measured_rows import INFERENCE
 from measured_rows import published as only
 from shardwise.hardware import find_device

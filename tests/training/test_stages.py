@@ -14,7 +14,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Model, MoE, load_model
 from shardwise.plans import Plan, Training, find_stack, split_layers
 from shardwise.training import Evaluation, TrainingCase, evaluate, sizes_of, stages_of
-from shardwise.training._stages import Partition, kinds_of, order_of, runs_of, stack_runs, stage_layers
+from shardwise.training._stages import Partition, kinds_of, order_of, runs_of, stage_layers
 
 LLAMA, DEEPSEEK = load_model("llama-3.1-8b"), load_model("deepseek-v3")
 
@@ -75,24 +75,6 @@ def test_runs_hold_every_layer_once(layers: int, pp: int, limit: int, mirrored: 
     if limit:
         again = sum(r.count * sum(r.layers[:2]) for r in runs)
         assert again == sum(min(limit, n) for n in split_layers(layers, pp, "uniform"))
-
-
-def test_stacked_runs_are_the_runs_side_by_side() -> None:
-    """Columns of runs hold each plan's runs, padded with runs of no stages."""
-    parts = [Partition(pp=pp, vpp=1, sizes=split_layers(8, pp, "uniform")) for pp in (1, 2, 8)]
-    rows = [runs_of((0,) * 8, 1, part) for part in parts]
-    columns = stack_runs(rows)
-    assert len(columns) == max(map(len, rows)) == 3
-    for i, runs in enumerate(rows):
-        for j, column in enumerate(columns):
-            assert column.count[i] == (runs[j].count if j < len(runs) else 0)
-            if j < len(runs):
-                assert [layers[i] for layers in column.layers] == list(runs[j].layers)
-                assert (column.position[i], column.embeds[i], column.ends[i]) == (
-                    runs[j].position,
-                    runs[j].embeds,
-                    runs[j].ends,
-                )
 
 
 def test_kinds_follow_recompute() -> None:

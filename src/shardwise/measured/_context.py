@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Known, Problem
 from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Device, Fact, device_names, find_device
 from shardwise.measured._rules import read
@@ -59,20 +59,12 @@ class Context:
         self.folder = folder
         self._entries = _model_entries(folder)
         self._rows = _device_rows(folder)
-        self._models: dict[str, Model | InputError] = {}
-        self._devices: dict[str, tuple[Device, tuple[str, ...]] | InputError] = {}
+        self._models = Known[Model]()
+        self._devices = Known[tuple[Device, tuple[str, ...]]]()
 
     def model(self, key: str) -> Model:
         """Return the model of a key; raises `InputError` where none is known or its configuration is not readable."""
-        if key not in self._models:
-            try:
-                self._models[key] = self._find_model(key)
-            except InputError as error:
-                self._models[key] = error
-        found = self._models[key]
-        if isinstance(found, InputError):
-            raise found
-        return found
+        return self._models.of(key, lambda: self._find_model(key))
 
     def _find_model(self, key: str) -> Model:
         if not key:
@@ -89,15 +81,7 @@ class Context:
 
     def device(self, key: str) -> tuple[Device, tuple[str, ...]]:
         """Return the device of a key and what was assumed: the catalogue's, or one made from its datasheet row."""
-        if key not in self._devices:
-            try:
-                self._devices[key] = self._find_device(key)
-            except InputError as error:
-                self._devices[key] = error
-        found = self._devices[key]
-        if isinstance(found, InputError):
-            raise found
-        return found
+        return self._devices.of(key, lambda: self._find_device(key))
 
     def _find_device(self, key: str) -> tuple[Device, tuple[str, ...]]:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Known
 from shardwise.hardware import Cluster, Device, Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.measured._comparison import Prediction
@@ -52,8 +52,8 @@ class InferenceRows:
     """Predicts rows of inference files; rows of one deployment share a prediction."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], tuple[InferReport, tuple[str, ...]] | InputError] = {}
-        self._runs: dict[tuple[str, ...], tuple[ServeReport, tuple[str, ...]] | InputError] = {}
+        self._known = Known[tuple[InferReport, tuple[str, ...]]]()
+        self._runs = Known[tuple[ServeReport, tuple[str, ...]]]()
 
     def __call__(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row, its interval and what was assumed."""
@@ -64,15 +64,7 @@ class InferenceRows:
         if mode not in _MODES:
             raise refuse("serving_mode", mode, _REFUSED.get(mode, f"is not a known mode: {', '.join(_MODES)}"))
         key = tuple(record.text(name) for name in SETTINGS)
-        if key not in self._known:
-            try:
-                self._known[key] = self.predict(record, context)
-            except InputError as error:
-                self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, InputError):
-            raise found
-        report, assumed = found
+        report, assumed = self._known.of(key, lambda: self.predict(record, context))
         own = Record(record.row)
         value = value_of(own, report)
         said = tuple(dict.fromkeys((*assumed, *own.assumed)))
@@ -87,19 +79,15 @@ class InferenceRows:
         row = _decode_worker(record) if record.text("serving_mode") == "disaggregated" else record.row
         cells = {"concurrency": record.text("concurrency") or "1", "prefix_tokens": "", "request_rate": ""}
         key = (*(record.text(name) for name in SETTINGS), record.text("request_rate"))
-        if key not in self._runs:
-            try:
-                base, assumed = self.predict(Record({**row, **cells}), context)
-                prefill = _prefill_plan(record, base.case.model) if row is not record.row else None
-                self._runs[key] = (report_of(record, base, prefill), (*assumed, *record.assumed))
-            except InputError as error:
-                self._runs[key] = error
-        found = self._runs[key]
-        if isinstance(found, InputError):
-            raise found
+
+        def ask() -> tuple[ServeReport, tuple[str, ...]]:
+            base, assumed = self.predict(Record({**row, **cells}), context)
+            prefill = _prefill_plan(record, base.case.model) if row is not record.row else None
+            return report_of(record, base, prefill), (*assumed, *record.assumed)
+
+        report, assumed = self._runs.of(key, ask)
         own = Record(record.row)
-        prediction = predicted(own, found[0])
-        return replace(prediction, assumed=tuple(dict.fromkeys((*found[1], *own.assumed))))
+        return replace(predicted(own, report), assumed=tuple(dict.fromkeys((*assumed, *own.assumed))))
 
     def completed(self, record: Record, context: Context) -> Record:
         """Return a row with what is known of it beside its cells."""

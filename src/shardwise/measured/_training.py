@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwise.errors import InputError
+from shardwise.errors import Known
 from shardwise.hardware import Cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._context import Context
@@ -69,20 +69,12 @@ class TrainingRows:
     """Predicts rows of training files; rows of one configuration share a prediction."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], Predicted | InputError] = {}
+        self._known = Known[Predicted]()
 
     def __call__(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row, its interval and what was assumed."""
         key = (*(record.text(name) for name in ("case_id", *SETTINGS)), self.asked(record))
-        if key not in self._known:
-            try:
-                self._known[key] = self.predict(record, context)
-            except InputError as error:
-                self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, InputError):
-            raise found
-        return found.answer(record)
+        return self._known.of(key, lambda: self.predict(record, context)).answer(record)
 
     def asked(self, record: Record) -> str:
         """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""

@@ -30,10 +30,9 @@ from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
 from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
 from shardwise.ops.experts import moe
-from shardwise.ops.feed_forward import mlp
+from shardwise.ops.feed_forward import mlp, quantised
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Layout, Shape, matmul
-from shardwise.ops.quantised import quantised
 from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 from shardwise.ops.tuning import tuned

@@ -1,7 +1,6 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
 from shardwise.plans._capabilities import Capabilities
-from shardwise.plans._dtypes import DTYPES, Widths
 from shardwise.plans._jobs import TUNINGS, Effort, Serving, Training, density_of
 from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
@@ -29,7 +28,7 @@ from shardwise.plans._plan import (
     Recompute,
     Sharding,
 )
-from shardwise.plans._precision import Precision, find_precision, precision_names, precision_to_toml
+from shardwise.plans._precision import DTYPES, Precision, Widths, find_precision, precision_names, precision_to_toml
 from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (

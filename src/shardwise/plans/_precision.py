@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.files import read_toml
-from shardwise.plans._dtypes import DTYPES
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
+
+
+class Widths(NamedTuple):
+    """Bits of an element of the weights of the layers, of what their products take, and of the embedding."""
+
+    weights: int
+    activations: int
+    embedding: int
+
+
+_PAIRS = ((16, 16), (8, 16), (8, 8), (4, 16), (4, 8), (4, 4))
+DTYPES: dict[str, Widths] = {f"w{w}a{a}e{e}": Widths(w, a, e) for (w, a), e in itertools.product(_PAIRS, (16, 32))}
+"""The twelve presets of llm-analysis by name: wXaYeZ keeps weights in X bits, activations in Y, embeddings in Z."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,6 @@ From a model, a cluster and the sizes of plans to memory and time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -18,7 +17,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel
-from shardwise.plans import Plan, Stack, find_rules, splits_replicas
+from shardwise.plans import Stack, find_rules
 from shardwise.training._blocks import (
     BlockCost,
     Elements,
@@ -28,7 +27,7 @@ from shardwise.training._blocks import (
     gradient_shapes,
     tensor_sides,
 )
-from shardwise.training._case import TrainingCase, partition_of
+from shardwise.training._case import TrainingCase
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._memory import (
     ModelBlocks,
@@ -39,11 +38,9 @@ from shardwise.training._memory import (
 )
 from shardwise.training._overlap import paired_blocks, pairing
 from shardwise.training._parts import held_in_flight
-from shardwise.training._sizes import PlanSizes, sizes_of_columns
+from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import (
     Stages,
-    runs_of,
-    stack_runs,
 )
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
 from shardwise.training._units import padded
@@ -161,24 +158,6 @@ def sided(case: TrainingCase, found: Elements[X], ops: tuple[Op[X], ...]) -> Ele
     """Return parameters with their optimizer state, and the sides of their tensors where shards pad them."""
     found = with_states(case.recipe, found, ops)
     return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
-
-
-def structure(plan: Plan) -> tuple[object, ...]:
-    """Return what plans must have in common to be evaluated as one column.
-
-    >>> structure(Plan(tp=2)) == structure(Plan(pp=4)), structure(Plan()) == structure(Plan(recompute="full"))
-    (True, False)
-    """
-    same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules", "offload")
-    return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
-
-
-def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[Any]:
-    """Return memory and time of many plans as columns in their order; the plans share their `structure`."""
-    order, kinds = case.order.layers, len(case.order.blocks)
-    runs = [runs_of(order, kinds, partition_of(p, case.model.num_layers, case.stack)) for p in plans]
-    sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
-    return evaluate(replace(case, plan=plans[0]), sizes, stack_runs(runs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Generic
+from typing import Generic
 
 from shardwise.ledger.number import X
 from shardwise.models import Block, Model
@@ -158,33 +158,3 @@ def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tu
         )
         at += count
     return tuple(runs)
-
-
-def stack_runs(rows: Sequence[tuple[Stages[float], ...]]) -> tuple[Stages[Any], ...]:
-    """Return the runs of many plans as columns; plans with fewer runs are padded with runs of no stages.
-
-    >>> one, two = (runs_of((0, 0), 1, Partition(pp=pp, vpp=1, sizes=(2 // pp,) * pp)) for pp in (1, 2))
-    >>> [run.count.tolist() for run in stack_runs([one, two])]
-    [[1.0, 1.0], [0.0, 1.0]]
-    """
-    import numpy
-
-    def column(values: Sequence[float]) -> Any:
-        return numpy.array(values, numpy.float64)
-
-    longest = max(map(len, rows))
-    padded = [(*row, *[replace(row[-1], count=0)] * (longest - len(row))) for row in rows]
-    return tuple(_stacked(runs, column) for runs in zip(*padded, strict=True))
-
-
-def _stacked(runs: tuple[Stages[float], ...], column: Callable[[Sequence[float]], Any]) -> Stages[Any]:
-    return Stages(
-        count=column([r.count for r in runs]),
-        position=column([r.position for r in runs]),
-        layers=tuple(column(kind) for kind in zip(*(r.layers for r in runs), strict=True)),
-        mirrored=tuple(column(kind) for kind in zip(*(r.mirrored for r in runs), strict=True)),
-        embeds=column([r.embeds for r in runs]),
-        ends=column([r.ends for r in runs]),
-        mirrored_embeds=column([r.mirrored_embeds for r in runs]),
-        mirrored_ends=column([r.mirrored_ends for r in runs]),
-    )

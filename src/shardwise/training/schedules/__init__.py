@@ -16,8 +16,9 @@ what they are held against. Largest differences seen in thousands of random pipe
 | zb-v | exact | 6.1 % | 6.2 % |
 | dualpipe-v | exact | 5.5 % | 9.5 % |
 
-The last three are the largest of some waits (`_waiting`): half of the pipelines are within 0.4, 0.4 and 1.0 %, nine of
-ten within 2 to 3 %; with messages of a twentieth of a forward within 1.1 %, of a fifth within 2.7, 1.4 and 1.3 %.
+The last three are the largest of some waits (`waiting_seconds`): half of the pipelines are within 0.4, 0.4 and 1.0 %,
+nine of ten within 2 to 3 %; with messages of a twentieth of a forward within 1.1 %, of a fifth within 2.7, 1.4 and
+1.3 %.
 
 Messages are hops of the paths, so they are exposed where the order of tasks leaves no slack: in the fill and the drain
 of every schedule, and, even when they overlap, in the steady state of 1F1B and DualPipe, whose stages hold nothing to

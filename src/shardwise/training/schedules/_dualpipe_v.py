@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
 from shardwise.training.schedules._dualpipe import PairedRank, paired_order
+from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
 from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, Run
-from shardwise.training.schedules._waiting import Sent, Wait, waiting_seconds
 
 
 def dualpipe_v_order(p: int, v: int, m: int, i: int) -> Order:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from shardwise.ledger.number import X, minimum
 from shardwise.plans.schedules import round_size
 from shardwise.training.schedules._interleaved import round_tasks, rounds
+from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
 from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, Run, W
-from shardwise.training.schedules._waiting import Sent, Wait, waiting_seconds
 
 
 def interleaved_zb_order(p: int, v: int, m: int, i: int) -> Order:

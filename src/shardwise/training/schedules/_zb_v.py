@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
+from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
 from shardwise.training.schedules._types import B, F, Kind, Order, PipelineSchedule, PipelineShape, Run, Task, W
-from shardwise.training.schedules._waiting import Sent, Wait, waiting_seconds
 
 
 class _Rank:
