@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from laws.helpers import evaluate_columns, evaluated, report
+from laws.helpers import evaluated, report
 from laws.strategies import problems_of
 from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_names
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.search._columns import evaluate_columns
 from shardwise.training import TrainingCase
 from shardwise.training._parts import owned
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from laws.helpers import evaluate_columns, evaluated, report, structure, tried
+from laws.helpers import evaluated, report, tried
 from laws.strategies import cases, random_plans
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, plain
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.search._columns import evaluate_columns, structure
 from shardwise.training import TrainingCase
 
 JOB = Training(seq_len=4096, global_batch=128)

@@ -93,7 +93,7 @@ def test_an_interrupt_is_held_until_no_pipe_is_read(monkeypatch: pytest.MonkeyPa
             inside.append("raised")
         return wait(*args, **words)
 
-    monkeypatch.setattr("shardwise.search._executor.wait", interrupted_wait)
+    monkeypatch.setattr("multiprocessing.connection.wait", interrupted_wait)
     before = signal.getsignal(signal.SIGINT)
     found = searched(work_of(MODEL, ON, JOB, SPACE, SearchOptions(top=1, rows=20)), ProcessExecutor(2))
     assert not inside

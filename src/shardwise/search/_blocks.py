@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.ledger.symbol import Graph, Node
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
-from shardwise.search._columns import Columns, distinct_rows, spread
+from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
@@ -100,7 +100,7 @@ def blocks_of(grid: PlanGrid) -> PlanBlocks:
     base, space = grid.base, grid.space
     ways = [
         (layout, sequence, kind)
-        for layout in np.unique(base["layout"]).tolist()
+        for layout in distinct(base["layout"]).tolist()
         for sequence in (sorted(space.sequence_parallel) if LAYOUTS[layout] == "1d" else [False])
         for kind in ([CONTEXT_KINDS.index(k) for k in space.cp_kind] if (base["cp"] > 1).any() else [_first_kind(grid)])
     ]
@@ -163,8 +163,8 @@ def _first_kind(grid: PlanGrid) -> int:
 
 def known_sizes(grid: PlanGrid) -> dict[str, float]:
     """Return the degrees that all rows of a space share."""
-    distinct = {name: np.unique(grid.base[name]) for name in ("tp", "tp2", "cp", "dp")}
-    return {name: float(values[0]) for name, values in distinct.items() if len(values) == 1}
+    shared = {name: distinct(grid.base[name]) for name in ("tp", "tp2", "cp", "dp")}
+    return {name: float(values[0]) for name, values in shared.items() if len(values) == 1}
 
 
 def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanSizes[Any]:

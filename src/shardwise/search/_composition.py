@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-import numpy as np
-
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
 from shardwise.plans import Schedule, find_rules
 from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, blocks_of, known_sizes, sizes_given
+from shardwise.search._columns import distinct
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
@@ -190,7 +189,7 @@ def compositions_of(grid: PlanGrid) -> Compositions:
         (case.model, case.stack, job, case.efficiencies, case.overlap),
         (cluster.device, *cluster.tiers[:-1], last, cluster.devices_per_node, cluster.num_devices > 1),
         (space.sequence_parallel, space.cp_kind, space.schedule, space.sharding, space.recompute),
-        (*np.unique(grid.base["layout"]).tolist(), bool((grid.base["cp"] > 1).any()), *known_sizes(grid).items()),
+        (*distinct(grid.base["layout"]).tolist(), bool((grid.base["cp"] > 1).any()), *known_sizes(grid).items()),
     )
     return _recorded(_Recording(key, grid))
 

@@ -16,7 +16,7 @@ from shardwise.plans import Schedule
 from shardwise.search._batch import DEGREES, Entry, PlanBatch, key_of
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
 from shardwise.search._cells import Cells, Fitting, PlanKeys, PlanPart, pieces, scattered
-from shardwise.search._columns import Columns, distinct_rows, exact_sum, spread
+from shardwise.search._columns import Columns, distinct, distinct_rows, exact_sum, spread
 from shardwise.search._composition import Composition, Compositions, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import STACK, PlanGrid
@@ -104,7 +104,7 @@ class Evaluator:
     def _composed(self, columns: Columns) -> Iterator[tuple[tuple[Schedule, int, int], Any, dict[str, Any]]]:
         """Yield the schedule, stages and chunks of the rows, the rows that can run so, and those of each sharding."""
         size = len(columns["pp"])
-        for pp in np.unique(columns["pp"]).tolist():
+        for pp in distinct(columns["pp"]).tolist():
             mine = np.flatnonzero(columns["pp"] == pp)
             rows = {c: v[mine] for c, v in columns.items()}
             for schedule, vpp in self.grid.compositions(pp):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -10,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Part = tuple[int, int]
 # Seconds after which an interrupt is looked for.
@@ -55,6 +56,9 @@ class SerialExecutor:
 
 def _end_with_parent() -> None:
     """End this process as soon as the one that started it is gone, however that ended."""
+    import multiprocessing
+    from multiprocessing.connection import wait
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -155,6 +159,8 @@ class ProcessExecutor:
 
 
 def _started(work: PartTask) -> _Worker:
+    import multiprocessing
+
     # Forked processes share what is loaded and recorded. Elsewhere than on Linux, libraries do not survive a fork.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     here, there = context.Pipe()
@@ -166,6 +172,8 @@ def _started(work: PartTask) -> _Worker:
 
 def _results(workers: Sequence[_Worker]) -> Iterator[Any]:
     """Yield what is done within a moment."""
+    from multiprocessing.connection import wait
+
     ready: Any = wait([worker.pipe for worker in workers if worker.part], timeout=MOMENT)
     for worker in workers:
         if worker.pipe in ready:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.plans import AXES, Whole, dense_spans, divisors
-from shardwise.search._columns import Columns, distinct_rows, spread
+from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._space import ORDERS, Order, SearchSpace
 
 COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
@@ -86,7 +86,7 @@ def places_of(columns: Columns, space: SearchSpace, domains: Sequence[int]) -> P
         groups = np.array([t for axis in AXES for t in placed[axis][:-1]], np.int64).reshape(inner, len(chosen))
         wanted = np.ones(len(chosen), bool)
         for axis in AXES:
-            wanted &= np.isin(placed[axis][0], space.fast_of(axis).of(np.unique(placed[axis][0]).tolist()))
+            wanted &= np.isin(placed[axis][0], space.fast_of(axis).of(distinct(placed[axis][0]).tolist()))
         rows.append(chosen[wanted])
         spans.append(groups[:, wanted])
         fast.append(np.tile(np.array(way or (0,) * len(AXES)), (int(wanted.sum()), 1)))
@@ -127,8 +127,8 @@ def _all_spans(
     ways, orders = chosen
     found: GroupShape = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
     both = np.column_stack([ways, orders])
-    distinct, which = np.unique(both, axis=0, return_inverse=True)
-    for i, one in enumerate(distinct.tolist()):
+    chosen_ways, which = np.unique(both, axis=0, return_inverse=True)
+    for i, one in enumerate(chosen_ways.tolist()):
         here = np.flatnonzero(which.ravel() == i)
         fast = tuple(one[:-1]) if one[0] else ()
         placed = _spans(columns, row[here], fast, space.placed_orders[one[-1]], domains)

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardwise.search._batch import Degrees, Entry, PlanBatch, degrees_of
+from shardwise.search._columns import distinct
 from shardwise.search._options import OBJECTIVES
 
 # Plans of one set of degrees that are kept: the best, and those that say how far its row ranges.
@@ -113,7 +114,7 @@ class ParetoFront:
 
     def add(self, batch: PlanBatch) -> None:
         """Take the plans of a batch that belong to the front."""
-        counts = np.unique(batch.devices).tolist()
+        counts = distinct(batch.devices).tolist()
         for n in counts:
             self._add(batch, n, batch.fits if len(counts) == 1 else batch.fits & (batch.devices == n))
 
@@ -121,7 +122,7 @@ class ParetoFront:
         """Return which plans may belong to the front, given seconds that their steps are never shorter than."""
         least_seconds, held, devices = batch.step_seconds, batch.device_bytes, batch.devices
         found = np.zeros(np.shape(held), bool)
-        for n in np.unique(devices).tolist():
+        for n in distinct(devices).tolist():
             mine = sorted(self.entries.get(n, []), key=lambda e: e.device_bytes)
             # The shortest step of the plans that take no more bytes.
             shortest = np.r_[np.inf, np.minimum.accumulate([e.step_seconds for e in mine])]

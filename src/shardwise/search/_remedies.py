@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from shardwise.errors import Problem
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, divisors
+from shardwise.search._columns import evaluate_columns, structure
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._grid import PlanGrid
@@ -24,10 +27,13 @@ from shardwise.search._remedy import Remedy, loss_of, missed
 from shardwise.search._result import Counts, Rejection
 from shardwise.training import TrainReport
 from shardwise.training._evaluate import PricedBlocks
+from shardwise.training._memory import device_bytes
 from shardwise.training._report import report_of
 from shardwise.units import show_bytes
 
 _BASES = 4
+# Plans from which on a column takes less time than one after the other.
+_COLUMN = 6
 _FAR = "none of them is one change away from the best"
 TOO_LARGE = "memory"
 # Fewer bytes for the same plan, where no plan of the space fits: what the job may say otherwise.
@@ -43,7 +49,8 @@ class Rejected:
     base: TrainReport
     value: object
     problem: Problem | None = None
-    report: TrainReport | None = None
+    step_seconds: float = 0.0
+    device_bytes: float = 0.0
     miss: float = 0.0
 
 
@@ -64,37 +71,46 @@ class Remedies:
     def _objective(self) -> str:
         return self.limits.options.objective
 
-    def _value(self, report: TrainReport) -> float:
-        seconds = report.step_seconds / report.goodput
-        return float(OBJECTIVES[self._objective](seconds, report.device_bytes, report.plan.num_devices))
+    def _value(self, base: TrainReport, one: TrainReport | Rejected | None = None) -> float:
+        """Return the objective of a plan, or of one on as many devices."""
+        found = one or base
+        seconds = found.step_seconds / base.goodput
+        return float(OBJECTIVES[self._objective](seconds, found.device_bytes, base.plan.num_devices))
 
     @cached_property
     def _beside(self) -> list[Rejected]:
         """Plans beside the best that were rejected; laws beside the few best, memory and limits beside the best one."""
-        laws, seen = self.grid.laws, list[Rejected]()
+        laws, seen, legal = self.grid.laws, list[Rejected](), list[Near]()
         for place, base in enumerate(self.best[:_BASES]):
             for field, plan in neighbours(self.grid, base.plan):
-                value = getattr(plan, field)
                 broken = broken_law(laws, plan)
                 if broken is not None:
-                    seen.append(Rejected(name=broken[0], field=field, base=base, value=value, problem=broken[1]))
+                    name, problem = broken
+                    seen.append(
+                        Rejected(name=name, field=field, base=base, value=getattr(plan, field), problem=problem)
+                    )
                 elif place == 0:
-                    seen += self._checked(field, base, report_on(self.grid, plan))
-        return seen
+                    legal.append((field, plan))
+        return [*seen, *self._missing(legal)]
 
-    def _checked(self, field: str, base: TrainReport, report: TrainReport) -> Iterator[Rejected]:
-        value = getattr(report.plan, field)
-        if report.device_bytes > self.limit_bytes:
-            miss = report.device_bytes / self.limit_bytes - 1
-            yield Rejected(name=TOO_LARGE, field=field, base=base, value=value, report=report, miss=miss)
-            return
-        for name, ratio in self._ratios(report).items():
-            if ratio > 1:
-                yield Rejected(name=name, field=field, base=base, value=value, report=report, miss=ratio - 1)
-                return
+    def _missing(self, legal: Sequence[Near]) -> Iterator[Rejected]:
+        """Yield those of some plans beside the best one that do not fit or miss a limit."""
+        for (field, plan), (held, seconds) in zip(legal, measured(self.grid, [p for _, p in legal]), strict=True):
+            ratios = {TOO_LARGE: held / self.limit_bytes, **self._ratios(seconds, held, plan.num_devices)}
+            name = next((name for name, ratio in ratios.items() if ratio > 1), "")
+            if name:
+                yield Rejected(
+                    name=name,
+                    field=field,
+                    base=self.best[0],
+                    value=getattr(plan, field),
+                    step_seconds=seconds,
+                    device_bytes=held,
+                    miss=ratios[name] - 1,
+                )
 
-    def _ratios(self, report: TrainReport) -> dict[str, float]:
-        return self.limits.ratios(report.step_seconds, report.device_bytes, report.plan.num_devices)
+    def _ratios(self, seconds: float, held: float, devices: int) -> dict[str, float]:
+        return self.limits.ratios(seconds, held, devices)
 
     def of(self, name: str) -> Remedy | None:
         """Return what would help plans that a law or a limit rejected, None where none is beside the best plans."""
@@ -104,7 +120,7 @@ class Remedies:
         best = self.best[0]
         if name == TOO_LARGE:
             top = self._value(best)
-            quicker = [f for f in near if f.report is not None and self._value(f.report) < top]
+            quicker = [f for f in near if self._value(best, f) < top]
             one = min(quicker or near, key=lambda f: f.miss)
         else:
             one = min(near, key=lambda f: (self._value(f.base), f.miss))
@@ -119,16 +135,19 @@ class Remedies:
 
     def _alone(self, name: str) -> Remedy | None:
         """Return by how much the nearest plan misses a limit that none keeps."""
-        miss = self._ratios(self.nearest).get(name, 0.0) - 1 if self.nearest is not None else 0.0
+        near, miss = self.nearest, 0.0
+        if near is not None:
+            miss = self._ratios(near.step_seconds, near.device_bytes, near.plan.num_devices).get(name, 0.0) - 1
         return Remedy(why=f"the nearest {missed(miss)}") if miss > 0 and not self.best else None
 
     def _why(self, one: Rejected) -> str:
         if one.problem is not None:
             return str(one.problem)
         said = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"
-        if one.name != TOO_LARGE or one.report is None:
+        if one.name != TOO_LARGE:
             return f"{said} {missed(one.miss)}"
-        return f"{said} is {one.miss:.1%} short of memory, and would be {_pace(one.base, one.report)}"
+        pace = _pace(one.base.step_seconds, one.step_seconds)
+        return f"{said} is {one.miss:.1%} short of memory, and would be {pace}"
 
     def _memory(self) -> str:
         """Return what makes the nearest plan fit: fewer bytes of the same plan, or of the same job."""
@@ -146,7 +165,8 @@ class Remedies:
             changes: dict[str, Any] = {field: value}
             leaner = report_of(replace(nearest.case, job=replace(nearest.job, **changes)), ())
             if leaner.device_bytes <= self.limit_bytes:
-                return f"{short}: --{field} {value} fits ({show_bytes(leaner.device_bytes)}), {_pace(nearest, leaner)}"
+                pace = _pace(nearest.step_seconds, leaner.step_seconds)
+                return f"{short}: --{field} {value} fits ({show_bytes(leaner.device_bytes)}), {pace}"
         tried = " nor ".join(f"--{field} {value}" for field, value in _LEANER.items())
         return f"{short}, and neither less kept nor {tried} makes it fit: use more devices"
 
@@ -175,10 +195,10 @@ def _percent(slower: float) -> str:
     return f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} quicker"
 
 
-def _pace(base: TrainReport, other: TrainReport) -> str:
-    """Return in words how much quicker or slower a plan is than another."""
-    gain = base.step_seconds / other.step_seconds - 1
-    return f"{gain:.1%} quicker" if gain >= 0 else _percent(other.step_seconds / base.step_seconds - 1)
+def _pace(base: float, other: float) -> str:
+    """Return in words how much quicker or slower a plan is than another, by the seconds of their steps."""
+    gain = base / other - 1
+    return f"{gain:.1%} quicker" if gain >= 0 else _percent(other / base - 1)
 
 
 Near = tuple[str, Plan]
@@ -267,3 +287,24 @@ def report_on(grid: PlanGrid, plan: Plan) -> TrainReport:
     """Return the report of a legal plan of a space."""
     case = replace(grid.case, plan=plan, cluster=part_of(grid.case.cluster, plan.num_devices))
     return report_of(case, (), grid.priced.setdefault(plan.num_devices, PricedBlocks()))
+
+
+def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]:
+    """Return bytes on a device and seconds of a step of legal plans on as many devices, those alike as columns."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, plan in enumerate(plans):
+        groups.setdefault(structure(plan), []).append(place)
+    found: dict[int, tuple[float, float]] = {}
+    for places in groups.values():
+        if len(places) < _COLUMN:
+            reports = [report_on(grid, plans[place]) for place in places]
+            found |= {p: (r.device_bytes, r.step_seconds) for p, r in zip(places, reports, strict=True)}
+            continue
+        some = [plans[place] for place in places]
+        case = replace(grid.case, plan=some[0], cluster=part_of(grid.case.cluster, some[0].num_devices))
+        with np.errstate(all="ignore"):
+            evaluated = evaluate_columns(case, some)
+            held = device_bytes(case.stack, evaluated.sizes, evaluated.reserved, case.workspace_bytes)
+        columns = (np.broadcast_to(column, len(some)).tolist() for column in (held, evaluated.step.total))
+        found |= dict(zip(places, zip(*columns, strict=True), strict=True))
+    return [found[place] for place in range(len(plans))]

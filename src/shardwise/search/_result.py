@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from shardwise.frames import Frame
 from shardwise.search._options import SearchOptions
+
+if TYPE_CHECKING:
+    from shardwise.frames import Frame
 
 Report = TypeVar("Report")
 

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import memory_band
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.frames import Frame
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
@@ -30,6 +29,9 @@ from shardwise.search._result import Counts, Rejection, Reports, SearchResult
 from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase, TrainReport
 from shardwise.training._intervals import step_band
+
+if TYPE_CHECKING:
+    from shardwise.frames import Frame
 
 
 @dataclass(slots=True)
