@@ -29,6 +29,26 @@ def test_forward_flops_are_exact(run: dict[str, Any]) -> None:
     assert sum(count_flops(model, run["B"], run["S"]).values()) == run["forward_flops"]
 
 
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 144}
+ENCODERS = {
+    ("ViTForImageClassification", "vit", 17): ({"image_size": 64, "num_labels": 10}, 10_694_656),
+    ("Dinov2Model", "dinov2", 26): ({"image_size": 70, "patch_size": 14, "mlp_ratio": 3}, 17_581_056),
+    ("DINOv3ViTModel", "dinov3_vit", 21): ({"image_size": 64, "num_register_tokens": 4}, 12_596_736),
+    ("CLIPTextModel", "clip_text_model", 16): (
+        {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 500},
+        2_555_904,
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), ENCODERS.items(), ids=[case[1] for case in ENCODERS])
+def test_forward_flops_of_encoders_are_exact(case: tuple[str, str, int], expected: tuple[Any, int]) -> None:
+    """Two images or texts, counted by PyTorch 2.13.0: patches are mapped, class tokens and registers are not."""
+    architecture, family, S = case
+    model = model_from_config({"architectures": [architecture], "model_type": family, **SMALL, **expected[0]})
+    assert sum(count_flops(model, 2, S).values()) == expected[1]
+
+
 @pytest.mark.parametrize("run", RUNS, ids=_name)
 def test_backward_flops_are_exact(run: dict[str, Any]) -> None:
     """Backward executes twice the forward pass, and 5/2 of it in fused attention, to the integer."""

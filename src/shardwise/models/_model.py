@@ -26,7 +26,8 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-
 class Projection:
     """A linear map outside the standard operators (adapters, embedding projections), applied to every token.
 
-    One `of_sequence` is applied to the first token of each sequence alone (poolers, classifiers).
+    One `of_sequence` is applied to the first token of each sequence alone (poolers, classifiers). `besides` is the
+    number of tokens of a sequence that it is not applied to (class tokens and registers beside patches).
     """
 
     name: str
@@ -34,6 +35,7 @@ class Projection:
     outputs: int
     bias: bool = False
     of_sequence: bool = False
+    besides: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

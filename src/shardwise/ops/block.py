@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import (
     Attention,
@@ -73,9 +73,11 @@ def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:
     shape = Shape(inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs,
                   bias=p.bias)  # fmt: skip
     rows = y.work.B if p.of_sequence else y.residual_tokens
+    if p.besides:
+        rows = divide(rows * maximum(y.work.S - p.besides, 0), y.work.S)
     source = Tensor(name=f"{p.name}.input", size_bytes=y.a * rows * y.residual_width(p.inputs), born=region)
     op = y.whole(p.name, region, shape, source)
-    if not p.of_sequence:
+    if not (p.of_sequence or p.besides):
         return op
     return matmul(y, p.name, region, (zero + rows, shape.outputs, shape.inputs), op.weights, source)
 

@@ -67,12 +67,12 @@ def _grid(config: Config) -> int:
     return max(image // side, 1)
 
 
-def _with_patches(config: Config, layers: Model, tokens: int, learned: int) -> Model:
-    """Add the map of patches, `tokens` of them and beside them, `learned` vectors of the stream, and the last norm."""
+def _with_patches(config: Config, layers: Model, besides: int, learned: int) -> Model:
+    """Add the map of patches, `besides` tokens beside them, `learned` vectors of the stream, and the last norm."""
     side = config.size("patch_size", default=16)
     inputs = config.size("num_channels", default=3) * side**2
-    patches = Projection(name="patches", inputs=inputs, outputs=layers.hidden, bias=True)
-    vectors = learned * layers.hidden
+    patches = Projection(name="patches", inputs=inputs, outputs=layers.hidden, bias=True, besides=besides)
+    tokens, vectors = _grid(config) ** 2 + besides, learned * layers.hidden
     return replace(layers, final_norm=True, extras=(patches,), extra_vectors=vectors, max_context=tokens)
 
 
@@ -97,15 +97,13 @@ def vit(config: Config) -> Model:
     if "image_size" not in config.raw:
         config.note("a vision transformer is its layers alone: no patch embedding, no positions, no head")
         return model
-    tokens = _grid(config) ** 2 + 1
-    return _with_task(config, _with_patches(config, model, tokens, tokens + 1), _CLASSIFIER, pooler=model.hidden)
+    return _with_task(config, _with_patches(config, model, 1, _grid(config) ** 2 + 2), _CLASSIFIER, pooler=model.hidden)
 
 
 def deit(config: Config) -> Model:
     """Return DeiT: a distillation token beside the class token, and a classifier of each (arXiv:2012.12877)."""
     core, _ = _attention(config, (config.flag("qkv_bias", default=True),) * 3)
-    tokens = _grid(config) ** 2 + 2
-    model = _with_patches(config, _layers(config, _block(config, core)), tokens, tokens + 2)
+    model = _with_patches(config, _layers(config, _block(config, core)), 2, _grid(config) ** 2 + 4)
     return _with_task(config, model, _CLASSIFIER, pooler=config.size("pooler_output_size", default=model.hidden))
 
 
@@ -122,7 +120,7 @@ def beit(config: Config) -> Model:
     positions = side**2 + 1 if config.flag("use_absolute_position_embeddings") else 0
     pooled = config.flag("use_mean_pooling", default=True)
     learned = 1 + config.flag("use_mask_token") + positions + (2 if pooled else 0)
-    model = _with_patches(config, _layers(config, block), side**2 + 1, learned)
+    model = _with_patches(config, _layers(config, block), 1, learned)
     model = replace(model, final_norm=not pooled, extra_vectors=model.extra_vectors + (table if shared else 0))
     config.accept("vocab_size")
     return _with_task(config, model, _CLASSIFIER)
@@ -141,7 +139,7 @@ def dinov2(config: Config) -> Model:
     masks = config.flag("use_mask_token", default=True)
     patches = _grid(config) ** 2
     block = replace(_block(config, core, ffn), branch_scale=True)
-    model = _with_patches(config, _layers(config, block), patches + 1 + registers, patches + 2 + masks + registers)
+    model = _with_patches(config, _layers(config, block), 1 + registers, patches + 2 + masks + registers)
     return _with_task(config, model, "Model", inputs=2 * hidden)
 
 
@@ -156,8 +154,7 @@ def dinov3(config: Config) -> Model:
     ffn = MLP(ffn=config.size("ffn"), gated=gated, bias=config.flag("mlp_bias", default=True), activation=act)
     registers = config.count("num_register_tokens", default=0)
     block = replace(_block(config, core, ffn, vectors=biases), branch_scale=True)
-    tokens = _grid(config) ** 2 + 1 + registers
-    return _with_task(config, _with_patches(config, _layers(config, block), tokens, 2 + registers), "Model")
+    return _with_task(config, _with_patches(config, _layers(config, block), 1 + registers, 2 + registers), "Model")
 
 
 ROWS: dict[str, Row] = {
