@@ -173,3 +173,13 @@ def test_options_default_to_vllm() -> None:
     """The engine is an argument with a stated default."""
     assert ServingOptions().engine == "vllm"
     assert "engine vllm: vLLM" in ask("llama-3.1-8b", Serving()).assumptions
+
+
+def test_what_people_see_of_a_step_is_all_of_its_operators() -> None:
+    """Products, attention, ends and small operators of a step add up to its operators."""
+    job = Serving(batch=4, input_tokens=512, output_tokens=64)
+    cost = infer(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), job).evaluation.decode
+    assert sum(cost.groups.values()) == pytest.approx(sum(cost.operators.values()))
+    norms = sum(seconds for name, seconds in cost.operators.items() if "norm" in name)
+    assert min(cost.groups.values()) > 0
+    assert cost.groups["small"] >= norms

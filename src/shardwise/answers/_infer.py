@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,8 @@ from shardwise.answers._train import fits_at, interval_tree
 from shardwise.answers._train_page import assumptions, describe, legend, mark_limit, show_chance
 from shardwise.errors import InputError
 from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving._report import time_tree
+from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -181,10 +183,13 @@ def infer_page(
     energy_lines(page, used)
     page.blank()
     _memory(page, report)
-    phases = (("PREFILL", "prefill"), ("DECODE", "decode")) if report.job.output_tokens else (("PASS", "prefill"),)
-    for word, key in phases:
+    evaluation = report.evaluation
+    decodes = report.job.output_tokens
+    phases = [("PREFILL" if decodes else "PASS", evaluation.prefill)]
+    phases += [("DECODE", evaluation.decode)] if decodes else []
+    for word, cost in phases:
         page.blank()
-        _phase(page, word, report.to_dict()["time"][key])
+        _phase(page, word, cost)
     page.blank()
     assumptions(page, report.assumptions)
     page.blank()
@@ -292,22 +297,14 @@ def _memory(page: Page, report: InferReport) -> None:
     legend(page, [*segments, Segment("free for cache", free, DOT, "dim")], memory.limit, show_bytes)
 
 
-_PARTS = (
-    ("attention and cache", LIGHT, "cyan", ("attention", "cache_write", "rotary", "indexer")),
-    ("embedding, head, sampling", "\u25aa", "yellow", ("embedding", "final_norm", "head", "sampling")),
-)
-
-
-def _phase(page: Page, word: str, time: Mapping[str, Any]) -> None:
-    operators: Mapping[str, float] = time["operators"]
-    small = sum(s for name, s in operators.items() if name.startswith(("norm", "add")) or name.endswith("activation"))
-    named = {label: sum(s for n, s in operators.items() if n in names) for label, _, _, names in _PARTS}
-    products = sum(operators.values()) - small - sum(named.values())
+def _phase(page: Page, word: str, cost: StepCost[float]) -> None:
+    parts, time = cost.groups, time_tree(cost)
     exposed = {axis: row["exposed"] for axis, row in time["axes"].items() if row["exposed"]}
     segments = [
-        Segment("GEMMs", products, FULL, "green"),
-        *(Segment(label, named[label], glyph, style) for label, glyph, style, _ in _PARTS),
-        Segment("norms and element-wise", small, "\u2571", "bright_black"),
+        Segment("GEMMs", parts["products"], FULL, "green"),
+        Segment("attention and cache", parts["attention"], LIGHT, "cyan"),
+        Segment("embedding, head, sampling", parts["ends"], "\u25aa", "yellow"),
+        Segment("norms and element-wise", parts["small"], "\u2571", "bright_black"),
         *(Segment(f"exposed messages, {axis}", s, DARK, "red") for axis, s in exposed.items()),
         Segment("host work of a step", time["overhead"], MEDIUM, "magenta"),
         Segment("overlapped", -time["overlapped"], " ", ""),

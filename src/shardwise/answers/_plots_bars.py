@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise.answers._plots import (
     AXES,
@@ -28,6 +28,7 @@ from shardwise.answers._train import stage_parts, step_tree
 from shardwise.answers._train_page import describe
 from shardwise.serving import InferReport
 from shardwise.serving._report import time_tree
+from shardwise.serving._step import StepCost
 from shardwise.training import TrainReport
 from shardwise.training._step import weighted
 from shardwise.units import counted, show_bytes, show_seconds
@@ -71,10 +72,6 @@ PHASE = {
     "small": Look("norms and element-wise", "#88CCEE"),
     **{f"exposed {a}": Look(f"exposed: {label}", colour) for a, (label, colour) in AXES.items()},
     "overhead": Look("host work of a step", "#888888"),
-}
-_PHASE_OF = {
-    "attention": ("attention", "cache_write", "rotary", "indexer"),
-    "ends": ("embedding", "final_norm", "head", "sampling"),
 }
 _ROOM = 1.13
 
@@ -210,12 +207,10 @@ def train_figure(report: TrainReport) -> Figure:
     return figure
 
 
-def _phase_parts(time: Mapping[str, Any]) -> dict[str, float]:
+def _phase_parts(cost: StepCost[float]) -> dict[str, float]:
     """Return seconds of a phase by what its operators are."""
-    found = dict.fromkeys(("products", *_PHASE_OF, "small"), 0.0)
-    for name, seconds in time["operators"].items():
-        small = name.startswith(("norm", "add")) or name.endswith("activation")
-        found[next((k for k, names in _PHASE_OF.items() if name in names), "small" if small else "products")] += seconds
+    time = time_tree(cost)
+    found = {name: float(seconds) for name, seconds in cost.groups.items()}
     found |= {f"exposed {axis}": row["exposed"] for axis, row in time["axes"].items()}
     found["overhead"] = time["overhead"]
     # Requests that follow one another through the stages share the time: every part counts for its share of it.
@@ -230,7 +225,7 @@ def served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
     phases = []
     for word, phase, key in (("TTFT", "prefill", "ttft_seconds"), ("TPOT", "decode", "tpot_seconds")):
         low, high = report.interval[key]
-        parts = _phase_parts(time_tree(getattr(report.evaluation, phase)))
+        parts = _phase_parts(getattr(report.evaluation, phase))
         phases.append(Bar(name=name or word, parts=parts, low=low, high=high))
     return memory, phases[0], phases[1]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.ledger.number import X, total
+from shardwise.ledger.op import within
 from shardwise.ops.head import mtp_ops
 from shardwise.serving._cache import SequenceCache, block_caches
 from shardwise.serving._case import ServingCase
@@ -50,7 +51,7 @@ def draft_weights(case: ServingCase, sizes: ServingSizes[X]) -> X:
     step: EngineStep[X] = EngineStep(phase="decode", sequences=1 + zero, tokens=1, context=0)
     *kinds, embedding, head = draft_ledger(draft, own, step, heads).lines
     rows = [(n, ops) for n, (_, ops) in zip(draft.model.kinds.values(), kinds, strict=True)]
-    ends = [op for op in embedding[1] if op.name.startswith("mtp.")] if heads else [*embedding[1], *head[1]]
+    ends = [op for op in embedding[1] if within(op.region, "mtp")] if heads else [*embedding[1], *head[1]]
     rows.append((1, tuple(ends)))
     return total((n * weight_bytes(ops, draft.format, zero) for n, ops in rows), zero)
 

@@ -79,6 +79,14 @@ class ModelCost(Generic[X]):
     send: X
 
 
+GROUPS: dict[str, tuple[OpRole, ...]] = {
+    "attention": ("attention", "scores", "softmax", "context", "cache_write", "rotary", "indexer"),
+    "ends": ("embedding", "head", "sampling"),
+    "small": ("norm", "add", "activation", "steps"),
+}
+"""Roles of operators that people see as one; all others are products and what routes to them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCost(Generic[X]):
     """Seconds of one engine step or of several, FLOPs and bytes moved.
@@ -98,6 +106,13 @@ class StepCost(Generic[X]):
     slowest_stage: X
     flops: X
     moved_bytes: X
+
+    @property
+    def groups(self) -> dict[str, X]:
+        """Seconds of operators by what they are: products, attention with its cache, ends of the model, small ones."""
+        grouped = {group: self.of(*roles) for group, roles in GROUPS.items()}
+        every = total(self.roles.values(), 0 * self.seconds)
+        return {"products": every - total(grouped.values(), 0 * self.seconds), **grouped}
 
     def of(self, *roles: OpRole) -> X:
         """Return seconds of the operators of some roles."""

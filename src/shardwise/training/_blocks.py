@@ -59,8 +59,8 @@ class Elements(Generic[X]):
     dense_states: X
     """Bytes of optimizer state beyond those that grow with the elements, which single tensors decide."""
     expert_states: X
-    sides: dict[str, tuple[tuple[X, X, X], ...]] = field(default_factory=dict)
-    """Of each class its tensors: elements, rows and columns on a rank, where sharding reads them."""
+    sides: dict[tuple[bool, bool], tuple[tuple[X, X, X], ...]] = field(default_factory=dict)
+    """By (of experts, matrices): elements, rows and columns of its tensors on a rank, where sharding reads them."""
 
     @property
     def dense(self) -> X:
@@ -127,16 +127,16 @@ def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> Elements[X
     )
 
 
-def tensor_sides(ops: Sequence[Op[X]]) -> dict[str, tuple[tuple[X, X, X], ...]]:
-    """Return (elements, rows, columns) of the tensors of each class of parameters; joint GEMMs are of several."""
-    found: dict[str, list[tuple[X, X, X]]] = {}
+def tensor_sides(ops: Sequence[Op[X]]) -> dict[tuple[bool, bool], tuple[tuple[X, X, X], ...]]:
+    """Return (elements, rows, columns) of the tensors by (of experts, matrices); joint GEMMs are of several."""
+    found: dict[tuple[bool, bool], list[tuple[X, X, X]]] = {}
     for op in ops:
         for w in op.weights:
             if not w.trainable or w.adapter or is_plain(w.elements, 0):
                 continue
             rows: X = cast(X, w.shape[0]) if w.shape else w.elements
             columns: X = cast(X, w.shape[1]) if len(w.shape) > 1 else rows
-            of = f"{'expert' if w.expert else 'dense'}_{'matrix' if w.kind == 'matrix' else 'other'}"
+            of = w.expert, w.kind == "matrix"
             joint = op.parts if len(op.parts) > 1 and not w.expert and w.kind in ("matrix", "vector") else (rows,)
             whole = total(joint, 0 * rows)
             found.setdefault(of, []).extend((divide(w.elements * part, whole), part, columns) for part in joint)

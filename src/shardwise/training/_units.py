@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.training._blocks import BlockCost, Elements
@@ -46,13 +46,21 @@ def _resized(parts: ModelBlocks[X], size: Callable[[bool, tuple[tuple[X, X, X], 
     """Return the parts with as many parameters of each class as its tensors have by `size`."""
 
     def of(e: Elements[X]) -> Elements[X]:
-        sizes: dict[str, Any] = {name: size(name.startswith("expert"), some) for name, some in e.sides.items()}
-        return replace(e, **sizes)
+        def own(known: X, *of: bool) -> X:
+            return size(of[0], e.sides[of[0], of[1]]) if of in e.sides else known
+
+        return replace(
+            e,
+            dense_matrix=own(e.dense_matrix, False, True),
+            dense_other=own(e.dense_other, False, False),
+            expert_matrix=own(e.expert_matrix, True, True),
+            expert_other=own(e.expert_other, True, False),
+        )
 
     def whole(k: BlockCost[X]) -> BlockCost[X]:
         return replace(k, elements=of(k.elements))
 
-    words = parts.embedding.elements.sides.get("dense_other", ())[:1]
+    words = parts.embedding.elements.sides.get((False, False), ())[:1]
     return replace(
         parts,
         kinds=tuple(map(whole, parts.kinds)),
