@@ -166,6 +166,21 @@ def test_experts_that_groups_share_make_them_wait() -> None:
     assert all(math.isclose(t.seconds, found.traces[0].seconds) for t in found.traces)
 
 
+def test_pipeline_stages_have_a_batch_each_in_flight() -> None:
+    """One request passes all stages as `infer` says; under load two stages serve more than one batch could."""
+    model, cluster, plan = load_model("llama-3.1-8b"), Cluster.parse("2xh100-sxm-80gb"), Plan(pp=2)
+    one = serve(model, cluster, plan, workload(count=1, arrivals=Arrivals(kind="burst")))
+    job = Serving(batch=1, input_tokens=1000, output_tokens=100, max_batched_tokens=8192, max_sequences=1)
+    alone = infer(model, cluster, plan, job)
+    assert one.requests[0].ttft_seconds == pytest.approx(alone.ttft_seconds, rel=0.02)
+    assert one.requests[0].e2e_seconds == pytest.approx(alone.request_seconds, rel=0.02)
+    burst = workload(count=400, arrivals=Arrivals(kind="burst"))
+    two, single = serve(model, cluster, plan, burst), pools("vllm", burst, 0)
+    assert len(two.requests) == 400
+    assert sum(t.prompt_tokens - t.recomputed_tokens for t in two.traces) == 400 * 1000
+    assert 1.3 * single.requests_per_second < two.requests_per_second < 2.2 * single.requests_per_second
+
+
 def test_a_prefill_plan_is_that_of_the_replicas_unless_it_is_told() -> None:
     """A pool takes the degrees of the decode pool; experts wider than a worker's tp are groups of attention."""
     assert prefill_plan(Plan(tp=4, pp=2, dp=3), 2) == Plan(tp=4, pp=2, dp=2)

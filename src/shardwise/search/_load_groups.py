@@ -24,7 +24,7 @@ from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, moments_of, serve
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
-from shardwise.serving.load._steady import Replicas, most_running
+from shardwise.serving.load._steady import Replicas, lanes_of, most_running
 
 POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
@@ -185,9 +185,10 @@ class LoadSearch:
         if not plans:
             return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens), policy=policy, case=case)
         moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
-        most = most_running(policy, moments, tokens[rows])
+        lanes = np.array([float(lanes_of(plan)) for plan in plans])
+        most = most_running(policy, moments, tokens[rows], lanes)
         prices = load_prices(limited, taken(sizes, rows), policy, moments, most)
-        form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows])
+        form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], lanes=lanes)
         return LoadGroup(
             job=job, engine=engine, plans=plans, form=form, short=len(tokens) - len(plans), policy=policy, case=case
         )

@@ -21,7 +21,7 @@ from shardwise.serving.load import Policy, Steady, moments_of
 from shardwise.serving.load._fleet import Link
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, chained, most_running
+from shardwise.serving.load._steady import Replicas, chained, lanes_of, most_running
 
 if TYPE_CHECKING:
     from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch
@@ -68,9 +68,11 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
         policy = policy.of_prompts
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
     sizes = taken(search.grid.sizes(limited.model), rows)
-    prices = load_prices(limited, sizes, policy, moments, most_running(policy, moments, held[rows]))
-    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held[rows])
-    return PoolForms(plans=tuple(search.kinds[row] for row in rows.tolist()), form=form)
+    plans = tuple(search.kinds[row] for row in rows.tolist())
+    lanes = np.array([float(lanes_of(plan)) for plan in plans])
+    prices = load_prices(limited, sizes, policy, moments, most_running(policy, moments, held[rows], lanes))
+    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held[rows], lanes=lanes)
+    return PoolForms(plans=plans, form=form)
 
 
 def _sent(search: LoadSearch, case: ServingCase, plans: tuple[Plan, Plan], policy: Policy) -> float:

@@ -1,7 +1,7 @@
 """Serving under load: workloads of requests over time, an engine's scheduler, and what users then wait."""
 
 from shardwise.serving._policy import Limits, Policy, limits_of, policy_of
-from shardwise.serving.load._fleet import Replica
+from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import PERCENTILES, LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import LengthMoments, Request, moments_of
 from shardwise.serving.load._serve import prefill_plan, serve

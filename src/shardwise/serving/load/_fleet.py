@@ -1,8 +1,4 @@
-"""Replicas whose groups step together, the routers before them, and pools that compute prompts apart from answers.
-
-Groups of attention that share experts exchange tokens in every layer: they step together and the slowest decides.
-Decode steps are padded to the fullest group (vLLM vllm/v1/worker/dp_utils.py coordinate_batch_across_dp, SGLang
-srt/managers/scheduler_dp_attn_mixin.py); in steps with prompts experts take the tokens of all groups, unpadded.
+"""All replicas of a deployment: routers before them, and pools that compute prompts apart from answers.
 
 A pool of prefill workers computes prompts and sends their cache to a decode pool (arXiv:2401.09670, arXiv:2311.18677);
 what of it is sent after the prompt, and whose the first token is, are fields of a `Policy`.
@@ -26,91 +22,14 @@ from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
+from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
-from shardwise.serving.load._steady import Replicas, Steady, chained
+from shardwise.serving.load._steady import Replicas, Steady, chained, lanes_of
 from shardwise.serving.load._steps import StepTable
 
 Router = Literal["round-robin", "random", "least-loaded"]
 ROUTERS: tuple[Router, ...] = ("round-robin", "random", "least-loaded")
-
-
-class Replica:
-    """One engine under load: the groups of its attention step together."""
-
-    def __init__(
-        self,
-        table: StepTable,
-        policy: Policy,
-        cache_tokens: float,
-        groups: int = 1,
-        follow: Follow | None = None,
-        stage: Stage = "both",
-    ) -> None:
-        self.table = table
-        self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
-        self.now = 0.0
-        self.horizon = math.inf
-
-    def run(self, requests: Iterable[Request]) -> list[Trace]:
-        """Return what happens until every request has ended; they arrive in order, at one group after another."""
-        for index, request in enumerate(requests):
-            self.groups[index % len(self.groups)].expect(request)
-        return self.finish()
-
-    def finish(self) -> list[Trace]:
-        """Return what each group did when all that was sent here has ended."""
-        self.advance(math.inf)
-        for group in self.groups:
-            group.trace.seconds = self.now
-        return [group.trace for group in self.groups]
-
-    @property
-    def next_seconds(self) -> float:
-        """When something next runs here, infinite where all is done."""
-        if any(g.decoding or g.prompts or g.waiting for g in self.groups):
-            return self.now
-        return max(self.now, min((g.pending[0].ready for g in self.groups if g.pending), default=math.inf))
-
-    @property
-    def next_end(self) -> float:
-        """A time before which no request ends here: that of the first end if nobody else came."""
-        if any(g.prompts or g.waiting for g in self.groups):
-            return self.now
-        return min((g.first_end for g in self.groups if g.decoding), default=math.inf)
-
-    def advance(self, until: float) -> None:
-        """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""
-        self.horizon = until
-        while self.now < self.horizon:
-            busy = [group for group in self.groups if group.take_in(self.now)]
-            if not busy:
-                at = self.next_seconds
-                if at > self.horizon or at == math.inf:
-                    return
-                self.now = at
-                continue
-            if len(busy) == 1 == len(self.groups):
-                step = busy[0].next_step(self.horizon)
-                busy[0].run(step, step.steps, step.seconds)
-            else:
-                self._together(busy)
-            self.now = busy[0].now
-
-    def _together(self, busy: list[Scheduler]) -> None:
-        """Run a step of every group that has work, each as long as that of the slowest."""
-        arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
-        horizon = min(self.horizon, *arrivals, math.inf)
-        steps = [(group, group.next_step(horizon)) for group in busy]
-        count = min(step.steps for _, step in steps)
-        if any(step.pieces for _, step in steps):
-            experts = self.table.experts
-            own = max(step.seconds - experts[step.tokens] for _, step in steps)
-            seconds = own + experts[round(sum(step.tokens for _, step in steps) / len(self.groups))]
-        else:
-            seconds = max(group.repriced(step, count) for group, step in steps)
-        for group, step in steps:
-            group.run(step, count, seconds)
 
 
 def attention_groups(base: InferReport) -> int:
@@ -144,8 +63,8 @@ class Pool:
 
         Four times as many requests as run at once, so that the middle half has neither the filling nor the draining.
         """
-        most = int(self.form.prices.counts.max())
-        count = min(max(4 * most, 400) * self.groups, max(20_000, 400 * self.groups))
+        most, queues = int(self.form.prices.counts.max()), self.groups * lanes_of(self.base.plan)
+        count = min(max(4 * most, 400) * queues, max(20_000, 400 * queues))
         requests = [Request(0.0, tokens, made, cached) for tokens, made, cached in islice(workload.draws(), count)]
         for request in requests:
             request.remote = self.stage == "decode"
@@ -160,7 +79,11 @@ class Pool:
 
     def replica(self, follow: Follow | None = None) -> Replica:
         """Return one replica, idle."""
-        return Replica(self.table, self.policy, float(self.base.kv_cache_tokens), self.groups, follow, self.stage)
+        cache, lanes = float(self.base.kv_cache_tokens), lanes_of(self.base.plan)
+        policy = replace(self.policy, max_sequences=-(-self.policy.max_sequences // lanes))
+        found = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
+        found.stages = lanes
+        return found
 
 
 class Routing:

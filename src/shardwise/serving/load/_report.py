@@ -314,7 +314,8 @@ class ServeReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
 
-        `running`, `waiting` and `kv` are of one replica, of one of its groups where attention is data parallel.
+        `running`, `waiting` and `kv` are of one replica, of one of its queues where attention is data
+        parallel or pipeline stages have several batches in flight.
         """
         traces = self._every
         offered = self.workload.arrivals.rate or (self.requests_per_second if self.requests else None)

@@ -19,6 +19,7 @@ from typing import Any, Generic, cast
 import numpy as np
 
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
+from shardwise.plans import Plan
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns
@@ -179,20 +180,27 @@ class Steady(Generic[X]):
         return Steady(**{f.name: float(getattr(self, f.name)[index]) for f in fields(self)})
 
 
-def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any) -> Any:
-    """Return sequences that run at once at most: as many as the engine takes and the cache holds on average."""
-    held = np.floor(np.asarray(cache_tokens, float) / moments.held_tokens)
-    return np.maximum(np.minimum(policy.max_sequences, held), 1.0)
+def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:
+    """Return sequences of a batch that run at once at most: as many as the engine takes and the cache holds on average.
+
+    Batches that are in flight at once share both.
+    """
+    held = np.floor(np.asarray(cache_tokens, float) / lanes / moments.held_tokens)
+    return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), held), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """The closed form of one replica of each layout: `at` gives its means at a rate."""
+    """The closed form of one replica of each layout: `at` gives its means at a rate.
+
+    A replica of several pipeline stages runs as many batches (`lanes`), each of which is a queue of its own.
+    """
 
     prices: LoadPrices
     policy: Policy
     moments: LengthMoments
     cache_tokens: Any
+    lanes: Any = 1.0
 
     def _shared(self, arrivals: Any) -> Any:
         """Return what a prompt adds where those of a step are Poisson with a mean."""
@@ -219,7 +227,7 @@ class Replicas:
     @cached_property
     def capacity(self) -> Any:
         """Requests a second that a replica with a full queue is served at."""
-        return self._rates[:, -1]
+        return self._rates[:, -1] * self.lanes
 
     @cached_property
     def _weights(self) -> Any:
@@ -264,17 +272,20 @@ class Replicas:
     def at(self, rate: Any) -> Steady[Any]:
         """Return the means at so many requests a second of each layout."""
         with np.errstate(all="ignore"):
-            return self._at(np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9))
+            asked = np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9)
+            lane = self._at(asked / self.lanes)
+        return replace(lane, capacity=self.capacity, rate=asked, running=lane.running * self.lanes)
 
     def _at(self, rate: Any) -> Steady[Any]:
         p, moments, policy = self.prices, self.moments, self.policy
+        most_served = self._rates[:, -1]
         n, steps = p.counts, max(moments.steps, 1e-9)
         b = self.loads(rate)
         lingering = lingering_seconds(b, moments, policy)
         seconds = step_seconds(b, policy) + lingering / steps
         # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity).
         width = 1 + (1 / (1 - b.load) ** 2 - 1) * moments.overlap
-        tail = np.minimum(rate / self.capacity, 0.999)
+        tail = np.minimum(rate / most_served, 0.999)
         ratio = rate[:, None] * steps * seconds / n
         likely, beyond = self._likely(ratio, width, tail)
         weighted, most = likely * self._weights, n[:, -1]
@@ -295,7 +306,7 @@ class Replicas:
         # Seconds a token as requests have it: short answers linger as long as others.
         more = (weighted * n * lingering / seconds).sum(axis=-1) / (weighted * n).sum(axis=-1) * tpot
         per_token = tpot + more * (moments.inverse_steps - 1 / steps)
-        stable = rate < self.capacity
+        stable = rate < most_served
         found = {
             "running": (chance * n).sum(axis=-1) + past * most,
             "ttft_seconds": ttft,
@@ -303,7 +314,7 @@ class Replicas:
             "e2e_seconds": ttft + moments.steps * tpot,
             "waiting_seconds": waiting,
         }
-        return Steady(capacity=self.capacity, rate=rate, **{k: np.where(stable, v, math.inf) for k, v in found.items()})
+        return Steady(capacity=most_served, rate=rate, **{k: np.where(stable, v, math.inf) for k, v in found.items()})
 
     def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any) -> Any:
         """Return mean seconds of a wait for a place among the sequences, of requests that come in bunches.
@@ -339,9 +350,17 @@ def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share:
     )
 
 
+def lanes_of(plan: Plan) -> int:
+    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
+
+    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
+    """
+    return plan.pp if plan.ep * plan.etp <= plan.tp else 1
+
+
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
-    held = np.array([float(cache_tokens)])
+    held, lanes = np.array([float(cache_tokens)]), np.array([float(lanes_of(case.plan))])
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains)
-    prices = load_prices(case, sizes, policy, moments, most_running(policy, moments, held))
-    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held)
+    prices = load_prices(case, sizes, policy, moments, most_running(policy, moments, held, lanes))
+    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, lanes=lanes)

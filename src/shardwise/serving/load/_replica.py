@@ -1,0 +1,128 @@
+"""One engine: groups of attention that step together, or batches that pass pipeline stages one after another.
+
+Groups of attention that share experts exchange tokens in every layer: they step together and the slowest decides.
+Decode steps are padded to the fullest group (vLLM vllm/v1/worker/dp_utils.py coordinate_batch_across_dp, SGLang
+srt/managers/scheduler_dp_attn_mixin.py); in steps with prompts experts take the tokens of all groups, unpadded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from shardwise.serving._policy import Policy
+from shardwise.serving.load._requests import Request, Trace
+from shardwise.serving.load._simulate import Follow, Scheduler, Stage
+from shardwise.serving.load._steps import StepTable
+
+
+class Replica:
+    """One engine under load: the groups of its attention step together."""
+
+    def __init__(
+        self,
+        table: StepTable,
+        policy: Policy,
+        cache_tokens: float,
+        groups: int = 1,
+        follow: Follow | None = None,
+        stage: Stage = "both",
+    ) -> None:
+        self.table = table
+        self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
+        self.now = 0.0
+        self.horizon = math.inf
+        self.stages = 1
+        """Pipeline stages, through which batches of the groups pass one after another."""
+        self.free = [0.0] * groups
+        """When each stage is free again."""
+
+    def run(self, requests: Iterable[Request]) -> list[Trace]:
+        """Return what happens until every request has ended; they arrive in order, at one group after another."""
+        for index, request in enumerate(requests):
+            self.groups[index % len(self.groups)].expect(request)
+        return self.finish()
+
+    def finish(self) -> list[Trace]:
+        """Return what each group did when all that was sent here has ended."""
+        self.advance(math.inf)
+        self.now = max(group.now for group in self.groups) if self.stages > 1 else self.now
+        for group in self.groups:
+            group.trace.seconds = self.now
+        return [group.trace for group in self.groups]
+
+    @property
+    def next_seconds(self) -> float:
+        """When something next runs here, infinite where all is done."""
+        if self.stages > 1:
+            return min(map(self._starts, self.groups))
+        if any(g.decoding or g.prompts or g.waiting for g in self.groups):
+            return self.now
+        return max(self.now, min((g.pending[0].ready for g in self.groups if g.pending), default=math.inf))
+
+    @property
+    def next_end(self) -> float:
+        """A time before which no request ends here: that of the first end if nobody else came."""
+        if any(g.prompts or g.waiting for g in self.groups):
+            return min(map(self._starts, self.groups))
+        return min((g.first_end for g in self.groups if g.decoding), default=math.inf)
+
+    def advance(self, until: float) -> None:
+        """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""
+        self.horizon = until
+        if self.stages > 1:
+            self._pipeline()
+            return
+        while self.now < self.horizon:
+            busy = [group for group in self.groups if group.take_in(self.now)]
+            if not busy:
+                at = self.next_seconds
+                if at > self.horizon or at == math.inf:
+                    return
+                self.now = at
+                continue
+            if len(busy) == 1 == len(self.groups):
+                step = busy[0].next_step(self.horizon)
+                busy[0].run(step, step.steps, step.seconds)
+            else:
+                self._together(busy)
+            self.now = busy[0].now
+
+    @staticmethod
+    def _starts(group: Scheduler) -> float:
+        """Return when a batch in flight next begins a step."""
+        if group.decoding or group.prompts or group.waiting:
+            return group.now
+        return max(group.now, group.pending[0].ready) if group.pending else math.inf
+
+    def _pipeline(self) -> None:
+        """Run steps of the batches in flight, each through one stage after another as they become free."""
+        while True:
+            group = min(self.groups, key=self._starts)
+            at = self._starts(group)
+            if at >= self.horizon or at == math.inf:
+                return
+            group.take_in(at)
+            step = group.next_step(at)
+            each = group.repriced(step, 1) / self.stages
+            done = at
+            for stage in range(self.stages):
+                done = max(done, self.free[stage]) + each
+                self.free[stage] = done
+            group.run(step, 1, done - at)
+            self.now = at
+
+    def _together(self, busy: list[Scheduler]) -> None:
+        """Run a step of every group that has work, each as long as that of the slowest."""
+        arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
+        horizon = min(self.horizon, *arrivals, math.inf)
+        steps = [(group, group.next_step(horizon)) for group in busy]
+        count = min(step.steps for _, step in steps)
+        if any(step.pieces for _, step in steps):
+            experts = self.table.experts
+            own = max(step.seconds - experts[step.tokens] for _, step in steps)
+            seconds = own + experts[round(sum(step.tokens for _, step in steps) / len(self.groups))]
+        else:
+            seconds = max(group.repriced(step, count) for group, step in steps)
+        for group, step in steps:
+            group.run(step, count, seconds)
