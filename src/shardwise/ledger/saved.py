@@ -62,11 +62,15 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
     dropped: dict[str, Tensor[X]] = {}
     for op in ops:
         unit = next((u for u in units if u.holds(op.region)), None)
+        saved = {tensor.name for tensor in op.saves}
         for tensor in (*op.saves, *(op.reads if unit else ())):
             if tensor.fleeting:
                 continue
             makers = [u for u in units if tensor.born and u.holds(tensor.born)]
             again = bool(makers) and (unit in makers or makers[0].discards_output)
+            if again and tensor.name not in saved:
+                # Made again on the way, and read by no gradient.
+                continue
             again = again and not (unit and unit.alternates and op.kind == "attention" and tensor.born == op.region)
             (dropped if again else kept)[tensor.name] = tensor
     for unit in units:
