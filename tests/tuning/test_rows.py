@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import InputError
+from shardwise.measured import read
+from shardwise.measured._frameworks import framework_of
 from shardwise.measured._record import Record
-from shardwise.measured._training_plan import global_batch_of, optimizer_of, optimizer_rank_of
+from shardwise.measured._training_plan import _micro_batch, optimizer_of, optimizer_rank_of
 from shardwise.measured._training_stack import effort_of
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
-from shardwise.plans import Plan, Training, find_stack, tuning_of
+from shardwise.plans import Training, find_stack, tuning_of
 
 LLAMA = Model.load("llama-3.2-3b")
 
@@ -85,12 +87,13 @@ def test_targets_of_a_framework_are_its_own() -> None:
     assert targets_of(row(framework="AgileRL 2.8", notes="lora_targets=None")) == ("all-linear",)
 
 
-def test_a_group_smaller_than_the_micro_batch_is_no_batch() -> None:
-    """Answers of one prompt fewer than a micro-batch: the batch is a micro-batch; without a group it is an error."""
-    plan = Plan(micro_batch=8)
-    assert global_batch_of(row(global_batch="4", notes="group_size=4"), plan, 1) == 8
-    assert global_batch_of(row(global_batch="16", notes="group_size=16"), plan, 1) == 16
-    assert global_batch_of(row(global_batch="4"), plan, 1) == 4
+@pytest.mark.parametrize(
+    ("group", "notes", "expected"), [("4", "group_size=4", 4), ("16", "group_size=16", 8), ("4", "", 8)]
+)
+def test_the_answers_of_a_prompt_bound_a_micro_batch(group: str, notes: str, expected: int) -> None:
+    """A micro-batch has no more rows than there are answers; without a group the stated one stands, and is refused."""
+    stated = row(global_batch=group, micro_batch="8", notes=notes)
+    assert _micro_batch(stated, framework_of(read("frameworks.toml"), "agilerl", {}), 1, 1) == expected
 
 
 def test_deepspeed_trains_adapters_in_the_type_of_the_model() -> None:

@@ -59,10 +59,20 @@ def train_page(
     page.blank()
     _time(page, report)
     page.blank()
+    if report.phases:
+        _phases(page, report)
+        page.blank()
     assumptions(page, report.assumptions)
     page.blank()
     command_lines(page, "AGAIN", command)
     return page
+
+
+def _phases(page: Page, report: TrainReport) -> None:
+    """Append the phases of a step of preferences or rewards; rollouts are asked of `infer` and `serve`."""
+    page.label("PHASES", f"of {report.job.method}, rollouts apart", "bold", "bold")
+    for phase in report.phases:
+        page.note(f"{phase.name:28s} {show_seconds(phase.seconds):>10s}  {show_bytes(phase.peak_bytes)} of tensors")
 
 
 def tuning_lines(page: Page, found: TuningSummary) -> None:

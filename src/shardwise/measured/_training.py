@@ -21,6 +21,7 @@ from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import (
     global_batch_of,
+    method_of,
     optimizer_of,
     optimizer_rank_of,
     plan_of,
@@ -146,6 +147,7 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         precision=precision,
         optimizer=optimizer_of(record),
         optimizer_rank=optimizer_rank_of(record),
+        method=method_of(record),
         dropout=dropout_of(record, model, stack, table),
         tuning=effort_of(record),
         **(tuning_fields(record, model) if is_tuned(record) else {}),

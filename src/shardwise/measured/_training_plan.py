@@ -11,7 +11,7 @@ from shardwise.measured._frameworks import Framework
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.models import Model
-from shardwise.plans import ContextKind, Plan, Recompute, Sharding, Stack, schedule_for, split_layers
+from shardwise.plans import OBJECTIVES, ContextKind, Plan, Recompute, Sharding, Stack, schedule_for, split_layers
 
 
 def _degree(record: Record, name: str) -> int:
@@ -92,6 +92,10 @@ def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -
     if pp > 1 and stated >= pp and stated % pp == 0 and whole:
         record.assume("micro_batch: the batch of a replica, cut into as many micro-batches as stages")
         return stated // pp
+    if batch and stated > batch * replicas and record.notes.get("group_size"):
+        # github.com/AgileRL/AgileRL agilerl/memory/README.md: micro-batches are capped by available trajectories.
+        record.assume("micro_batch: the answers of one prompt, which are fewer than the stated one")
+        return batch
     return stated
 
 
@@ -171,6 +175,16 @@ def optimizer_of(record: Record) -> str:
     return found
 
 
+def method_of(record: Record) -> str:
+    """Return the method of training that a row's notes name, next tokens where they name none.
+
+    >>> method_of(Record({"notes": "method=grpo; group_size=4"})), method_of(Record({"notes": ""}))
+    ('grpo', 'sft')
+    """
+    said = str(record.notes.get("method", ""))
+    return said if said in OBJECTIVES else "sft"
+
+
 def optimizer_rank_of(record: Record) -> int:
     """Return the rank of projected gradients that a row states, 0 where it states none.
 
@@ -184,9 +198,6 @@ def optimizer_rank_of(record: Record) -> int:
 def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
     batch = record.whole("global_batch")
     replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
-    if batch and batch < plan.micro_batch * replicas and record.notes.get("group_size"):
-        record.assume("global_batch: a micro-batch a replica, the stated one is the answers of one prompt")
-        return plan.micro_batch * replicas
     if batch:
         return batch
     record.taken("global_batch")

@@ -36,7 +36,15 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
             found.append(virtual_tokens(y, t, op))
         if op.role == "embedding" and t.adapter in SHARED:
             found.append(shared(y, t))
-    return tuple(found)
+    return tuple(_with_other_adapters(t, op) for op in found) if t.reference or t.critic else tuple(found)
+
+
+def _with_other_adapters(t: Tuning, op: Op[X]) -> Op[X]:
+    """Return an operator with the adapters of a frozen reference and of a critic beside that of the policy."""
+    own = [w for w in op.weights if w.adapter and w.trainable]
+    more = [replace(w, name=f"{w.name} reference", trainable=False, stored_bytes=t.width * w.elements) for w in own]
+    critic = [replace(w, name=f"{w.name} critic") for w in own]
+    return replace(op, weights=(*op.weights, *more[: len(own) * t.reference], *critic[: len(own) * t.critic]))
 
 
 def adapted(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:

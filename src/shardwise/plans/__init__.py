@@ -2,6 +2,7 @@
 
 from shardwise.plans._capabilities import Capabilities
 from shardwise.plans._jobs import TUNINGS, Effort, Serving, Training, density_of
+from shardwise.plans._objective import OBJECTIVES, REFERENCES, Objective, objective_problems, reference_of
 from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     Whole,
@@ -58,11 +59,13 @@ __all__ = [
     "LOSSES",
     "METRICS",
     "MOST_REQUESTS",
+    "OBJECTIVES",
     "OFFLOADS",
     "OPTIMIZERS",
     "PARTITIONS",
     "QUANTILES",
     "RECOMPUTES",
+    "REFERENCES",
     "SCHEDULES",
     "SHARDINGS",
     "TUNINGS",
@@ -79,6 +82,7 @@ __all__ = [
     "Limit",
     "LossKernel",
     "Moments",
+    "Objective",
     "Optimizer",
     "Partition",
     "Plan",
@@ -112,9 +116,11 @@ __all__ = [
     "groups",
     "listed",
     "named_groups",
+    "objective_problems",
     "one_of",
     "precision_names",
     "precision_to_toml",
+    "reference_of",
     "schedule_for",
     "shard_of",
     "spans",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from shardwise.plans._objective import OBJECTIVES
+
 Effort: TypeAlias = Literal["record", "typical"]
 TUNINGS: tuple[Effort, ...] = get_args(Effort)
 
@@ -64,6 +66,10 @@ class Training:
     """Format of the frozen matrices; empty: 16 bits."""
     trains: tuple[str, ...] = ()
     """What of the model trains: all, none, embedding, head, norms; empty: nothing beside an adapter, else all."""
+    method: str = "sft"
+    """What is optimised, one of `OBJECTIVES`."""
+    reference: str = ""
+    """The reference of preferences or rewards, one of `REFERENCES`; empty: the framework's own."""
     tuning: Effort = "record"
     """How well the run is tuned: as runs for a record are, or as the runs that people publish otherwise."""
     failures_per_device_hour: float = 0.0
@@ -74,7 +80,12 @@ class Training:
     @property
     def tokens_per_step(self) -> int:
         """Tokens consumed by one optimizer step."""
-        return self.seq_len * self.global_batch
+        return self.seq_len * self.global_batch * self.sequences
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a sample: two of a preference."""
+        return OBJECTIVES[self.method].sequences if self.method in OBJECTIVES else 1
 
     @property
     def run_tokens(self) -> float:

@@ -25,6 +25,9 @@ LossKernel: TypeAlias = Literal[
 ]
 
 LOSSES: tuple[LossKernel, ...] = get_args(LossKernel)
+ROLLOUTS = ("asleep", "awake", "apart")
+"""Places of the engine of rollouts: on the trainer's devices asleep or awake, or on devices of its own."""
+SLEEPING_BYTES = 700 * 2.0**20  # github.com/AgileRL/AgileRL agilerl/memory, vLLM asleep at level 1 (2026-08)
 WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce")
 """Those that take the head with them, over a whole vocabulary."""
 
@@ -57,6 +60,10 @@ class Settings:
     """Pieces of the tokens in which a feed-forward runs, each again in backward (ALST, arXiv:2506.13996)."""
     misc_bytes: float = 0.0
     """Bytes beside all else on every device."""
+    rollout: str = ""
+    """Where the engine of rollouts is while the policy trains, one of `ROLLOUTS`; empty: elsewhere, or nowhere."""
+    rollout_bytes: float = 0.0
+    """What it takes of every device when awake."""
     blas_workspace_bytes: float = 0.0
     """Scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG)."""
     separate_weight_gradients: bool = False
@@ -71,9 +78,20 @@ class Settings:
     """Each tensor is updated as soon as its gradient is made, which is then freed."""
 
     @property
+    def rollout_beside_bytes(self) -> float:
+        """Bytes of an engine beside the trainer: all that it has when awake, its context when it sleeps."""
+        return {"awake": self.rollout_bytes, "asleep": SLEEPING_BYTES}.get(self.rollout, 0.0)
+
+    @property
     def quantises(self) -> bool:
         """Whether any tensor of the feed-forward is kept in other bits."""
         return bool(self.mlp_input_bits or self.activation_input_bits or self.mlp_product_bits)
+
+    def _rollout_problems(self, found: Problems) -> None:
+        if self.rollout and self.rollout not in ROLLOUTS:
+            found.add("rollout", self.rollout, "is no place of an engine", "use one of " + ", ".join(ROLLOUTS))
+        if self.rollout == "awake" and not self.rollout_bytes:
+            found.add("rollout", self.rollout, "takes memory that is not stated", "add --rollout-memory 24GiB")
 
     def problems(self) -> Problems:
         """Return what is wrong with single settings."""
@@ -84,6 +102,7 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
                 found.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
+        self._rollout_problems(found)
         if self.loss and self.loss not in LOSSES:
             found.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
         if isinstance(self.tile_mlp, bool) or not isinstance(self.tile_mlp, int) or self.tile_mlp < 1:

@@ -91,6 +91,8 @@ class Stack:
     """The recipe of adapters where a job names none ("": that of the job)."""
     frozen_precision: str
     """The recipe of what trains beside frozen 16-bit weights where a job names none ("": that of the stack)."""
+    reference: str
+    """What objectives compare with beside adapters, one of `REFERENCES` ("": the base with its adapters off)."""
     adapter_autocast: bool
     """Products of adapters take 16-bit copies of fp32 ones and of their input (torch.autocast)."""
     adapter_joint: bool

@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.plans._jobs import Training
+from shardwise.plans._objective import OBJECTIVES, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
 
@@ -120,7 +121,8 @@ class Tuning:
     `joint` says that layers that are one product of the framework have one adapter, `keeps_inputs` that products of
     narrow weights keep their input, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
     `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter,
-    else only those sides that it splits of the layer.
+    else only those sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one
+    of a `critic` that trains.
     """
 
     adapter: str
@@ -136,6 +138,8 @@ class Tuning:
     keeps_inputs: bool = False
     rest_bytes: float = 0.0
     splits_rank: bool = True
+    reference: bool = False
+    critic: bool = False
 
     @property
     def freezes(self) -> bool:
@@ -190,6 +194,8 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
         joint=stack.adapter_joint,
         keeps_inputs=narrow and stack.keeps_narrow_inputs,
         rest_bytes=stack.narrow_rest_bytes if narrow else 0.0,
+        reference=reference_of(job, stack.reference) == "adapter",
+        critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
     )
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from shardwise.plans._jobs import TUNINGS
+from shardwise.plans._objective import OBJECTIVES, REFERENCES
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
-from shardwise.plans._settings import LOSSES
+from shardwise.plans._settings import LOSSES, ROLLOUTS
 from shardwise.plans._tuning import ADAPTERS, TRAINS, base_names
 from shardwise.plans.schedules import SCHEDULES
 
@@ -159,6 +160,8 @@ TRAINING: tuple[Field, ...] = (
     _job("adapter_precision", "choice", "type of adapters; left out, the framework's own", choices=("fp32", "bf16")),
     _job("base", "choice", "format of the frozen matrices, such as nf4; left out, 16 bits", choices=base_names()),
     _job("trains", "words", f"what of the model trains: {', '.join(TRAINS)}; left out, all, or none with an adapter"),
+    _job("method", "choice", "what is optimised: next tokens, or preferences or rewards", choices=tuple(OBJECTIVES)),
+    _job("reference", "choice", "what the method compares with; left out, the framework's own", choices=REFERENCES),
     _job("failures_per_device_hour", "failures", "failures of a device in an hour"),
     _job("restart", "seconds", "time to come back after a failure", sets=("restart_seconds",)),
     _job("checkpoint", "seconds", "time that a checkpoint stops the run", sets=("checkpoint_seconds",)),
@@ -184,6 +187,8 @@ SETTINGS: tuple[Field, ...] = (
     _job("bucket_elements", "count", "elements of a bucket of gradients or weights, such as 5e8"),
     _job("max_live_parameters", "count", "parameters that ZeRO-3 keeps gathered, such as 1e9"),
     _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
+    _job("rollout", "choice", "where the engine of rollouts is while the policy trains", choices=ROLLOUTS),
+    _job("rollout_memory", "bytes", "memory that it takes when awake, such as 24GiB", sets=("rollout_bytes",)),
 )
 
 SPECULATION = ("draft_model", "eagle", "mtp", "ngram")

@@ -98,4 +98,5 @@ def device_bytes(stack: Stack, z: PlanSizes[X], reserved: X, workspace: float) -
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
     held = reserved + workspace * stack.reserved_over_allocated
-    return held + stack.context_bytes + axes * stack.communicator_bytes + stack.settings.misc_bytes
+    beside = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
+    return held + stack.context_bytes + axes * stack.communicator_bytes + beside

@@ -11,12 +11,15 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
 from shardwise.plans import (
+    OBJECTIVES,
+    Objective,
     Plan,
     Stack,
     Training,
     Tuning,
     find_optimizer,
     find_precision,
+    reference_of,
     splits_replicas,
     tuning_of,
 )
@@ -53,7 +56,21 @@ class TrainingCase:
             splits_replicas=splits_replicas(self.plan),
             offload=self.plan.offload,
             slack=self.slack,
+            copies=int(reference_of(self.job, self.stack.reference) == "copy"),
+            critics=int(self.objective.critic and not self.job.adapter),
+            scorings=self.scorings,
         )
+
+    @property
+    def objective(self) -> Objective:
+        """What is optimised, and what that takes beside the model."""
+        return OBJECTIVES[self.job.method]
+
+    @property
+    def scorings(self) -> int:
+        """Passes without gradients over a batch: of the reference, of the policy that generated, of the critic."""
+        one = self.objective
+        return int(reference_of(self.job, self.stack.reference) != "none") + one.rollout + one.critic
 
     @property
     def slack(self) -> float:

@@ -69,7 +69,7 @@ def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
     zero = 0 * z.tp
     dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
     work = TokenBatch(
-        B=z.micro_batch,
+        B=z.micro_batch * case.job.sequences,
         S=zero + case.job.seq_len + (case.tuning.virtual_tokens if case.tuning else 0),
         context=zero + (case.tuning.prefix_tokens if case.tuning else 0),
         activation_bytes=p.activation_bytes,

@@ -224,6 +224,9 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
     if r.stack.settings.updates_in_backward:
         one = largest([own.precision.gradient_bytes * _biggest_tensor(some, s) for own, some in classes])
         gradients = held_as("gradients", minimum(one, gradients), "gradient of the largest tensor")
+    if r.copies or r.critics:
+        weights = held_as("weights", (1 + r.copies + r.critics) * weights, "weights of all models")
+        gradients, optimizer = (1 + r.critics) * gradients, (1 + r.critics) * optimizer
     if r.precision.embedding_bytes:
         weights = held_as("weights", weights + wide_tables(r, z, parts, s), "weights")
     home = placed(r, z, parts, s, (weights, gradients, optimizer), held_bytes(parts, s, depth))
@@ -351,6 +354,9 @@ def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], 
         "backward": base + early + whole.backward + m.activations + m.waiting + back,
         "gradients complete": maximum(complete, m.lasting + m.buckets + m.gradients + last),
     }
+    if r.scorings:
+        # Without gradients a layer frees what it made before the next, and the last before the logits.
+        moments["scoring"] = base + whole.forward + maximum(m.again + m.last_layer + m.transient, m.logits)
     if _adds_narrow(r):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
         made = named(r.precision.activation_bytes * total(owned(parts, s)), "16-bit gradients")

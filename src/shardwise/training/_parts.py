@@ -21,7 +21,8 @@ class Recipe:
 
     `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them, `offload` which
     copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none, `slack` the
-    share of a step that it takes longer than a run tuned for a record.
+    share of a step that it takes longer than a run tuned for a record. `copies` are frozen copies of all weights beside
+    them, `critics` models as large that train beside, `scorings` passes over a batch without gradients.
     """
 
     precision: Precision
@@ -32,6 +33,9 @@ class Recipe:
     splits_replicas: bool = False
     offload: tuple[str, ...] = ()
     slack: float = 0.0
+    copies: int = 0
+    critics: int = 0
+    scorings: int = 0
 
     def offloads(self, what: str) -> bool:
         """Return whether a copy lies in the host's memory: one of `OFFLOADS`."""
@@ -81,7 +85,7 @@ MEMORY_CATEGORIES: tuple[str, ...] = get_args(MemoryCategory)
 
 # The moments of a step at which a stage may be at its fullest.
 MemoryMoment: TypeAlias = Literal[
-    "forward", "loss", "backward", "gradients complete", "micro-batch complete", "optimizer step"
+    "forward", "loss", "backward", "gradients complete", "micro-batch complete", "optimizer step", "scoring"
 ]
 
 

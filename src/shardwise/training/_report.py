@@ -19,6 +19,7 @@ from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, mem
 from shardwise.training._flops import model_flops_per_token, recomputed_flops_per_token
 from shardwise.training._intervals import IDEAL, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
+from shardwise.training._phases import Phase, phases_of, with_values
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import Saver, proposals, savers_of
 from shardwise.training._sizes import sizes_of
@@ -175,6 +176,11 @@ class TrainReport:
         return tuning_summary(self.case.model, self.job, self.case.stack)
 
     @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of a step of preferences or rewards, none of next tokens."""
+        return phases_of(self.case, self.evaluation)
+
+    @cached_property
     def goodput(self) -> float:
         """Share of time that trains: checkpoints and the work lost to failures taken off.
 
@@ -207,9 +213,8 @@ class TrainReport:
     def traced(self) -> Evaluation[Traced]:
         """The same evaluation with every number recording its arithmetic."""
         with tracing():
-            sizes = sizes_of(self.plan, self.job.global_batch, self.case.domains)
             stages: Any = stages_of(self.case)
-            return evaluate(self.case, sizes, stages)
+            return evaluate(self.case, sizes_of(self.plan, self.job.global_batch, self.case.domains), stages)
 
     @cached_property
     def traced_memory(self) -> tuple[StageMemory[Traced], ...]:
@@ -343,8 +348,7 @@ def leaves(value: Any) -> Any:
 def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks | None = None) -> TrainReport:
     """Return the report of a complete case; `priced` has blocks of other plans of the question."""
     sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
-    evaluation: Evaluation[float] = evaluate(case, sizes, stages_of(case), priced)
-    return TrainReport(case=case, evaluation=evaluation, assumptions=notes)
+    return TrainReport(case=case, evaluation=evaluate(case, sizes, stages_of(case), priced), assumptions=notes)
 
 
 def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options | None = None) -> TrainReport:
@@ -358,15 +362,13 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     8
     """
     options = options or Options()
-    stack = options.stack
-    if isinstance(stack, str):
-        stack = find_stack(stack or default_stack(plan, job.adapter))
+    own = options.stack
+    stack = find_stack(own or default_stack(plan, job.adapter)) if isinstance(own, str) else own
     if plan.recompute == "auto":
         options = replace(options, stack=stack)
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
         return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
-
-    priced = PricedBlocks()
+    model, priced = with_values(model, job), PricedBlocks()
 
     def case(p: Plan, j: Training) -> TrainingCase:
         return TrainingCase(

@@ -22,6 +22,7 @@ from shardwise.plans import (
     Training,
     divisors,
     find_optimizer,
+    objective_problems,
     one_of,
     with_stage_layers,
 )
@@ -74,6 +75,7 @@ def job_problems(job: Training, model: Model) -> Problems:
     with found.collect():
         find_optimizer(job.optimizer, job.optimizer_rank)
     _experts(job, found)
+    found.items += objective_problems(job).items
     if job.tuning not in TUNINGS:
         found.add("tuning", job.tuning, "is not a way that runs are tuned", one_of(TUNINGS))
     if not 0 < job.attention_density <= 1:

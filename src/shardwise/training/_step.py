@@ -248,6 +248,12 @@ def tied_seconds(m: CostModel[X], z: PlanSizes[X], job: StepJob[X]) -> X:
     return named(table_seconds(m, z, job.tied_bytes), "tied table gradients")
 
 
+def scoring_seconds(z: PlanSizes[X], stages: tuple[StageSeconds[X], ...]) -> X:
+    """Return the seconds of a forward pass over a step's batch: every micro-batch, and the filling of the pipeline."""
+    slowest = largest([s.forward for s in stages])
+    return named((z.num_micro + divide(z.pp - 1, z.vpp)) * slowest, "pass without gradients")
+
+
 def with_update(
     m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], piped: Piped[X]
 ) -> StepSeconds[X]:
@@ -265,6 +271,10 @@ def with_update(
     overhead = 0 * z.pp + r.stack.step_overhead_seconds
     parts_of_it = named(grads, "gradients exposed") + named(gather, "weight gather exposed") + update
     whole = named(pipeline.total, "pipeline") + parts_of_it + overhead
+    if r.scorings or r.critics:
+        beside = r.scorings * scoring_seconds(z, per_stage) + r.critics * (whole - overhead)
+        beside = named(beside, "passes without gradients, and other models that train")
+        whole, overhead = whole + beside, overhead + beside
     if r.slack:
         slower = named(r.slack * whole, "tuned as most runs", "cost/bands.toml, step_seconds")
         whole, overhead = whole + slower, overhead + slower

@@ -146,7 +146,7 @@ def _shape(t: Traffic, c: Collective[float]) -> tuple[float, ...]:
     if not c.shape:
         return ()
     rows, width = c.shape
-    B = t.case.plan.micro_batch
+    B = t.case.plan.micro_batch * t.case.job.sequences
     by_tokens = c.axis in ("tp", "cp", "tp2") and not c.tensor.startswith("weight") and rows % B == 0
     return (B, rows / B, width) if by_tokens else (rows, width)
 
@@ -315,7 +315,7 @@ def _between(t: Traffic, index: int) -> Iterator[Flow]:
     for phase, toward, n in sent:
         messages = _state(t, boundary_messages(z, stream, scattered), "boundary", phase)
         for one in messages:
-            B = case.plan.micro_batch
+            B = case.plan.micro_batch * case.job.sequences
             split = z.tp if scattered and one.verb == "send" else 1
             message = replace(one, toward=toward, shape=(B, rows[0] / B / split, rows[1]))
             # The gather of a scattered send is part of the time between stages, not of tensor parallelism.

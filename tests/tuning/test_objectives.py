@@ -1,0 +1,122 @@
+"""Preferences and rewards: what they take beside the model that trains, and the phases of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwise import Cluster, Plan, Training, load_model, train
+from shardwise.errors import InputError
+from shardwise.ledger.op import Op, Tensor
+from shardwise.ledger.saved import Checkpoint, keep
+from shardwise.ops.layout import memory_op
+from shardwise.plans import OBJECTIVES
+from shardwise.training import Options, TrainReport
+
+MODEL = "llama-3.2-1b"
+ADAPTERS = {"adapter": "lora", "rank": 16}
+
+
+def trained(plan: dict[str, Any] | None = None, stack: str = "transformers", **job: Any) -> TrainReport:
+    """One device, one micro-batch of two samples."""
+    asked = Training(seq_len=512, global_batch=2, **job)
+    where = Cluster.parse("1xh100-sxm-80gb")
+    return train(load_model(MODEL), where, Plan(micro_batch=2, **(plan or {})), asked, Options(stack=stack))
+
+
+def test_a_preference_is_two_sequences() -> None:
+    """DPO of two samples keeps and computes what four sequences do, and its reference runs once more forward."""
+    pair = trained(method="dpo", **ADAPTERS)
+    where = Cluster.parse("1xh100-sxm-80gb")
+    four = Training(seq_len=512, global_batch=4, **ADAPTERS)  # type: ignore[arg-type]
+    plain = train(load_model(MODEL), where, Plan(micro_batch=4), four, Options(stack="transformers"))
+    assert pair.memory.activations == plain.memory.activations
+    assert pair.job.tokens_per_step == plain.job.tokens_per_step
+    (scoring, update) = pair.phases
+    assert (scoring.name, update.name) == ("reference log-probabilities", "update")
+    assert update.seconds == pytest.approx(plain.step_seconds)
+    assert scoring.seconds == pytest.approx(plain.evaluation.step.stages[0].forward)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("job", [{}, ADAPTERS], ids=["full", "lora"])
+def test_phases_add_up_to_the_step(objective: str, job: dict[str, Any]) -> None:
+    """Passes without gradients and updates are the step; next tokens and rewards have no phases."""
+    report = trained(method=objective, **job)
+    assert bool(report.phases) == OBJECTIVES[objective].reference
+    if report.phases:
+        assert sum(p.seconds for p in report.phases) == pytest.approx(report.step_seconds)
+        assert max(p.peak_bytes for p in report.phases) == pytest.approx(report.memory.peak)
+
+
+def test_a_reference_is_a_copy_only_where_all_weights_train() -> None:
+    """Beside adapters the base itself is the reference; a copy adds all weights, an adapter 4 bytes a parameter."""
+    held = {kind: trained(method="dpo", reference=kind, **ADAPTERS) for kind in ("base", "adapter", "copy")}
+    weights = held["base"].memory.weights
+    own = held["base"].tuning
+    assert own is not None
+    assert held["adapter"].memory.weights - weights == 4 * own.trainable_parameters
+    assert held["copy"].memory.weights == 2 * weights
+    assert trained(method="dpo").memory.weights == 2 * trained().memory.weights
+    assert trained(method="dpo", reference="none").memory.weights == trained().memory.weights
+
+
+def test_a_critic_trains_beside_the_policy() -> None:
+    """PPO holds gradients and optimizer state of two models, or of two adapters on one base."""
+    one, two = trained(method="grpo"), trained(method="ppo")
+    assert two.memory.optimizer == 2 * one.memory.optimizer
+    narrow, wide = trained(method="grpo", **ADAPTERS), trained(method="ppo", **ADAPTERS)
+    assert wide.memory.optimizer == 2 * narrow.memory.optimizer
+    assert wide.memory.weights < 1.1 * narrow.memory.weights
+
+
+def test_rewards_have_no_logits() -> None:
+    """A head of one value a token keeps less than one of the vocabulary."""
+    assert trained(method="reward").memory.logits < 0.1 * trained(method="dpo").memory.logits
+
+
+def test_an_engine_takes_memory_where_it_is() -> None:
+    """Awake it takes what it was given, asleep its context, apart nothing."""
+    from dataclasses import replace
+
+    from shardwise.plans import find_stack
+
+    base, held = find_stack("transformers"), {}
+    for place in ("apart", "asleep", "awake"):
+        settings = replace(base.settings, rollout=place, rollout_bytes=24e9)
+        stack = replace(base, settings=settings)
+        job = Training(seq_len=512, global_batch=2, method="grpo", **ADAPTERS)  # type: ignore[arg-type]
+        where = Cluster.parse("1xh100-sxm-80gb")
+        held[place] = train(load_model(MODEL), where, Plan(micro_batch=2), job, Options(stack=stack)).device_bytes
+    assert held["awake"] - held["apart"] == pytest.approx(24e9)
+    assert held["asleep"] - held["apart"] == pytest.approx(700 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        ({"method": "kto"}, "method"),
+        ({"method": "dpo", "reference": "twin"}, "reference"),
+        ({"method": "dpo", "reference": "adapter"}, "reference"),
+        ({"reference": "copy"}, "reference"),
+    ],
+)
+def test_what_does_not_go_together_is_said(job: dict[str, Any], field: str) -> None:
+    """Objectives and references that are unknown, or that nothing reads, are bad input."""
+    with pytest.raises(InputError) as caught:
+        trained(**job)
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
+def test_recompute_makes_again_only_what_gradients_read() -> None:
+    """What an operator of a unit reads and keeps for no gradient is gone when the next one has run."""
+    from ops.helpers import layout
+
+    y = layout({"B": 1, "S": 8}, "transformers")
+    made = Tensor(name="cast", size_bytes=64.0, born="mlp")
+    reader: Op[float] = memory_op(y, "narrow", "mlp", (1.0, 1.0), reads=(made,))
+    saver: Op[float] = memory_op(y, "product", "mlp", (1.0, 1.0), reads=(made,), saves=(made,))
+    unit = (Checkpoint(("",)),)
+    assert keep((reader,), unit).dropped == ()
+    assert keep((saver,), unit).dropped == (made,)
