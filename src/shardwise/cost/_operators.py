@@ -143,7 +143,7 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     """
     if not op.vector_units or is_plain(r.vector_flops, 0):
         return seconds
-    return maximum(seconds, named(flops / r.vector_flops, "product without matrix units"))
+    return maximum(seconds, named(flops / r.vector_flops, "GEMM without matrix units"))
 
 
 def _apart_seconds(r: ProductRates[X], op: Op[X], moved: X, which: str) -> X:
@@ -261,7 +261,7 @@ def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:
     has_weight_pass = two and bool(op.weights or op.weight_flops is not zero) and "weight" not in op.without
     forward, back = (kernel_seconds(r, op, which) for which in ("forward", "input"))
     if not is_plain(op.widened_bytes, 0):
-        widened = named(op.widened_bytes / r.memory_bytes + r.memory_start, "weights made wide")
+        widened = named(op.widened_bytes / r.memory_bytes + r.memory_start, "dequantised weights")
         forward, back = forward + widened, back + widened
     return PassSeconds(
         forward=named(forward, f"{op.name}, forward"),

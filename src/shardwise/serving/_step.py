@@ -177,7 +177,7 @@ def gathered(part: LayerCost[X], weights: X, costs: EngineCostModel[X]) -> Layer
     waits = maximum(seconds - part.seconds, 0.0)
     return replace(
         part,
-        seconds=part.seconds + named(waits, "waiting for weights"),
+        seconds=part.seconds + named(waits, "exposed weight gathers"),
         exposed={**part.exposed, "dp": waits},
         hidden={**part.hidden, "dp": seconds - waits},
     )

@@ -91,7 +91,7 @@ def stand_in_bytes(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
         for name in names
     ]
     ends = [above(s.heads, 0, one, zero) for one in parts.head.gradient_shapes.values()]
-    return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "stand-ins of weight gradients")
+    return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "dummy weight gradients")
 
 
 def device_bytes(stack: Stack, z: PlanSizes[X], reserved: X, workspace: float) -> X:

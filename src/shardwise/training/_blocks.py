@@ -269,7 +269,7 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
         forward_exposed=sums.forward_exposed,
         replay_exposed=sums.replay_exposed,
         kept_bytes=named(saved, f"{label}saved for backward"),
-        dropped_bytes=named(made, f"{label}made again in backward"),
+        dropped_bytes=named(made, f"{label}recomputed in backward"),
         transient_bytes=largest(
             [zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]
         ),

@@ -145,8 +145,8 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     hidden = first + last - ahead - behind
     copied, returned = copy_seconds(m, r, often * total(held), often * total(made))
     return (
-        named(ahead, "waiting for weights"),
-        named(behind, "waiting for weights and gradients"),
+        named(ahead, "exposed weight gathers"),
+        named(behind, "exposed weight gathers and gradient scatters"),
         hidden,
         named(lost_seconds(m, gathered, first - ahead) + copied, "slowed by gathers and their copies"),
         named(
