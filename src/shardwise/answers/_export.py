@@ -82,6 +82,12 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
     if target in _ENGINES:
         inputs.values.setdefault("engine", _ENGINES[target])
+    if workers := inputs.get("prefill_workers", 0):
+        rule = "are servers of their own, and one launch line is written"
+        inputs.problems.add(
+            "prefill_workers", workers, rule, "export each pool without them, with its own --on and --tp"
+        )
+        inputs.problems.raise_if_any()
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
     if inputs.values.keys() & _LOADS:
         from shardwise.answers._serve import ask as ask_load
