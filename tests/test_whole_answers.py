@@ -62,6 +62,14 @@ CASES = {
     "gpipe": "train gpt-oss-20b --on 32xh100-sxm-80gb --pp 2 --schedule gpipe --tp 2 --ep 4 --cp 2"
     " --cp-kind all-to-all --stack fsdp2 --seq-len 8192 --global-batch 64",
     "lora": "train llama-3.1-8b --on 8xh100-sxm-80gb --adapter lora --rank 16 --seq-len 2048 --global-batch 16",
+    "lora of experts": "train gpt-oss-20b --on 8xh100-sxm-80gb --adapter lora --targets experts --global-batch 16",
+    "lora everywhere": "train minimax-m2 --on 64xh100-sxm-80gb --adapter lora --targets all-linear --sharding fsdp",
+    "lora beside nf4": "train llama-3.1-8b --on 1xh100-sxm-80gb --adapter lora --base nf4 --seq-len 2048"
+    " --global-batch 8 --micro-batch 1",
+    "dora": "train llama-3.1-8b --on 8xh100-sxm-80gb --adapter dora --targets embedding,head,mlp --tp 2 --pp 2",
+    "vera": "train llama-3.1-8b --on 8xh100-sxm-80gb --adapter vera --seq-len 2048 --global-batch 16 --micro-batch 1",
+    "oft": "train llama-3.1-8b --on 8xh100-sxm-80gb --adapter oft --seq-len 2048 --global-batch 16 --micro-batch 1",
+    "a prefix": "train qwen3-8b --on 8xh100-sxm-80gb --adapter prefix --global-batch 16 --micro-batch 1",
     "a fleet": "serve llama-3.1-8b --on 1xh100-sxm-80gb --rate 2/s",
     "a search for training": "plan train gpt3-1.3b --on 8xa100-sxm-80gb --seq-len 2048 --global-batch 64 --top 3",
     "a search of experts": "plan train qwen3-30b-a3b --on 32xh100-sxm-80gb --seq-len 4096 --global-batch 64 --top 2"

@@ -56,7 +56,7 @@ def mean_watts(device: Device, compute: float, memory: float) -> tuple[float, fl
 
     >>> from shardwise.hardware import find_device
     >>> [round(watts) for watts in mean_watts(find_device("a100-sxm-80gb").device, 0.4, 0.3)]
-    [341, 293, 399]
+    [342, 294, 400]
     """
     model = power_model(family_of(device))
     watts = device.power_watts * model.share(compute, memory)
