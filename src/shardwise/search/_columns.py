@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -113,3 +113,23 @@ def _stacked(runs: Sequence[Stages[float]]) -> Stages[Any]:
         return np.array(values, np.float64)
 
     return Stages(**{one.name: column([getattr(run, one.name) for run in runs]) for one in fields(Stages)})
+
+
+def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Return the rows for which the least value will do, and for each a value that does while the next one does not.
+
+    >>> rows, value = bisected(np.arange(3), (2, 64), lambda row, n: n * n <= 50 * row)
+    >>> rows.tolist(), value.tolist()
+    ([1, 2], [7, 10])
+    """
+    if not len(rows):
+        return rows, np.zeros(0, np.int64)
+    low = np.full(len(rows), between[0])
+    kept = will_do(rows, low)
+    rows, low = rows[kept], low[kept]
+    high = np.full(len(rows), between[1] + 1)
+    while len(rows) and (high - low > 1).any():
+        middle = (low + high) // 2
+        good = will_do(rows, middle)
+        low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle, low + 1))
+    return rows, low

@@ -1,12 +1,12 @@
-"""Deployments evaluated as columns: layouts and batches along one axis, formats and engines one after another.
+"""Deployments evaluated by programs: layouts and batches along one axis, formats and engines one after another.
 
 The formulas are those of `shardwise.serving`; a law is asked of every layout as `infer` asks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -15,18 +15,21 @@ import numpy as np
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster, part_of
+from shardwise.ledger.number import largest
+from shardwise.ledger.symbol import Graph
 from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
-from shardwise.search._columns import distinct_rows
+from shardwise.search._columns import bisected, distinct_rows
 from shardwise.search._options import SERVING_LIMITS, SearchOptions
 from shardwise.search._placements import COLUMNS
+from shardwise.search._program import ROW, Program, ProgramShape
 from shardwise.search._serving_layouts import DEGREES, Layouts, law_key, law_keys
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import Order
 from shardwise.serving._batch import evaluate, request_seconds
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
-from shardwise.serving._sizes import ServingSizes, sizes_of_columns, taken
+from shardwise.serving._sizes import ServingSizes, sizes_of_columns
 
 CELLS = 16_384
 MEMORY = "memory"
@@ -258,6 +261,11 @@ class ServingGrid:
     def _sizes(self) -> dict[Model, ServingSizes[Any]]:
         return {}
 
+    @cached_property
+    def programs(self) -> dict[int, _Recorded]:
+        """What was recorded, by setup."""
+        return {}
+
 
 def _unusable(problem: Problem) -> Problem:
     """Return why a device cannot multiply in a format, said of the weights: their format is what can be chosen."""
@@ -283,19 +291,51 @@ class Each:
     short_by_bytes: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What `infer` says of one replica under a setup, recorded; `columns` are what it reads of the kinds of layouts."""
+
+    program: Program
+    columns: Mapping[str, Any]
+
+
+def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
+    case, graph, columns = grid.setups[setup][1], Graph(), dict[str, Any]()
+
+    def symbols(value: Any, name: str) -> Any:
+        """Return a tree of sizes with a symbol for each column that is not the same throughout."""
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(
+                value, **{f.name: symbols(getattr(value, f.name), f"{name}.{f.name}") for f in fields(value)}
+            )
+        if isinstance(value, tuple):
+            return tuple(symbols(item, f"{name}.{i}") for i, item in enumerate(value))
+        if isinstance(value, dict):
+            return {key: symbols(item, f"{name}.{key}") for key, item in value.items()}
+        if (value == value[0]).all():
+            return float(value[0])
+        columns[name] = value
+        return graph.given(name, ROW)
+
+    z = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
+    e = evaluate(case, z)
+    short = largest([m.kv_cache - m.cache_budget for m in e.memory])
+    found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short)
+    return _Recorded(Program(dict(zip((f.name for f in fields(Each)), found, strict=True))), columns)
+
+
 def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> Each:
     """Return what one replica of some kinds of layouts does, each with its batch, under one setup."""
-    case = grid.setups[setup][1]
-    parts = [slice(at, at + CELLS) for at in range(0, len(kind), CELLS)]
-    found = []
-    for part in parts:
-        z = replace(taken(grid.sizes(case.model), kind[part]), batch=batch[part].astype(np.float64))
-        e = evaluate(case, z)
-        short: Any = [np.broadcast_to(m.kv_cache - m.cache_budget, z.batch.shape) for m in e.memory]
-        seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e))
-        found.append([*(np.broadcast_to(s, z.batch.shape) for s in seconds), np.max(short, axis=0)])
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return Each(**dict(zip((f.name for f in fields(Each)), columns, strict=True)))
+    if setup not in grid.programs:
+        grid.programs[setup] = _recorded(grid, setup)
+    program, columns = grid.programs[setup].program, grid.programs[setup].columns
+    found: dict[str, Any] = {f.name: np.empty(len(kind)) for f in fields(Each)}
+    for part in (slice(at, at + CELLS) for at in range(0, len(kind), CELLS)):
+        own = kind[part]
+        given = {name: columns[name][own] if name in columns else batch[part].astype(float) for name in program.inputs}
+        for name, value in program.run(given, ProgramShape(rows=len(own), modes=1, row=own)).items():
+            found[name][part] = value
+    return Each(**found)
 
 
 def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Each) -> ServingTable:
@@ -344,26 +384,6 @@ def _largest(grid: ServingGrid, setup: int, between: tuple[int, int]) -> tuple[A
     """Return kinds of layouts and for each the largest batch of a range that will do, where the least does."""
     every = np.arange(len(grid.kinds[0]))
     return bisected(every, between, lambda kind, batch: harmless(_evaluated(grid, setup, kind, batch), grid.options))
-
-
-def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the rows for which the least value will do, and for each a value that does while the next one does not.
-
-    >>> rows, value = bisected(np.arange(3), (2, 64), lambda row, n: n * n <= 50 * row)
-    >>> rows.tolist(), value.tolist()
-    ([1, 2], [7, 10])
-    """
-    if not len(rows):
-        return rows, np.zeros(0, np.int64)
-    low = np.full(len(rows), between[0])
-    kept = will_do(rows, low)
-    rows, low = rows[kept], low[kept]
-    high = np.full(len(rows), between[1] + 1)
-    while len(rows) and (high - low > 1).any():
-        middle = (low + high) // 2
-        good = will_do(rows, middle)
-        low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle, low + 1))
-    return rows, low
 
 
 def harmless(each: Each, options: SearchOptions) -> Any:
