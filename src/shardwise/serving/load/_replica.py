@@ -73,20 +73,24 @@ class Replica:
         if self.stages > 1:
             self._pipeline()
             return
+        groups, alone = self.groups, len(self.groups) == 1
+        first = groups[0]
         while self.now < self.horizon:
-            busy = [group for group in self.groups if group.take_in(self.now)]
+            busy = groups if alone and first.take_in(self.now) else []
+            if not alone:
+                busy = [group for group in groups if group.take_in(self.now)]
             if not busy:
                 at = self.next_seconds
                 if at > self.horizon or at == math.inf:
                     return
                 self.now = at
-                continue
-            if len(busy) == 1 == len(self.groups):
-                step = busy[0].next_step(self.horizon)
-                busy[0].run(step, step.steps, step.seconds)
+            elif alone:
+                step = first.next_step(self.horizon)
+                first.run(step, step.steps, step.seconds)
+                self.now = first.now
             else:
                 self._together(busy)
-            self.now = busy[0].now
+                self.now = busy[0].now
 
     @staticmethod
     def _starts(group: Scheduler) -> float:

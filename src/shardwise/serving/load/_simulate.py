@@ -101,7 +101,7 @@ class Scheduler:
         self.horizon = horizon
         while self._overflows():
             self._preempt()
-        pieces = self._schedule()
+        pieces = self._schedule() if self.prompts or self.waiting else ()
         self.barred = False
         if not pieces:
             return self._decode_step()
@@ -174,8 +174,6 @@ class Scheduler:
 
     def _schedule(self) -> list[tuple[Request, int]]:
         """Return the pieces of prompts of the next step: those that run go on, then others are admitted in order."""
-        if not self.prompts and not self.waiting:
-            return []
         pieces, room = [], self._room()
         for request in self.prompts:
             if room <= 0:
