@@ -55,7 +55,7 @@ def _train() -> Command:
 def _infer() -> Command:
     from shardwise.answers._search_flags import serving_limits
 
-    flags = {**_MODEL, **_flags.infer_flags(), **_flags.risk_flags(), **serving_limits()}
+    flags = {**_MODEL, **_flags.FROM_SERVER, **_flags.infer_flags(), **_flags.risk_flags(), **serving_limits()}
     flags |= {**_flags.ENERGY, **_flags.MANY, **_flags.PLOT, **OUTPUT}
     return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
 
@@ -68,7 +68,7 @@ def _serve() -> Command:
         "serve",
         SUMMARIES["serve"],
         ("model",),
-        {**_MODEL, **serve_flags(), **_flags.MANY, **OUTPUT},
+        {**_MODEL, **_flags.FROM_SERVER, **serve_flags(), **_flags.MANY, **OUTPUT},
         exits,
         ("model", "on"),
     )
@@ -222,7 +222,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "completion": lambda: _printed("completion"),
 }
 NAMES = tuple(_MAKERS)
-SERVERS = ("vllm", "sglang", "trtllm")
+SERVERS = ("vllm", "sglang", "trtllm", "dynamo")
 """Engines that an export writes the launch line of."""
 TARGETS = (
     *(

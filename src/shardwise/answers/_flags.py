@@ -122,6 +122,13 @@ FROM = _flags(
     ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
     ("skip", k.WORDS, "arguments of the file that are not known, and not to be asked about"),
 )
+FROM_SERVER = {
+    "from": replace(
+        FROM["from"],
+        help="launch of a server: vllm serve, sglang, trtllm-serve, llama-server, or Kubernetes YAML of them",
+    ),
+    "set": FROM["set"],
+}
 
 _SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
 SIDES = _flags(

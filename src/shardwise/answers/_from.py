@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._case import Inputs
 from shardwise.errors import InputError
+from shardwise.formats._imported import Imported
 
 if TYPE_CHECKING:
-    from shardwise.formats import Imported
+    from shardwise.formats import Launched
     from shardwise.models import Model
     from shardwise.plans import Plan, Stack
 
@@ -23,6 +24,9 @@ def take(inputs: Inputs) -> None:
         inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
     if not {"from", "from_args"} & inputs.values.keys():
         return
+    if inputs.command in SERVED:
+        _take_server(inputs)
+        return
     try:
         inputs.imported = case = read(inputs)
     except InputError as error:
@@ -33,6 +37,42 @@ def take(inputs: Inputs) -> None:
         inputs.values.setdefault("accumulation", case.accumulation)
     _complete(inputs, case)
     _tell(inputs, case)
+
+
+SERVED = ("infer", "serve")
+"""The commands whose `--from` is the launch of a server."""
+
+
+def _take_server(inputs: Inputs) -> None:
+    """Put what the launch of a server says in place of flags that are not given."""
+    from shardwise.formats import import_server
+
+    try:
+        server = import_server(inputs.values["from"], variables(inputs))
+    except InputError as error:
+        inputs.problems.items += error.problems
+        inputs.bad.add("from")
+        return
+    given = inputs.values.keys() | inputs.bad
+    for key, value in server.values.items():
+        if key in _flags_of(inputs.command):
+            inputs.values.setdefault(key, value)
+        elif key not in given:
+            inputs.notes.append(f"{server.source}: {key} {value} is not of {inputs.command}")
+    if "model" not in inputs.values:
+        inputs.fail("model", None, f"is missing, and {server.source} names none", "name a model")
+    _complete(inputs, server)
+    del inputs.values["from"]
+    inputs.values.pop("set", None)
+    inputs.notes += [f"{server.source}: {text}" for text in server.assumed]
+    for word, readings in (("without effect", server.ignored), ("not known", server.unknown)):
+        inputs.notes += [f"{server.source}: {one.argument} {word}: {one.meaning}" for one in readings]
+
+
+def _flags_of(command: str) -> frozenset[str]:
+    from shardwise.answers._commands import command as found
+
+    return frozenset(found(command).flags)
 
 
 def read(inputs: Inputs) -> Imported:
@@ -88,7 +128,7 @@ def devices_of(inputs: Inputs) -> int:
         return 0
 
 
-def _complete(inputs: Inputs, case: Imported) -> None:
+def _complete(inputs: Inputs, case: Imported | Launched) -> None:
     """Put the number of devices of the launch before a device named alone."""
     text = inputs.get("on", "")
     if not text or text[0].isdigit() or text.endswith(".toml"):
@@ -98,9 +138,10 @@ def _complete(inputs: Inputs, case: Imported) -> None:
         inputs.fail("on", text, rule, f"write for example --on 64x{text}")
         del inputs.values["on"]
         return
-    nodes, rest = divmod(case.num_devices, case.devices_per_node or case.num_devices)
+    each = case.devices_per_node if isinstance(case, Imported) else 0
+    nodes, rest = divmod(case.num_devices, each or case.num_devices)
     whole = not rest and nodes > 1
-    inputs.values["on"] = f"{nodes}x{case.devices_per_node}x{text}" if whole else f"{case.num_devices}x{text}"
+    inputs.values["on"] = f"{nodes}x{each}x{text}" if whole else f"{case.num_devices}x{text}"
 
 
 def _tell(inputs: Inputs, case: Imported) -> None:

@@ -15,6 +15,7 @@ from os import PathLike, fspath
 from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
 from shardwise.formats._imported import Around, Imported
+from shardwise.formats._launched import Launched
 
 SYSTEMS = (
     "deepspeed",
@@ -58,3 +59,18 @@ def read_text(path: str) -> str:
     if not text.strip():
         raise InputError([Problem("from", path, "is empty", "give a file that holds settings or a script")])
     return text
+
+
+def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None = None) -> Launched:
+    """Return the server that a file starts: a launch script or command line, or Kubernetes YAML of engines.
+
+    Raises `InputError` with everything wrong.
+    """
+    from shardwise.formats import dynamo
+    from shardwise.formats._launched import read_launch
+
+    name = fspath(path)
+    with bounded("from", name):
+        text = read_text(name)
+        read = dynamo.read if dynamo.recognises(name, text) else read_launch
+        return read(text, name, dict(variables or {}), os.path.dirname(name) or ".")

@@ -50,7 +50,7 @@ class Keys:
             raise InputError([Problem("file", source, rule, 'write for example {"train_batch_size": 64}')])
         check_tree(tree, source, "file")
         self.table = table(name)
-        self.values = dict(_flat(tree))
+        self.values = dict(flat_keys(tree))
         self.problems = Problems()
         self.assumed: list[str] = []
 
@@ -145,10 +145,11 @@ def _matches(path: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested settings by dotted path."""
     for key, value in tree.items():
         inner = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, inner)
+            yield from flat_keys(value, inner)
         else:
             yield inner, value

@@ -7,8 +7,12 @@ parallelism the replicas of attention lie inside, and limits of steps and reques
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
+from shardwise.formats._launched import WIDE, Beside, Launched, Line
 from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
 from shardwise.serving import InferReport
 
@@ -76,3 +80,57 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
     variable = stage_variable(one, "SGLANG_PP_LAYER_PARTITION")
     start = f"{variable}python -m sglang.launch_server --model-path {hub_name(report.case.model.name)}"
     return written(one, "sglang", start, words, notes)
+
+
+STARTS = r"(-m (sglang\.launch_server|dynamo\.sglang(\.[a-z_]+)*)|\bsglang serve)"
+_WEIGHTS = {"fp8": "fp8", "w8a8_fp8": "fp8", "w8a8_int8": "int8-w8a8", "awq": "int4", "awq_marlin": "int4"}
+_WEIGHTS |= {"gptq": "int4", "gptq_marlin": "int4", "mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4"}
+_WEIGHTS |= {"bitsandbytes": "nf4", "compressed-tensors": ""}
+_SPECULATES = {"EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "MTP": "mtp", "NGRAM": "ngram"}
+_SPECULATES |= {"STANDALONE": "draft_model"}
+
+
+def _speculation(line: Line) -> dict[str, Any]:
+    """Return what guesses tokens, and how many; how many are accepted no launch says."""
+    method = line.named("--speculative-algorithm", _SPECULATES)
+    if not method:
+        return {}
+    line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
+    if line.whole("--speculative-eagle-topk") > 1:
+        line.assumed.append("guesses of one branch: a tree of them is not modelled")
+    depth = line.whole("--speculative-num-steps") or max(line.whole("--speculative-num-draft-tokens") - 1, 1)
+    draft = line.word("--speculative-draft-model-path") if method in ("eagle", "draft_model") else ""
+    return {"speculative_method": method, "num_speculative_tokens": depth, "draft_model": draft}
+
+
+def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+    """Return the server of a command line, by the words behind `-m sglang.launch_server`.
+
+    >>> words = "--model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep 8".split()
+    >>> one = read_words([*words, "--max-running-requests", "512"], "run.sh")
+    >>> one.num_devices, one.values["dp"], one.values["ep"], one.values["max_sequences"], "tp" in one.values
+    (8, 8, 8, 64, True)
+    """
+    line = Line(words, "sglang.toml", source)
+    model = line.word("--model-path")
+    ranks, pp, dp, ep = (line.whole(f"--{axis}-size") or 1 for axis in ("tp", "pp", "dp", "ep"))
+    inside = line.flag("--enable-dp-attention")
+    groups = dp if inside else 1
+    tp = ranks // groups
+    if ranks % groups:
+        line.problems.add("--dp-size", dp, f"must divide tp {ranks} with --enable-dp-attention", f"use {ranks}")
+    values: dict[str, Any] = {"model": model, "engine": "sglang", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
+    if model and line.experts(model):
+        values |= {"ep": ep, "etp": max(ranks // ep, 1)}
+    values |= {
+        "weights": line.named("--quantization", _WEIGHTS) or line.named("--dtype", WIDE),
+        "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
+        "memory_fraction": line.share("--mem-fraction-static"),
+        "max_sequences": line.whole("--max-running-requests") // groups,
+        "max_batched_tokens": (line.whole("--chunked-prefill-size") or line.whole("--max-prefill-tokens")) // groups,
+        "max_context": line.whole("--context-length"),
+    }
+    if line.flag("--enable-lora"):
+        values |= {"adapter_rank": line.whole("--max-lora-rank"), "adapters": line.whole("--max-loras-per-batch") or 8}
+    role = line.word("--disaggregation-mode")
+    return line.launched(values | _speculation(line), ranks * pp * (1 if inside else dp), role)

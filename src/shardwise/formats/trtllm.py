@@ -7,12 +7,17 @@ runs attention alone.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardwise import files
 from shardwise.errors import Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
+from shardwise.formats._keys import flat_keys
+from shardwise.formats._launched import Beside, Launched, Line
 from shardwise.formats._served import Deployment, check, hub_name, refuse, written
 from shardwise.serving import InferReport
 
@@ -82,3 +87,58 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
         start = f"srun --nodes {one.nodes} --ntasks-per-node {one.node} --mpi=pmix trtllm-llmapi-launch {start}"
     found = written(one, "trtllm", start, {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}, notes)
     return replace(found, files={**found.files, "trtllm.yaml": _yaml.dump(tree)})
+
+
+STARTS = r"(\btrtllm-serve( serve)?|-m dynamo\.trtllm)"
+_OPTIONS = ("--extra-llm-api-options", "--config", "--extra-engine-args")
+_KEYS = {
+    "tensor_parallel_size": "--tp-size", "pipeline_parallel_size": "--pp-size", "max_batch_size": "--max-batch-size",
+    "moe_expert_parallel_size": "--ep-size", "max_num_tokens": "--max-num-tokens", "max_seq_len": "--max-seq-len",
+    "kv_cache_config.free_gpu_memory_fraction": "--kv-cache-free-gpu-memory-fraction",
+    "enable_chunked_prefill": "--enable-chunked-prefill",
+}  # fmt: skip
+
+
+def _options(line: Line, beside: Beside) -> dict[str, Any]:
+    """Return the settings of the YAML that a line names: a file beside its script, or one that the script writes."""
+    named = next((str(line.values[flag]) for flag in _OPTIONS if flag in line.values), "")
+    if not named:
+        return {}
+    path = os.path.join(beside.folder, os.path.basename(named.strip("\"'")))
+    if os.path.isfile(path):
+        text = files.read_text(path, files.YAML_BYTES, "from")
+    elif beside.documents:
+        text = beside.documents[0]
+    else:
+        line.problems.add("from", named, f"is named by {line.source} and does not lie beside it", f"put it at {path}")
+        return {}
+    return {_KEYS.get(key, key): value for key, value in flat_keys(_yaml.parse(text, named)) if value is not None}
+
+
+def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+    """Return the server of a command line, by the words behind `trtllm-serve`; its YAML wins over its flags.
+
+    >>> one = read_words("meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 256".split(), "run.sh")
+    >>> one.num_devices, one.values["max_sequences"]
+    (2, 256)
+    """
+    line = Line(words, "trtllm.toml", source)
+    line.add(_options(line, beside))
+    model = line.word("--model") or (line.positional[0] if line.positional else "")
+    ranks, pp = line.whole("--tp-size") or 1, line.whole("--pp-size") or 1
+    alone = line.flag("enable_attention_dp")
+    values: dict[str, Any] = {
+        "model": model, "engine": "tensorrt-llm", "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
+        "kv_cache": line.named("kv_cache_config.dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
+        "memory_fraction": line.share("--kv-cache-free-gpu-memory-fraction"),
+        "max_sequences": line.whole("--max-batch-size"),
+        "max_batched_tokens": line.whole("--max-num-tokens"),
+        "max_context": line.whole("--max-seq-len"),
+        "adapter_rank": line.whole("lora_config.max_lora_rank"), "adapters": line.whole("lora_config.max_loras"),
+    }  # fmt: skip
+    if model and line.experts(model):
+        ep = line.whole("--ep-size") or 1
+        values |= {"ep": ep, "etp": line.whole("moe_tensor_parallel_size") or max(ranks // ep, 1)}
+    if stages := line.values.get("pp_partition"):
+        values["stage_layers"] = tuple(stages)
+    return line.launched(values, ranks * pp, line.word("--disaggregation-mode"))

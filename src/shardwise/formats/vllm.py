@@ -6,8 +6,12 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
+from shardwise.formats._launched import WIDE, Beside, Launched, Line
 from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
 from shardwise.serving import InferReport
 
@@ -78,3 +82,56 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
         notes.append(f"on every node but the first add --headless --data-parallel-start-rank $((NODE_RANK * {local}))")
     start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {hub_name(case.model.name)}"
     return written(one, "vllm", start, words, notes)
+
+
+STARTS = r"(\bvllm serve|-m vllm\.entrypoints\.(openai\.api_server|cli\.main serve)|-m dynamo\.vllm)"
+_WEIGHTS = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
+_WEIGHTS |= {"bitsandbytes": "nf4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8"}
+_WEIGHTS |= {"modelopt_fp4": "nvfp4", "compressed-tensors": ""}
+_SPECULATES = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp", "deepseek_mtp": "mtp", "ngram": "ngram"}
+_SPECULATES |= {"draft_model": "draft_model"}
+
+
+def _speculation(line: Line) -> dict[str, Any]:
+    """Return what guesses tokens, and how many; how many are accepted no launch says."""
+    tree = line.tree("--speculative-config")
+    if not tree:
+        return {}
+    method = _SPECULATES.get(str(tree.get("method", "draft_model")), "")
+    if not method:
+        line.problems.add("--speculative-config", tree.get("method"), "is not modelled", "use one of eagle, mtp, ngram")
+    line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
+    draft = str(tree.get("model", "")) if method in ("eagle", "draft_model") else ""
+    depth = tree.get("num_speculative_tokens", 1)
+    return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
+
+
+def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+    """Return the server of a command line, by the words behind `vllm serve`.
+
+    >>> one = read_words(["deepseek-ai/DeepSeek-V3", "-tp", "1", "-dp", "8", "-ep", "--dtype", "auto"], "run.sh")
+    >>> one.num_devices, one.values["ep"], one.values["dp"]
+    (8, 8, 8)
+    """
+    line = Line(words, "vllm.toml", source)
+    model = line.word("--model") or (line.positional[0] if line.positional else "")
+    tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
+    values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
+    if model and line.experts(model):
+        whole = line.flag("--enable-expert-parallel")
+        values |= {"ep": tp * dp if whole else 1, "etp": 1 if whole else tp * dp}
+    weights = line.named("--quantization", _WEIGHTS)
+    wide = line.named("--dtype", WIDE)
+    values |= {
+        "weights": weights or wide,
+        "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
+        "memory_fraction": line.share("--gpu-memory-utilization"),
+        "max_sequences": line.whole("--max-num-seqs"),
+        "max_batched_tokens": line.whole("--max-num-batched-tokens"),
+        "max_context": line.whole("--max-model-len"),
+    }
+    if line.flag("--enable-lora"):
+        values |= {"adapter_rank": line.whole("--max-lora-rank") or 16, "adapters": line.whole("--max-loras") or 1}
+    role = "prefill" if line.flag("--is-prefill-worker") else "decode" if line.flag("--is-decode-worker") else ""
+    role = line.word("--disaggregation-mode") or role
+    return line.launched(values | _speculation(line), tp * pp * dp, role)

@@ -1,0 +1,286 @@
+"""Launch lines of serving engines, read: every word sets something, is without effect for a reason, or is not known.
+
+An engine's module has `STARTS`, what its command line begins with, and `read_words(words, source, beside)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import Any
+
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.formats._imported import Reading
+from shardwise.formats._keys import table
+from shardwise.models import load_model
+from shardwise.shell import Budget, commands_of
+
+ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
+"""The engines whose launch lines are read."""
+WIDE = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+"""16-bit types and fp32, by the words that engines have for them."""
+_THOUSANDS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """A server read from its launch: fields of the plan and of the job by their keys, and what became of every word.
+
+    `role` is "prefill" or "decode" of a server that runs one of both. `num_devices` is 0 where the launch is silent.
+    """
+
+    system: str
+    version: str
+    source: str
+    values: Mapping[str, Any]
+    num_devices: int = 0
+    role: str = ""
+    understood: tuple[Reading, ...] = ()
+    assumed: tuple[str, ...] = ()
+    ignored: tuple[Reading, ...] = ()
+    silent: tuple[str, ...] = ()
+    unknown: tuple[Reading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside a launch line: the folder of its file, and texts that the script writes itself."""
+
+    folder: str = "."
+    documents: tuple[str, ...] = ()
+
+
+class Line:
+    """The flags of one launch line by their long names, read as a table says, with a record of what was read.
+
+    >>> line = Line(["-tp", "4", "--port=8000", "--max-model-len", "8k", "--frob"], "vllm.toml", "run.sh")
+    >>> line.whole("--tensor-parallel-size"), line.whole("--max-model-len"), line.silent, line.unknown[0].argument
+    (4, 8000, ('--port',), '--frob')
+    """
+
+    def __init__(self, words: Sequence[str], name: str, source: str) -> None:
+        self.table, self.source, self.problems = table(name), source, Problems()
+        self.values: dict[str, Any] = {}
+        self.positional: list[str] = []
+        self.assumed: list[str] = []
+        rest = [word for word in words if word not in ("$@", "\n", "")]
+        while rest:
+            word = rest.pop(0)
+            if not re.match(r"--?[A-Za-z]", word):
+                self.positional.append(word)
+                continue
+            key, equals, value = word.partition("=")
+            self._take(self._long(key), value if equals else None, rest)
+
+    def _long(self, key: str) -> str:
+        key = self.table["also"].get(key, key)
+        key = "--" + key[2:].replace("_", "-") if key.startswith("--") else key
+        return str(self.table["also"].get(key, key))
+
+    def _take(self, key: str, value: str | None, rest: list[str]) -> None:
+        switch = key in self.table["switches"]["keys"]
+        if value is None and not switch and rest and not re.match(r"--?[A-Za-z]", rest[0]):
+            value = rest.pop(0)
+        if value is None and self._read(key) and not switch:
+            self.problems.add(key, None, "has no value", f"write {key} VALUE")
+            return
+        self.values[key] = True if value is None else value
+
+    def add(self, tree: Mapping[str, Any]) -> None:
+        """Add settings of a file, which win over flags."""
+        self.values |= tree
+
+    def _read(self, key: str) -> bool:
+        return key in self.table["read"]
+
+    def word(self, key: str) -> str:
+        """Return a word, empty where there is none or the engine finds it itself."""
+        value = str(self.values.get(key, ""))
+        return "" if value in ("auto", "None", "none", "null") else value
+
+    def flag(self, key: str) -> bool:
+        """Return whether a switch is on."""
+        return str(self.values.get(key, False)).lower() in ("true", "1", "yes")
+
+    def whole(self, key: str, least: int = 1) -> int:
+        """Return a whole number, 0 where there is none; 8k and 1M are read as vLLM does."""
+        text = self.word(key)
+        found = re.fullmatch(r"(\d{1,12})([kKmM]?)", text)
+        number = int(found[1]) * _THOUSANDS.get(found[2], 1) if found else -1
+        if text and number < least:
+            self.problems.add(key, text, f"must be a whole number of at least {least}", "write a whole number")
+        return max(number, 0)
+
+    def share(self, key: str) -> float:
+        """Return a share of the memory, 0 where there is none."""
+        text = self.word(key)
+        try:
+            share = float(text or 0)
+        except ValueError:
+            share = -1.0
+        if text and not 0 < share <= 1:
+            self.problems.add(key, text, "must be more than 0 and at most 1", "write for example 0.9")
+        return share
+
+    def named(self, key: str, known: Mapping[str, str]) -> str:
+        """Return what a word is called here, empty where there is none."""
+        text = self.word(key)
+        if text and text not in known:
+            self.problems.add(key, text, "is not modelled", "use one of " + ", ".join(known))
+        return known.get(text, "")
+
+    def tree(self, key: str) -> dict[str, Any]:
+        """Return what a flag says in JSON, empty where there is none."""
+        text = self.word(key)
+        try:
+            found = json.loads(text or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            self.problems.add(key, text, "must be an object in JSON", 'write for example {"method": "mtp"}')
+            return {}
+        return found
+
+    def experts(self, model: str) -> bool:
+        """Return whether a model has experts; one that is not known has none."""
+        try:
+            return load_model(model).has_experts
+        except InputError:
+            self.assumed.append(f"{model}: not known here, name the model")
+            return False
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Flags that change neither bytes nor seconds."""
+        return tuple(key for key in self.values if not self._read(key) and _matches(key, self.table["silent"]["keys"]))
+
+    @property
+    def ignored(self) -> tuple[Reading, ...]:
+        """Flags that are left out of account, with the reason."""
+        return tuple(
+            Reading(argument=key, value=value, meaning=reason["because"])
+            for key, value in self.values.items()
+            for reason in self.table["reasons"].values()
+            if not self._read(key) and _matches(key, reason["keys"])
+        )
+
+    @property
+    def unknown(self) -> tuple[Reading, ...]:
+        """Flags that the release does not have."""
+        known = {*self.silent, *(reading.argument for reading in self.ignored)}
+        said = f"not a flag of {self.table['checked']['system']} {self.table['checked']['version']}"
+        return tuple(
+            Reading(argument=key, value=value, meaning=said)
+            for key, value in self.values.items()
+            if not self._read(key) and key not in known
+        )
+
+    def launched(self, values: Mapping[str, Any], num_devices: int, role: str = "") -> Launched:
+        """Return the server of this line; raises `InputError` with everything wrong. Empty values are not said."""
+        self.problems.raise_if_any()
+        checked, read = self.table["checked"], self.table["read"]
+        said = (Reading(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
+        return Launched(
+            system=checked["system"], version=checked["version"], source=self.source, role=role,
+            values={key: value for key, value in values.items() if value}, num_devices=num_devices,
+            understood=tuple(said),
+            assumed=tuple(self.assumed), ignored=self.ignored, silent=self.silent, unknown=self.unknown,
+        )  # fmt: skip
+
+
+def _matches(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def engine_in(text: str) -> str:
+    """Return the engine whose launch a text holds, empty for none.
+
+    >>> engine_in("python3 -m sglang.launch_server --model-path a"), engine_in("torchrun a.py")
+    ('sglang', '')
+    """
+    code = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    return next((name for name in ENGINES if re.search(_engine(name).STARTS, code)), "")
+
+
+def _engine(name: str) -> Any:
+    return import_module(f"shardwise.formats.{name}")
+
+
+def _commands(text: str, source: str, variables: Mapping[str, str]) -> tuple[list[list[str]], tuple[str, ...]]:
+    shell = commands_of(text, variables, Budget(source))
+    inner = [words for document in shell.documents for words in shell.inside(document)]
+    return [*shell.commands, *inner], tuple(shell.documents)
+
+
+def read_launch(text: str, source: str, variables: Mapping[str, str], folder: str = ".") -> Launched:
+    """Return the server that a script or a command line starts; raises `InputError` where it starts none.
+
+    >>> one = read_launch("vllm serve meta-llama/Llama-3.1-8B -tp 2 --gpu-memory-utilization 0.9", "run.sh", {})
+    >>> one.num_devices, one.values["model"], one.values["memory_fraction"]
+    (2, 'meta-llama/Llama-3.1-8B', 0.9)
+    """
+    name = engine_in(text)
+    if not name:
+        rule = "starts no server that is known"
+        remedy = "give a line of vllm serve, sglang.launch_server, trtllm-serve or llama-server"
+        raise InputError([Problem("from", source, rule, remedy)])
+    engine = _engine(name)
+    commands, documents = _commands(text, source, variables)
+    found = [words for words in map(_after(engine.STARTS), commands) if words is not None]
+    if not found:
+        raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
+    one: Launched = engine.read_words(found[0], source, Beside(folder, documents))
+    if len(found) > 1:
+        one = replace(one, assumed=(*one.assumed, f"the first of {len(found)} servers that the script starts"))
+    return one
+
+
+def _after(starts: str) -> Any:
+    """Return what gives the words behind the start of an engine's command, None for other commands."""
+
+    def behind(words: list[str]) -> list[str] | None:
+        for end in range(1, min(len(words), 40) + 1):
+            # The words that match are dropped; what a launcher such as srun says stands before them.
+            if re.search(starts + r"$", " ".join(words[:end])):
+                return words[end:]
+        return None
+
+    return behind
+
+
+@dataclass(slots=True)
+class Service:
+    """One set of like pods: their command line, how many there are, and what they are said to run."""
+
+    text: str
+    replicas: int = 1
+    role: str = ""
+
+
+def services_of(tree: Any, replicas: int = 1, role: str = "") -> Iterator[Service]:
+    """Yield the containers of a tree of Kubernetes objects that start something, with what counts them above."""
+    if isinstance(tree, list):
+        for one in tree:
+            yield from services_of(one, replicas, role)
+    if not isinstance(tree, Mapping):
+        return
+    if isinstance(tree.get("replicas"), int):
+        replicas = tree["replicas"]
+    role = str(tree.get("subComponentType", role))
+    words = [*_words(tree.get("command")), *_words(tree.get("args"))]
+    text = "\n".join(words) if any("\n" in word for word in words) else shlex.join(words)
+    if words and (engine_in(text) or engine_in(" ".join(words))):
+        inline = words[-1] if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec") else text
+        yield Service(inline if "\n" in text or inline != text else text, replicas, role)
+        return
+    for value in tree.values():
+        yield from services_of(value, replicas, role)
+
+
+def _words(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)] if isinstance(value, str) else []

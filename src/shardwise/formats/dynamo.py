@@ -1,0 +1,102 @@
+"""Kubernetes YAML that starts engines: NVIDIA Dynamo's graphs, llm-d's LeaderWorkerSets, plain Deployments.
+
+Sources: github.com/ai-dynamo/dynamo 0044eb9035 examples/backends/*/deploy (DynamoGraphDeployment, nvidia.com/v1alpha1);
+github.com/kubernetes-sigs/lws 53bce0dc16 docs/examples/vllm; github.com/llm-d/llm-d 03da3b0079 guides. Each container
+with the launch line of an engine is a set of like replicas, of which two may be a prefill and a decode pool.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.errors import InputError, Problem
+from shardwise.formats import _yaml, vllm
+from shardwise.formats._exported import Exported
+from shardwise.formats._launched import Launched, Service, engine_in, read_launch, services_of
+from shardwise.formats._served import Deployment, hub_name
+from shardwise.serving import InferReport
+
+_KINDS = re.compile(r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService)")
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is Kubernetes YAML that starts an engine."""
+    return name.endswith((".yaml", ".yml")) and bool(_KINDS.search(text)) and bool(engine_in(_joined(text)))
+
+
+def _joined(text: str) -> str:
+    """Return the words of a YAML file in one line: launches may be lists of words."""
+    code = re.sub(r"(?m)(^|\s)#.*$", "", text)
+    return " ".join(re.sub(r"(?m)^\s*-\s+|[\"',\[\]]", " ", code).split())
+
+
+def read(text: str, source: str, variables: Mapping[str, str], folder: str = ".") -> Launched:
+    """Return the server, or the two pools, that a file's containers start."""
+    trees = [_yaml.parse(part, source) for part in re.split(r"(?m)^---\s*$", text) if part.strip()]
+    found = [(one, read_launch(one.text, source, variables, folder)) for tree in trees for one in services_of(tree)]
+    if not found:
+        rule = "starts no engine that is known"
+        raise InputError([Problem("from", source, rule, "give a file with the launch line of an engine")])
+    pools: dict[str, tuple[Service, Launched]] = {}
+    for service, one in found:
+        role = one.role or service.role
+        pools.setdefault(role if role in ("prefill", "decode") else "both", (service, one))
+    if "prefill" in pools and ("decode" in pools or "both" in pools):
+        return _pools(pools["prefill"], pools.get("decode") or pools["both"])
+    service, one = next(iter(pools.values()))
+    return _replicated(service, one)
+
+
+def _replicated(service: Service, one: Launched) -> Launched:
+    """Return so many copies of a server."""
+    dp = int(one.values.get("dp", 1)) * service.replicas
+    return replace(
+        one, values={**one.values, **({"dp": dp} if dp > 1 else {})}, num_devices=one.num_devices * service.replicas
+    )
+
+
+def _pools(first: tuple[Service, Launched], last: tuple[Service, Launched]) -> Launched:
+    """Return a decode pool with the pool before it that computes prompts."""
+    prompts, decode = _replicated(*first), _replicated(*last)
+    found = decode.values
+    pool = {"prefill_workers": first[0].replicas}
+    pool |= {f"prefill_{axis}": prompts.values.get(axis, 1) for axis in ("tp", "pp")}
+    if "ep" in prompts.values:
+        pool["prefill_ep"] = prompts.values["ep"]
+    return replace(
+        decode, values={**found, **pool}, num_devices=decode.num_devices + prompts.num_devices, role="",
+        understood=(*decode.understood, *prompts.understood),
+        assumed=tuple(dict.fromkeys((*decode.assumed, *prompts.assumed))),
+        ignored=(*decode.ignored, *prompts.ignored), silent=(*decode.silent, *prompts.silent),
+        unknown=(*decode.unknown, *prompts.unknown),
+    )  # fmt: skip
+
+
+def export(report: InferReport, prefixes: bool = False) -> Exported:
+    """Return a graph of workers, each a vLLM server as an answer assumed it, behind Dynamo's frontend."""
+    one = Deployment(report=report, prefixes=prefixes, apart=True)
+    words = vllm.words_of(one)
+    model, each = hub_name(report.case.model.name), one.plan.tp * one.plan.pp * one.together
+    flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
+    line = shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
+    worker: dict[str, Any] = {
+        "componentType": "worker",
+        "replicas": max(one.plan.dp // one.together, 1),
+        "resources": {"limits": {"gpu": str(each // max(one.nodes, 1))}},
+        "extraPodSpec": {"mainContainer": {"command": ["/bin/sh", "-c"], "args": [line]}},
+    }
+    if one.nodes > 1:
+        worker["multinode"] = {"nodeCount": one.nodes}
+    name = re.sub(r"[^a-z0-9]+", "-", report.case.model.name.lower()).strip("-")
+    tree = {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": name},
+        "spec": {"services": {"Frontend": {"componentType": "frontend", "replicas": 1}, "Worker": worker}},
+    }
+    notes = ("the images of frontend and workers are the cluster's to name",)
+    return Exported(system="Dynamo", version="v1alpha1", files={"dynamo.yaml": _yaml.dump(tree)}, notes=notes)

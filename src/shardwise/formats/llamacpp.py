@@ -1,0 +1,60 @@
+"""The command line of llama.cpp's server: `llama-server -m FILE --flags`.
+
+Source: github.com/ggml-org/llama.cpp 00dc8057ab tools/server/README.md. Its context is that of all slots together; a
+split by layers is a pipeline, one by rows tensor parallelism.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.formats._launched import Beside, Launched, Line
+from shardwise.serving._formats import format_names
+
+STARTS = r"(\bllama-server|\./server|/server)"
+_CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
+_USUAL = "q4_k_m"
+
+
+def _quantised(name: str) -> str:
+    """Return the format that a file's name ends in, empty where it says none.
+
+    >>> _quantised("Llama-3.1-8B-Q4_K_M.gguf"), _quantised("ggml-org/GLM-GGUF:Q8_0"), _quantised("x.gguf")
+    ('q4_k_m', 'q8_0', '')
+    """
+    words = re.split(r"[-.:/]", name.lower())
+    return next((word for word in reversed(words) if word in format_names()), "")
+
+
+def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+    """Return the server of a command line, by the words behind `llama-server`.
+
+    >>> one = read_words("-hf bartowski/Llama-3.1-8B-GGUF:Q8_0 -c 32768 -np 4 -ctk q8_0 -ctv q8_0".split(), "run.sh")
+    >>> one.values["weights"], one.values["max_sequences"], one.values["max_context"], one.values["kv_cache"]
+    ('q8_0', 4, 8192, 'int8')
+    """
+    line = Line(words, "llamacpp.toml", source)
+    file = line.word("--hf-repo") or line.word("--model")
+    weights = _quantised(file)
+    if not weights and file:
+        line.assumed.append(f"weights {_USUAL}: the name of the file does not say")
+    line.assumed.append("model: a file of weights has no name of a catalogue, give one")
+    slots = max(line.whole("--parallel") or 1, 1)
+    if slots == 1 and "--parallel" not in line.values:
+        line.assumed.append("one slot: how many the server takes by itself is not known")
+    shares = [one for one in line.word("--tensor-split").split(",") if one]
+    devices = max(len(shares), 1)
+    split = line.named("--split-mode", {"layer": "layer", "row": "row", "tensor": "row", "none": "none"}) or "layer"
+    kept = {line.named(flag, _CACHES) for flag in ("--cache-type-k", "--cache-type-v") if flag in line.values}
+    if len(kept) > 1:
+        rule = "keys and values of two types are not modelled"
+        line.problems.add("--cache-type-v", line.word("--cache-type-v"), rule, "give both the same type")
+    values: dict[str, Any] = {
+        "engine": "llama.cpp", "weights": weights or (_USUAL if file else ""), "max_sequences": slots,
+        "max_batched_tokens": line.whole("--ubatch-size"), "max_context": line.whole("--ctx-size") // slots,
+        "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
+        "pp": devices if split == "layer" else 1,
+    }  # fmt: skip
+    return line.launched(values, devices if shares else 0)

@@ -1,0 +1,168 @@
+"""Launch lines of serving engines, read: what each word sets, what is without effect and why, what is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from command_line import run
+from shardwise.errors import InputError
+from shardwise.formats import import_server
+from shardwise.formats._launched import read_launch
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Serving
+from shardwise.serving import ServingOptions, infer
+
+VLLM = "vllm serve meta-llama/Llama-3.1-70B "
+SGLANG = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 "
+LINES = {
+    "short names, equals signs and thousands": (
+        VLLM + "-tp 4 -pp=2 --max-model-len 8k --gpu_memory_utilization=0.9 --kv-cache-dtype fp8_e4m3",
+        {"tp": 4, "pp": 2, "max_context": 8000, "memory_fraction": 0.9, "kv_cache": "fp8_e4m3"}, 8,
+    ),
+    "replicas share experts": (
+        "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel", {"dp": 8, "ep": 8, "etp": 1}, 8,
+    ),
+    "without expert parallelism experts are cut": (
+        "vllm serve deepseek-ai/DeepSeek-V3 -tp 8", {"tp": 8, "ep": 1, "etp": 8}, 8,
+    ),
+    "what guesses tokens": (
+        VLLM + """-tp 4 --speculative-config '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}'""",
+        {"speculative_method": "eagle", "num_speculative_tokens": 3, "draft_model": "a/b"}, 4,
+    ),
+    "attention data parallelism lies within tp": (
+        SGLANG + "--tp 8 --dp 8 --enable-dp-attention --ep 8 --chunked-prefill-size 32768 --max-running-requests 512",
+        {"tp": 1, "dp": 8, "ep": 8, "etp": 1, "max_batched_tokens": 4096, "max_sequences": 64}, 8,
+    ),
+    "replicas of SGLang multiply": (SGLANG + "--tp 8 --dp 2 --mem-fraction-static 0.8", {"tp": 8, "dp": 2}, 16),
+    "TensorRT-LLM's flags": (
+        "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_num_tokens 8192",
+        {"tp": 2, "max_batched_tokens": 8192, "engine": "tensorrt-llm"}, 2,
+    ),
+    "slots share a context": (
+        "./llama-server -m Llama-3.1-8B-Q4_K_M.gguf -c 32768 -np 4 -ts 1,1 -ctk q8_0 -ctv q8_0 -ngl 99",
+        {"pp": 2, "max_context": 8192, "max_sequences": 4, "weights": "q4_k_m", "kv_cache": "int8"}, 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_launch_line_says_fields(name: str) -> None:
+    """Each word sets the field that it means, and the devices are those that the launch takes."""
+    line, expected, devices = LINES[name]
+    found = read_launch(line, "run.sh", {})
+    assert {key: found.values.get(key) for key in expected} == expected
+    assert found.num_devices == devices
+    assert not found.unknown
+
+
+def test_every_word_is_accounted_for() -> None:
+    """What sets nothing is named: with the reason, as without effect on bytes and seconds, or as not known."""
+    text = 'TP=2\nexec vllm serve "$MODEL" -tp $TP --port 8000 --enforce-eager --frob 3 --max-num-seqs 64\n'
+    found = read_launch(text, "run.sh", {"MODEL": "meta-llama/Llama-3.1-8B"})
+    assert found.values["model"] == "meta-llama/Llama-3.1-8B" and found.values["tp"] == 2
+    assert found.silent == ("--port",)
+    assert [(one.argument, bool(one.meaning)) for one in found.ignored] == [("--enforce-eager", True)]
+    assert [(one.argument, one.value) for one in found.unknown] == [("--frob", "3")]
+    assert {one.argument for one in found.understood} == {"--tensor-parallel-size", "--max-num-seqs"}
+
+
+WRONG = {
+    "--tensor-parallel-size": VLLM + "-tp four",
+    "--gpu-memory-utilization": VLLM + "--gpu-memory-utilization 1.5",
+    "--kv-cache-dtype": VLLM + "--kv-cache-dtype int3",
+    "--speculative-config": VLLM + "--speculative-config mtp",
+    "--dp-size": SGLANG + "--tp 4 --dp 3 --enable-dp-attention",
+    "--max-num-seqs": VLLM + "--max-num-seqs",
+    "from": "torchrun train.py --lr 1",
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_wrong_values_are_refused(field: str) -> None:
+    """A value that the engine would not take, or that nothing here stands for, is a problem of its flag."""
+    with pytest.raises(InputError) as caught:
+        read_launch(WRONG[field], "run.sh", {})
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
+SYSTEMS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "dynamo": "vllm"}
+
+
+@given(
+    st.sampled_from(sorted(SYSTEMS)), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)),
+    st.sampled_from(("", "fp8")), st.integers(1, 512), st.sampled_from((0, 2048, 8192)), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_what_is_exported_is_read_back(system, tp, dp, cache, batch, chunk, moe) -> None:  # type: ignore[no-untyped-def]
+    """Degrees, the cache, limits of a step and the share of the memory of a deployment survive its launch line."""
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    model = load_model("mixtral-8x7b" if moe else "llama-3.1-8b")
+    one = system == "sglang" or not moe
+    plan = Plan(tp=tp, dp=dp, ep=1, etp=tp if moe else 1)
+    job = Serving(
+        batch=batch,
+        input_tokens=500,
+        output_tokens=50,
+        kv_cache=cache,
+        max_batched_tokens=max(chunk, batch) * bool(chunk),
+    )
+    report = infer(model, Cluster.parse(f"{tp * dp}xh100-sxm-80gb"), plan, job, ServingOptions(engine=SYSTEMS[system]))
+    made = import_module(f"shardwise.formats.{system}").export(report)
+    with TemporaryDirectory() as folder:
+        for name, text in made.files.items():
+            (Path(folder) / name).write_text(text)
+        found = import_server(str(Path(folder) / next(iter(made.files))))
+    values = found.values
+    assert (values["tp"], values["pp"]) == (tp, 1)
+    assert values.get("kv_cache", "") == cache
+    assert values["max_sequences"] == max(batch, job.max_sequences)
+    assert values["max_batched_tokens"] == report.case.step_tokens
+    assert values["memory_fraction"] == pytest.approx(report.memory_share, abs=1e-3)
+    if one and system != "trtllm":
+        assert values.get("dp", 1) == dp
+    if moe:
+        assert (values["ep"], values["etp"]) == (1, tp)
+
+
+def test_two_pools_are_read_from_a_graph(tmp_path: Path) -> None:
+    """A worker that computes prompts and one that decodes become a deployment with both pools."""
+    worker = (
+        "    {}Worker:\n      replicas: {}\n      extraPodSpec:\n        mainContainer:\n          command: [python3]\n"
+    )
+    worker += "          args: [-m, dynamo.vllm, --model, Qwen/Qwen3-0.6B{}]\n"
+    head = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nspec:\n  services:\n"
+    file = tmp_path / "disagg.yaml"
+    file.write_text(head + worker.format("Decode", 2, "") + worker.format("Prefill", 3, ", --is-prefill-worker"))
+    found = import_server(str(file))
+    assert {key: found.values[key] for key in ("dp", "prefill_workers", "prefill_tp")} == {
+        "dp": 2, "prefill_workers": 3, "prefill_tp": 1,
+    }  # fmt: skip
+    assert found.num_devices == 5
+
+
+def test_the_launch_fills_what_flags_leave_open(tmp_path: Path) -> None:
+    """A flag wins over the file, a device named alone is taken as often as the launch does, and words are noted."""
+    file = tmp_path / "run.sh"
+    file.write_text(VLLM + "-tp 4 --quantization fp8 --max-num-seqs 64 --enforce-eager\n")
+    words = ("--from", str(file), "--on", "h100", "--input-tokens", "1000", "--output-tokens", "50", "--json")
+    done = run("infer", *words, "--max-sequences", "32")
+    assert done.status == 0, done.err
+    assert done.tree["cluster"]["num_devices"] == 4
+    assert done.tree["job"]["max_sequences"] == 32 and done.tree["job"]["weights"] == "fp8"
+    assert any("--enforce-eager without effect" in note for note in done.tree["assumptions"])
+    assert run("serve", *words, "--rate", "1/s", "--requests", "50").tree["plan"]["tp"] == 4
+
+
+def test_a_line_without_a_model_asks_for_one(tmp_path: Path) -> None:
+    """A file of weights has no name of a catalogue: the model is to be named."""
+    file = tmp_path / "run.sh"
+    file.write_text("llama-server -m x-Q8_0.gguf -c 4096 -np 2\n")
+    assert "model" in run("infer", "--from", str(file), "--on", "1xl40s").err
+    assert run("infer", "llama-3.1-8b", "--from", str(file), "--on", "1xl40s", "--json").tree["weights"] == "q8_0"
