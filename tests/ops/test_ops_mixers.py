@@ -71,6 +71,7 @@ def test_mamba_is_its_products_its_convolution_and_its_scan() -> None:
     moved = A * T * (4 * inner + 2 * n)
     assert forward(ops["scan"]) == (7 * T * inner * n, moved)
     assert (ops["scan"].backward_flops, ops["scan"].backward_bytes) == (21 * T * inner * n, 3 * moved)
+    assert ops["scan"].model_flops == 7 * T * inner * n and ops["conv"].model_flops == 0
 
 
 def test_serving_reads_and_writes_the_state_of_a_sequence() -> None:

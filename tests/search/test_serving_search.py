@@ -126,6 +126,7 @@ def test_the_search_is_brute_force(kind: str) -> None:
                 best[key] = min(best.get(key, float("inf")), _value(objective, report))
             got = [_value(objective, report) for report in asked.best]
             assert got == pytest.approx(sorted(best.values())[: options.top], rel=1e-9)
+            assert [asked.value(report) for report in asked.best] == pytest.approx(got, rel=1e-12)
         for report in found.front:
             each = _value("throughput", report) * (1 - 1e-9)
             assert not any(
