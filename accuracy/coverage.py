@@ -1,4 +1,4 @@
-"""Print how many runs lie inside bands that were made without their source, and without their device."""
+"""Print how many runs lie inside bands that were made without their source (all, by kind) or without their device."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def table() -> Iterator[str]:
         if name in NAMES:
             shares = (row[word] for word in ("source", "of_sources", "of_devices"))
             yield f"| {NAMES[name]} | {row['runs']} | {row['sources']} | {' | '.join(f'{one:.0%}' for one in shares)} |"
+    yield ""
+    yield "| headline | runs that are | runs | sources | source left out |"
+    yield "|---|---|---:|---:|---:|"
+    for row in stored().get("kinds", ()):
+        if row["headline"] in NAMES:
+            counts = f"{row['runs']} | {row['sources']} | {row['inside']:.0%}"
+            yield f"| {NAMES[row['headline']]} | {row['kind']} | {counts} |"
 
 
 if __name__ == "__main__":

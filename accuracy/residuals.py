@@ -50,7 +50,9 @@ class Residual:
     quantity: str
     conditions: Conditions
     source: str
+    model: str
     device: str
+    num_devices: int
     family: str
     log: float
     error: float = 0.0
@@ -84,7 +86,9 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             else row.conditions,
             family=row.conditions.family,
             source=row.source,
+            model=row.model,
             device=row.device,
+            num_devices=row.num_devices,
             log=math.log(1 / ratio if "per_second" in row.metric else ratio) + slack,
             typical=typical and "fine-tuning" not in row.conditions.words,
             error=(ratio if "per_second" in row.metric else 1 / ratio) - 1,
@@ -102,6 +106,11 @@ def stacks_of(runs: Iterable[Residual], without: str = "") -> dict[str, tuple[st
     return {stack: tuple(sorted(families)) for stack, families in sorted(found.items())}
 
 
+def devices_of(runs: Iterable[Residual], without: str = "") -> tuple[str, ...]:
+    """Return the devices with runs of other sources than one; none where devices play no part."""
+    return tuple(sorted({one.conditions.device for one in runs if one.source != without} - {""}))
+
+
 def spread_of(runs: Sequence[Residual]) -> Spread:
     """Return the spread of the residuals of one headline.
 
@@ -114,8 +123,8 @@ def spread_of(runs: Sequence[Residual]) -> Spread:
 
     counts = Counter(one.source for one in runs)
     weights = np.array([1 / math.sqrt(counts[one.source]) for one in runs])
-    seen = {source: stacks_of(runs, source) for source in counts}
-    said = [one.conditions.known(seen[one.source]) for one in runs]
+    seen = {source: (stacks_of(runs, source), devices_of(runs, source)) for source in counts}
+    said = [one.conditions.known(*seen[one.source]) for one in runs]
     slower = slower_of([one for one in runs if one.typical])
     logs = np.array([beyond_typical(one, slower) for one in runs])
     words, added = _widening(said, np.log(np.maximum(np.abs(logs), FLOOR)), weights)
@@ -134,6 +143,7 @@ def spread_of(runs: Sequence[Residual]) -> Spread:
         scale=float(np.exp(added[0])),
         wider={word: float(np.exp(more)) for word, more in zip(words, added[1:], strict=True)},
         seen=stacks_of(runs),
+        devices=devices_of(runs),
         rows=len(runs),
         sources=len(counts),
         source=", ".join(sorted(counts)),

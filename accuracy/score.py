@@ -9,23 +9,28 @@ An update that makes the median error of a headline worse by more than a point i
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from accuracy import fits, targets
 from accuracy.files import HERE, RESULTS, shipped
-from accuracy.published import measured
+from accuracy.published import Published, measured
 from accuracy.residuals import Residual, left_out, residuals, share, share_of_groups, spread_of
+from shardwise import InputError, count
 from shardwise.cost import Spread
 from shardwise.measured import Errors, Validation, quantile, summary
 
 SOURCE = HERE.parent / "src" / "shardwise"
 RESULT = RESULTS / "accuracy.json"
 BANDS = SOURCE / "cost" / "bands.toml"
+PUBLISHED = SOURCE / "measured" / "published.csv"
 # Tables of the package that predictions rest on; bands are made of predictions.
 _OF_PREDICTIONS = ("cost", "plans", "serving", "measured", "hardware/links.toml")
 WORSE = 0.01
@@ -35,8 +40,8 @@ KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, 
 _HEAD = """# Made by `python -m accuracy update`: how far published runs were off, by headline. `low`, `typical` and
 # `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a scale: `scale` times the
 # factor of every condition of a run (`wider`), beyond what typical runs take longer (`slower`, logarithms by family of
-# devices; "" is any other). `seen` are families of devices with runs, by stack or engine. Method:
-# accuracy/residuals.py.
+# devices; "" is any other). `seen` are families of devices with runs, by stack or engine, `devices` all devices.
+# Method: accuracy/residuals.py.
 """
 
 
@@ -77,6 +82,7 @@ def bands_text(made: Mapping[str, Spread]) -> str:
         ends = {"low": one.low, "typical": one.typical, "high": one.high, "scale": one.scale}
         lines += [f'["{quantity}"]', *(f"{name} = {value:.4f}" for name, value in ends.items())]
         lines.append(f'rows = {one.rows}\nsources = {one.sources}\nsource = "{one.source}"')
+        lines.append(f"devices = {json.dumps(one.devices)}")
         lines.append(f'["{quantity}".wider]')
         lines += [f'"{word}" = {factor:.2f}' for word, factor in one.wider.items()]
         lines.append(f'["{quantity}".seen]')
@@ -94,12 +100,14 @@ def update(files: Sequence[str], accept: bool) -> int:
     made: dict[str, Spread] = {}
     coverage: dict[str, dict[str, float]] = {}
     by_stack: list[dict[str, Any]] = []
+    kinds: list[dict[str, Any]] = []
     runs = residuals(found.rows)
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
         made[quantity] = spread_of(own)
         inside = {word: left_out(own, key) for word, key in KEYS.items()}
         coverage[quantity] = {"runs": len(own), "sources": made[quantity].sources, **coverage_of(inside)}
+        kinds += kinds_of_runs(quantity, inside["source"])
         by_stack += groups(quantity, own, inside["source"])
     new = medians(measured(shipped()))
     reached = targets.results(found)
@@ -112,13 +120,47 @@ def update(files: Sequence[str], accept: bool) -> int:
         print("not stored: --accept stores it nevertheless")
         return 1
     BANDS.write_text(bands_text(made), encoding="ascii")
+    shown = [one for one in runs if one.quantity in ("step_seconds", "request_seconds")]
+    PUBLISHED.write_text(published_text(shown, parameters_of(files)), encoding="ascii")
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
-              "predicted": len(found.predicted), "left_out": coverage, "groups": by_stack, "shipped": new,
-              "errors": errors, "targets": reached, "verdicts": said}  # fmt: skip
+              "predicted": len(found.predicted), "left_out": coverage, "kinds": kinds, "groups": by_stack,
+              "shipped": new, "errors": errors, "targets": reached, "verdicts": said}  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
     return 0
+
+
+def published_text(runs: Iterable[Residual], parameters: Callable[[str], int]) -> str:
+    """Return the configurations that were run as CSV: how many runs, and the median of their errors."""
+    found: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for one in runs:
+        known = one.conditions
+        where = (one.quantity, one.source, one.model, one.device, one.num_devices)
+        found[*where, known.stack, known.family, "|".join(known.words)].append(one.error)
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n").writerow
+    write(("headline", "source", "model", "device", "num_devices", "stack", "family", "known", "parameters", "runs",
+           "error"))  # fmt: skip
+    for key, errors in sorted(found.items()):
+        write((*key, f"{parameters(key[2]):.3g}", len(errors), f"{quantile(errors, 0.5):.3f}"))
+    return text.getvalue()
+
+
+def parameters_of(files: Iterable[str]) -> Callable[[str], int]:
+    """Return what counts the parameters of the models that rows of files name."""
+    contexts = [Published(folder) for folder in sorted({Path(file).parent for file in files})]
+
+    @cache
+    def parameters(model: str) -> int:
+        for context in contexts:
+            try:
+                return int(count(context.model(model)).parameters)
+            except InputError:
+                continue
+        raise ValueError(f"{model} is in no models*.json beside the files and not in the catalogue")
+
+    return parameters
 
 
 def coverage_of(inside: Mapping[str, Mapping[Residual, bool]]) -> dict[str, float]:
@@ -128,6 +170,18 @@ def coverage_of(inside: Mapping[str, Mapping[Residual, bool]]) -> dict[str, floa
         found[word] = round(share(held), 3)
         found[f"{word}s"] = round(share_of_groups(held, KEYS[word]), 3)
     return {"of_sources": found.pop("sources"), "of_devices": found.pop("devices"), **found}
+
+
+def kinds_of_runs(headline: str, inside: Mapping[Residual, bool]) -> Iterator[dict[str, Any]]:
+    """Yield the share of runs inside a band made without their source, of runs with a condition and of plain ones."""
+    found: dict[str, dict[Residual, bool]] = defaultdict(dict)
+    for one, held in inside.items():
+        for word in one.conditions.words or ("plain",):
+            found[word][one] = held
+    for word, runs in sorted(found.items()):
+        if len(runs) >= FEWEST_SHOWN:
+            counts = {"runs": len(runs), "sources": len({one.source for one in runs})}
+            yield {"headline": headline, "kind": word, **counts, "inside": round(share(runs), 3)}
 
 
 def groups(headline: str, runs: Sequence[Residual], inside: Mapping[Residual, bool]) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,8 @@ from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy
 from shardwise.answers._files import check_drawable, command_words, plotted
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
 from shardwise.answers._search_flags import limited
-from shardwise.answers._train import fits_at, interval_tree
-from shardwise.answers._train_page import assumptions, describe, legend, mark_limit, show_chance
+from shardwise.answers._train import evidence_tree, fits_at, interval_tree
+from shardwise.answers._train_page import assumptions, describe, evidence_lines, legend, mark_limit, show_chance
 from shardwise.errors import InputError
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._report import time_tree
@@ -118,6 +118,7 @@ def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
         **report.to_dict(),
         "risk": risk or None,
         "interval": interval_tree(report),
+        "evidence": evidence_tree(report),
         "model": report.case.model.name,
         "cluster": {"name": cluster.name, "device": cluster.device.name, "num_devices": cluster.num_devices},
         "plan": {**asdict(report.plan), "engine": report.case.engine.name},
@@ -190,6 +191,8 @@ def infer_page(
     for word, cost in phases:
         page.blank()
         _phase(page, word, cost)
+    page.blank()
+    evidence_lines(page, report)
     page.blank()
     assumptions(page, report.assumptions)
     page.blank()

@@ -163,6 +163,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
         "hfu": report.hfu,
         "mfu_convention": CONVENTION,
         "interval": interval_tree(report),
+        "evidence": evidence_tree(report),
         "goodput": report.goodput,
         "days": report.training_seconds / 86400 if asked else None,
         "device_hours": report.device_hours if asked else None,
@@ -200,6 +201,16 @@ def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
     if not found:
         return None
     return {name: {"low": low, "typical": typical[name], "high": high} for name, (low, high) in found.items()}
+
+
+def evidence_tree(report: TrainReport | InferReport) -> dict[str, Any]:
+    """Return the published runs behind the band of a step, or of a request, and the nearest of them."""
+    from shardwise.measured import evidence_of
+
+    found = evidence_of(report)
+    names = ("source", "model", "device", "num_devices", "runs", "error")
+    nearest = [{**{name: getattr(one, name) for name in names}, "stack": one.conditions.stack} for one in found.nearest]
+    return {"runs": found.runs, "sources": found.sources, "same_stack": found.same_stack, "nearest": nearest}
 
 
 def cluster_tree(report: TrainReport) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import cast
 
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
-from shardwise.answers._train import peak_parts, step_tree
+from shardwise.answers._train import evidence_tree, peak_parts, step_tree
 from shardwise.plans import Plan, Sharding, default_stack
 from shardwise.serving import InferReport
 from shardwise.training import Change, TrainReport
@@ -62,6 +62,8 @@ def train_page(
     if report.phases:
         _phases(page, report)
         page.blank()
+    evidence_lines(page, report)
+    page.blank()
     assumptions(page, report.assumptions)
     page.blank()
     command_lines(page, "AGAIN", command)
@@ -73,6 +75,17 @@ def _phases(page: Page, report: TrainReport) -> None:
     page.label("PHASES", f"of {report.job.method}, rollouts apart", "bold", "bold")
     for phase in report.phases:
         page.note(f"{phase.name:28s} {show_seconds(phase.seconds):>10s}  {show_bytes(phase.peak_bytes)} of tensors")
+
+
+def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
+    """Add the published runs that the band of a plan's seconds rests on, and the nearest of them with their errors."""
+    found = evidence_tree(report)
+    alike = f"{found['same_stack']:,} of them with its {'stack' if isinstance(report, TrainReport) else 'engine'}"
+    text = f"the band rests on {found['runs']:,} runs of {found['sources']} sources, {alike} on such devices"
+    page.label("MEASURED", f"{text}; the nearest:")
+    for one in found["nearest"]:
+        where = f"{one['model']} on {one['num_devices']:,} x {one['device']}, {one['stack']} ({one['source']})"
+        page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {one['error']:+.1%}", "dim")
 
 
 def tuning_lines(page: Page, found: TuningSummary) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -20,7 +20,9 @@ from shardwise.cost._tables import constants
 # Standard deviations of a normal distribution from its median to its 90 %.
 _EDGE = 1.2815515655446004
 UNSEEN_STACK, UNSEEN_PAIR, UNMEASURED = "unseen stack", "stack unseen on the family", "device without kernels"
-"""Conditions that a stack and a family of devices bring: no runs of the stack, none on the family, no kernel tables."""
+UNSEEN_DEVICE = "unseen device"
+"""Conditions that a stack and a device bring: no runs of the stack, none on the family, no kernel tables, no runs of
+the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """What is known of a run that decides how far predictions were off: its stack or engine, family, and words.
+    """What is known of a run that decides how far predictions were off: its stack or engine, device, and words.
 
     No family means that the device plays no part.
     """
@@ -77,20 +79,22 @@ class Conditions:
     stack: str
     family: str
     words: tuple[str, ...]
+    device: str = ""
 
-    def known(self, seen: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-        """Return the words, with those that its stack and family bring; `seen` are families of runs by stack.
+    def known(self, seen: Mapping[str, tuple[str, ...]], devices: Collection[str]) -> tuple[str, ...]:
+        """Return the words, with those that its stack and device bring; `seen` are families of runs by stack.
 
-        >>> run = Conditions(stack="megatron", family="volta", words=("nodes",))
-        >>> run.known({"megatron": ("hopper",)})
-        ('nodes', 'device without kernels', 'stack unseen on the family')
+        >>> run = Conditions(stack="megatron", family="volta", words=("nodes",), device="v100-sxm-16gb")
+        >>> run.known({"megatron": ("hopper",)}, ("h100-sxm-80gb",))
+        ('nodes', 'device without kernels', 'unseen device', 'stack unseen on the family')
         """
         if not self.family:
             return (*self.words, *(UNSEEN_STACK,) * (self.stack not in seen))
         unmeasured = (UNMEASURED,) * bool(constants().families[self.family].note)
+        words = (*self.words, *unmeasured, *(UNSEEN_DEVICE,) * (self.device not in devices))
         if self.stack not in seen:
-            return (*self.words, *unmeasured, UNSEEN_STACK)
-        return (*self.words, *unmeasured, *(UNSEEN_PAIR,) * (self.family not in seen[self.stack]))
+            return (*words, UNSEEN_STACK)
+        return (*words, *(UNSEEN_PAIR,) * (self.family not in seen[self.stack]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +103,9 @@ class Spread:
 
     `low`, `typical` and `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a
     scale: `scale` times the factor of every condition of a run (`wider`).
-    `seen` are families of devices with runs, by stack or engine. `slower` are the logarithms of how much longer typical
-    runs take than predicted, by family, of all where none is named: residuals are those that this leaves.
+    `seen` are families of devices with runs, by stack or engine, `devices` all devices with runs. `slower` are the
+    logarithms of how much longer typical runs take than predicted, by family, of all where none is named: residuals are
+    those that this leaves.
     """
 
     low: float
@@ -112,11 +117,12 @@ class Spread:
     rows: int
     sources: int
     source: str
+    devices: tuple[str, ...] = ()
     slower: Mapping[str, float] = field(default_factory=dict)
 
     def band(self, known: Conditions) -> Band:
         """Return the band of a run."""
-        scale = self.scale * math.prod(self.wider.get(word, 1.0) for word in known.known(self.seen))
+        scale = self.scale * math.prod(self.wider.get(word, 1.0) for word in known.known(self.seen, self.devices))
         low, typical, high = (math.exp(end * scale) for end in (self.low, self.typical, self.high))
         return Band(low=low, typical=typical, high=high, rows=self.rows, source=self.source)
 

@@ -42,6 +42,7 @@ class Comparison:
     quality: str = ""
     engine: str = ""
     year: int = 0
+    num_devices: int = 1
     measured: float | None = None
     predicted: float | None = None
     low: float | None = None

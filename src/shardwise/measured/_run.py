@@ -72,6 +72,7 @@ def _row(record: Record, kind: FileKind, context: Context, predictor: Predictor,
         device=record.text("device") or record.text("system"),
         quality=record.text("quality"),
         engine=record.text("engine") or record.text("framework"),
+        num_devices=_count(record),
     )
     try:
         row = replace(row, measured=_measured(record, kind))
@@ -87,6 +88,11 @@ def _row(record: Record, kind: FileKind, context: Context, predictor: Predictor,
     low, high = found.interval or (None, None)
     said = {"predicted": found.value, "low": low, "high": high, "assumed": found.assumed, "fits": found.fits}
     return replace(row, status="predicted", conditions=found.conditions, **said)  # type: ignore[arg-type]
+
+
+def _count(record: Record) -> int:
+    text = record.text("num_gpus")
+    return max(int(text), 1) if text.isdecimal() else 1
 
 
 def _said(value: object) -> str:

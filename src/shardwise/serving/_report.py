@@ -256,7 +256,8 @@ class InferReport:
             "large batch": case.job.batch > _LARGE,
         }
         words = tuple(word for word, holds in said.items() if holds)
-        return Conditions(stack=case.engine.kernels, family=self.evaluation.family, words=words)
+        device = case.cluster.device.name
+        return Conditions(stack=case.engine.kernels, family=self.evaluation.family, words=words, device=device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""

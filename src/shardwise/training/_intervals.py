@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise.cost import Band, Conditions, Efficiencies, band_of, memory_band
+from shardwise.models import Model, MoE
 
 if TYPE_CHECKING:
     from shardwise.training._report import TrainReport
 
 IDEAL = Efficiencies(ideal=True)
 # What tells comparable published runs apart.
-_MANY_RANKS, _MANY_NODES, _LONG = 8, 8, 16384
+_MANY_RANKS, _MANY_NODES, _LONG, _MANY_EXPERTS = 8, 8, 16384, 8
 _NARROW = ("fp8", "fp4", "int8")
 # Headlines that grow with the seconds of a step, and those that shrink.
 _GROWING = ("step_seconds", "training_seconds", "device_hours", "usd")
@@ -34,12 +35,19 @@ def conditions(report: TrainReport, assumed: bool) -> Conditions:
         "many nodes": nodes > _MANY_NODES,
         "narrow types": case.recipe.precision.compute in _NARROW,
         "long sequences": report.job.seq_len > _LONG,
+        "many experts a token": most_chosen(case.model) > _MANY_EXPERTS,
         "assumed fields": assumed,
         "fine-tuning": bool(case.tuning),
     }
     words = tuple(word for word, holds in said.items() if holds)
     family = report.evaluation.rates.family
-    return Conditions(stack=case.stack.name.removesuffix("-scores"), family=family, words=words)
+    device = cluster.device.name
+    return Conditions(stack=case.stack.name.removesuffix("-scores"), family=family, words=words, device=device)
+
+
+def most_chosen(model: Model) -> int:
+    """Return the most experts that a token goes to in a layer."""
+    return max((block.feed_forward.top_k for block in model.kinds if isinstance(block.feed_forward, MoE)), default=0)
 
 
 def intervals(report: TrainReport, assumed: bool, floor_seconds: float) -> dict[str, tuple[float, float, float]]:
