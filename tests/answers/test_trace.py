@@ -16,6 +16,7 @@ from shardwise.answers._trace import lanes, trace_tree
 from shardwise.training._timeline import Span, walk
 
 REQUIRED = {
+    "C": {"name", "ph", "ts", "pid", "tid", "args"},
     "M": {"name", "pid", "tid", "args"},
     "X": {"name", "cat", "ts", "dur", "pid", "tid"},
     "s": {"name", "cat", "ts", "pid", "tid", "id"},
@@ -35,6 +36,8 @@ def check_trace(trace: dict[str, Any]) -> None:
         assert event.keys() >= REQUIRED[event["ph"]], event
         assert isinstance(event["name"], str) and event["name"]
         place = (event["pid"], event["tid"])
+        if event["ph"] == "C":
+            assert event["args"] and all(isinstance(value, int) and value >= 0 for value in event["args"].values())
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "process_sort_index", "thread_name", "thread_sort_index")
             named |= {place} if event["name"] == "thread_name" else set()
@@ -44,7 +47,7 @@ def check_trace(trace: dict[str, Any]) -> None:
         if event["ph"] == "X":
             assert event["dur"] >= 0
             rows[place].append(event)
-        else:
+        elif event["ph"] != "C":
             arrows[event["id"]].append(event["ph"])
     assert rows.keys() == named
     assert all(sorted(pair) == ["f", "s"] for pair in arrows.values())

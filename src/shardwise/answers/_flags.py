@@ -97,8 +97,8 @@ OUTPUT = _flags(
     ("help", k.SWITCH, "show this help"),
 )
 PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
-_TIMELINE = "write one step: .json for Perfetto and chrome://tracing, .svg, .png, .pdf or .html as a drawing"
-TIMELINE = _flags("output", ("timeline", k.file_of(".json", *k.FIGURES), _TIMELINE))
+_TIMELINE = "write one step: .json for Perfetto, .pickle for pytorch.org/memory_viz, .svg, .png, .pdf or .html drawn"
+TIMELINE = _flags("output", ("timeline", k.file_of(".json", ".pickle", *k.FIGURES), _TIMELINE))
 VALIDATE = _flags(
     "output",
     ("by", k.WORDS, "fields to group errors by, such as source,metric,device"),

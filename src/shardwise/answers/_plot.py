@@ -67,14 +67,25 @@ def plot(answer: TrainReport | InferReport | Roofline | TrainingResult | Serving
 
 
 def plot_timeline(report: TrainReport, path: str) -> StepTimeline:
-    """Write one step, as a trace for Perfetto (.json) or as a drawing, and return it; its seconds are simulated."""
-    _check(path, (".json", *FIGURES))
+    """Write one step and return it; its seconds are simulated.
+
+    The name's end says as what: a trace for Perfetto (.json), PyTorch's memory snapshot (.pickle), or a drawing.
+    """
+    _check(path, (".json", ".pickle", *FIGURES))
     timeline = report.timeline()
     if path.lower().endswith(".json"):
         from shardwise.answers._trace import trace_tree
 
         with open(path, "w", encoding="utf-8") as file:
             json.dump(trace_tree(report, timeline), file, separators=(",", ":"), allow_nan=False)
+        return timeline
+    if path.lower().endswith(".pickle"):
+        import pickle
+
+        from shardwise.answers._trace import snapshot_tree
+
+        with open(path, "wb") as binary:
+            pickle.dump(snapshot_tree(report, timeline), binary, protocol=4)
         return timeline
     from shardwise.answers._plots import save, styled
     from shardwise.answers._plots_timeline import timeline_figure
@@ -89,6 +100,6 @@ def _check(path: str, endings: tuple[str, ...]) -> None:
     if not path.lower().endswith(endings):
         remedy = "end the name in " + " or ".join(endings)
         raise InputError([Problem("path", path, "does not say what to write", remedy)])
-    if not path.lower().endswith(".json") and find_spec("matplotlib") is None:
+    if not path.lower().endswith((".json", ".pickle")) and find_spec("matplotlib") is None:
         rule, remedy = "needs matplotlib, which is not installed", "pip install 'shardwise[plots]'"
         raise InputError([Problem("path", path, rule, remedy)])

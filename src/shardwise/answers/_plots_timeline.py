@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._plots import AXES, GREY, WIDTH, ink_on, plan_words, sheet, time_unit, title_of
+from shardwise.answers._plots import AXES, GREY, WIDTH, Look, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
 from shardwise.answers._train import without_residue
 from shardwise.training import TrainReport
+from shardwise.training._lifetimes import levels, lifetimes
 from shardwise.training._timeline import Span, StepTimeline
 from shardwise.training.schedules import find_schedule
 from shardwise.units import show_seconds
@@ -30,6 +31,15 @@ _ONCE = {
     "optimizer": ("optimizer step", "#332288"),
     "overhead": ("overhead of the framework", "#888888"),
 }
+# What a stage holds, the longest-lived at the bottom (training/_lifetimes.py).
+_HELD = {
+    "weights": Look("weights", "#0072B2"),
+    "optimizer": Look("optimizer state", "#332288"),
+    "beside": Look("kept by the framework", "#888888"),
+    "gradients": Look("gradients", "#56B4E9"),
+    "activations": Look("activations", "#009E73"),
+    "working": Look("working memory of the pass", "#E69F00"),
+}
 _AGAIN = ("recompute, within backward", "#DDCC77")
 _BUBBLE = ("bubble", "#F4F4F4")
 # A number, its points, its colour, and the middle of its chunk.
@@ -46,7 +56,7 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     words = f"one step of {show_seconds(timeline.seconds)}: {micro:,} micro-batches of {report.plan.micro_batch} x "
     lines = [plan_words(report.plan), words + f"{job.seq_len:,} tokens", _bubbles(report, timeline)]
     width = _width(timeline)
-    figure, (axes,) = sheet(title, lines, [1.25 + 0.26 * timeline.plan.pp], width)
+    figure, (axes, below) = sheet(title, lines, [1.25 + 0.26 * timeline.plan.pp, 2.3], width)
     unit = time_unit(timeline.seconds)
     _rows(axes, timeline, unit.size, 72 * (width - 0.9) / timeline.seconds)
     axes.set_yticks(range(timeline.plan.pp), [f"stage {i}" for i in range(timeline.plan.pp)])
@@ -56,7 +66,35 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"time from the start of the step, {unit.name}", labelpad=1)
     _key(axes, timeline)
+    _memory(below, report, timeline, unit.size)
     return figure
+
+
+def _memory(axes: Axes, report: TrainReport, timeline: StepTimeline, size: float) -> None:
+    """Draw what the fullest stage holds over the step, by category, and the totals of the others as lines."""
+    from matplotlib.patches import Patch
+
+    counts = [int(stage.count) for stage in report.evaluation.stages]
+    fullest, unit = sum(counts[: report.peak_stage]), bytes_unit()
+    drawn = {sum(counts[:i]) for i in range(len(counts))} - {fullest}
+    for stage in sorted(drawn):
+        times, held = levels(lifetimes(report, timeline, stage))
+        whole = [sum(parts) / unit.size for parts in zip(*held.values(), strict=True)]
+        axes.step([t / size for t in times], whole, where="post", color=GREY, linewidth=0.7, alpha=0.8)
+    times, held = levels(lifetimes(report, timeline, fullest))
+    under, handles, across = [0.0] * len(times), [], [t / size for t in times]
+    for category, look in _HELD.items():
+        over = [low + more / unit.size for low, more in zip(under, held[category], strict=True)]
+        if max(held[category]) > 0:
+            axes.fill_between(across, under, over, step="post", facecolor=look.colour, linewidth=0)
+            handles.append(Patch(label=look.label, facecolor=look.colour))
+        under = over
+    axes.set_xlim(0, timeline.seconds / size)
+    axes.set_ylim(0, 1.12 * max(under))
+    several = f"stage {fullest}, the fullest" + ("; lines: the others" if drawn else "")
+    axes.set_title(f"tensors on {several if timeline.plan.pp > 1 else 'each device'}, {unit.name}")
+    axes.grid(axis="y")
+    _legend(axes, handles, 3 if _width(timeline) < 10 else 6, -18)
 
 
 def _width(timeline: StepTimeline) -> float:
@@ -178,7 +216,6 @@ def _which(timeline: StepTimeline, chunk: int) -> str:
 
 def _key(axes: Axes, timeline: StepTimeline) -> None:
     from matplotlib.patches import Patch
-    from matplotlib.transforms import offset_copy
 
     on_stages = [s for s in timeline.spans if s.lane == "stage"]
     found = {(span.kind, span.chunk or 0) for span, _, _ in _chunks(on_stages)}
@@ -199,14 +236,14 @@ def _key(axes: Axes, timeline: StepTimeline) -> None:
         if any(k == kind for k, _ in found):
             edge = GREY if kind == "bubble" else colour
             handles.append(Patch(label=name, facecolor=colour, edgecolor=edge, linewidth=0.3))
-    below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -30, units="points")
+    _legend(axes, handles, 3 if _width(timeline) < 10 else 5, -30)
+
+
+def _legend(axes: Axes, handles: Sequence[Any], columns: int, points: float) -> None:
+    """Put a legend so many points below a panel, at its left edge."""
+    from matplotlib.transforms import offset_copy
+
+    below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, points, units="points")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-    axes.legend(
-        handles=handles,
-        ncols=3 if _width(timeline) < 10 else 5,
-        handlelength=1.2,
-        columnspacing=1.4,
-        borderaxespad=0,
-        borderpad=0,
-        **place,
-    )
+    space: dict[str, Any] = {"handlelength": 1.2, "columnspacing": 1.4, "borderaxespad": 0, "borderpad": 0}
+    axes.legend(handles=list(handles), ncols=columns, **space, **place)

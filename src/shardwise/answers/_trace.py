@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.answers._train import step_tree
 from shardwise.answers._train_page import describe
 from shardwise.training import TrainReport
+from shardwise.training._lifetimes import MemoryBlock, levels, lifetimes
 from shardwise.training._timeline import Span, StepTimeline
 
 STAGES, BESIDE = 1, 2
@@ -145,6 +146,41 @@ def _flows(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
         yield {**common, "ph": "f", "bp": "e", "tid": message.to_stage, "ts": _us(message.used)}
 
 
+def _memory(report: TrainReport, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
+    """Yield what every stage holds as counters, by category in bytes, where its chunks are drawn in detail."""
+    for stage in range(timeline.plan.pp if timeline.detailed else 0):
+        times, held = levels(lifetimes(report, timeline, stage))
+        name = f"stage {stage}, tensors in bytes"
+        for i, time in enumerate(times):
+            args = {category: round(row[i]) for category, row in held.items() if max(row) > 0}
+            yield {"name": name, "cat": "memory", "ph": "C", "ts": _us(time), "pid": STAGES, "tid": stage, "args": args}
+
+
+def snapshot_tree(report: TrainReport, timeline: StepTimeline) -> dict[str, Any]:
+    """Return the tensors of every stage as PyTorch's memory snapshot, which pytorch.org/memory_viz draws over time.
+
+    One device a stage, in the form of torch.cuda.memory._snapshot (torch 2.13 torch/cuda/_memory_viz.py): a trace of
+    allocations and frees with a frame that names what each is for.
+    """
+    traces = [_allocations(lifetimes(report, timeline, stage)) for stage in range(timeline.plan.pp)]
+    return {"segments": [], "device_traces": traces, "allocator_settings": {}}
+
+
+def _allocations(blocks: Sequence[MemoryBlock]) -> list[dict[str, Any]]:
+    events: list[tuple[float, int, int, str]] = []
+    for i, block in enumerate(blocks):
+        # What is freed at a time makes room for what begins then.
+        events += [(block.start, 1, i, "alloc"), (block.end, 0, i, "free_completed")]
+    found, address, top = [], [0] * len(blocks), 1 << 32
+    for i, block in enumerate(blocks):
+        address[i], top = top, top + round(block.bytes) + 512
+    for time, _, i, action in sorted(events):
+        frame = {"name": f"{blocks[i].category}: {blocks[i].name}", "filename": "shardwise", "line": 0}
+        size = {"action": action, "addr": address[i], "size": round(blocks[i].bytes), "stream": 0}
+        found.append({**size, "time_us": round(time * 1e6), "frames": [frame]})
+    return found
+
+
 def compared(timeline: StepTimeline) -> dict[str, float]:
     """Return the length of a timeline in seconds, that of the reported step, and their difference as a share."""
     return {
@@ -170,6 +206,7 @@ def trace_tree(report: TrainReport, timeline: StepTimeline) -> dict[str, Any]:
             events += _label(pid, tid, text, tid)
             drawn += [row for span in spans for row in _complete(span, pid, tid)]
     drawn += _flows(timeline)
+    drawn += _memory(report, timeline)
     cluster, step = report.case.cluster, step_tree(report)
     return {
         "displayTimeUnit": "ms",
