@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._train import step_tree, train_tree
@@ -13,10 +13,12 @@ from shardwise.answers._train_page import assumptions, describe, show_band, show
 from shardwise.errors import Problem
 from shardwise.plans import Plan, spans
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TrainingResult, runners_up
-from shardwise.serving import InferReport
 from shardwise.training import TrainingCase, TrainReport
 from shardwise.training._case import stated
 from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from shardwise.serving import InferReport
 
 _FRONT = 8
 _LIMITS: dict[str, Callable[[float], str]] = {

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
 from shardwise.answers._train import evidence_tree, peak_parts, step_tree
 from shardwise.plans import Plan, Sharding, default_stack
-from shardwise.serving import InferReport
 from shardwise.training import Change, TrainReport
 from shardwise.training._tuning import TuningSummary
 from shardwise.units import counted, show_bytes, show_count, show_seconds
+
+if TYPE_CHECKING:
+    from shardwise.serving import InferReport
 
 _MEMORY = {
     "weights": ("weights", FULL, "blue"),
