@@ -122,6 +122,15 @@ def test_a_refusal_names_the_part_that_no_family_has(name: str, what: str) -> No
         model_from_config(goldens("refused")[name], part="text")
 
 
+@pytest.mark.parametrize(("model_type", "ending"), [("vit", "ForImageClassification"), ("dinov2", "Model")])
+def test_a_file_without_a_class_is_counted_with_a_head_that_the_answer_names(model_type: str, ending: str) -> None:
+    """The head is the class's, which a file may leave out: the answer says which one was taken."""
+    config = {**goldens("alone")["vit-base-in1k" if model_type == "vit" else "dinov2-base"]["config"]}
+    assert not any("names no class" in note for note in model_from_config(config).assumptions)
+    del config["architectures"]
+    assert any(f"ends in {ending}" in note for note in model_from_config(config).assumptions)
+
+
 def test_a_diffusion_model_is_refused_by_its_class() -> None:
     """A file of diffusers names its class, which is no language model."""
     with pytest.raises(InputError, match="FluxTransformer2DModel"):

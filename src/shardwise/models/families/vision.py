@@ -78,7 +78,10 @@ def _with_patches(config: Config, layers: Model, besides: int, learned: int) -> 
 
 def _with_task(config: Config, model: Model, default: str, pooler: int = 0, inputs: int = 0) -> Model:
     """Add the head of the class that the file names: a pooler so wide (0: none), or classifiers of one token."""
-    name = " ".join(config.words("architectures")) or default
+    name = " ".join(config.words("architectures"))
+    if not name:
+        name = default
+        config.note(f"the file names no class (architectures): counted as one that ends in {default}")
     first = Projection(name="pooler", inputs=inputs or model.hidden, outputs=pooler, bias=True, of_sequence=True)
     if name.endswith("Model"):
         return replace(model, extras=(*model.extras, first)) if pooler else model
