@@ -337,12 +337,13 @@ def _time(page: Page, report: TrainReport) -> None:
     step = step_tree(report)
     exposed, hidden = step["exposed_seconds"], step["hidden_seconds"]
     whole = report.step_seconds
+    beside = "other passes of the method" if report.phases else "overhead of the framework"
     segments = [
         Segment("compute", step["compute_seconds"], FULL, "green"),
         Segment("exposed communication", sum(exposed.values()), DARK, "red"),
         Segment("pipeline bubble", step["bubble_seconds"], LIGHT, "yellow"),
         Segment("optimizer step", step["optimizer_seconds"], MEDIUM, "magenta"),
-        Segment("overhead of the framework", step["overhead_seconds"], "\u2571", "bright_black"),
+        Segment(beside, step["overhead_seconds"], "\u2571", "bright_black"),
     ]
     page.bar("TIME", segments, whole, show_seconds(whole))
     covered = Segment("overlapped by compute", sum(hidden.values()), "\u2500", "cyan")
