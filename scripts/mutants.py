@@ -582,7 +582,7 @@ def _row(part: str, found: Counter[str], asked: argparse.Namespace) -> float:
     """Print a part's row of the table, write it into the page where that is asked, and return its score in percent."""
     killed = found[STORED] + found["killed"]
     visible = killed + found["SURVIVED"]
-    score = 100 * killed / max(1, visible)
+    score = 100 * killed / visible if visible else 100.0
     name = f"{part}, defaults and tables" if asked.level else part
     cells = [name, found.total(), visible, found[STORED], found["killed"], found["SURVIVED"]]
     row = f"| {' | '.join(map(str, [*cells, f'{score:.0f} %', asked.seed, datetime.date.today()]))} |"
