@@ -30,7 +30,7 @@ from shardwise.measured import Errors, Validation, quantile, summary
 SOURCE = HERE.parent / "src" / "shardwise"
 RESULT = RESULTS / "accuracy.json"
 BANDS = SOURCE / "cost" / "bands.toml"
-PUBLISHED = SOURCE / "measured" / "published.csv"
+PUBLISHED = SOURCE / "cost" / "published.csv"
 # Tables of the package that predictions rest on; bands are made of predictions.
 _OF_PREDICTIONS = ("cost", "plans", "serving", "measured", "hardware/links.toml")
 WORSE = 0.01

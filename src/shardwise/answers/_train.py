@@ -205,7 +205,7 @@ def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
 
 def evidence_tree(report: TrainReport | InferReport) -> dict[str, Any]:
     """Return the published runs behind the band of a step, or of a request, and the nearest of them."""
-    from shardwise.measured import evidence_of
+    from shardwise.answers._evidence import evidence_of
 
     found = evidence_of(report)
     names = ("source", "model", "device", "num_devices", "runs", "error")

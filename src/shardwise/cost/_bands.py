@@ -91,7 +91,7 @@ class Conditions:
         if not self.family:
             return (*self.words, *(UNSEEN_STACK,) * (self.stack not in seen))
         unmeasured = (UNMEASURED,) * bool(constants().families[self.family].note)
-        words = (*self.words, *unmeasured, *(UNSEEN_DEVICE,) * (self.device not in devices))
+        words = (*self.words, *unmeasured, *(UNSEEN_DEVICE,) * bool(self.device and self.device not in devices))
         if self.stack not in seen:
             return (*words, UNSEEN_STACK)
         return (*words, *(UNSEEN_PAIR,) * (self.family not in seen[self.stack]))

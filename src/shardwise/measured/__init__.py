@@ -15,7 +15,6 @@ from shardwise.measured._files import USUAL, FileKind, Predictor, Table, read_ta
 from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._network import cluster_of
-from shardwise.measured._published import Evidence, PublishedRuns, evidence_of, published_runs
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import Rule, read, rules, words
 from shardwise.measured._run import INFERENCE, KINDS, TRAINING, Validation, compared, validate
@@ -43,7 +42,6 @@ __all__ = [
     "Comparison",
     "Context",
     "Errors",
-    "Evidence",
     "FileKind",
     "Fits",
     "Framework",
@@ -51,7 +49,6 @@ __all__ = [
     "Predicted",
     "Prediction",
     "Predictor",
-    "PublishedRuns",
     "Record",
     "Rule",
     "Table",
@@ -63,13 +60,11 @@ __all__ = [
     "compared",
     "engine_named",
     "errors_of",
-    "evidence_of",
     "examples",
     "fits_of",
     "framework_of",
     "frameworks",
     "matches",
-    "published_runs",
     "quantile",
     "question_of",
     "read",

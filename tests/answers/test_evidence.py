@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
+from shardwise.answers._evidence import evidence_of, nearest_runs, published_runs
 from shardwise.cost import spreads
-from shardwise.measured import evidence_of, published_runs
-from shardwise.measured._published import nearest_runs
 from shardwise.models import model_names
 
 

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from shardwise.cost import Conditions, spreads
 from shardwise.models import Model
 from shardwise.ops import count_parameters
-from shardwise.serving import InferReport
 from shardwise.training import TrainReport, conditions
+
+if TYPE_CHECKING:
+    from shardwise.serving import InferReport
 
 SHOWN = 3
 
@@ -59,7 +62,7 @@ def published_runs() -> tuple[PublishedRuns, ...]:
     >>> {one.headline for one in published_runs()} >= {"step_seconds", "request_seconds"}
     True
     """
-    text = resources.files("shardwise.measured").joinpath("published.csv").read_text(encoding="utf-8")
+    text = resources.files("shardwise.cost").joinpath("published.csv").read_text(encoding="utf-8")
     return tuple(
         PublishedRuns(
             headline=row["headline"],
