@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem, plain
 from shardwise.formats._imported import PLAIN, Around, Imported, Reading
@@ -13,6 +13,9 @@ from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 _TELLING = frozenset(("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"))
 
