@@ -11,9 +11,9 @@ import io
 import os
 import pickle
 import zipfile
-from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from shardwise.errors import InputError, Problem, bounded
@@ -24,7 +24,7 @@ from shardwise.formats.megatron._values import UNSET, by_name, facts, from_mappi
 
 MOST_BYTES = 64 * 1024 * 1024
 _PLAIN: dict[tuple[str, str], Any] = {
-    ("argparse", "Namespace"): Namespace,
+    ("argparse", "Namespace"): SimpleNamespace,
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
@@ -83,7 +83,7 @@ def read(folder: str) -> dict[str, Any]:
             AttributeError, IndexError, KeyError) as error:  # fmt: skip
         raise _fail(path, f"cannot be read ({type(error).__name__})") from None
     found = state.get("args") if isinstance(state, Mapping) else None
-    if not isinstance(found, Namespace):
+    if not isinstance(found, SimpleNamespace):
         raise _fail(path, "keeps no arguments")
     # Arguments are words, numbers and lists of them; deeper ones could repeat each other without end.
     return {name: value for name, value in vars(found).items() if _is_flat(value)}
