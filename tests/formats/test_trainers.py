@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import Around, ExportCase, axolotl, import_file, llamafactory, nanotron, torchtune
 from shardwise.formats._canonical import canonical, canonical_plan
@@ -90,7 +92,7 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         "  lora_attn_modules: [q_proj, v_proj, output_proj]\n  apply_lora_to_mlp: true\nbatch_size: 2\n"
         "gradient_accumulation_steps: 8\ntokenizer:\n  max_seq_len: 2048\n",
         1,
-        {"adapter": "lora", "rank": 8, "targets": ("q_proj", "v_proj", "output_proj", "mlp"), "global_batch": 16,
+        {"adapter": "lora", "rank": 8, "targets": ("q_proj", "v_proj", "o_proj", "mlp"), "global_batch": 16,
          "sharding": "none"},
     ),
     # nanotron examples/config_tiny_llama.yaml
@@ -167,7 +169,8 @@ def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, 
         bases = {"torchtune": ("", "nf4-dq"), "llama-factory": ("", "int8", "nf4", "nf4-dq")}.get(name, ("", "nf4-dq"))
         job = replace(
             job, adapter=draw(st.sampled_from(methods)), rank=draw(st.integers(1, 256)),
-            targets=draw(st.sampled_from((("all-linear",), ("q_proj", "v_proj")))), base=draw(st.sampled_from(bases)),
+            targets=draw(st.sampled_from((("all-linear",), ("q_proj", "v_proj"), ("q_proj", "o_proj")))),
+            base=draw(st.sampled_from(bases)),
             adapter_dropout=draw(st.sampled_from((0.0, 0.05))),
         )  # fmt: skip
     return plan, job
@@ -284,3 +287,22 @@ def test_what_a_trainer_would_refuse_is_refused_by_its_key(text: str, field: str
         import_file(path, around=Around(num_devices=8 if "parallelism" not in text else 0))
     assert field in {problem.field for problem in caught.value.problems}
     assert all(problem.remedy for problem in caught.value.problems)
+
+
+def test_a_device_named_alone_is_one_where_the_launcher_says_how_many(tmp_path: Path) -> None:
+    """A trainer's file on a card runs on that card, and the answer says that the number was assumed."""
+    path = tmp_path / "a.yaml"
+    path.write_text(FILES["axolotl-lora"][0], encoding="utf-8")
+    done = run("train", "--from", str(path), "--on", "rtx-4090", "--json")
+    told = json.loads(done.out)
+    assert told["cluster"]["num_devices"] == 1 and told["plan"]["dp"] == 1 and told["job"]["global_batch"] == 8
+    assert any("1 device, it leaves their number to the launcher" in note for note in told["assumptions"])
+
+
+def test_attention_s_last_product_is_not_taken_for_the_head(tmp_path: Path) -> None:
+    """Torchtune's output_proj has an adapter on attention's output in every layer, and none on the head."""
+    path = tmp_path / "a.yaml"
+    path.write_text(FILES["torchtune-lora"][0], encoding="utf-8")
+    told = json.loads(run("train", "--from", str(path), "--on", "h100", "--json").out)
+    trained = told["tuning"]["trainable_by_module"]
+    assert trained["o"] == 8 * (4096 + 4096) * 32 and "head" not in trained

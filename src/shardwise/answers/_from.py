@@ -33,6 +33,11 @@ def take(inputs: Inputs) -> None:
         inputs.problems.items += error.problems
         inputs.bad |= {"from", "from_args"} & inputs.values.keys()
         return
+    if not case.num_devices and case.accumulation and case.model is not None and _alone(inputs):
+        # As everywhere a device named alone is one, where the file of a trainer leaves their number to its launcher.
+        inputs.values["on"] = "1x" + inputs.get("on", "")
+        inputs.notes.append(f"{case.source}: 1 device, it leaves their number to the launcher")
+        inputs.imported = case = read(inputs)
     if case.accumulation:
         inputs.values.setdefault("accumulation", case.accumulation)
     _complete(inputs, case)
@@ -128,11 +133,17 @@ def devices_of(inputs: Inputs) -> int:
         return 0
 
 
+def _alone(inputs: Inputs) -> bool:
+    """Return whether --on names a device without a number."""
+    text = inputs.get("on", "")
+    return bool(text) and not text[0].isdigit() and not text.endswith(".toml")
+
+
 def _complete(inputs: Inputs, case: Imported | Launched) -> None:
     """Put the number of devices of the launch before a device named alone."""
-    text = inputs.get("on", "")
-    if not text or text[0].isdigit() or text.endswith(".toml"):
+    if not _alone(inputs):
         return
+    text = inputs.get("on", "")
     if not case.num_devices:
         rule = f"names no number of devices, and neither does {case.source}"
         inputs.fail("on", text, rule, f"write for example --on 64x{text}")

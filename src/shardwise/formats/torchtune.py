@@ -33,6 +33,7 @@ _OPTIMIZERS = {
     "torchao.optim.AdamW4bit": "adam4bit", "torch.optim.SGD": "sgd-plain", "bitsandbytes.optim.PagedAdamW": "adam",
 }  # fmt: skip
 _LINEAR = ("q_proj", "k_proj", "v_proj", "output_proj")
+_OUTPUT = ("output_proj", "o_proj")  # torchtune names its head "output", and attention's last product so
 _RECIPE = {True: "distributed", False: "single_device"}
 
 
@@ -128,9 +129,9 @@ def _adapter(keys: Keys, builder: str) -> dict[str, Any]:
     if not builder.startswith(("lora_", "qlora_")):
         return {}
     found = _trainer.adapted(keys, "dora" if keys.flag("model.use_dora") else "lora", _ADAPTER)
-    targets = found["targets"]
+    targets = tuple(_OUTPUT[1] if word == _OUTPUT[0] else word for word in found["targets"])
     more = ("mlp",) if keys.flag("model.apply_lora_to_mlp") else ()
-    targets = ("all-linear",) if more and set(targets) == set(_LINEAR) else (*targets, *more)
+    targets = ("all-linear",) if more and set(found["targets"]) == set(_LINEAR) else (*targets, *more)
     head = ("head",) if keys.flag("model.apply_lora_to_output") else ()
     quantized = builder.startswith("qlora_") or keys.flag("model.quantize_base")
     # torchao's NF4: an 8-bit scale for 64 elements and an fp32 one for 256 of those, as bitsandbytes' double one.
@@ -176,7 +177,8 @@ def _adapter_words(job: Training) -> dict[str, Any]:
         return {}
     targets = set(job.targets or ("all-linear",))
     whole = "all-linear" in targets
-    spelled = list(_LINEAR) if whole else [word for word in job.targets if word not in ("mlp", "head")]
+    named = [_OUTPUT[0] if word == _OUTPUT[1] else word for word in job.targets if word not in ("mlp", "head")]
+    spelled = list(_LINEAR) if whole else named
     words: dict[str, Any] = {"lora_attn_modules": spelled, "apply_lora_to_mlp": whole or "mlp" in targets}
     words |= {"apply_lora_to_output": "head" in targets, "lora_rank": job.rank or 8}
     words |= {"lora_alpha": job.adapter_alpha or 16, "lora_dropout": job.adapter_dropout}
