@@ -74,7 +74,7 @@ def train_page(
 
 def _phases(page: Page, report: TrainReport) -> None:
     """Append the phases of a step of preferences or rewards; rollouts are asked of `infer` and `serve`."""
-    page.label("PHASES", f"of {report.job.method}, rollouts apart", "bold", "bold")
+    page.label("PHASES", f"of {report.job.method}, without its rollouts", "bold", "bold")
     for phase in report.phases:
         page.note(f"{phase.name:28s} {show_seconds(phase.seconds):>10s}  {show_bytes(phase.peak_bytes)} of tensors")
 
