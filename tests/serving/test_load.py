@@ -26,6 +26,9 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import step_cost
 from shardwise.serving.load import LoadOptions, ServeReport, StepTable, serve
+from shardwise.serving.load._fleet import requests_of
+from shardwise.serving.load._replica import Replica
+from shardwise.serving.load._requests import PrefixCache, Request
 
 CASES = {
     "dense": ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), "vllm"),
@@ -240,7 +243,7 @@ TRACES = {
     "9.314579,ChatGPT,396,109,505,x\n9.5,ChatGPT,10,0,10,x\n",
     "own.csv": "arrival_seconds,input_tokens,output_tokens\n0,374,44\n4.314579,396,109\n",
     "mooncake.jsonl": '{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0]}\n'
-    '{"timestamp": 4314.579, "input_length": 396, "output_length": 109, "hash_ids": [0, 1]}\n',
+    '{"timestamp": 4314.579, "input_length": 396, "output_length": 109, "hash_ids": [1]}\n',
 }
 
 
@@ -262,6 +265,11 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield "arrival_seconds,input_tokens,output_tokens\nnan,2,3\n", "no request has"
     yield "arrival_seconds,input_tokens,output_tokens\nx,2,3\n", "no number"
     yield '{"timestamp": 1}\n', "no number"
+    yield '{"timestamp": 1', "no JSON"
+    row = '{"timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": '
+    yield row + "[0, 1, 2]}\n", "3 hash blocks"
+    yield row + '["a"]}\n', "whole numbers"
+    yield row + "7}\n", "whole numbers"
 
 
 @pytest.mark.parametrize(("text", "said"), list(wrong()))
@@ -271,6 +279,69 @@ def test_wrong_traces_are_refused(text: str, said: str, tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=said):
         read_trace(str(path))
+
+
+CHAT = Workload(
+    input_tokens=Length(mean=3000), output_tokens=Length(mean=20), count=40,
+    arrivals=Arrivals(kind="trace", times=tuple(2.0 * i for i in range(40))),
+    pairs=tuple((1024 * (1 + i // 8), 20) for i in range(40)),
+    blocks=tuple(tuple(100 * (i % 8) + j for j in range(2 * (1 + i // 8))) for i in range(40)),
+)  # fmt: skip
+
+
+def test_hash_blocks_of_a_trace_are_what_the_prefix_cache_hits() -> None:
+    """Eight conversations of five turns take turns: each prompt but the first finds all of the one before it."""
+    trace = answer("dense", CHAT).traces[0]
+    assert trace.hit_tokens == sum(tokens - 1024 for tokens, _ in CHAT.pairs)
+    assert trace.prompt_tokens == 40 * 1024
+    fresh = answer("dense", replace(CHAT, blocks=())).traces[0]
+    assert fresh.hit_tokens == 0
+
+
+def test_replicas_and_a_small_cache_lose_hits() -> None:
+    """Three replicas in turn split eight conversations; a cache of a few thousand tokens forgets most of them."""
+    most = answer("dense", CHAT).traces[0].hit_tokens
+    split = sum(trace.hit_tokens for trace in answer("dense", CHAT, 3).traces)
+    assert 0 < split < most
+    base = answer("dense", CHAT)
+    group = Replica(StepTable(base.base.case, 256, 8192, 8192), base.policy, 6000.0)
+    small = group.run(requests_of(CHAT, CHAT.count))[0]
+    assert small.hit_tokens < most / 2
+    assert small.prompt_tokens + small.hit_tokens == sum(tokens for tokens, _ in CHAT.pairs)
+
+
+@given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=30), st.integers(0, 8))
+def test_a_prefix_cache_holds_what_runs_and_no_more_than_has_room(prompts: list[list[int]], room: int) -> None:
+    """Whatever came before, blocks of running requests are there, idle ones fit the room, all are let go in the end."""
+    cached, running = PrefixCache(), []
+    for blocks in prompts:
+        request = Request(0.0, 512 * len(blocks) + 1, 1, blocks=tuple(blocks))
+        cached.keep(512 * room)
+        cached.take(request, cached.hits(request.blocks))
+        cached.take(request, len(blocks))
+        running.append(request)
+        if len(running) > 2:
+            cached.give(running.pop(0))
+        assert all(cached.hits(one.blocks) == len(one.blocks) for one in running)
+        assert not cached.users.keys() & cached.idle.keys()
+    for request in running:
+        cached.give(request)
+    cached.keep(512 * room)
+    assert not cached.users
+    assert len(cached.idle) <= room
+
+
+def test_hash_blocks_leave_no_room_for_other_words_of_prefixes(tmp_path: Path) -> None:
+    """Who says a shared prefix beside a trace with hash blocks is told which of the two to leave out."""
+    path = tmp_path / "trace.jsonl"
+    row = '{"timestamp": %d, "input_length": 700, "output_length": 9, "hash_ids": [0, %d]}\n'
+    path.write_text(row % (0, 1) + row % (9000, 2), encoding="utf-8")
+    words = ("serve", "llama-3.1-8b", "--on", "1xh100-sxm-80gb", "--trace", str(path))
+    assert run(*words, "--json").tree["prefix_hit_share"] == pytest.approx(512 / 1400)
+    for name in ("--prefix-tokens", "--cached-share"):
+        done = run(*words, name, "1", "--json")
+        assert done.status == 2
+        assert name.strip("-").replace("-", "_") in done.fields
 
 
 COMMAND = ("serve", "llama-3.1-8b", "--on", "1xh100-sxm-80gb", "--input-tokens", "1000", "--output-tokens", "100")

@@ -3,7 +3,8 @@
 Read are CSV files of Azure's LLM inference dataset (TIMESTAMP, ContextTokens, GeneratedTokens;
 github.com/Azure/AzurePublicDataset, 2023 and 2024), of BurstGPT (Timestamp, Request tokens, Response tokens;
 github.com/HPMLL/BurstGPT) and of this project's own columns (arrival_seconds, input_tokens, output_tokens), and JSON
-lines of Mooncake (timestamp in ms, input_length, output_length; github.com/kvcache-ai/Mooncake).
+lines of Mooncake (timestamp in ms, input_length, output_length, and hash_ids: which 512 tokens of a prompt are those of
+another where all before them are; github.com/kvcache-ai/Mooncake).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import read_csv_text
-from shardwise.plans import MOST_REQUESTS, Arrivals, Length, Workload
+from shardwise.plans import HASH_BLOCK_TOKENS, MOST_REQUESTS, Arrivals, Length, Workload
 
 # Columns of each system: when, tokens in, tokens out, and seconds of one unit of time (0: a date).
 _CSV = {
@@ -49,7 +50,10 @@ def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, 
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
-                row = json.loads(line)
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    raise _fail(path, number, "is no JSON") from None
                 if not isinstance(row, dict):
                     raise _fail(path, number, "is not a JSON object")
                 yield row, _JSON
@@ -63,6 +67,18 @@ def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, 
         yield row, columns
 
 
+def _blocks(row: Mapping[str, Any], tokens: int, at: tuple[str, int]) -> tuple[int, ...]:
+    """Return the hash blocks of a prompt of so many tokens, none where the trace has none."""
+    found = row.get("hash_ids", ())
+    if not isinstance(found, list | tuple) or any(type(one) is not int or not 0 <= one < 2**63 for one in found):
+        raise _fail(*at, "has hash_ids that are no list of whole numbers")
+    most = -(-tokens // HASH_BLOCK_TOKENS)
+    if len(found) > most:
+        rule = f"has {len(found)} hash blocks, where a prompt of {tokens} tokens has {most} of {HASH_BLOCK_TOKENS}"
+        raise _fail(*at, rule)
+    return tuple(found)
+
+
 def read_trace(path: str, speed: float = 1.0) -> Workload:
     """Return the requests of a file as a workload, `speed` times as fast; raises `InputError` naming the row.
 
@@ -70,6 +86,7 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
     """
     times: list[float] = []
     pairs: list[tuple[int, int]] = []
+    blocks: list[tuple[int, ...]] = []
     for number, (row, (when, asked, made, unit)) in enumerate(_rows(path, read_csv_text(path, "trace")), 1):
         try:
             at, tokens, out = _seconds(row[when], unit), int(float(row[asked])), int(float(row[made]))
@@ -82,6 +99,7 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
         if tokens and out:
             times.append(at)
             pairs.append((tokens, out))
+            blocks.append(_blocks(row, tokens, (path, number)))
         if len(times) > MOST_REQUESTS:
             raise _fail(path, number, f"is beyond the {MOST_REQUESTS:,} requests that are read")
     if not times:
@@ -94,5 +112,6 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
         output_tokens=Length(mean=mean_out),
         arrivals=Arrivals(kind="trace", times=rising),
         pairs=tuple(pairs),
+        blocks=tuple(blocks) if any(blocks) else (),
         count=len(pairs),
     )

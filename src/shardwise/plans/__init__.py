@@ -44,7 +44,16 @@ from shardwise.plans._tuning import (
     tuning_problems,
 )
 from shardwise.plans._values import divisors, one_of
-from shardwise.plans._workload import METRICS, MOST_REQUESTS, QUANTILES, Arrivals, Length, Limit, Workload
+from shardwise.plans._workload import (
+    HASH_BLOCK_TOKENS,
+    METRICS,
+    MOST_REQUESTS,
+    QUANTILES,
+    Arrivals,
+    Length,
+    Limit,
+    Workload,
+)
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
 from shardwise.plans.shardings import ShardingRules, alike, find_sharding
@@ -55,6 +64,7 @@ __all__ = [
     "CONTEXT_KINDS",
     "DROPPING",
     "DTYPES",
+    "HASH_BLOCK_TOKENS",
     "LAYOUTS",
     "LOSSES",
     "METRICS",

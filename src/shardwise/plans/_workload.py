@@ -17,6 +17,8 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 QUANTILES: dict[str, float] = {"mean": math.nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 MOST_REQUESTS = 1_000_000
+# github.com/kvcache-ai/Mooncake FAST25-release/README.md: each hash is of 512 tokens.
+HASH_BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +144,8 @@ class Workload:
     arrivals: Arrivals
     pairs: tuple[tuple[int, int], ...] = ()
     """Input and output tokens of each request of a trace; empty: drawn apart from the two distributions."""
+    blocks: tuple[tuple[int, ...], ...] = ()
+    """Hash blocks of the prompt of each request of a trace, from its start: where two are equal all before them is."""
     prefix_tokens: int = 0
     """Tokens at the start of every prompt that all share, such as a system prompt."""
     cached_share: float = 0.0
@@ -152,17 +156,34 @@ class Workload:
     finite: bool = False
     """Just these requests are asked, as in a benchmark: latencies are theirs though a queue grows."""
 
-    def draws(self) -> Iterator[tuple[int, int, int]]:
-        """Yield input, output and cached tokens of one request after another, without end."""
+    def draws(self) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+        """Yield input, output, cached tokens and hash blocks of one request after another, without end.
+
+        Of requests with hash blocks the cached tokens are those of a cache that never forgets. A trace that starts
+        again has other blocks: nobody asks twice.
+
+        >>> asked = Workload(input_tokens=Length(mean=700), output_tokens=Length(mean=9), arrivals=Arrivals(rate=1),
+        ...     pairs=((700, 9), (1100, 9)), blocks=((5, 6), (5, 7, 8)))
+        >>> [cached for (_, _, cached, _), _ in zip(asked.draws(), range(4))]
+        [0, 512, 0, 512]
+        """
         random = Random(f"lengths {self.seed}")
-        index = 0
+        index, seen = 0, set[int]()
+        apart = 1 + max((block for blocks in self.blocks for block in blocks), default=0)
         while True:
             if self.pairs:
                 tokens, made = self.pairs[index % len(self.pairs)]
             else:
                 tokens, made = self.input_tokens.draw(random), self.output_tokens.draw(random)
-            whole = random.random() < self.cached_share
-            yield tokens, made, tokens if whole else min(self.prefix_tokens, tokens)
+            if self.blocks:
+                again, at = divmod(index, len(self.blocks))
+                blocks = tuple(block + again * apart for block in self.blocks[at])
+                known = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
+                seen.update(blocks)
+                yield tokens, made, min(known * HASH_BLOCK_TOKENS, tokens), blocks
+            else:
+                whole = random.random() < self.cached_share
+                yield tokens, made, tokens if whole else min(self.prefix_tokens, tokens), ()
             index += 1
 
     @property
@@ -188,6 +209,11 @@ class Workload:
             found.add("prefix_tokens", self.prefix_tokens, "must be 0 or more", "use 0 for none")
         if not 0 <= self.cached_share <= 1:
             found.add("cached_share", self.cached_share, "must lie between 0 and 1", "use 0 for none")
+        if any(self.blocks):
+            for name in ("prefix_tokens", "cached_share"):
+                if value := getattr(self, name):
+                    rule = "is given beside a trace whose hash blocks say what prompts share"
+                    found.add(name, value, rule, "leave it out, or take the hash blocks out of the trace")
         if not 1 <= self.count <= MOST_REQUESTS:
             found.add("requests", self.count, f"must lie between 1 and {MOST_REQUESTS:,}", "use for example 2000")
         if self.arrivals.kind == "closed" and self.count < self.arrivals.users:

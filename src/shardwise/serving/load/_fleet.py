@@ -65,7 +65,7 @@ class Pool:
         """
         most, queues = int(self.form.prices.counts.max()), self.groups * lanes_of(self.base.plan)
         count = min(max(4 * most, 400) * queues, max(20_000, 400 * queues))
-        requests = [Request(0.0, tokens, made, cached) for tokens, made, cached in islice(workload.draws(), count)]
+        requests = [Request(0.0, *drawn) for drawn in islice(workload.draws(), count)]
         for request in requests:
             request.remote = self.stage == "decode"
         traces = self.replica().run(requests)
@@ -230,8 +230,8 @@ class Pools:
 def requests_of(workload: Workload, count: int) -> Iterator[Request]:
     """Yield the requests of an open loop or a burst, by arrival."""
     times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
-    for at, (tokens, made, cached) in zip(times, workload.draws(), strict=False):
-        yield Request(at, tokens, made, cached)
+    for at, drawn in zip(times, workload.draws(), strict=False):
+        yield Request(at, *drawn)
 
 
 def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Follow]:
@@ -240,8 +240,9 @@ def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tup
     issued = min(users, count)
 
     def made(at: float, user: int) -> Request:
-        tokens, out, cached = next(draws)
-        return Request(at, tokens, out, cached, user)
+        request = Request(at, *next(draws))
+        request.user = user
+        return request
 
     def follow(ended: Request) -> Request | None:
         nonlocal issued

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from shardwise.plans import Workload
+from shardwise.plans import HASH_BLOCK_TOKENS, Workload
 from shardwise.serving._policy import Policy
 
 _DRAWN = 20_000
@@ -22,16 +24,17 @@ class Request:
     """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
 
     __slots__ = (
-        "arrival", "cached_tokens", "end", "first", "held", "input_tokens", "joined", "kept", "last_step", "made",
-        "output_tokens", "past", "preemptions", "prefilled", "ready", "remote", "running", "scheduled", "seen", "stamp",
-        "target", "user", "waits",
+        "arrival", "blocks", "cached_tokens", "end", "first", "held", "input_tokens", "joined", "kept", "last_step",
+        "made", "output_tokens", "past", "pinned", "preemptions", "prefilled", "ready", "remote", "running",
+        "scheduled", "seen", "stamp", "target", "user", "waits",
     )  # fmt: skip
 
     def __init__(
-        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, user: int = -1
+        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, blocks: Sequence[int] = ()
     ) -> None:
         self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
-        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), user
+        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), -1
+        self.blocks, self.pinned = blocks, 0
         self.ready = arrival
         """When the engine that runs it next may have it: as it arrives, then as its cache has reached another pool."""
         self.remote = False
@@ -72,6 +75,53 @@ class Request:
     def tpot_seconds(self) -> float | None:
         """Mean seconds of each token after the first; None where there is one token alone."""
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+class PrefixCache:
+    """Hash blocks of prompts in the cache of a group: of those that run, and of those that ended until room is needed.
+
+    Blocks that nobody uses go in the order of their last use, of one request the last ones first, as in vLLM
+    vllm/v1/core/kv_cache_manager.py free; blocks of a prompt are there for others once it has been computed.
+
+    >>> cache, first = PrefixCache(), Request(0.0, 1300, 10, blocks=(1, 2, 3))
+    >>> cache.take(first, 3)
+    >>> cache.give(first)
+    >>> cache.keep(1024)
+    >>> cache.hits((1, 2, 3)), cache.hits((2, 1))
+    (2, 2)
+    """
+
+    __slots__ = ("idle", "users")
+
+    def __init__(self) -> None:
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.users: dict[int, int] = {}
+
+    def hits(self, blocks: Sequence[int]) -> int:
+        """Return how many blocks from the start of a prompt are cached."""
+        idle, users = self.idle, self.users
+        return next((i for i, one in enumerate(blocks) if one not in users and one not in idle), len(blocks))
+
+    def take(self, request: Request, count: int) -> None:
+        """Hold the first blocks of a request as long as it runs."""
+        for block in request.blocks[request.pinned : count]:
+            self.idle.pop(block, None)
+            self.users[block] = self.users.get(block, 0) + 1
+        request.pinned = max(count, request.pinned)
+
+    def give(self, request: Request) -> None:
+        """Let the blocks of a request go that has ended or was sent away."""
+        for block in reversed(request.blocks[: request.pinned]):
+            self.users[block] -= 1
+            if not self.users[block]:
+                del self.users[block]
+                self.idle[block] = None
+        request.pinned = 0
+
+    def keep(self, tokens: float) -> None:
+        """Forget what does not fit the tokens that are free."""
+        while self.idle and len(self.idle) * HASH_BLOCK_TOKENS > tokens:
+            self.idle.popitem(last=False)
 
 
 @dataclass(slots=True)
@@ -151,7 +201,7 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
             1 if stage == "prefill" else made,
             min(cached, tokens - 1) // block * block if policy.prefix_cache else 0,
         )
-        for tokens, made, cached in islice(workload.draws(), min(workload.count, _DRAWN))
+        for tokens, made, cached, _ in islice(workload.draws(), min(workload.count, _DRAWN))
     ]
     count = len(every)
     made = sorted(out for _, out, _ in every)

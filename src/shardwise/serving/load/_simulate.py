@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
+from shardwise.plans import HASH_BLOCK_TOKENS
 from shardwise.serving._policy import Policy
-from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, Request, Trace
+from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, PrefixCache, Request, Trace
 from shardwise.serving.load._steps import StepTable
 
 Stage = Literal["both", "prefill", "decode"]
@@ -70,6 +71,7 @@ class Scheduler:
         self.half = policy.block_tokens // 2
         self.made = table.made
         self.trace = Trace()
+        self.prefixes = PrefixCache()
 
     @property
     def outstanding(self) -> int:
@@ -154,6 +156,7 @@ class Scheduler:
             self.used -= held + self.half
             request.target = request.kept = round(held)
         self.reserved -= self.policy.reserved_share * (request.output_tokens - request.made)
+        self.prefixes.give(request)
         request.preemptions += 1
         request.past, request.stamp = 0, self.allocated
         self.trace.preemptions += 1
@@ -168,7 +171,11 @@ class Scheduler:
             return 0
         block = self.policy.block_tokens
         if not request.preemptions:
-            return request.cached_tokens // block * block
+            cached = request.cached_tokens
+            if request.blocks:
+                self.prefixes.keep(self.capacity - self.used)
+                cached = min(self.prefixes.hits(request.blocks) * HASH_BLOCK_TOKENS, request.target - 1)
+            return cached // block * block
         left = int(request.kept - (self.allocated - request.stamp))
         return max(0, min(request.target - 1, left)) // block * block
 
@@ -234,6 +241,8 @@ class Scheduler:
         else:
             self.trace.recomputed_tokens += need
         request.past = hit
+        if request.blocks and not request.preemptions:
+            self.prefixes.take(request, -(-hit // HASH_BLOCK_TOKENS))
         self.used += hit + self.half
         self.allocated += hit
         self.reserved += future
@@ -272,6 +281,9 @@ class Scheduler:
 
     def _first_token(self, request: Request) -> None:
         """Hand out the token that the end of a prompt gives, and let the request decode from there."""
+        if request.blocks:
+            self.prefixes.keep(self.capacity - self.used)
+            self.prefixes.take(request, len(request.blocks))
         if self.stage == "prefill":
             self.used -= request.past + self.half
             request.prefilled = self.now
@@ -333,6 +345,8 @@ class Scheduler:
         self.used += tokens
         self.allocated += tokens
         self.reserved -= self.policy.reserved_share * tokens
+        if self.prefixes.idle:
+            self.prefixes.keep(self.capacity - self.used)
         ends = self.ends
         while ends and ends[0][0] <= self.step:
             last, _, request = heappop(ends)
@@ -346,6 +360,8 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         request.end = self.now
+        if request.pinned:
+            self.prefixes.give(request)
         self.trace.finished.append(request)
         if self.follow is not None:
             after = self.follow(request)
