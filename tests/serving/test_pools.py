@@ -154,6 +154,32 @@ def test_equal_groups_in_lockstep_are_as_fast_as_one() -> None:
     assert [r.end for r in joined[::4]] == pytest.approx([r.end for r in alone], rel=1e-12)
 
 
+def test_balanced_prompts_wait_for_every_group() -> None:
+    """A prompt waits until every group has one or its time is over; where all come at once none waits."""
+    prices, policy = table()
+    told = replace(policy, async_scheduling=False)
+    balanced = replace(told, balance_steps=40)
+
+    def run(how: Any, late: tuple[float, ...]) -> list[Request]:
+        first, then = [Request(0.0, 500, 400) for _ in range(2)], [Request(at, 500, 20) for at in late]
+        Replica(prices, how, 1e9, 2).run(first + then)
+        return then
+
+    together = (0.5, 0.5)
+    assert [r.end for r in run(balanced, together)] == [r.end for r in run(told, together)]
+    step, own = prices.decode(1, 500), prices.mixed(1, 500.0, [(500, 0)])
+
+    def waits(how: Any, *after: int) -> list[float]:
+        starts = [tuple(0.5 + (i + n) * step for n in (0, *after)) for i in range(40)]
+        return [(run(how, late)[0].ttft_seconds - own) / step for late in starts]
+
+    assert max(waits(told)) < 2
+    # The clock of 40 steps runs on while nobody waits: about half of it is left.
+    assert 15 < sum(waits(balanced)) / 40 < 25
+    assert 35 < max(waits(balanced)) < 42
+    assert 9 < max(waits(balanced, 10)) < 13
+
+
 def test_experts_that_groups_share_make_them_wait() -> None:
     """Attention data parallelism with shared experts is slower under load than its steps alone say."""
     model, cluster = load_model("deepseek-v2-lite"), Cluster.parse("4xh200-sxm-141gb")

@@ -29,6 +29,8 @@ _MOST = 4000
 _ASYNC = (0, 14)
 # Tokens that recipes leave beside prompt and requests (github.com/SemiAnalysisAI/InferenceX benchmarks/*_trt*.sh).
 _SPARE = 64
+# Steps for which recipes of attention data parallelism let prompts wait (the same, attention_dp_config timeout_iters).
+_BALANCE = 60
 _AT_ONCE = ("inf", "infinity")
 
 
@@ -122,7 +124,13 @@ def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeR
     )  # fmt: skip
     version = release(record.text("engine_version"))
     waits = False if version and version < _ASYNC and case.engine.name.startswith("vllm") else None
-    options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=waits, prefill=prefill)
+    balances = case.engine.name.startswith("tensorrt-llm") and record.whole("attention_dp") > 1 and prefill is None
+    if balances:
+        record.taken("balanced_prompts")
+    options = LoadOptions(
+        serving=ServingOptions(engine=case.engine), async_scheduling=waits, prefill=prefill,
+        balance_steps=_BALANCE if balances else None,
+    )  # fmt: skip
     model = _ran(record, case.model)
     context = record.whole("max_model_len") or model.max_context or 10**6
     asked = workload_of(record, case.plan.dp, context)

@@ -56,6 +56,8 @@ class Policy:
     source: str
     recomputed_tokens: int = 0
     """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
+    balance_steps: int = 0
+    """Steps that prompts wait until every group of attention that shares the experts has one; 0: they do not wait."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 

@@ -3,6 +3,8 @@
 Groups of attention that share experts exchange tokens in every layer: they step together and the slowest decides.
 Decode steps are padded to the fullest group (vLLM vllm/v1/worker/dp_utils.py coordinate_batch_across_dp, SGLang
 srt/managers/scheduler_dp_attn_mixin.py); in steps with prompts experts take the tokens of all groups, unpadded.
+TensorRT-LLM can be told to hold prompts until every group has one (_torch/pyexecutor/py_executor.py
+_balance_adp_requests): its counter of steps runs on while nobody waits.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ class Replica:
         follow: Follow | None = None,
         stage: Stage = "both",
     ) -> None:
-        self.table = table
+        self.table, self.balance_steps = table, policy.balance_steps
         self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
         self.now = 0.0
         self.horizon = math.inf
         self.stages = 1
         """Pipeline stages, through which batches of the groups pass one after another."""
+        self.unbalanced = 0
+        """Steps since every group had a prompt, or since prompts ran without."""
         self.free = [0.0] * groups
         """When each stage is free again."""
 
@@ -120,8 +124,11 @@ class Replica:
         """Run a step of every group that has work, each as long as that of the slowest."""
         arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
         horizon = min(self.horizon, *arrivals, math.inf)
-        steps = [(group, group.next_step(horizon)) for group in busy]
+        held = self.balance_steps > 0 and self._hold()
+        steps = [(group, group.next_step(horizon, held)) for group in busy]
         count = min(step.steps for _, step in steps)
+        if self.balance_steps:
+            self.unbalanced = (self.unbalanced + count - 1) % self.balance_steps
         if any(step.pieces for _, step in steps):
             experts = self.table.experts
             own = max(step.seconds - experts[step.tokens] for _, step in steps)
@@ -130,3 +137,14 @@ class Replica:
             seconds = max(group.repriced(step, count) for group, step in steps)
         for group, step in steps:
             group.run(step, count, seconds)
+
+    def _hold(self) -> bool:
+        """Return whether prompts are held in this step, since not every group has one and their time is not over."""
+        if all(group.starts for group in self.groups):
+            self.unbalanced = 0
+            return False
+        self.unbalanced += 1
+        if self.unbalanced >= self.balance_steps or not all(group.decoding for group in self.groups):
+            self.unbalanced = 0
+            return False
+        return any(group.starts for group in self.groups)

@@ -29,6 +29,8 @@ class LoadOptions:
     """The pool that computes prompts and sends their cache to that of the plan; None: one pool does both."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
+    balance_steps: int | None = None
+    """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
 
 

@@ -50,6 +50,8 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     )
     if options.async_scheduling is not None:
         policy = replace(policy, async_scheduling=options.async_scheduling)
+    if options.balance_steps is not None:
+        policy = replace(policy, balance_steps=options.balance_steps)
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some.
         least = prompt + made + (policy.max_sequences if policy.mixed else 0)

@@ -98,12 +98,21 @@ class Scheduler:
             return True
         return False
 
-    def next_step(self, horizon: float) -> Step:
-        """Return what runs next, which is asked again by a time."""
+    @property
+    def starts(self) -> bool:
+        """Whether prompts would run in the next step."""
+        if self.prompts or not self.waiting:
+            return bool(self.prompts)
+        return self._refused(self.waiting[0], self._room(), 0) is None
+
+    def next_step(self, horizon: float, held: bool = False) -> Step:
+        """Return what runs next, which is asked again by a time; prompts that are held do not run."""
         self.horizon = horizon
         while self._overflows():
             self._preempt()
-        pieces = self._schedule() if self.prompts or self.waiting else ()
+        if held:
+            self.cause = STEP
+        pieces = self._schedule() if (self.prompts or self.waiting) and not held else ()
         self.barred = False
         if not pieces:
             return self._decode_step()
@@ -208,25 +217,13 @@ class Scheduler:
 
         `planned` are the prompt tokens that the step has already, which will need a place in the cache.
         """
-        policy = self.policy
-        if policy.async_scheduling and request.ready > self.decided and (self.decoding or len(self.prompts) > 0):
-            return -1
-        if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
-            self.cause = CACHE if self.barred else SLOTS
+        cause = self._refused(request, room, planned)
+        if cause is not None:
+            self.cause = cause
             return -1
         hit = self._hit_tokens(request)
         need = request.target - hit
-        if need and (room <= 0 or (not policy.chunked and need > room and (planned or need <= policy.step_tokens))):
-            self.cause = TOKENS
-            return -1
-        tokens = min(need, room) if policy.chunked else need
-        future = policy.reserved_share * (request.output_tokens - request.made)
-        whole = policy.reserved_share or policy.whole_prompts or request.remote
-        held = (request.target if whole else tokens + hit) + self.half
-        taken = self.used + planned + self.decoding + self.reserved
-        if (self.decoding or self.prompts) and taken + held + future > self.capacity:
-            self.cause = CACHE
-            return -1
+        tokens = min(need, room) if self.policy.chunked else need
         self.waiting.popleft()
         self.prompts.append(request)
         if request.scheduled < 0:
@@ -245,8 +242,28 @@ class Scheduler:
             self.prefixes.take(request, -(-hit // HASH_BLOCK_TOKENS))
         self.used += hit + self.half
         self.allocated += hit
-        self.reserved += future
+        self.reserved += self.policy.reserved_share * (request.output_tokens - request.made)
         return tokens
+
+    def _refused(self, request: Request, room: int, planned: int) -> int | None:
+        """Return the cause for which a waiting request is not admitted, None where it is."""
+        policy = self.policy
+        if policy.async_scheduling and request.ready > self.decided and (self.decoding or len(self.prompts) > 0):
+            return self.cause
+        if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
+            return CACHE if self.barred else SLOTS
+        hit = self._hit_tokens(request)
+        need = request.target - hit
+        if need and (room <= 0 or (not policy.chunked and need > room and (planned or need <= policy.step_tokens))):
+            return TOKENS
+        tokens = min(need, room) if policy.chunked else need
+        future = policy.reserved_share * (request.output_tokens - request.made)
+        whole = policy.reserved_share or policy.whole_prompts or request.remote
+        held = (request.target if whole else tokens + hit) + self.half
+        taken = self.used + planned + self.decoding + self.reserved
+        if (self.decoding or self.prompts) and taken + held + future > self.capacity:
+            return CACHE
+        return None
 
     def _pass_time(self, seconds: float, last: float) -> None:
         """Move the clock over steps in which the same sequences run, the last of them of so many seconds."""
