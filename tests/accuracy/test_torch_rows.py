@@ -87,3 +87,16 @@ def test_updates_within_backward_hold_one_gradient(tmp_path: Path) -> None:
     )
     gradients = 2 * 6.74e9
     assert behind - gradients < within < behind - 0.5 * gradients
+
+
+def test_a_loss_of_torchtune_is_whole_before_it_runs_in_pieces(tmp_path: Path) -> None:
+    """Whole logits in fp32 (torchtune before 0.3) hold more than pieces of them, and compiled pieces the least."""
+    alone = {"num_gpus": "1", "dp": "1", "sharding": "none", "metric": "peak_memory", "recompute": "full",
+             "model": "llama-3.1-8b", "finetune": "lora", "micro_batch": "8"}  # fmt: skip
+    whole, pieces, compiled = (
+        only(tmp_path, framework=name, notes=said, **alone).predicted or 0.0
+        for name, said in (
+            ("torchtune", "loss=torch.nn.CrossEntropyLoss"), ("torchtune", ""), ("torchtune (torch.compile)", ""),
+        )
+    )  # fmt: skip
+    assert whole > pieces > compiled > 0
