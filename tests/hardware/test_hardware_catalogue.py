@@ -256,6 +256,7 @@ def test_public_names() -> None:
         "Lookup",
         "Offer",
         "Tier",
+        "build_cluster",
         "device_names",
         "device_to_toml",
         "find_device",

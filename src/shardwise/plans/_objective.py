@@ -44,7 +44,7 @@ def objective_problems(job: Training) -> Problems:
 
     >>> from shardwise.plans import Training
     >>> print(objective_problems(Training(seq_len=1, global_batch=1, reference="copy")).items[0])
-    reference copy: is read by dpo, grpo, ppo, and the method is sft; leave it out, or add --method dpo
+    reference = 'copy': is read by dpo, grpo, ppo, and the method is sft; leave it out, or add --method dpo
     """
     found = Problems()
     if job.method not in OBJECTIVES:

@@ -140,8 +140,9 @@ def _choices(job: Serving, found: Problems) -> None:
 
 
 def _without_cache(job: Serving, model: Model, found: Problems) -> None:
-    """Record what a model that attends both ways, or an engine without a cache, cannot do."""
-    why = f"{model.name} attends both ways" if not model.generates else "there is no cache"
+    """Record what a model that generates nothing, or an engine without a cache, cannot do."""
+    lacks = "attends both ways" if model.head else "has no head"
+    why = "there is no cache" if model.generates else f"{model.name} {lacks}"
     if job.prefix_tokens:
         found.add("prefix_tokens", job.prefix_tokens, f"needs a cache, and {why}", "use 0")
     if job.max_batched_tokens and is_count(job.input_tokens) and job.max_batched_tokens < job.input_tokens:
