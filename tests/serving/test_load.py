@@ -244,7 +244,19 @@ TRACES = {
     "own.csv": "arrival_seconds,input_tokens,output_tokens\n0,374,44\n4.314579,396,109\n",
     "mooncake.jsonl": '{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0]}\n'
     '{"timestamp": 4314.579, "input_length": 396, "output_length": 109, "hash_ids": [1]}\n',
-}
+    "vllm.json": json.dumps({"total_input_tokens": 770, "request_throughput": 0.4, "input_lens": [396, 374, 9],
+        "output_lens": [109, 44, 0], "start_times": [14.314579, 10.0, 11.0]}),
+    "guidellm.json": json.dumps({"benchmarks": [
+        {"requests": {"successful": [{"request_start_time": 1e9, "prompt_tokens": 374, "output_tokens": 44}]},
+            "metrics": {"request_totals": {"successful": 1}}},
+        {"requests": {"successful": [{"start_time": 1e9 + 4.314579, "prompt_tokens": 396, "output_tokens": 109}],
+            "errored": [{"request_start_time": 1e9 + 5}]}}]}, indent=1),
+    "inference_perf.json": json.dumps([
+        {"start_time": 7.0, "error": {"error_type": "x"}, "info": {}},
+        {"start_time": 7.5, "error": None, "info": {"input_tokens": 374, "output_tokens": 44}},
+        {"start_time": 11.814579, "info": {"request_metrics": {"text": {"input_tokens": 396}},
+            "response_metrics": {"output_tokens": 109}}}]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -266,6 +278,21 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield "arrival_seconds,input_tokens,output_tokens\nx,2,3\n", "no number"
     yield '{"timestamp": 1}\n', "no number"
     yield '{"timestamp": 1', "no JSON"
+    sums = {"total_input_tokens": 9, "request_throughput": 2.0}
+    yield json.dumps(sums), "save-detailed"
+    yield json.dumps({**sums, "input_lens": [9], "output_lens": [9]}), "no start_times"
+    yield json.dumps({**sums, "input_lens": [9], "output_lens": [9], "start_times": [1, 2]}), "as many start_times"
+    yield json.dumps({**sums, "input_lens": 9, "output_lens": 9, "start_times": [9]}), "as many start_times"
+    yield json.dumps({**sums, "input_lens": [9], "output_lens": ["x"], "start_times": [1]}), "no number for when"
+    yield json.dumps({"benchmarks": [{"metrics": {}}]}), "lists no requests"
+    few = {"requests": {"successful": [{}]}, "metrics": {"request_totals": {"successful": 20}}}
+    yield json.dumps({"benchmarks": [few]}), "1 of the 20"
+    yield json.dumps({"aggregated_metrics": {}, "individual_request_metrics": []}), "genai-bench"
+    yield json.dumps({"load_summary": {}, "successes": {}}), "per_request_lifecycle"
+    yield json.dumps([{"start_time": 1.0, "info": {}}, 3]), "row 1"
+    yield json.dumps({"some": 1}), "of no known trace"
+    yield "{}", "of no known trace"
+    yield "[]", "holds no request"
     row = '{"timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": '
     yield row + "[0, 1, 2]}\n", "3 hash blocks"
     yield row + '["a"]}\n', "whole numbers"

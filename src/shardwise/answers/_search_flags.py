@@ -193,7 +193,8 @@ def serve_flags() -> dict[str, Flag]:
         (
             "trace",
             k.FILE,
-            "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake, or arrival_seconds,input_tokens,...",
+            "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake (hash blocks: what the prefix cache hits),"
+            " requests of vLLM's benchmark, GuideLLM or inference-perf, or arrival_seconds,input_tokens,...",
         ),
         ("speed", k.SHARE_OF, "play the trace so many times as fast"),
         ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),

@@ -4,7 +4,11 @@ Read are CSV files of Azure's LLM inference dataset (TIMESTAMP, ContextTokens, G
 github.com/Azure/AzurePublicDataset, 2023 and 2024), of BurstGPT (Timestamp, Request tokens, Response tokens;
 github.com/HPMLL/BurstGPT) and of this project's own columns (arrival_seconds, input_tokens, output_tokens), and JSON
 lines of Mooncake (timestamp in ms, input_length, output_length, and hash_ids: which 512 tokens of a prompt are those of
-another where all before them are; github.com/kvcache-ai/Mooncake).
+another where all before them are; github.com/kvcache-ai/Mooncake). What benchmarks write is read too, their requests
+that succeeded by the time they were sent: vLLM (bench serve --save-result --save-detailed: input_lens, output_lens,
+start_times; vllm/benchmarks/serve.py), GuideLLM (benchmarks.json: request_start_time, prompt_tokens, output_tokens;
+guidellm/schemas/request_stats.py) and inference-perf (per_request_lifecycle_metrics.json: start_time, info;
+inference_perf/apis/base.py). genai-bench (genai_bench/metrics/metrics.py) writes lengths without times.
 """
 
 from __future__ import annotations
@@ -30,8 +34,13 @@ _CSV = {
 _JSON = ("timestamp", "input_length", "output_length", 1e-3)
 
 
-def _fail(path: str, row: int, rule: str) -> InputError:
-    remedy = "give a trace of Azure, BurstGPT or Mooncake, or a CSV of arrival_seconds, input_tokens, output_tokens"
+_REMEDY = (
+    "give a trace of Azure, BurstGPT or Mooncake, requests of vLLM's benchmark, GuideLLM or inference-perf, or a CSV "
+    "of arrival_seconds, input_tokens, output_tokens"
+)
+
+
+def _fail(path: str, row: int, rule: str, remedy: str = _REMEDY) -> InputError:
     return InputError([Problem("trace", f"{path}, row {row}" if row else path, rule, remedy)])
 
 
@@ -45,8 +54,93 @@ def _seconds(text: object, unit: float) -> float:
     return (found - datetime(1970, 1, 1)).total_seconds() + (float(f"0.{digits}") if digits else 0.0)
 
 
+def _of_vllm(path: str, data: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    if "input_lens" not in data:
+        rule = "is a result of vLLM's benchmark with sums alone, without input_lens and output_lens"
+        raise _fail(path, 0, rule, "run vllm bench serve with --save-result --save-detailed")
+    if data.get("start_times") is None:
+        rule = "has lengths but no start_times: its release of the benchmark does not write when requests were sent"
+        raise _fail(path, 0, rule, "use a release that does, or say --rate with --input-tokens and --output-tokens")
+    found = [data.get(key) for key in ("start_times", "input_lens", "output_lens")]
+    columns = [one for one in found if isinstance(one, list)]
+    if len(columns) < len(found) or len({len(one) for one in columns}) > 1:
+        raise _fail(path, 0, "must have as many start_times as input_lens and output_lens")
+    yield from zip(*columns, strict=True)
+
+
+def _of_guidellm(path: str, data: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    for number, run in enumerate(data["benchmarks"], 1):
+        requests = _at(run, "requests", "successful")
+        if not isinstance(requests, list):
+            raise _fail(path, 0, f"lists no requests of benchmark {number}", "write GuideLLM's whole benchmarks.json")
+        count = _at(run, "metrics", "request_totals", "successful")
+        if isinstance(count, int) and count > len(requests):
+            rule = f"lists {len(requests)} of the {count} requests of benchmark {number}"
+            raise _fail(path, 0, rule, "run GuideLLM without --sample-requests")
+        for one in requests:
+            sent = _at(one, "request_start_time")
+            yield _at(one, "start_time") if sent is None else sent, _at(one, "prompt_tokens"), _at(one, "output_tokens")
+
+
+def _of_inference_perf(path: str, data: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    for one in data:
+        if _at(one, "error") is None:
+            asked, made = _at(one, "info", "input_tokens"), _at(one, "info", "output_tokens")
+            asked = _at(one, "info", "request_metrics", "text", "input_tokens") if asked is None else asked
+            made = _at(one, "info", "response_metrics", "output_tokens") if made is None else made
+            yield _at(one, "start_time"), asked, made
+
+
+def _at(found: Any, *keys: str) -> Any:
+    """Return what lies under keys of JSON objects within each other, None where one is missing.
+
+    >>> _at({"a": {"b": 3}}, "a", "b"), _at({"a": 1}, "a", "b")
+    (3, None)
+    """
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
+    """Return when each request of a benchmark was sent, its tokens in and out; sorted, as results are by their end."""
+    if isinstance(data, list):
+        found = _of_inference_perf(path, data)
+    elif isinstance(data.get("benchmarks"), list):
+        found = _of_guidellm(path, data)
+    elif "input_lens" in data or {"total_input_tokens", "request_throughput"} <= data.keys():
+        found = _of_vllm(path, data)
+    elif "individual_request_metrics" in data or "aggregated_metrics" in data:
+        rule = "is a result of genai-bench, which does not write when requests were sent"
+        raise _fail(path, 0, rule, "say --rate or --users with --input-tokens and --output-tokens")
+    elif "load_summary" in data:
+        rule = "is a summary of inference-perf, without its requests"
+        raise _fail(path, 0, rule, "give its per_request_lifecycle_metrics.json")
+    else:
+        raise _fail(path, 0, f"is JSON with {', '.join(map(str, data))[:120] or 'nothing'}, which is of no known trace")
+    rows = list(found)
+    for number, row in enumerate(rows, 1):
+        if any(isinstance(one, bool) or not isinstance(one, int | float) for one in row):
+            raise _fail(path, number, "has no number for when it was sent, its tokens in or out")
+    return sorted(rows)
+
+
+def _document(text: str) -> Any:
+    """Return the one JSON document that a text is, None where it is none or a line of a trace."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if isinstance(found, dict) and "timestamp" in found else found
+
+
 def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, str, str, float]]]:
     """Yield each row with the columns of its system."""
+    if text.lstrip()[:1] in ("{", "[") and (data := _document(text)) is not None:
+        own = _CSV["own columns"]
+        for sent, asked, made in _of_benchmark(path, data):
+            yield {own[0]: sent, own[1]: asked, own[2]: made}, own
+        return
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
