@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shardwise.errors import InputError
-from shardwise.formats import Around, ExportCase, axolotl, import_file, llamafactory, nanotron, torchtune
+from shardwise.formats import Around, ExportCase, axolotl, import_file, llamafactory, nanotron, torchtune, transformers
 from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.plans._legality import batch_problems, plan_problems, stack_problems
 
+ROOT = Path(__file__).parents[2]
 FEW = st.sampled_from((1, 2, 4))
 SOME = settings(max_examples=100, deadline=None)
 
@@ -240,6 +242,9 @@ def test_nanotron_brings_back_every_field(
 REFUSED = (
     (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
     (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),
+    (axolotl, "axolotl", {}, {"precision": "bf16-pure"}, {"precision"}),
+    (axolotl, "axolotl", {"cp": 2, "sharding": "fsdp", "micro_batch": 2}, {}, {"micro_batch"}),
+    (transformers, "transformers", {"offload": ("activations",)}, {}, {"offload"}),
     (llamafactory, "llama-factory", {"tp": 2}, {"adapter": "ia3"}, {"tp", "adapter"}),
     (torchtune, "torchtune", {"cp": 2, "sharding": "fsdp"}, {"optimizer": "galore"}, {"cp", "optimizer"}),
     (nanotron, "nanotron", {"sharding": "zero3"}, {"precision": "fp8"}, {"sharding", "precision"}),
@@ -306,3 +311,14 @@ def test_attention_s_last_product_is_not_taken_for_the_head(tmp_path: Path) -> N
     told = json.loads(run("train", "--from", str(path), "--on", "h100", "--json").out)
     trained = told["tuning"]["trainable_by_module"]
     assert trained["o"] == 8 * (4096 + 4096) * 32 and "head" not in trained
+
+
+def test_systems_own_parsers_take_every_export() -> None:
+    """No stored answer of a parser is a refusal or another value, and each is of the release that a format follows."""
+    stored = json.loads((ROOT / "benchmarks" / "parsers.json").read_text(encoding="ascii"))
+    assert len(stored) >= 7
+    for system, said in stored.items():
+        assert said["fields"] and all(isinstance(count, int) and count >= 4 for count in said["fields"].values())
+        file = ROOT / "src/shardwise/formats" / ("fsdp.toml" if system == "accelerate" else f"{system}.toml")
+        if file.exists():
+            assert tomllib.loads(file.read_text(encoding="utf-8"))["checked"]["version"] == said["version"], system

@@ -112,7 +112,7 @@ def _batches(keys: Keys, plan: Plan) -> tuple[Plan, int, int]:
 
 
 def _precision(keys: Keys) -> str:
-    """Return the recipe: 16-bit products over fp32 weights unless bf16 is "full" or nothing is narrow."""
+    """Return the recipe: 16-bit products over fp32 weights unless bf16 is "full" (before 0.19) or nothing is narrow."""
     if keys.word("bf16") == "full" or keys.flag("bfloat16"):
         return "bf16-pure"
     if keys.flag("fp16") or keys.flag("float16"):
@@ -160,16 +160,20 @@ def _stack(keys: Keys, stack: Stack) -> Stack:
 def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
-    steps = max(job.global_batch // max(p.micro_batch * p.dp, 1), 1)
+    # schemas/validation.py check_context_parallel_size: packed rings take one sequence at a time.
+    micro = 1 if p.cp > 1 else p.micro_batch
+    steps = max(job.global_batch // max(micro * p.dp, 1), 1)
     precision = job.precision or case.stack.precision
     tree: dict[str, Any] = {
         "base_model": _trainer.hub_id(case.model),
         "sequence_len": job.seq_len,
         "sample_packing": True,
-        "micro_batch_size": p.micro_batch,
+        "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "optimizer": _trainer.optimizer_word(job.optimizer),
-        "bf16": {"bf16-pure": "full", "fp32": False}.get(precision, True),
+        "bf16": precision != "fp32",
+        # Packed sequences stay apart, and context parallelism runs, with this one alone.
+        "attn_implementation": "flash_attention_2",
         "gradient_checkpointing": p.recompute == "full",
         "learning_rate": 2e-5,
     }

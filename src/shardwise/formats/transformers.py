@@ -209,8 +209,6 @@ def _settings(case: ExportCase) -> dict[str, Any]:
         words["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     if p.recompute == "full" and p.sharding == "none":
         words["gradient_checkpointing"] = True
-    if "activations" in p.offload:
-        words["activation_offloading"] = True
     return words
 
 
@@ -218,8 +216,6 @@ def _read_back(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
     """Return the plan and the job of the arguments of the training script and accelerate's YAML."""
     keys, beside = Keys(words, _TABLE), fsdp.read(tree)
     plan = replace(beside.plan, recompute=_recompute(keys, False) if beside.plan.recompute == "none" else "full")
-    if keys.flag("activation_offloading"):
-        plan = replace(plan, offload=(*plan.offload, "activations"))
     plan, batch, _ = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
     job = Training(
         seq_len=_length(keys, False),

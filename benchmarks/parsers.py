@@ -1,0 +1,298 @@
+"""Whether systems' own parsers take what is exported to them, and understand the same by it.
+
+`python benchmarks/parsers.py` runs where the systems are installed (without their dependencies will do, beside
+torch and what their parsers import), prints a table and stores it (parsers.json); a system that is not
+installed keeps its stored answers. It fails where a parser refuses a file or reads another value from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from datetime import date
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+import shardwise as sw
+from shardwise.formats import ExportCase
+from shardwise.formats._exported import worded
+from shardwise.plans import Plan, Training, find_stack, shard_of
+
+STORED = Path(__file__).with_name("parsers.json")
+_DEVICES = 8
+_LORA = {"adapter": "lora", "rank": 16, "adapter_alpha": 32.0, "adapter_dropout": 0.05}
+_FSDP = {"sharding": "fsdp", "recompute": "full"}
+_HOST = ("optimizer", "gradients", "parameters")
+# Case -> what its plan and its job have beside eight replicas of one sequence.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "replicated": ({}, {}),
+    "fsdp": (_FSDP, {}),
+    "shard-grad-op": (_FSDP | {"sharding": "shard-grad-op"}, {}),
+    "hsdp": (_FSDP | {"sharding": "hsdp", "shard": 4}, {}),
+    "fsdp, tp 2": (_FSDP | {"dp": 4, "tp": 2}, {}),
+    "fsdp, tp 2 with sp": (_FSDP | {"dp": 4, "tp": 2, "sequence_parallel": True}, {}),
+    "fsdp, cp 2": (_FSDP | {"dp": 4, "cp": 2}, {}),
+    "fsdp, cp 2, two sequences": (_FSDP | {"dp": 4, "cp": 2, "micro_batch": 2}, {}),
+    "fsdp, pp 2": (_FSDP | {"dp": 4, "pp": 2}, {}),
+    "offload": (_FSDP | {"offload": _HOST}, {}),
+    "offload of activations": (_FSDP | {"offload": ("activations",)}, {}),
+    "zero2": ({"sharding": "zero2"}, {}),
+    "zero3": ({"sharding": "zero3"}, {}),
+    "zero3, offload": ({"sharding": "zero3", "offload": _HOST}, {}),
+    "pure bf16": (_FSDP, {"precision": "bf16-pure"}),
+    "fp32": (_FSDP, {"precision": "fp32"}),
+    "fp8": (_FSDP, {"precision": "fp8-amp"}),
+    "adam8bit": ({}, {"optimizer": "adam8bit"}),
+    "muon": ({}, {"optimizer": "muon"}),
+    "100 steps": ({"sharding": "fsdp"}, {"token_budget": 4096.0 * 64 * 100}),
+    "lora": ({"recompute": "full"}, _LORA),
+    "dora": ({"recompute": "full"}, _LORA | {"adapter": "dora"}),
+    "qlora": ({"recompute": "full"}, _LORA | {"base": "nf4-dq"}),
+    "qlora on one device": ({"dp": 1}, _LORA | {"base": "nf4-dq"}),
+}
+Words = dict[str, Any]
+
+
+def made(stack: str, case: str) -> ExportCase:
+    """Return a case in a stack: Llama 3.1 8B on eight H100s, 64 sequences of 4096 tokens a step."""
+    plan, job = CASES[case]
+    whole = Plan(**{"dp": _DEVICES, "micro_batch": 1, "sequence_parallel": False} | plan)
+    return ExportCase(
+        model=sw.load_model("llama-3.1-8b"),
+        cluster=sw.Cluster.parse(f"{whole.num_devices}xh100-sxm-80gb"),
+        plan=whole,
+        job=Training(**{"seq_len": 4096, "global_batch": 64} | job),
+        stack=find_stack(stack),
+    )
+
+
+def expected(case: ExportCase) -> Words:
+    """Return what a parser should read from a case, by the name of ours."""
+    p, job = case.plan, case.job
+    sharded, word = {"shard": shard_of(p) if p.sharding != "none" else 1}, worded(case).plan.sharding
+    return {
+        "tp": p.tp, "cp": p.cp, "pp": p.pp, "dp": p.dp, "micro_batch": p.micro_batch, **sharded,
+        "accumulation": job.global_batch // (p.micro_batch * p.dp), "global_batch": job.global_batch,
+        "seq_len": job.seq_len, "sharded": p.sharding != "none", "recompute": p.recompute == "full",
+        "reshard": p.sharding not in ("none", "shard-grad-op"), "offload": "parameters" in p.offload,
+        "activations": "activations" in p.offload, "stage": int(word[4:]) if word.startswith("zero") else 0,
+        "adapter": bool(job.adapter), "rank": job.rank, "alpha": job.adapter_alpha, "dropout": job.adapter_dropout,
+        "four_bits": job.base.startswith("nf4"), "dora": job.adapter == "dora",
+        "steps": round(job.run_tokens / job.tokens_per_step) if job.run_tokens else -1, "devices": p.num_devices,
+    }  # fmt: skip
+
+
+def axolotl(files: Path, case: ExportCase) -> Words:
+    """Return what axolotl's schema makes of a file beside some data."""
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    tree = yaml.safe_load((files / "axolotl.yaml").read_text())
+    read = AxolotlInputConfig(**tree, datasets=[{"path": "data", "type": "alpaca"}])
+    found: Words = {
+        "micro_batch": read.micro_batch_size, "accumulation": read.gradient_accumulation_steps,
+        "seq_len": read.sequence_len, "tp": read.tensor_parallel_size, "cp": read.context_parallel_size,
+        "recompute": bool(read.gradient_checkpointing), "adapter": read.adapter in ("lora", "qlora"),
+        "four_bits": bool(read.load_in_4bit), "sharded": read.fsdp_config is not None,
+        "activations": bool(read.activation_offloading), "shard": read.dp_shard_size or 1,
+        "steps": read.max_steps or -1,
+    }  # fmt: skip
+    if read.fsdp_config is not None:
+        found |= {"reshard": read.fsdp_config.reshard_after_forward, "offload": read.fsdp_config.offload_params}
+    if read.adapter:
+        found |= {"rank": read.lora_r, "alpha": read.lora_alpha, "dropout": read.lora_dropout}
+        found["dora"] = bool(read.peft_use_dora)
+    return found
+
+
+def llamafactory(files: Path, case: ExportCase) -> Words:
+    """Return what LLaMA-Factory's parser makes of a file beside some data."""
+    from llamafactory.hparams.parser import _parse_train_args
+
+    tree = yaml.safe_load((files / "llamafactory.yaml").read_text())
+    model, data, training, tuning, _ = _parse_train_args(tree | {"dataset": "data", "output_dir": str(files)})
+    found: Words = {
+        # hparams/data_args.py: one token less is packed, and packs are filled up by one more.
+        "seq_len": data.cutoff_len + 1, **_batches(training), "recompute": not model.disable_gradient_checkpointing,
+        "adapter": tuning.finetuning_type != "full", "four_bits": model.quantization_bit == 4,
+        "sharded": bool(training.fsdp),
+    }  # fmt: skip
+    if tuning.finetuning_type == "lora":
+        found |= {"rank": tuning.lora_rank, "alpha": tuning.lora_alpha, "dropout": tuning.lora_dropout}
+        found["dora"] = tuning.use_dora
+    return found
+
+
+def _batches(training: Any) -> Words:
+    """Return the words of transformers' TrainingArguments."""
+    return {
+        "micro_batch": training.per_device_train_batch_size, "accumulation": training.gradient_accumulation_steps,
+        "steps": training.max_steps,
+    }  # fmt: skip
+
+
+def transformers(files: Path, case: ExportCase) -> Words:
+    """Return what TrainingArguments make of a command line, and accelerate of the file beside it."""
+    from transformers import HfArgumentParser, TrainingArguments
+
+    line = (files / "train.sh").read_text().split("run_clm.py")[1].replace("\\\n", " ").replace('"$@"', "")
+    parser = HfArgumentParser(TrainingArguments)
+    training, rest = parser.parse_args_into_dataclasses(shlex.split(line), return_remaining_strings=True)
+    # transformers' examples/pytorch/language-modeling/run_clm.py: its own beside TrainingArguments.
+    left = {word for word in rest if word.startswith("--")} - {"--model_name_or_path", "--dtype", "--block_size"}
+    if left:
+        raise ValueError(f"some specified arguments are not used by the HfArgumentParser: {sorted(left)}")
+    beside = accelerate(files, case)
+    beside["recompute"] = bool(beside.get("recompute")) or bool(training.gradient_checkpointing)
+    return beside | _batches(training) | {"seq_len": int(rest[rest.index("--block_size") + 1])}
+
+
+def accelerate(files: Path, case: ExportCase) -> Words:
+    """Return what accelerate's launcher, its plugin and its mesh make of a file."""
+    from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    line = ["--config_file", str(files / "accelerate.yaml"), "train.py"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(line))
+    before = dict(os.environ)
+    try:
+        os.environ.update(prepare_multi_gpu_env(arguments))
+        found: Words = {"sharded": arguments.use_fsdp, "devices": arguments.num_processes}
+        if arguments.use_fsdp:
+            plugin = FullyShardedDataParallelPlugin()
+            found["reshard"] = plugin.reshard_after_forward
+            found["offload"] = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+            found["recompute"] = plugin.activation_checkpointing
+        if arguments.use_parallelism_config:
+            mesh = ParallelismConfig()
+            found |= {"tp": mesh.tp_size, "cp": mesh.cp_size, "shard": mesh.dp_shard_size}
+            found["dp"] = mesh.dp_shard_size * mesh.dp_replicate_size
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return found
+
+
+def deepspeed(files: Path, case: ExportCase) -> Words:
+    """Return what DeepSpeedConfig makes of a file on as many ranks as the case has."""
+    from deepspeed import comm
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    comm.get_rank, comm.get_world_size = lambda *_: 0, lambda *_: case.plan.dp
+    read = DeepSpeedConfig(json.loads(next(files.glob("*.json")).read_text()))
+    zero = read.zero_config
+    return {
+        "global_batch": read.train_batch_size, "micro_batch": read.train_micro_batch_size_per_gpu,
+        "accumulation": read.gradient_accumulation_steps, "stage": read.zero_optimization_stage,
+        "offload": zero.offload_param is not None and str(zero.offload_param.device) != "none",
+    }  # fmt: skip
+
+
+def torchtitan(files: Path, case: ExportCase) -> Words:
+    """Return what torchtitan's job configuration makes of a file."""
+    from torchtitan.config import ConfigManager
+
+    read = ConfigManager().parse_args(["--job.config_file", str(next(files.glob("*.toml")))])
+    mesh, training = read.parallelism, read.training
+    shards, local = mesh.data_parallel_shard_degree, training.local_batch_size
+    found: Words = {
+        "tp": mesh.tensor_parallel_degree, "cp": mesh.context_parallel_degree, "pp": mesh.pipeline_parallel_degree,
+        "shard": shards, "dp": shards * mesh.data_parallel_replicate_degree, "global_batch": training.global_batch_size,
+        "micro_batch": mesh.pipeline_parallel_microbatch_size if mesh.pipeline_parallel_degree > 1 else local,
+        "seq_len": training.seq_len, "recompute": read.activation_checkpoint.mode == "full",
+    }  # fmt: skip
+    return found | ({"steps": training.steps} if case.job.run_tokens else {})
+
+
+def peft(files: Path, case: ExportCase) -> Words:
+    """Return what peft's LoraConfig makes of the adapter of a file for axolotl."""
+    from peft import LoraConfig
+
+    tree = yaml.safe_load((files / "axolotl.yaml").read_text())
+    kept = {"r": tree["lora_r"], "lora_alpha": tree["lora_alpha"], "lora_dropout": tree["lora_dropout"]}
+    read = LoraConfig(**kept, target_modules="all-linear", use_dora=tree.get("peft_use_dora", False))
+    return {"rank": read.r, "alpha": read.lora_alpha, "dropout": read.lora_dropout, "dora": read.use_dora}
+
+
+# System -> the stack whose cases are exported, the target, and its parser.
+PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], Words]]] = {
+    "axolotl": ("axolotl", "axolotl", axolotl),
+    "llamafactory": ("llama-factory", "llamafactory", llamafactory),
+    "transformers": ("transformers", "transformers", transformers),
+    "accelerate": ("accelerate", "fsdp", accelerate),
+    "deepspeed": ("deepspeed", "deepspeed", deepspeed),
+    "torchtitan": ("fsdp2", "torchtitan", torchtitan),
+    "peft": ("axolotl", "axolotl", peft),
+}
+
+
+def judged(system: str) -> dict[str, Any]:
+    """Return by case what the parser of a system says: how many values it reads as meant, or what is wrong."""
+    stack, target, parse = PARSERS[system]
+    exporter, said = import_module(f"shardwise.formats.{target}"), {}
+    for name in CASES:
+        case = made(stack, name)
+        try:
+            files = exporter.export(case).files
+        except sw.InputError:
+            continue  # what a system cannot be told is refused here, and never reaches it
+        if system != "peft" or case.job.adapter:
+            said[name] = _read(parse, files, case)
+    return said
+
+
+def _read(parse: Callable[[Path, ExportCase], Words], files: Mapping[str, str], case: ExportCase) -> Any:
+    """Return how many values a parser reads as meant from files, the others, or why it refuses them."""
+    with tempfile.TemporaryDirectory() as made_in:
+        folder = Path(made_in)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        try:
+            found = parse(folder, case)
+        except Exception as error:
+            return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    wanted = expected(case)
+    other = {name: [wanted[name], value] for name, value in found.items() if wanted[name] != value}
+    return other or len(found)
+
+
+def _as_if_on_a_gpu() -> None:
+    """Let parsers that ask the machine take a file that is meant for another."""
+    os.environ["DISABLE_VERSION_CHECK"] = "1"
+    # Imported by axolotl to see that it is there; it needs a GPU to be built.
+    sys.modules.setdefault("ring_flash_attn", ModuleType("ring_flash_attn"))
+    try:
+        arguments = import_module("transformers.training_args")
+    except ImportError:
+        return
+    arguments.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
+
+
+def main() -> int:
+    """Print and store the table, or fail where a file is refused or understood otherwise."""
+    kept: dict[str, Any] = json.loads(STORED.read_text(encoding="ascii"))
+    for system in sys.argv[1:] or PARSERS:
+        try:
+            version = metadata.version(system)
+        except metadata.PackageNotFoundError:
+            print(f"{system} is not installed: its stored answers are kept")
+            continue
+        kept[system] = {"version": version, "date": date.today().isoformat(), "fields": judged(system)}
+    lines = [(system, *pair) for system, one in kept.items() for pair in one["fields"].items()]
+    for system, case, said in lines:
+        print(f"{system:<13} {case:<26} {f'{said} fields alike' if isinstance(said, int) else said}")
+    STORED.write_text(json.dumps(kept, indent=1) + "\n", encoding="ascii")
+    return int(any(not isinstance(said, int) for *_, said in lines))
+
+
+if __name__ == "__main__":
+    _as_if_on_a_gpu()
+    sys.exit(main())
