@@ -293,6 +293,8 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield json.dumps({"some": 1}), "of no known trace"
     yield "{}", "of no known trace"
     yield "[]", "holds no request"
+    yield json.dumps([{"id": "x", "conversations": [{"from": "human", "value": "hi"}]}]), "without tokens"
+    yield "arrival_seconds,input_tokens,output_tokens,conversation\n1,20,3,x\n2,23,3,x\n", "has 23 input tokens"
     row = '{"timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": '
     yield row + "[0, 1, 2]}\n", "3 hash blocks"
     yield row + '["a"]}\n', "whole numbers"
@@ -312,7 +314,7 @@ CHAT = Workload(
     input_tokens=Length(mean=3000), output_tokens=Length(mean=20), count=40,
     arrivals=Arrivals(kind="trace", times=tuple(2.0 * i for i in range(40))),
     pairs=tuple((1024 * (1 + i // 8), 20) for i in range(40)),
-    blocks=tuple(tuple(100 * (i % 8) + j for j in range(2 * (1 + i // 8))) for i in range(40)),
+    blocks=tuple(tuple((100 * (i % 8) + j, 512) for j in range(2 * (1 + i // 8))) for i in range(40)),
 )  # fmt: skip
 
 
@@ -337,25 +339,36 @@ def test_replicas_and_a_small_cache_lose_hits() -> None:
     assert small.prompt_tokens + small.hit_tokens == sum(tokens for tokens, _ in CHAT.pairs)
 
 
-@given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=30), st.integers(0, 8))
+@given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=30), st.integers(0, 4000))
 def test_a_prefix_cache_holds_what_runs_and_no_more_than_has_room(prompts: list[list[int]], room: int) -> None:
     """Whatever came before, blocks of running requests are there, idle ones fit the room, all are let go in the end."""
     cached, running = PrefixCache(), []
-    for blocks in prompts:
-        request = Request(0.0, 512 * len(blocks) + 1, 1, blocks=tuple(blocks))
-        cached.keep(512 * room)
-        cached.take(request, cached.hits(request.blocks))
-        cached.take(request, len(blocks))
+    for names in prompts:
+        blocks = tuple((name, 100 + name) for name in names)
+        request = Request(0.0, sum(size for _, size in blocks) + 1, 1, blocks=blocks)
+        cached.keep(room)
+        assert cached.tokens <= room
+        cached.take(request, cached.hits(blocks)[0])
+        cached.take(request, request.prompt_blocks)
         running.append(request)
         if len(running) > 2:
             cached.give(running.pop(0))
-        assert all(cached.hits(one.blocks) == len(one.blocks) for one in running)
+        assert all(cached.hits(one.blocks) == (len(one.blocks), one.input_tokens - 1) for one in running)
         assert not cached.users.keys() & cached.idle.keys()
+        assert cached.tokens == sum(cached.idle.values())
     for request in running:
         cached.give(request)
-    cached.keep(512 * room)
     assert not cached.users
-    assert len(cached.idle) <= room
+
+
+def test_conversations_find_what_was_said_before(tmp_path: Path) -> None:
+    """Each prompt of a conversation finds the prompt and the answer before it, whole blocks of them; others nothing."""
+    path = tmp_path / "trace.csv"
+    rows = ["0,1000,100,a", "1,500,50,", "9,1300,100,a", "9,1000,60,b", "20,1500,40,a", "21,2000,90,b"]
+    path.write_text("arrival_seconds,input_tokens,output_tokens,conversation\n" + "\n".join(rows), encoding="utf-8")
+    found = read_trace(str(path))
+    assert [cached for (_, _, cached, _), _ in zip(found.draws(), rows, strict=False)] == [0, 0, 1100, 0, 1400, 1060]
+    assert answer("dense", found).traces[0].hit_tokens == sum(n // 16 * 16 for n in (1100, 1400, 1060))
 
 
 def test_hash_blocks_leave_no_room_for_other_words_of_prefixes(tmp_path: Path) -> None:

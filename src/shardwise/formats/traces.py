@@ -2,8 +2,9 @@
 
 Read are CSV files of Azure's LLM inference dataset (TIMESTAMP, ContextTokens, GeneratedTokens;
 github.com/Azure/AzurePublicDataset, 2023 and 2024), of BurstGPT (Timestamp, Request tokens, Response tokens;
-github.com/HPMLL/BurstGPT) and of this project's own columns (arrival_seconds, input_tokens, output_tokens), and JSON
-lines of Mooncake (timestamp in ms, input_length, output_length, and hash_ids: which 512 tokens of a prompt are those of
+github.com/HPMLL/BurstGPT) and of this project's own columns (arrival_seconds, input_tokens, output_tokens, and, if
+there, conversation: a word of requests whose prompts begin with all that was said before in it), and JSON lines of
+Mooncake (timestamp in ms, input_length, output_length, and hash_ids: which 512 tokens of a prompt are those of
 another where all before them are; github.com/kvcache-ai/Mooncake). What benchmarks write is read too, their requests
 that succeeded by the time they were sent: vLLM (bench serve --save-result --save-detailed: input_lens, output_lens,
 start_times; vllm/benchmarks/serve.py), GuideLLM (benchmarks.json: request_start_time, prompt_tokens, output_tokens;
@@ -23,7 +24,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import read_csv_text
-from shardwise.plans import HASH_BLOCK_TOKENS, MOST_REQUESTS, Arrivals, Length, Workload
+from shardwise.plans import MOST_REQUESTS, Arrivals, Length, Workload
 
 # Columns of each system: when, tokens in, tokens out, and seconds of one unit of time (0: a date).
 _CSV = {
@@ -31,6 +32,9 @@ _CSV = {
     "BurstGPT": ("Timestamp", "Request tokens", "Response tokens", 1.0),
     "own columns": ("arrival_seconds", "input_tokens", "output_tokens", 1.0),
 }
+# github.com/kvcache-ai/Mooncake FAST25-release/README.md: each hash is of 512 tokens.
+_HASH_TOKENS = 512
+_MOST_BLOCKS = 10_000_000
 _JSON = ("timestamp", "input_length", "output_length", 1e-3)
 
 
@@ -105,6 +109,10 @@ def _at(found: Any, *keys: str) -> Any:
 def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
     """Return when each request of a benchmark was sent, its tokens in and out; sorted, as results are by their end."""
     if isinstance(data, list):
+        if data and _at(data[0], "conversations") is not None:
+            rule = "holds texts, as ShareGPT does, without tokens and times"
+            remedy = "count them with the model's tokenizer: arrival_seconds, input_tokens, output_tokens, conversation"
+            raise _fail(path, 0, rule, remedy)
         found = _of_inference_perf(path, data)
     elif isinstance(data.get("benchmarks"), list):
         found = _of_guidellm(path, data)
@@ -161,16 +169,42 @@ def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, 
         yield row, columns
 
 
-def _blocks(row: Mapping[str, Any], tokens: int, at: tuple[str, int]) -> tuple[int, ...]:
-    """Return the hash blocks of a prompt of so many tokens, none where the trace has none."""
-    found = row.get("hash_ids", ())
-    if not isinstance(found, list | tuple) or any(type(one) is not int or not 0 <= one < 2**63 for one in found):
-        raise _fail(*at, "has hash_ids that are no list of whole numbers")
-    most = -(-tokens // HASH_BLOCK_TOKENS)
-    if len(found) > most:
-        rule = f"has {len(found)} hash blocks, where a prompt of {tokens} tokens has {most} of {HASH_BLOCK_TOKENS}"
-        raise _fail(*at, rule)
-    return tuple(found)
+class _Said:
+    """What prompts of a trace share: hash blocks as they are read, or all that was said before in a conversation."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.names, self.blocks = path, 0, 0
+        self.talks: dict[str, tuple[tuple[tuple[int, int], ...], int]] = {}
+
+    def before(self, row: Mapping[str, Any], number: int, asked: int, made: int) -> tuple[tuple[int, int], ...]:
+        """Return the blocks of a row, none where it says nothing; raises `InputError` with what is wrong."""
+        talk = row.get("conversation")
+        found = self._resent(str(talk), number, asked, made) if talk else self._hashed(row, number, asked)
+        self.blocks += len(found)
+        if self.blocks > _MOST_BLOCKS:
+            raise _fail(self.path, number, f"is beyond the {_MOST_BLOCKS:,} blocks of prompts that are read")
+        return found
+
+    def _resent(self, talk: str, number: int, asked: int, made: int) -> tuple[tuple[int, int], ...]:
+        blocks, tokens = self.talks.get(talk, ((), 0))
+        if asked <= tokens:
+            rule = f"has {asked} input tokens, not more than the {tokens} that its conversation has before it"
+            remedy = "count what is sent again within input_tokens, or leave its conversation empty"
+            raise _fail(self.path, number, rule, remedy)
+        self.names += 2
+        found = (*blocks, (self.names - 2, asked - tokens), (self.names - 1, made))
+        self.talks[talk] = found, asked + made
+        return found
+
+    def _hashed(self, row: Mapping[str, Any], number: int, asked: int) -> tuple[tuple[int, int], ...]:
+        found = row.get("hash_ids", ())
+        if not isinstance(found, list | tuple) or any(type(one) is not int or not 0 <= one < 2**63 for one in found):
+            raise _fail(self.path, number, "has hash_ids that are no list of whole numbers")
+        most = -(-asked // _HASH_TOKENS)
+        if len(found) > most:
+            rule = f"has {len(found)} hash blocks, where a prompt of {asked} tokens has {most} of {_HASH_TOKENS}"
+            raise _fail(self.path, number, rule)
+        return tuple((name, min(_HASH_TOKENS, asked - _HASH_TOKENS * i)) for i, name in enumerate(found))
 
 
 def read_trace(path: str, speed: float = 1.0) -> Workload:
@@ -180,7 +214,8 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
     """
     times: list[float] = []
     pairs: list[tuple[int, int]] = []
-    blocks: list[tuple[int, ...]] = []
+    blocks: list[tuple[tuple[int, int], ...]] = []
+    said = _Said(path)
     for number, (row, (when, asked, made, unit)) in enumerate(_rows(path, read_csv_text(path, "trace")), 1):
         try:
             at, tokens, out = _seconds(row[when], unit), int(float(row[asked])), int(float(row[made]))
@@ -193,7 +228,7 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
         if tokens and out:
             times.append(at)
             pairs.append((tokens, out))
-            blocks.append(_blocks(row, tokens, (path, number)))
+            blocks.append(said.before(row, number, tokens, out))
         if len(times) > MOST_REQUESTS:
             raise _fail(path, number, f"is beyond the {MOST_REQUESTS:,} requests that are read")
     if not times:

@@ -45,7 +45,6 @@ from shardwise.plans._tuning import (
 )
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans._workload import (
-    HASH_BLOCK_TOKENS,
     METRICS,
     MOST_REQUESTS,
     QUANTILES,
@@ -64,7 +63,6 @@ __all__ = [
     "CONTEXT_KINDS",
     "DROPPING",
     "DTYPES",
-    "HASH_BLOCK_TOKENS",
     "LAYOUTS",
     "LOSSES",
     "METRICS",

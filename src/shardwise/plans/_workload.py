@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 from typing import Literal, TypeAlias, get_args
 
@@ -17,8 +18,6 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 QUANTILES: dict[str, float] = {"mean": math.nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 MOST_REQUESTS = 1_000_000
-# github.com/kvcache-ai/Mooncake FAST25-release/README.md: each hash is of 512 tokens.
-HASH_BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,8 +143,11 @@ class Workload:
     arrivals: Arrivals
     pairs: tuple[tuple[int, int], ...] = ()
     """Input and output tokens of each request of a trace; empty: drawn apart from the two distributions."""
-    blocks: tuple[tuple[int, ...], ...] = ()
-    """Hash blocks of the prompt of each request of a trace, from its start: where two are equal all before them is."""
+    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Name and tokens of each block of the requests of a trace: where two have one name, all before it is the same.
+
+    The blocks of a prompt, and after them its answer where a later prompt has it.
+    """
     prefix_tokens: int = 0
     """Tokens at the start of every prompt that all share, such as a system prompt."""
     cached_share: float = 0.0
@@ -156,20 +158,20 @@ class Workload:
     finite: bool = False
     """Just these requests are asked, as in a benchmark: latencies are theirs though a queue grows."""
 
-    def draws(self) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-        """Yield input, output, cached tokens and hash blocks of one request after another, without end.
+    def draws(self) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
+        """Yield input, output, cached tokens and blocks of one request after another, without end.
 
-        Of requests with hash blocks the cached tokens are those of a cache that never forgets. A trace that starts
+        Of requests with blocks the cached tokens are those of a cache that never forgets. A trace that starts
         again has other blocks: nobody asks twice.
 
         >>> asked = Workload(input_tokens=Length(mean=700), output_tokens=Length(mean=9), arrivals=Arrivals(rate=1),
-        ...     pairs=((700, 9), (1100, 9)), blocks=((5, 6), (5, 7, 8)))
+        ...     pairs=((700, 9), (1100, 9)), blocks=(((5, 512), (6, 188)), ((5, 512), (7, 588))))
         >>> [cached for (_, _, cached, _), _ in zip(asked.draws(), range(4))]
         [0, 512, 0, 512]
         """
         random = Random(f"lengths {self.seed}")
         index, seen = 0, set[int]()
-        apart = 1 + max((block for blocks in self.blocks for block in blocks), default=0)
+        apart = 1 + max((block for blocks in self.blocks for block, _ in blocks), default=0)
         while True:
             if self.pairs:
                 tokens, made = self.pairs[index % len(self.pairs)]
@@ -177,10 +179,12 @@ class Workload:
                 tokens, made = self.input_tokens.draw(random), self.output_tokens.draw(random)
             if self.blocks:
                 again, at = divmod(index, len(self.blocks))
-                blocks = tuple(block + again * apart for block in self.blocks[at])
-                known = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
-                seen.update(blocks)
-                yield tokens, made, min(known * HASH_BLOCK_TOKENS, tokens), blocks
+                blocks = self.blocks[at]
+                if again:
+                    blocks = tuple((block + again * apart, size) for block, size in blocks)
+                known = takewhile(lambda one: one[0] in seen, blocks)
+                yield tokens, made, min(sum(size for _, size in known), tokens), blocks
+                seen.update(block for block, _ in blocks)
             else:
                 whole = random.random() < self.cached_share
                 yield tokens, made, tokens if whole else min(self.prefix_tokens, tokens), ()
@@ -212,8 +216,8 @@ class Workload:
         if any(self.blocks):
             for name in ("prefix_tokens", "cached_share"):
                 if value := getattr(self, name):
-                    rule = "is given beside a trace whose hash blocks say what prompts share"
-                    found.add(name, value, rule, "leave it out, or take the hash blocks out of the trace")
+                    rule = "is given beside a trace that says what prompts share"
+                    found.add(name, value, rule, "leave it out, or take hash_ids or conversations out of the trace")
         if not 1 <= self.count <= MOST_REQUESTS:
             found.add("requests", self.count, f"must lie between 1 and {MOST_REQUESTS:,}", "use for example 2000")
         if self.arrivals.kind == "closed" and self.count < self.arrivals.users:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeAlias
 
-from shardwise.plans import HASH_BLOCK_TOKENS, Workload
+from shardwise.plans import Workload
 from shardwise.serving._policy import Policy
 
 _DRAWN = 20_000
@@ -20,6 +22,10 @@ CAUSES = ("slots", "cache", "step_tokens", "running_step")
 SLOTS, CACHE, TOKENS, STEP = range(4)
 
 
+Blocks: TypeAlias = Sequence[tuple[int, int]]
+"""Name and tokens of each block of a request, of its prompt and then of its answer."""
+
+
 class Request:
     """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
 
@@ -30,7 +36,7 @@ class Request:
     )  # fmt: skip
 
     def __init__(
-        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, blocks: Sequence[int] = ()
+        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, blocks: Blocks = ()
     ) -> None:
         self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
         self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), -1
@@ -45,6 +51,11 @@ class Request:
         self.running, self.preemptions, self.kept = False, 0, 0
         self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
         self.seen: tuple[float, ...] = ()
+
+    @property
+    def prompt_blocks(self) -> int:
+        """How many of its blocks are of its prompt."""
+        return len(self.blocks) - (sum(size for _, size in self.blocks) > self.input_tokens)
 
     @property
     def ttft_seconds(self) -> float:
@@ -78,50 +89,64 @@ class Request:
 
 
 class PrefixCache:
-    """Hash blocks of prompts in the cache of a group: of those that run, and of those that ended until room is needed.
+    """Blocks that are in the cache of a group: those of requests that run, and of others until room is needed.
 
-    Blocks that nobody uses go in the order of their last use, of one request the last ones first, as in vLLM
-    vllm/v1/core/kv_cache_manager.py free; blocks of a prompt are there for others once it has been computed.
+    What nobody uses goes in the order of its last use, of one request from its end, as in vLLM
+    vllm/v1/core/kv_cache_manager.py free; a prompt is there for others once it has been computed.
 
-    >>> cache, first = PrefixCache(), Request(0.0, 1300, 10, blocks=(1, 2, 3))
+    >>> cache, first = PrefixCache(), Request(0.0, 1300, 10, blocks=((1, 512), (2, 512), (3, 276)))
     >>> cache.take(first, 3)
     >>> cache.give(first)
-    >>> cache.keep(1024)
-    >>> cache.hits((1, 2, 3)), cache.hits((2, 1))
-    (2, 2)
+    >>> cache.keep(1000)
+    >>> cache.hits(first.blocks), cache.hits(((2, 512), (1, 512)))
+    ((1, 1000), (0, 488))
     """
 
-    __slots__ = ("idle", "users")
+    __slots__ = ("idle", "tokens", "users")
 
     def __init__(self) -> None:
-        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.idle: OrderedDict[int, int] = OrderedDict()
+        self.tokens = 0
+        """Tokens of idle blocks."""
         self.users: dict[int, int] = {}
 
-    def hits(self, blocks: Sequence[int]) -> int:
-        """Return how many blocks from the start of a prompt are cached."""
-        idle, users = self.idle, self.users
-        return next((i for i, one in enumerate(blocks) if one not in users and one not in idle), len(blocks))
+    def hits(self, blocks: Blocks) -> tuple[int, int]:
+        """Return how many whole blocks from the start of a request are cached, and how many tokens."""
+        tokens = 0
+        for index, (name, size) in enumerate(blocks):
+            left = size if name in self.users else self.idle.get(name, 0)
+            tokens += min(left, size)
+            if left < size:
+                return index, tokens
+        return len(blocks), tokens
 
     def take(self, request: Request, count: int) -> None:
         """Hold the first blocks of a request as long as it runs."""
-        for block in request.blocks[request.pinned : count]:
-            self.idle.pop(block, None)
-            self.users[block] = self.users.get(block, 0) + 1
+        for name, _ in request.blocks[request.pinned : count]:
+            self.tokens -= self.idle.pop(name, 0)
+            self.users[name] = self.users.get(name, 0) + 1
         request.pinned = max(count, request.pinned)
 
     def give(self, request: Request) -> None:
         """Let the blocks of a request go that has ended or was sent away."""
-        for block in reversed(request.blocks[: request.pinned]):
-            self.users[block] -= 1
-            if not self.users[block]:
-                del self.users[block]
-                self.idle[block] = None
+        for name, size in reversed(request.blocks[: request.pinned]):
+            self.users[name] -= 1
+            if not self.users[name]:
+                del self.users[name]
+                self.idle[name] = size
+                self.tokens += size
         request.pinned = 0
 
-    def keep(self, tokens: float) -> None:
-        """Forget what does not fit the tokens that are free."""
-        while self.idle and len(self.idle) * HASH_BLOCK_TOKENS > tokens:
-            self.idle.popitem(last=False)
+    def keep(self, room: float) -> None:
+        """Forget what is more than so many tokens."""
+        while self.tokens > room and self.idle:
+            name, size = next(iter(self.idle.items()))
+            more = min(math.ceil(self.tokens - room), size)
+            self.tokens -= more
+            if more < size:
+                self.idle[name] = size - more
+            else:
+                del self.idle[name]
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
-from shardwise.plans import HASH_BLOCK_TOKENS
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, PrefixCache, Request, Trace
 from shardwise.serving.load._steps import StepTable
@@ -183,7 +182,7 @@ class Scheduler:
             cached = request.cached_tokens
             if request.blocks:
                 self.prefixes.keep(self.capacity - self.used)
-                cached = min(self.prefixes.hits(request.blocks) * HASH_BLOCK_TOKENS, request.target - 1)
+                cached = min(self.prefixes.hits(request.blocks)[1], request.target - 1)
             return cached // block * block
         left = int(request.kept - (self.allocated - request.stamp))
         return max(0, min(request.target - 1, left)) // block * block
@@ -239,7 +238,7 @@ class Scheduler:
             self.trace.recomputed_tokens += need
         request.past = hit
         if request.blocks and not request.preemptions:
-            self.prefixes.take(request, -(-hit // HASH_BLOCK_TOKENS))
+            self.prefixes.take(request, self.prefixes.hits(request.blocks)[0])
         self.used += hit + self.half
         self.allocated += hit
         self.reserved += self.policy.reserved_share * (request.output_tokens - request.made)
@@ -300,7 +299,7 @@ class Scheduler:
         """Hand out the token that the end of a prompt gives, and let the request decode from there."""
         if request.blocks:
             self.prefixes.keep(self.capacity - self.used)
-            self.prefixes.take(request, len(request.blocks))
+            self.prefixes.take(request, request.prompt_blocks)
         if self.stage == "prefill":
             self.used -= request.past + self.half
             request.prefilled = self.now
@@ -377,7 +376,9 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         request.end = self.now
-        if request.pinned:
+        if request.blocks:
+            if self.stage != "prefill":
+                self.prefixes.take(request, len(request.blocks))
             self.prefixes.give(request)
         self.trace.finished.append(request)
         if self.follow is not None:
