@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from command_line import run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -62,6 +65,14 @@ def runnable(text: str) -> str:
     return "\n".join(lines)
 
 
+def alone(text: str) -> list[list[str]]:
+    """Return the words of every line where all are commands of shardwise that need no shell, else nothing."""
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+    if any(not line.startswith("shardwise ") or set(line) & set("|<>&;$`*~") for line in lines):
+        return []
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """The environment of a reader: `shardwise` and `python` are those under test."""
@@ -74,12 +85,21 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda p: p.name)
-def test_every_command_runs(path: Path, tmp_path: Path, shell: dict[str, str]) -> None:
-    """Every shell and Python block ends with status 0, or with the one that the block states, in the order written."""
+def test_every_command_runs(path: Path, tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shell and Python block ends with status 0, or with the one that the block states, in the order written.
+
+    Commands that need no shell run in this process.
+    """
     work = tmp_path / "work"
     work.mkdir()
+    monkeypatch.chdir(work)
     for block in blocks(path):
         if block.language not in ("sh", "python"):
+            continue
+        if block.language == "sh" and (commands := alone(runnable(block.text))):
+            ended = [run(*words) for words in commands]
+            failed = next((done for done in ended if done.status), ended[-1])
+            assert failed.status == block.status, f"{block.text}\n{failed.out[-2000:]}\n{failed.err[-2000:]}"
             continue
         command = ["python", "-c", block.text]
         if block.language == "sh":
