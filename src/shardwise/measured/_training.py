@@ -20,6 +20,7 @@ from shardwise.measured._network import cluster_of
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import (
+    PAGED,
     global_batch_of,
     method_of,
     optimizer_of,
@@ -191,7 +192,9 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
 
 def _check(record: Record) -> None:
     """Raise where a row describes what the package does not model."""
-    if record.text("optimizer").startswith("paged"):
-        raise refuse("optimizer", record.text("optimizer"), "its state moves to the host, which is not modelled")
+    counted = record.text("metric") == "peak_memory" and record.text("memory_kind") != "nvidia_smi"
+    if record.text("optimizer").startswith(PAGED) and not counted:
+        rule = "its pages come and go as memory is short, which is not predicted"
+        raise refuse("optimizer", record.text("optimizer"), rule)
     if not record.whole("num_gpus"):
         raise refuse("num_gpus", None, "is not stated")

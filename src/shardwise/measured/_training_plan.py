@@ -13,6 +13,9 @@ from shardwise.measured._rules import words
 from shardwise.models import Model
 from shardwise.plans import OBJECTIVES, ContextKind, Plan, Recompute, Sharding, Stack, schedule_for, split_layers
 
+PAGED = "paged_"
+"""How the words of optimizers begin whose states may leave the device."""
+
 
 def _degree(record: Record, name: str) -> int:
     if not record.says(name):
@@ -152,21 +155,27 @@ def _shard(record: Record, plan: Plan) -> Plan:
 def _offload(record: Record, framework: Framework) -> tuple[str, ...]:
     """Return what a row keeps in the host's memory; XLA's policies keep tensors there that no row names."""
     word = record.text("offload")
+    own: tuple[str, ...] = ()
+    if record.text("optimizer").startswith(PAGED):
+        # bitsandbytes functional.py get_paged: CUDA's managed memory, which torch's allocator does not count.
+        record.assume("offload optimizer: paged states are none of the allocator's bytes")
+        own = ("optimizer",)
     if word in ("", "none"):
-        return ()
+        return own
     if framework.stack == "xla":
         raise refuse("offload", word, "is a choice of single tensors, which rows do not name")
     found = words("offload").get(word)
     if found is None:
         raise refuse("offload", word, "is not a known set of copies on the host")
-    return tuple(found.split(","))
+    return tuple(dict.fromkeys((*own, *found.split(","))))
 
 
 def optimizer_of(record: Record) -> str:
-    word = words("projected").get(record.text("finetune"), record.text("optimizer"))
+    word = words("projected").get(record.text("finetune"), record.text("optimizer")).removeprefix(PAGED)
     if not word:
         return record.taken("optimizer")
-    if word != record.text("optimizer") and re.search("[+_]quant|with_embedding=true", record.text("notes")):
+    projected = record.text("finetune") in words("projected")
+    if projected and re.search("[+_]quant|with_embedding=true", record.text("notes")):
         rule = "with narrow projections, or of the embedding table too, is not predicted"
         raise refuse("finetune", record.text("finetune"), rule)
     found = words("optimizer").get(word)
