@@ -371,6 +371,49 @@ def test_conversations_find_what_was_said_before(tmp_path: Path) -> None:
     assert answer("dense", found).traces[0].hit_tokens == sum(n // 16 * 16 for n in (1100, 1400, 1060))
 
 
+def routed(router: Any, asked: Workload, replicas: int = 4) -> ServeReport:
+    """Return the dense case on so many replicas behind a router."""
+    model, cluster, plan, _ = CASES["dense"]
+    devices = Cluster.parse(f"{replicas * int(cluster[0])}{cluster[1:]}")
+    return serve(load_model(model), devices, replace(plan, dp=replicas), asked, None, LoadOptions(router=router))
+
+
+def test_a_prefix_that_all_share_says_nothing_to_a_router() -> None:
+    """Where every replica has the one prefix of all requests, affinity to prefixes is the least load."""
+    asked = workload(20.0, 200, prefix_tokens=512, output_tokens=SPREAD)
+    least, prefix = routed("least-loaded", asked), routed("prefix", asked)
+    assert prefix.latencies == least.latencies
+    assert [len(one.finished) for one in prefix.traces] == [len(one.finished) for one in least.traces]
+    assert any("least loaded" in note for note in prefix.assumptions)
+
+
+def asked_at(times: tuple[float, ...], blocks: tuple[tuple[tuple[int, int], ...], ...]) -> Workload:
+    """Return a trace of prompts that are as long as their blocks."""
+    pairs = tuple((sum(size for _, size in one), 20) for one in blocks)
+    arrivals = Arrivals(kind="trace", times=times)
+    return replace(CHAT, pairs=pairs, blocks=blocks, count=len(times), arrivals=arrivals, finite=True)
+
+
+def test_conversations_go_where_their_cache_is() -> None:
+    """A router that looks at prefixes finds all that one replica would, and still gives each replica its share."""
+    asked = asked_at(tuple(0.06 * i for i in range(40)), CHAT.blocks)
+    most = sum(tokens - 1024 for tokens, _ in CHAT.pairs)
+    traces = routed("prefix", asked, 3).traces
+    assert sum(trace.hit_tokens for trace in traces) == most
+    assert all(trace.finished for trace in traces)
+    for other in ("round-robin", "least-loaded"):
+        assert sum(trace.hit_tokens for trace in routed(other, asked, 3).traces) < most
+
+
+@pytest.mark.parametrize(("count", "shared_out"), [(50, False), (200, True)])
+def test_loads_far_apart_are_balanced_whatever_is_cached(count: int, shared_out: bool) -> None:
+    """Who asks what one replica knows goes there until it has 64 requests more than another."""
+    times = (0.0, *(2.0 + 1e-3 * i for i in range(count)))
+    traces = routed("prefix", asked_at(times, (((1, 512), (2, 512), (3, 512)),) * len(times))).traces
+    assert sum(len(trace.finished) for trace in traces) == len(times)
+    assert (min(len(trace.finished) for trace in traces) > 0) == shared_out
+
+
 def test_hash_blocks_leave_no_room_for_other_words_of_prefixes(tmp_path: Path) -> None:
     """Who says a shared prefix beside a trace with hash blocks is told which of the two to leave out."""
     path = tmp_path / "trace.jsonl"

@@ -200,7 +200,7 @@ def serve_flags() -> dict[str, Flag]:
         ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
         ("finite", k.SWITCH, "just these requests, as a benchmark asks them: latencies though the queue grows"),
         ("seed", k.whole(0), "seed of lengths and arrivals"),
-        ("router", k.choice("round-robin", "random", "least-loaded"), "how replicas share requests"),
+        ("router", k.choice("round-robin", "random", "least-loaded", "prefix"), "how replicas share requests"),
     )
     pools = _flags(
         "pools",

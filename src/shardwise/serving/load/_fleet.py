@@ -28,8 +28,10 @@ from shardwise.serving.load._simulate import Follow, Scheduler, Stage
 from shardwise.serving.load._steady import Replicas, Steady, chained, lanes_of
 from shardwise.serving.load._steps import StepTable
 
-Router = Literal["round-robin", "random", "least-loaded"]
-ROUTERS: tuple[Router, ...] = ("round-robin", "random", "least-loaded")
+Router = Literal["round-robin", "random", "least-loaded", "prefix"]
+# github.com/sgl-project/sglang sgl-router, cache_aware with the defaults of sglang_router/router_args.py: loads are
+# balanced where they differ by more requests and a greater ratio than this; else more of a prompt must match than this.
+_APART, _RATIO, _MATCHED = 64, 1.5, 0.3
 
 
 def attention_groups(base: InferReport) -> int:
@@ -94,10 +96,11 @@ class Routing:
         self.every = [group for engine in engines for group in engine.groups]
         self.random = Random(f"router {seed}")
 
-    def group(self, at: float) -> Scheduler:
+    def group(self, request: Request, at: float) -> Scheduler:
         """Return the group that a request goes to; to look at loads all that happens before is simulated first.
 
-        vLLM production stack and SGLang's router call it least loaded; ties go to the first.
+        vLLM production stack and SGLang's router call it least loaded; ties go to the first. With prefixes it is the
+        least loaded of those whose cache has most of the prompt, unless loads are far apart.
         """
         self.sent += 1
         if self.router == "random":
@@ -106,11 +109,22 @@ class Routing:
             return self.every[(self.sent - 1) % len(self.every)]
         for engine in self.engines:
             engine.advance(at)
-        return min(self.every, key=lambda one: one.outstanding)
+        among = self._matching(request) if self.router == "prefix" and request.blocks else self.every
+        return min(among, key=lambda one: one.outstanding)
+
+    def _matching(self, request: Request) -> list[Scheduler]:
+        """Return the groups with most of a prompt in their cache; all where that is little, or loads are far apart."""
+        loads = [one.outstanding for one in self.every]
+        if max(loads) - min(loads) > _APART and max(loads) > _RATIO * min(loads):
+            return self.every
+        hits = [one.prefixes.hits(request.blocks)[1] for one in self.every]
+        if max(hits) <= _MATCHED * request.input_tokens:
+            return self.every
+        return [one for one, hit in zip(self.every, hits, strict=True) if hit == max(hits)]
 
     def send(self, request: Request) -> None:
         """Give a request to a group."""
-        self.group(request.ready).expect(request)
+        self.group(request, request.ready).expect(request)
 
 
 @dataclass(frozen=True)
@@ -177,7 +191,9 @@ class Pools:
         (prefill, decode), (router, seed) = pools, routing
         self.link, self.follow = link, follow
         self.prefill, self.decode = prefill.start(), decode.start()
-        self.entry, self.exit = Routing(self.prefill, router, seed), Routing(self.decode, router, seed + 1)
+        # A decode worker is sent the whole cache of a prompt: what it has of it does not matter.
+        after: Router = "least-loaded" if router == "prefix" else router
+        self.entry, self.exit = Routing(self.prefill, router, seed), Routing(self.decode, after, seed + 1)
         self.free: dict[int, float] = {}
         """When the links of a worker are idle again."""
         for engine in self.prefill:
@@ -189,7 +205,7 @@ class Pools:
 
     def _sent_by(self, engine: Replica) -> Follow:
         def hand_over(request: Request) -> None:
-            group = self.exit.group(request.prefilled)
+            group = self.exit.group(request, request.prefilled)
             taker = next(id(one) for one in self.decode if group in one.groups)
             start = max(request.prefilled, self.free.get(id(engine), 0.0), self.free.get(taker, 0.0))
             request.ready = self.free[id(engine)] = self.free[taker] = start + self.link.seconds(request.input_tokens)

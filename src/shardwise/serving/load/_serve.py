@@ -173,6 +173,8 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
         "latencies are the server's: no network, no tokenizer of the client",
     )
     unknown = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
+    if options.router == "prefix" and not any(workload.blocks):
+        unknown.append("no blocks or conversations tell prompts apart: routed to the least loaded replica")
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
     if prefill:
