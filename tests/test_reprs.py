@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
 import shardwise as sw
 
 MODEL, CLUSTER = sw.Model.load("gpt2"), sw.Cluster.parse("2xh100-sxm-80gb")
@@ -25,3 +31,69 @@ def test_what_is_asked_of_shows_in_one_line() -> None:
     assert repr(sw.load_model("llama-3.1-8b")) == "<Model llama-3.1-8b: 32 layers of 4096, vocabulary of 128256>"
     assert repr(CLUSTER) == "<Cluster of 2 x h100-sxm-80gb, 2 a node>"
     assert repr(CLUSTER.device).startswith("<Device h100-sxm-80gb: ")
+
+
+class Page(HTMLParser):
+    """Reads HTML and keeps what is open, the tags and the text."""
+
+    def __init__(self, text: str) -> None:
+        """Read a whole text."""
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Count a tag, which is open from here on and names nothing outside."""
+        assert not {"src", "href"} & dict(attrs).keys(), "nothing is fetched"
+        self.open.append(tag)
+        self.tags[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the tag that was opened last."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Keep a piece of text as a line."""
+        self.text += data + "\n"
+
+
+HOSTILE = "<script>alert('&')</script>"
+NAMED = replace(MODEL, name=HOSTILE)
+LOAD = sw.Workload(
+    input_tokens=sw.Length(mean=64), output_tokens=sw.Length(mean=8), arrivals=sw.Arrivals(rate=2.0), count=50
+)
+ANSWERS = {
+    "model": lambda: NAMED,
+    "training": lambda: sw.train(NAMED, CLUSTER, PLAN, JOB),
+    "serving": lambda: sw.infer(NAMED, CLUSTER, sw.Plan(dp=0), SERVED),
+    "load": lambda: sw.serve(NAMED, CLUSTER, sw.Plan(dp=0), LOAD),
+    "search": lambda: sw.plan_training(NAMED, CLUSTER, JOB),
+    "search of deployments": lambda: sw.plan_serving(NAMED, CLUSTER, SERVED),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_card_is_well_formed_and_escapes_names(name: str) -> None:
+    """HTML of an answer closes what it opens, says its line, and holds no name as markup and nothing from elsewhere."""
+    answer = ANSWERS[name]()
+    page = Page(answer._repr_html_())
+    assert not page.open and not page.tags["script"]
+    assert page.text.startswith(repr(answer)) and HOSTILE in page.text
+    assert page.tags["tr"] >= 1 and len(answer._repr_html_()) < 10_000
+
+
+def test_a_card_has_bars_and_bands() -> None:
+    """A training shows what fills the memory as bars, and its headlines with the interval of published runs."""
+    report = sw.train(MODEL, CLUSTER, PLAN, JOB)
+    page = Page(report._repr_html_())
+    assert page.tags["div"] >= 4 and "optimizer" in page.text
+    assert page.text.count(" to ") == sum(hasattr(report, name) for name in report.interval) >= 5
+
+
+def test_a_plan_shows_what_it_says() -> None:
+    """A plan's card has the fields that were given, and no others."""
+    page = Page(sw.Plan(tp=4, dp=2, sharding="fsdp")._repr_html_())
+    assert page.text.split() == ["Plan", "for", "8", "devices", "tp", "4", "dp", "2", "sharding", "fsdp"]

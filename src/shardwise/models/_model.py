@@ -7,7 +7,7 @@ A `Model` says what is computed, never how it is laid out. Counts of parameters 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias
 from shardwise.errors import InputError, Problem
 from shardwise.models._mixers import Mixer, NormKind
 from shardwise.models._wrapped import Part
+from shardwise.notebook import Fact, Shown
+from shardwise.units import counted
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-gelu", "relu", "relu2", "xielu"]
 """Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and others, and
@@ -122,7 +124,7 @@ MOST_PREDICTIONS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Shown):
     """A language model. Build one with `Model.load`; every width is stored, none is derived later.
 
     `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each
@@ -159,6 +161,13 @@ class Model:
     def __repr__(self) -> str:
         """Return the model in one line, as a prompt shows it."""
         return f"<Model {self.name}: {self.num_layers} layers of {self.hidden}, vocabulary of {self.vocab}>"
+
+    def _facts(self) -> Iterator[Fact]:
+        """Yield how many layers there are of each kind, by what is in them."""
+        for block, count in self.kinds.items():
+            parts = [*block.mixers, block.feed_forward]
+            words = ", ".join(type(part).__name__ for part in parts if part is not None)
+            yield Fact(words or "nothing", counted(count, "layer"), "", count / self.num_layers)
 
     def __post_init__(self) -> None:
         if len(self.mtp) > MOST_PREDICTIONS:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, get_args
 
+from shardwise.notebook import Fact, card
 from shardwise.plans.schedules import Schedule
+from shardwise.units import counted
 
 Sharding: TypeAlias = Literal[
     "none", "zero1", "zero2", "zero3", "fsdp", "hsdp", "shard-grad-op", "distributed-optimizer"
@@ -77,6 +79,10 @@ class Plan:
     """The axes from the fastest links outwards."""
     fast: tuple[int, ...] = ()
     """Ranks of each of `AXES` that share the fastest domain; left out, the first axes of the order fill it."""
+
+    def _repr_html_(self) -> str:
+        said = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
+        return card(f"Plan for {counted(self.num_devices, 'device')}", (Fact(name, str(value)) for name, value in said))
 
     @property
     def num_devices(self) -> int:

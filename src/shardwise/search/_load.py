@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dc_field
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
+from shardwise.notebook import Fact, Shown
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
 from shardwise.search._options import SearchOptions
@@ -30,7 +32,7 @@ _BETTER = 0.97
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LoadResult:
+class LoadResult(Shown):
     """The answer of a search for a deployment under load; the best first, each confirmed by simulation."""
 
     workload: Workload
@@ -51,6 +53,10 @@ class LoadResult:
     def __repr__(self) -> str:
         """Return the best in one line."""
         return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else 'none keeps the limits'}>"
+
+    def _facts(self) -> Iterator[Fact]:
+        """Yield the best deployments, each by the line of its report."""
+        yield from (Fact(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
 
 
 def _of(candidate: Candidate, metric: str) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from shardwise.notebook import Fact, Shown
 from shardwise.search._options import SearchOptions
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Reports(Sequence[Report]):
         return self._made[place]
 
 
-class SearchResult(ABC, Generic[Report]):
+class SearchResult(Shown, ABC, Generic[Report]):
     """What every search answers; the best first."""
 
     options: SearchOptions
@@ -73,6 +74,10 @@ class SearchResult(ABC, Generic[Report]):
     def __repr__(self) -> str:
         """Return what was found in one line, as a notebook shows it."""
         return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none feasible'}>"
+
+    def _facts(self) -> Iterator[Fact]:
+        """Yield the best plans, each by the line of its report."""
+        yield from (Fact(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
 
     @abstractmethod
     def frame(self) -> Frame:

@@ -10,6 +10,7 @@ from shardwise.cost import Conditions, Efficiencies, band_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
+from shardwise.notebook import Shown
 from shardwise.plans import Plan, Serving
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
@@ -35,7 +36,7 @@ class ServingOptions:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class InferReport:
+class InferReport(Shown):
     """Memory, time and cost of one serving plan. Build one with `infer`.
 
     Times are of one replica's batch; rates and cost are of the whole deployment.

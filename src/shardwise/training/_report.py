@@ -11,6 +11,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
+from shardwise.notebook import Shown
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.training._case import TrainingCase, stages_of, stated
@@ -49,7 +50,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TrainReport:
+class TrainReport(Shown):
     """Memory, time and cost of one training plan. Build one with `train`."""
 
     case: TrainingCase
@@ -248,9 +249,8 @@ class TrainReport:
     @property
     def chance_to_fit(self) -> float:
         """Chance that the device holds the plan: that measured over predicted bytes stays below what there is."""
-        return memory_band(self.case.stack.name, bool(self.case.tuning)).chance(
-            self.verdict.limit_bytes / self.device_bytes
-        )
+        band = memory_band(self.case.stack.name, bool(self.case.tuning))
+        return band.chance(self.verdict.limit_bytes / self.device_bytes)
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from shardwise.ledger.number import quantile
+from shardwise.notebook import Fact, Shown
 from shardwise.plans import Limit, Plan, Workload
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
 from shardwise.serving.load._fleet import Router, attention_groups
 from shardwise.serving.load._requests import CAUSES, Request, Trace
 from shardwise.serving.load._steady import Steady
+from shardwise.units import show_count, show_seconds
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -51,7 +53,7 @@ class PrefillReport:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ServeReport:
+class ServeReport(Shown):
     """What a deployment does under a workload. Build one with `serve`."""
 
     base: InferReport
@@ -75,6 +77,14 @@ class ServeReport:
         """Return the verdict in one line."""
         name = f"{self.base.case.model.name} on {self.base.plan.num_devices} x {self.base.case.cluster.device.name}"
         return f"<ServeReport {name}: {'meets' if self.meets else 'does not meet'} its limits>"
+
+    def _facts(self) -> Iterator[Fact]:
+        """Yield the load that is carried, and the percentiles of every latency."""
+        yield Fact(
+            "requests a second", show_count(self.requests_per_second), f"of {show_count(self.capacity_per_second)}"
+        )
+        for name, found in self.latencies.items():
+            yield Fact(name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found))
 
     @property
     def groups(self) -> int:

@@ -1,0 +1,76 @@
+"""What a notebook shows of an answer: its verdict, bytes as bars, headlines with their bands."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardwise.units import show_bytes, show_count, show_seconds
+
+# Of what lives in memory: sums, limits and what is on the host are no parts of it.
+_NO_PARTS = ("peak", "needed", "cache_budget", "in_flight", "host", "late_block")
+_BAR = '<div style="background:#4c78a8;height:0.8em;width:{:.0f}px"></div>'
+_BAR_PIXELS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of a card: a name, its value, the band around it, and the share of a bar (0 draws none)."""
+
+    name: str
+    value: str
+    band: str = ""
+    share: float = 0.0
+
+
+def show(name: str, value: float) -> str:
+    """Return a number in the unit that its name ends with.
+
+    >>> show("step_seconds", 0.5), show("device_bytes", 2**30), show("mfu", 0.415), show("tokens", 4350)
+    ('500.00 ms', '1.00 GiB', '41.5%', '4,350')
+    """
+    if name.endswith("_seconds"):
+        return show_seconds(value)
+    if name.endswith("_bytes"):
+        return show_bytes(value)
+    if name in ("mfu", "hfu"):
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if 100 <= value < 1e4 else show_count(value)
+
+
+def card(line: str, facts: Iterable[Fact]) -> str:
+    """Return HTML of a line above a table of facts; names are escaped.
+
+    >>> card("<A>", [Fact("a & b", "1")])[:44]
+    '<p><b>&lt;A&gt;</b></p><table><tbody><tr><td'
+    """
+    rows = "".join(
+        "<tr>" + "".join(f'<td style="text-align:left">{html.escape(text)}</td>' for text in (f.name, f.value, f.band))
+        + f"<td>{_BAR.format(min(max(f.share, 0.0), 1.0) * _BAR_PIXELS) if f.share > 0 else ''}</td></tr>"
+        for f in facts
+    )  # fmt: skip
+    return f"<p><b>{html.escape(line)}</b></p>" + (f"<table><tbody>{rows}</tbody></table>" if rows else "")
+
+
+class Shown:
+    """An answer that a notebook shows as a card: `repr` is its line, `_facts` yields what stands below."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Iterator[Fact]:
+        """Yield the headlines of a report with their 10 to 90 % intervals, and what fills the fullest device."""
+        report: Any = self
+        for name, (low, high) in report.interval.items():
+            if hasattr(report, name):  # others are of a part of it, which the bars show
+                band = f"{show(name, low)} to {show(name, high)}"
+                yield Fact(name.replace("_", " "), show(name, getattr(report, name)), band)
+        room = report.case.cluster.device.memory_bytes
+        for field in fields(report.memory):
+            value = getattr(report.memory, field.name)
+            if field.name not in _NO_PARTS and isinstance(value, (int, float)) and value:
+                yield Fact(field.name.replace("_", " "), show_bytes(value), "", value / room)
+
+    def _repr_html_(self) -> str:
+        return card(repr(self), self._facts())
