@@ -154,6 +154,23 @@ def test_equal_groups_in_lockstep_are_as_fast_as_one() -> None:
     assert [r.end for r in joined[::4]] == pytest.approx([r.end for r in alone], rel=1e-12)
 
 
+def test_users_of_pools_are_served_by_any_router() -> None:
+    """A closed loop through pools ends whatever the router; with one worker of a kind all routers are the same."""
+    asked = workload(count=200, arrivals=Arrivals(kind="closed", users=32))
+    model = load_model("llama-3.1-8b")
+
+    def run(router: Any, workers: int) -> Any:
+        plan, cluster = Plan(dp=workers), Cluster.parse(f"{2 * workers}xh100-sxm-80gb")
+        return serve(model, cluster, plan, asked, None, LoadOptions(router=router, prefill=plan))
+
+    for workers, slack in ((1, 1e-12), (2, 0.1)):
+        usual = run("round-robin", workers)
+        for router in ("least-loaded", "prefix"):
+            found = run(router, workers)
+            assert len(found.requests) == 200
+            assert found.requests_per_second == pytest.approx(usual.requests_per_second, rel=slack)
+
+
 def test_balanced_prompts_wait_for_every_group() -> None:
     """A prompt waits until every group has one or its time is over; where all come at once none waits."""
     prices, policy = table()

@@ -89,10 +89,10 @@ class Pool:
 
 
 class Routing:
-    """Sends requests to the groups of some replicas."""
+    """Sends requests to groups of replicas; where it is `clocked` others run them, in the order of their clocks."""
 
-    def __init__(self, engines: list[Replica], router: Router, seed: int) -> None:
-        self.engines, self.router, self.sent = engines, router, 0
+    def __init__(self, engines: list[Replica], router: Router, seed: int, clocked: bool = False) -> None:
+        self.engines, self.router, self.sent, self.clocked = engines, router, 0, clocked
         self.every = [group for engine in engines for group in engine.groups]
         self.random = Random(f"router {seed}")
 
@@ -107,7 +107,7 @@ class Routing:
             return self.every[self.random.randrange(len(self.every))]
         if self.router == "round-robin":
             return self.every[(self.sent - 1) % len(self.every)]
-        for engine in self.engines:
+        for engine in () if self.clocked else self.engines:
             engine.advance(at)
         among = self._matching(request) if self.router == "prefix" and request.blocks else self.every
         return min(among, key=lambda one: one.outstanding)
@@ -193,7 +193,10 @@ class Pools:
         self.prefill, self.decode = prefill.start(), decode.start()
         # A decode worker is sent the whole cache of a prompt: what it has of it does not matter.
         after: Router = "least-loaded" if router == "prefix" else router
-        self.entry, self.exit = Routing(self.prefill, router, seed), Routing(self.decode, after, seed + 1)
+        # An answer that ends asks a prefill worker, which may be in the very step that hands a cache over.
+        closed = follow is not None
+        self.entry = Routing(self.prefill, router, seed, closed)
+        self.exit = Routing(self.decode, after, seed + 1, closed)
         self.free: dict[int, float] = {}
         """When the links of a worker are idle again."""
         for engine in self.prefill:
