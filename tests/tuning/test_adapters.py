@@ -19,7 +19,8 @@ from shardwise.ops.blocks import embedding
 from shardwise.ops.count import count_parameters, trainable_parameters
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.tuning import base_bytes
-from shardwise.plans import ADAPTERS, VIRTUAL, Training, Tuning, find_base, find_stack, tuning_of
+from shardwise.plans import ADAPTERS, VIRTUAL, Plan, Training, Tuning, find_base, find_stack, tuning_of
+from shardwise.training._tuning import fine_tuning_problems
 from tuning.helpers import case_of, golden
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -149,6 +150,19 @@ def test_as_many_parameters_train_as_peft_says(run: dict[str, Any]) -> None:
 
 # What LoRA trains with another learning rate, half of it, and one whose subspaces are found in the weights.
 UNCOUNTED = {"lora-plus", "lora-fa", "adamss"}
+
+
+def test_oft_turns_blocks_of_one_size() -> None:
+    """Of a rank that is not stated blocks have 32 features, as in peft 0.21.2; a rank that cuts no layer is refused."""
+    model, stack = Model.load("llama-3.1-8b"), find_stack("transformers")
+    for rank, trained in ((0, 19_300_352), (32, 152_469_504)):
+        job = Training(seq_len=1, global_batch=1, adapter="oft", rank=rank)
+        assert (tuning := tuning_of(job, stack)) is not None
+        assert sum(trainable_parameters(model, tuning).values()) == trained
+    job = Training(seq_len=1, global_batch=1, adapter="oft", rank=7)
+    (problem,) = fine_tuning_problems(model, Plan(), job, stack).items
+    assert (problem.field, problem.value) == ("rank", 7)
+    assert "use 8" in problem.remedy
 
 
 def test_every_method_has_its_operators_and_a_count() -> None:

@@ -163,7 +163,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     kind = "oft" if job.adapter == "oft" else "lora"
     named = _OFT if kind == "oft" else _LORA
     targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
-    tree: dict[str, Any] = {"finetuning_type": kind, named.rank: job.rank or 8, named.targets: targets}
+    tree: dict[str, Any] = {"finetuning_type": kind, named.rank: job.rank or named.usual_rank, named.targets: targets}
     tree |= {named.dropout: job.adapter_dropout} if job.adapter_dropout else {}
     tree |= {"lora_alpha": round(job.adapter_alpha)} if job.adapter_alpha and kind == "lora" else {}
     switches: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}

@@ -17,7 +17,7 @@ from shardwise.ops.adapter_parts import added, branches, entry, kept_input, low_
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, beside
 from shardwise.ops.targets import Module
-from shardwise.plans import Tuning
+from shardwise.plans import OFT_BLOCK, Tuning
 
 
 def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: bool = True) -> tuple[Op[X], ...]:
@@ -129,21 +129,23 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[O
 def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
     """Return a product whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
 
-    A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft).
+    A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft). A
+    rank of 0 leaves the number of blocks to their usual size.
     """
     found: list[Op[X]] = [op]
     for module in chosen:
         came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
         m, T, w = op.inner, op.rows, t.width
-        side = divide(m, t.rank)
-        elements = t.rank * divide(side * (side - 1), 2)
+        side = divide(m, t.rank) if t.rank else 0 * m + OFT_BLOCK
+        number = divide(m, side)
+        elements = number * divide(side * (side - 1), 2)
         weight = Weight(name=f"{module.name}.oft_R", elements=elements, whole=elements, adapter=True, kind="vector")
         blocks = Tensor(name=f"{module.name}.rotation", size_bytes=w * m * side, born=op.region, read_for="input")
         flops, moved = 2 * T * m * side, w * (2 * T * m + m * side)
         found += [*came.ops, Op(
             name=f"{module.name}.turned", kind="matmul", region=op.region, flops=flops, forward_bytes=moved,
             backward_flops=flops, backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=side,
-            inner=side, batch=0 * T + t.rank, weights=(weight,), reads=(came.tensor,), vector_units=w > y.a,
+            inner=side, batch=0 * T + number, weights=(weight,), reads=(came.tensor,), vector_units=w > y.a,
             saves=(replace(came.tensor, read_for="weight"), blocks), dtype=op.dtype, model_flops=flops,
             output_bytes=w * T * m, modules=(module.short,), makes=module.makes,
         )]  # fmt: skip

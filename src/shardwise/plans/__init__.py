@@ -35,6 +35,7 @@ from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
     DROPPING,
+    OFT_BLOCK,
     VIRTUAL,
     BaseFormat,
     Tuning,
@@ -69,6 +70,7 @@ __all__ = [
     "MOST_REQUESTS",
     "OBJECTIVES",
     "OFFLOADS",
+    "OFT_BLOCK",
     "OPTIMIZERS",
     "PARTITIONS",
     "QUANTILES",

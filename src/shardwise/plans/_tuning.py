@@ -57,6 +57,8 @@ DROPPING = (
 """Methods with dropout before them."""
 TRAINS = ("all", "none", "embedding", "head", "norms")
 USUAL_RANK = 8  # peft LoraConfig.r, litgpt lora_r
+OFT_BLOCK = 32
+"""Features of a block of OFT whose number of blocks is not stated (peft tuners/oft/config.py, oft_block_size)."""
 OWN_TARGETS = {"ia3": ("k", "v", "down")}  # arXiv:2205.05638 section 3.3
 USUAL_TARGETS = ("all-linear",)  # arXiv:2305.14314 section 4: adapters on all linear layers match full fine-tuning
 
@@ -183,7 +185,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     narrow = find_base(job.base or "bf16").narrow
     return Tuning(
         adapter=job.adapter,
-        rank=job.rank or USUAL_RANK,
+        rank=job.rank or (0 if job.adapter == "oft" else USUAL_RANK),
         targets=job.targets or OWN_TARGETS.get(job.adapter, USUAL_TARGETS),
         dropout=job.adapter_dropout,
         base=find_base(job.base or "bf16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from shardwise.errors import Problems
@@ -9,7 +10,7 @@ from shardwise.models import Model
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.ops.targets import KNOWN_TARGETS, matches, modules_of
-from shardwise.plans import VIRTUAL, Plan, Stack, Training, Tuning, tuning_of, tuning_problems
+from shardwise.plans import OFT_BLOCK, VIRTUAL, Plan, Stack, Training, Tuning, divisors, tuning_of, tuning_problems
 
 
 def module_names(model: Model) -> tuple[str, ...]:
@@ -62,12 +63,18 @@ def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> No
         if not has(word):
             known = dict.fromkeys((*filter(has, KNOWN_TARGETS), *module_names(model)))
             found.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
-    sides = [
-        min(op.columns, op.inner)
+    chosen = [
+        op
         for op in layers
         for m in modules_of(tuning, op)
         if op.kind in ("matmul", "grouped") and matches(tuning, op, m.short)
     ]
+    sides, turned = [min(op.columns, op.inner) for op in chosen], {round(op.inner) for op in chosen}
+    if tuning.adapter == "oft" and tuning.rank and math.gcd(*turned) % tuning.rank:
+        # peft rounds the number of blocks layer by layer (tuners/oft/layer.py, adjust_oft_parameters).
+        near = min(divisors(math.gcd(*turned)), key=lambda number: abs(number - tuning.rank))
+        rule = f"cannot cut layers of {', '.join(map(str, sorted(turned)))} features into blocks of one size"
+        found.add("rank", tuning.rank, rule, f"use {near}, or leave it out for blocks of {OFT_BLOCK}")
     # peft takes any rank; one above the smaller side of some layers only is what a default makes of narrow ones.
     if sides and tuning.rank > max(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
         rule = f"is above the smaller side of every target, {max(sides):.0f}"
@@ -90,7 +97,9 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
     tuning, notes = tuning_of(job, stack), list[str]()
     if tuning is None or not tuning.adapter:
         return notes
-    if not job.rank and tuning.adapter != "ia3":
+    if tuning.adapter == "oft" and not job.rank:
+        notes.append(f"blocks of {OFT_BLOCK} features: the default of peft")
+    elif not job.rank and tuning.adapter != "ia3":
         notes.append(f"rank {tuning.rank}: the default of peft")
     if not job.targets and tuning.adapter not in ("prefix", "prompt", "ia3"):
         notes.append(f"targets {','.join(tuning.targets)}: as most recipes (arXiv:2305.14314 section 4)")
