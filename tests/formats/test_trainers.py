@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -311,6 +313,34 @@ def test_attention_s_last_product_is_not_taken_for_the_head(tmp_path: Path) -> N
     told = json.loads(run("train", "--from", str(path), "--on", "h100", "--json").out)
     trained = told["tuning"]["trainable_by_module"]
     assert trained["o"] == 8 * (4096 + 4096) * 32 and "head" not in trained
+
+
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [("megatron", "--tp 2"), ("torchtitan", ""), ("axolotl", "--sharding fsdp"), ("llamafactory", "--sharding fsdp"),
+     ("nanotron", "--tp 8"), ("torchtune", "--sharding fsdp --recompute full --precision bf16-pure")],
+)  # fmt: skip
+def test_a_slurm_script_starts_one_task_a_node(target: str, more: str, tmp_path: Path) -> None:
+    """The script asks for the plan's nodes and devices, and each node starts its share under its own rank."""
+    asked = ("export", target, "llama-3.1-8b", "--on", "16xh100-sxm-80gb", "--seq-len", "512", "--global-batch", "16")
+    done = run(*asked, *more.split(), "--wrap", "slurm", "--json")
+    text = json.loads(done.out)["files"]["job.sbatch"]
+    assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=1"} <= set(text.splitlines())
+    (tmp_path / "job.sbatch").write_text(text, encoding="utf-8")
+    for name in ("llama-3.1-8b.sh", "torchrun", "accelerate", "llamafactory-cli", "tune"):
+        program = '#!/bin/sh\necho "$NODE_RANK $MASTER_ADDR $PET_NODE_RANK $PET_MASTER_ADDR"\n'
+        (tmp_path / name).write_text(program, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    script = 'scontrol() { echo first; }; srun() { SLURM_NODEID=1 "$@"; }; . ./job.sbatch'
+    where = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=where, cwd=tmp_path, check=True)
+    assert said.stdout == "1 first 1 first\n"
+
+
+def test_a_script_of_the_user_s_is_not_wrapped() -> None:
+    """DeepSpeed's file has no command that starts it, so there is nothing to wrap."""
+    done = run("export", "deepspeed", "gpt2", "--on", "8xh100", "--wrap", "slurm")
+    assert done.status == 2 and "wrap = 'slurm': needs a command" in done.err
 
 
 def test_systems_own_parsers_take_every_export() -> None:

@@ -167,7 +167,10 @@ def _export(kind: str = "") -> Command:
     systems = _converters.choice(*TARGETS)
     target = {"target": Flag("target", systems, "whose files", "positional")}
     write = {"write": Flag("write", _converters.FILE, "write the files into this folder", "output")}
-    own = {**serve_flags(), **_flags.infer_flags()} if kind in SERVERS else _flags.train_flags()
+    wrap = {
+        "wrap": Flag("wrap", _converters.choice("slurm"), "write this scheduler's script around the launch", "output")
+    }
+    own = {**serve_flags(), **_flags.infer_flags()} if kind in SERVERS else {**_flags.train_flags(), **wrap}
     flags = {**target, **_MODEL, **own, **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
     return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))

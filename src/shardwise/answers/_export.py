@@ -73,6 +73,10 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     )
     module = import_module(f"shardwise.formats.{target}")
     found: Exported = module.export(stated)
+    if "wrap" in inputs.values:
+        from shardwise.formats._wrapped import slurm
+
+        found = slurm(stated, found)
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, said) for name, text in found.files.items()}
     return replace(found, files=files), report

@@ -26,12 +26,16 @@ class ExportCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """Ready files by name, the version that they were checked against, and what is left to be filled in."""
+    """Ready files by name, the version that they were checked against, and what is left to be filled in.
+
+    `launch` is the command that starts them on each node; empty where the training script is the user's.
+    """
 
     system: str
     version: str
     files: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
+    launch: str = ""
 
 
 def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[str, object, object]]:

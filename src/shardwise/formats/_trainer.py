@@ -179,7 +179,8 @@ def checked_file(case: ExportCase, table_name: str, file: str, text: str, start:
     count = counted(case.plan.num_devices, "device")
     head = f"# {case.model.name} on {count}, for {checked['system']} {checked['version']}.\n# {start}\n"
     notes = (f"start it with: {start}", "data and the learning rate are yours to set")
-    return Exported(system=checked["system"], version=checked["version"], files={file: head + text}, notes=notes)
+    files = {file: head + text}
+    return Exported(system=checked["system"], version=checked["version"], files=files, notes=notes, launch=start)
 
 
 def processes(case: ExportCase) -> tuple[int, int]:

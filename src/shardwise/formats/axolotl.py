@@ -235,5 +235,8 @@ def _loss_words(stack: Stack) -> dict[str, Any]:
 def export(case: ExportCase) -> Exported:
     """Return axolotl's YAML for a case; raises `InputError` naming every field that it cannot be told."""
     text = _trainer.written(case, _TOLD, tree_of, read)
-    start = f"accelerate launch --num_processes {case.plan.num_devices} -m axolotl.cli.train axolotl.yaml"
+    nodes, _ = _trainer.processes(case)
+    rank = f" --num_machines {nodes} --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR" if nodes > 1 else ""
+    port = " --main_process_port $MASTER_PORT" if nodes > 1 else ""
+    start = f"accelerate launch --num_processes {case.plan.num_devices}{rank}{port} -m axolotl.cli.train axolotl.yaml"
     return _trainer.checked_file(case, _TABLE, "axolotl.yaml", text, start)

@@ -290,11 +290,16 @@ def export(case: ExportCase) -> Exported:
     name = f"{case.model.name.rpartition('/')[2]}.toml"
     nodes = max(ours.num_devices // case.cluster.devices_per_node, 1)
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {ours.num_devices // nodes} -m torchtitan.train"
-    start = f"start it with: {launch} --job.config_file {name}"
+    launch += f" --job.config_file {name}"
+    start = f"start it with: {launch}"
     notes = (start, "data, learning rate and checkpoints are yours to add")
     head = f"# {case.model.name} on {ours.num_devices} devices, for torchtitan {checked['version']}.\n# {start}\n"
     return Exported(
-        system="torchtitan", version=checked["version"], files={name: head + tomli_w.dumps(tree)}, notes=notes
+        system="torchtitan",
+        version=checked["version"],
+        files={name: head + tomli_w.dumps(tree)},
+        notes=notes,
+        launch=launch,
     )
 
 

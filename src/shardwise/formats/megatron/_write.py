@@ -5,6 +5,7 @@ What was written is read again: a field that does not come back as it was is one
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -74,7 +75,8 @@ def export(case: ExportCase) -> Exported:
     name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
     notes = ("data, tokenizer, learning rate and checkpoints are yours to add, passed on from the script's own",)
     version = f"{checked['release']} and commit {checked['commit'][:7]} of {checked['date']}"
-    return Exported(system="Megatron-LM", version=version, files={name: script(case, words)}, notes=notes)
+    files, launch = {name: script(case, words)}, f"bash {shlex.quote(name)}"
+    return Exported(system="Megatron-LM", version=version, files=files, notes=notes, launch=launch)
 
 
 def arguments(case: ExportCase) -> list[str]:
@@ -371,8 +373,6 @@ def _job_differences(case: ExportCase, back: Training) -> Iterator[tuple[str, tu
 
 def script(case: ExportCase, words: list[str]) -> str:
     """Return the text of a launch script with the arguments, one to a line."""
-    import shlex
-
     c, checked = case.cluster, facts()["checked"]
     each = min(c.devices_per_node, case.plan.num_devices)
     nodes = -(-case.plan.num_devices // each)

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from shardwise.ledger.number import quantile
-from shardwise.notebook import Fact, Shown
+from shardwise.notebook import Fact, Shown, show
 from shardwise.plans import Limit, Plan, Workload
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
 from shardwise.serving.load._fleet import Router, attention_groups
 from shardwise.serving.load._requests import CAUSES, Request, Trace
 from shardwise.serving.load._steady import Steady
-from shardwise.units import show_count, show_seconds
+from shardwise.units import show_seconds
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -80,9 +80,7 @@ class ServeReport(Shown):
 
     def _facts(self) -> Iterator[Fact]:
         """Yield the load that is carried, and the percentiles of every latency."""
-        yield Fact(
-            "requests a second", show_count(self.requests_per_second), f"of {show_count(self.capacity_per_second)}"
-        )
+        yield Fact("requests a second", show("", self.requests_per_second), f"of {show('', self.capacity_per_second)}")
         for name, found in self.latencies.items():
             yield Fact(name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found))
 
