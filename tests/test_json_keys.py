@@ -29,6 +29,10 @@ FILES = {
         "step_time,4.9,llama-3.1-8b,h100-sxm-80gb,16,8192,1,64,1,16,fsdp,full,torchtitan\n"
         "step_time,4.9,llama-3.1-8b,h100-sxm-80gb,16,8192,1,64,3,16,fsdp,full,torchtitan\n"
     ),
+    "classes.toml": (
+        '[[class]]\nname = "chat"\nshare = 0.75\ninput_tokens = 500\noutput_tokens = 50\np90_ttft = "1s"\n'
+        '[[class]]\nname = "code"\nshare = 0.25\ninput_tokens = 900\noutput_tokens = 20\n'
+    ),
     "study.toml": (
         '[fixed]\nmodel = "gpt2"\nglobal_batch = 8\nseq_len = 256\ncp = 1\npp = 1\n[grid]\non = ["2xa100-sxm-80gb"]\n'
     ),

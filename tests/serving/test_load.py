@@ -19,7 +19,7 @@ from shardwise.errors import InputError
 from shardwise.formats.traces import read_trace
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
 from shardwise.serving import ServingOptions, infer
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
@@ -367,7 +367,7 @@ def test_conversations_find_what_was_said_before(tmp_path: Path) -> None:
     rows = ["0,1000,100,a", "1,500,50,", "9,1300,100,a", "9,1000,60,b", "20,1500,40,a", "21,2000,90,b"]
     path.write_text("arrival_seconds,input_tokens,output_tokens,conversation\n" + "\n".join(rows), encoding="utf-8")
     found = read_trace(str(path))
-    assert [cached for (_, _, cached, _), _ in zip(found.draws(), rows, strict=False)] == [0, 0, 1100, 0, 1400, 1060]
+    assert [cached for (_, _, cached, *_), _ in zip(found.draws(), rows, strict=False)] == [0, 0, 1100, 0, 1400, 1060]
     assert answer("dense", found).traces[0].hit_tokens == sum(n // 16 * 16 for n in (1100, 1400, 1060))
 
 
@@ -425,6 +425,77 @@ def test_hash_blocks_leave_no_room_for_other_words_of_prefixes(tmp_path: Path) -
         done = run(*words, name, "1", "--json")
         assert done.status == 2
         assert name.strip("-").replace("-", "_") in done.fields
+
+
+CLASSES = """
+[[class]]
+name = "chat"
+share = 0.75
+input_tokens = 500
+output_tokens = 60
+p90_ttft = "1s"
+[[class]]
+name = "documents"
+share = 0.25
+input_tokens = "3000..5000"
+output_tokens = 20
+p90_ttft = "1ms"
+"""
+
+
+def classed(folder: Path, text: str, *words: str) -> Any:
+    """Return what `serve` does with a file of classes."""
+    (folder / "classes.toml").write_text(text, encoding="utf-8")
+    case = ("serve", "llama-3.1-8b", "--on", "1xh100-sxm-80gb", "--classes", str(folder / "classes.toml"))
+    return run(*case, *words, "--json")
+
+
+def test_classes_of_requests_have_their_own_percentiles_and_limits(tmp_path: Path) -> None:
+    """Classes share all requests, long prompts wait longest, and one class that misses its limit misses the whole."""
+    done = classed(tmp_path, CLASSES, "--rate", "4/s", "--requests", "1000")
+    chat, documents = done.tree["classes"]
+    assert done.status == 1
+    assert [one["kept"] for one in (*chat["limits"], *documents["limits"])] == [True, False]
+    assert done.tree["limits"] == []
+    counts = [chat["requests"], documents["requests"]]
+    assert sum(counts) == done.tree["method"]["requests"] == 1000
+    assert counts[0] / 1000 == pytest.approx(0.75, abs=0.05)
+    assert documents["ttft"]["mean_seconds"] > 2 * chat["ttft"]["mean_seconds"]
+    mean = sum(n * one["ttft"]["mean_seconds"] for n, one in zip(counts, (chat, documents), strict=True)) / 1000
+    assert mean == pytest.approx(done.tree["ttft"]["mean_seconds"])
+
+
+def test_classes_that_are_alike_are_one_workload() -> None:
+    """Two classes of the same lengths are served as one kind of request is."""
+    kind = RequestClass(name="a", share=0.5, input_tokens=Length(mean=1000), output_tokens=Length(mean=100))
+    asked = workload(5.0)
+    both = answer("dense", replace(asked, classes=(kind, replace(kind, name="b"))))
+    assert both.latencies == answer("dense", asked).latencies
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "field"),
+    [
+        ("0.75", "0.5", (), "classes"),
+        ("0.75", '"x"', (), "chat.share"),
+        ("chat", "documents", (), "classes"),
+        ("[[class]]", "[[kind]]", (), "classes"),
+        ('name = "chat"', "name = 3", (), "classes"),
+        ('"3000..5000"', '"many"', (), "documents.input_tokens"),
+        ("output_tokens = 60", "", (), "chat.output_tokens"),
+        ("output_tokens = 60", "output_tokens = 60\nprefix_tokens = 500", (), "chat.prefix_tokens"),
+        ("p90_ttft", "p91_ttft", (), "chat.p91_ttft"),
+        ("p90_ttft", "p90_itl", (), "chat.p90_itl"),
+        ("", "", ("--input-tokens", "5"), "input_tokens"),
+        ("", "", ("--requests", "300"), "requests"),
+        ("[[class]]", "[[class", (), "classes"),
+    ],
+)
+def test_wrong_classes_are_refused(old: str, new: str, words: tuple[str, ...], field: str, tmp_path: Path) -> None:
+    """What is wrong with a class is said under its name, with exit status 2."""
+    done = classed(tmp_path, CLASSES.replace(old, new) if old else CLASSES, "--rate", "4/s", *words)
+    assert done.status == 2
+    assert field in done.fields
 
 
 COMMAND = ("serve", "llama-3.1-8b", "--on", "1xh100-sxm-80gb", "--input-tokens", "1000", "--output-tokens", "100")

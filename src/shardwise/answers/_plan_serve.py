@@ -48,7 +48,7 @@ def ask(inputs: Inputs) -> LoadResult:
     from shardwise.search import plan_serve
     from shardwise.serving.load import LoadOptions
 
-    limits = limits_of(inputs)
+    limits = limits_of(inputs.values)
     text = str(inputs.values.get("on", ""))
     if text and not text[0].isdigit():
         inputs.values["on"] = f"{_MANY}x{text}"

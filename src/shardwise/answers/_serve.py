@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
 from shardwise.answers._files import command_words
 from shardwise.answers._page import FULL, Page, Segment, command_lines
-from shardwise.answers._search_flags import TOKENS_RANGE
+from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags
 from shardwise.errors import InputError
 from shardwise.search import LoadRemedy, load_remedies
 from shardwise.serving.load import PERCENTILES, ServeReport, prefill_plan
@@ -20,17 +20,20 @@ from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
-    from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+    from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
     from shardwise.serving import ServingOptions
 
 
-def _length(inputs: Inputs, name: str, usual: int) -> Length:
+_USUAL = {"input_tokens": 512, "output_tokens": 128}
+_QUANTILED = ("mean_", "p50_", "p90_", "p95_", "p99_")
+_MOST_CLASSES = 100
+
+
+def _length(values: Mapping[str, Any], name: str, usual: int) -> Length:
     """Return the distribution of tokens in or out."""
     from shardwise.plans import Length
 
-    text, cv = str(inputs.get(name, usual)), float(inputs.get(f"{name.partition('_')[0]}_cv", 0.0))
-    if name not in inputs.values:
-        inputs.notes.append(f"{name} {usual}: not given")
+    text, cv = str(values.get(name, usual)), float(values.get(f"{name.partition('_')[0]}_cv", 0.0))
     if match := TOKENS_RANGE.fullmatch(text):
         low, high = int(match[1]), int(match[2])
         return Length(kind="uniform", mean=(low + high) / 2, low=low, high=high)
@@ -66,11 +69,75 @@ def _arrivals(inputs: Inputs) -> Arrivals:
     return Arrivals(kind=kind, rate=inputs.get("rate", 0.0), cv=spread)
 
 
-def _workload(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload:
-    """Return the workload of the flags."""
-    from shardwise.plans import Workload
+_LENGTHS = ("input_tokens", "output_tokens", "input_cv", "output_cv", "prefix_tokens")
+Classes: TypeAlias = "tuple[RequestClass, ...]"
 
-    needed = max((limit.needed_requests for limit in limits), default=0)
+
+def _class_values(table: Mapping[str, Any], name: str, inputs: Inputs) -> dict[str, Any]:
+    """Return the values of a class of requests, read as flags are; records what is wrong under its name."""
+    flags, found = serve_flags(), {}
+    known = {"share": flags["cached_share"].kind} | {key: flags[key].kind for key in _LENGTHS}
+    known |= {key: flag.kind for key, flag in flags.items() if key.startswith(_QUANTILED) and not key.endswith("_itl")}
+    for key, value in table.items():
+        if key == "name":
+            continue
+        if key not in known:
+            rule = "is nothing that a class of requests has"
+            inputs.fail(f"{name}.{key}", value, rule, "use name, share, input_tokens, output_tokens, p99_ttft, ...")
+            continue
+        try:
+            found[key] = known[key].read(value, f"{name}.{key}")
+        except InputError as error:
+            inputs.merge(error)
+    for key in ("share", "input_tokens", "output_tokens"):
+        if key not in table:
+            inputs.fail(f"{name}.{key}", None, "is missing", f"say {key} of the class")
+    return found
+
+
+def _is_named(table: object) -> bool:
+    name = table.get("name") if isinstance(table, dict) else None
+    return isinstance(name, str) and 1 <= len(name) <= 40 and name.isprintable()
+
+
+def classes_of(inputs: Inputs) -> tuple[Classes, tuple[Limit, ...]]:
+    """Return the classes of requests of a TOML file, and the limits of each; records what is wrong with them."""
+    from shardwise.files import read_toml
+    from shardwise.plans import RequestClass
+
+    if "classes" not in inputs.values:
+        return (), ()
+    for key in ("trace", *_LENGTHS):
+        if key in inputs.values:
+            inputs.fail(key, inputs.values[key], "is given beside classes of requests", "say it in their file")
+    try:
+        tables = read_toml(inputs.values["classes"], "classes").get("class")
+    except InputError as error:
+        inputs.merge(error)
+        return (), ()
+    if not isinstance(tables, list) or not 1 <= len(tables) <= _MOST_CLASSES or not all(map(_is_named, tables)):
+        rule = f"must hold 1 to {_MOST_CLASSES} tables [[class]], each with a name of up to 40 letters"
+        inputs.fail("classes", inputs.values["classes"], rule, 'write [[class]], name = "chat", share = 0.7, ...')
+        return (), ()
+    classes, limits = [], []
+    for table in tables:
+        name = table["name"]
+        values = _class_values(table, name, inputs)
+        sizes = [_length(values, key, 1) for key in ("input_tokens", "output_tokens")]
+        prefix, share = values.get("prefix_tokens", 0), values.get("share", 0.0)
+        classes.append(
+            RequestClass(name=name, share=share, input_tokens=sizes[0], output_tokens=sizes[1], prefix_tokens=prefix)
+        )
+        limits += [replace(limit, of=name) for limit in limits_of(values)]
+    return tuple(classes), tuple(limits)
+
+
+def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Workload:
+    """Return the workload of the flags."""
+    from shardwise.plans import Length, Workload
+
+    shares = {one.name: one.share or 1.0 for one in classes}
+    needed = max((math.ceil(limit.needed_requests / shares.get(limit.of, 1.0)) for limit in limits), default=0)
     changes = {
         key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed", "finite") if key in inputs.values
     }
@@ -81,28 +148,38 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload:
         return replace(found, count=min(inputs.get("requests", found.count), found.count), **changes)
     arrivals = _arrivals(inputs)
     usual = max(2000, needed, 10 * arrivals.users)
+    if classes:
+        asked, made = (
+            Length(mean=sum(one.share * getattr(one, key).mean for one in classes))
+            for key in ("input_tokens", "output_tokens")
+        )
+    else:
+        for key, tokens in _USUAL.items():
+            if key not in inputs.values:
+                inputs.notes.append(f"{key} {tokens}: not given")
+        asked, made = (_length(inputs.values, key, tokens) for key, tokens in _USUAL.items())
     return Workload(
-        input_tokens=_length(inputs, "input_tokens", 512),
-        output_tokens=_length(inputs, "output_tokens", 128),
+        input_tokens=asked,
+        output_tokens=made,
         arrivals=arrivals,
+        classes=classes,
         count=inputs.get("requests", usual),
         **changes,
     )
 
 
-def limits_of(inputs: Inputs) -> tuple[Limit, ...]:
+def limits_of(given: Mapping[str, Any]) -> tuple[Limit, ...]:
     """Return the limits on latency that were given."""
     from shardwise.plans import METRICS, QUANTILES, Limit
 
-    given = inputs.values
     every = [(q, m) for q in QUANTILES for m in METRICS if f"{q}_{m}" in given]
     return tuple(Limit(metric=m, quantile=q, seconds=given[f"{q}_{m}"]) for q, m in every)
 
 
-def workload_of(inputs: Inputs, limits: tuple[Limit, ...]) -> Workload | None:
+def workload_of(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes = ()) -> Workload | None:
     """Return the workload of the flags; None with its problems recorded."""
     try:
-        return _workload(inputs, limits)
+        return _workload(inputs, limits, classes)
     except InputError as error:
         inputs.merge(error)
         return None
@@ -139,9 +216,10 @@ def ask(inputs: Inputs) -> ServeReport:
     """Return the report of a deployment under load; raises `InputError` with every problem."""
     from shardwise.serving.load import LoadOptions, serve
 
-    limits = limits_of(inputs)
+    classes, told = classes_of(inputs)
+    limits = (*limits_of(inputs.values), *told)
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
-    workload = workload_of(inputs, limits)
+    workload = workload_of(inputs, limits, classes)
     if model is None or cluster is None or workload is None or inputs.problems.items:
         raise InputError(dict.fromkeys(inputs.problems.items))
     plan = replace(_case.make_plan(inputs), micro_batch=1)
@@ -201,7 +279,8 @@ def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> Non
     """Append a line for each limit: what it is about, and the limit."""
     for limit in limits:
         value = show_seconds(report.value(limit))
-        page.note(f"{limit.quantile} {_ROWS[limit.metric]} is {value}, the limit {show_seconds(limit.seconds)}")
+        name = f"{limit.quantile} {_ROWS[limit.metric]}{f' of {limit.of}' if limit.of else ''}"
+        page.note(f"{name} is {value}, the limit {show_seconds(limit.seconds)}")
         if report.floor(limit) > limit.seconds:
             page.note(
                 f"  an empty replica takes {show_seconds(report.floor(limit))} on average: less load does not help"
@@ -242,6 +321,10 @@ def _latencies(report: ServeReport, page: Page) -> None:
         found = report.latencies.get(key)
         if found:
             rows.append([word, *(show_seconds(found[name]) for name in ("mean", *PERCENTILES))])
+    for name, (_, latencies) in report.by_class.items():
+        for key in ("ttft", "tpot", "e2e"):
+            if latencies[key]:
+                rows.append([f"{_ROWS[key]} of {name}", *map(show_seconds, latencies[key].values())])
     page.table(rows, right=(1, 2, 3, 4, 5), header=True, indent=0)
 
 

@@ -52,6 +52,7 @@ from shardwise.plans._workload import (
     Arrivals,
     Length,
     Limit,
+    RequestClass,
     Workload,
 )
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
@@ -98,6 +99,7 @@ __all__ = [
     "Plan",
     "Precision",
     "Recompute",
+    "RequestClass",
     "Schedule",
     "ScheduleRules",
     "Serving",

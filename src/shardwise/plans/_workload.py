@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from random import Random
 from typing import Literal, TypeAlias, get_args
@@ -131,6 +131,32 @@ class Arrivals:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RequestClass:
+    """Requests of one kind, such as chats or summaries: their share of all, how long they are, what they share."""
+
+    name: str
+    share: float
+    input_tokens: Length
+    output_tokens: Length
+    prefix_tokens: int = 0
+    """Tokens at the start of every prompt of the class."""
+
+    def problems(self) -> Problems:
+        """Return what is wrong with the class, each field under its name."""
+        found = self.input_tokens.problems("input_tokens", 1)
+        found.items.extend(self.output_tokens.problems("output_tokens", 1).items)
+        if not 0 < self.share <= 1:
+            found.add("share", self.share, "must be more than 0 and at most 1", "use for example 0.5")
+        if not 0 <= self.prefix_tokens < max(self.input_tokens.mean, 1):
+            rule = f"must be 0 or more, and less than the {self.input_tokens.mean:g} tokens of a prompt"
+            found.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
+        named = Problems()
+        for one in found.items:
+            named.items.append(replace(one, field=f"{self.name}.{one.field}"))
+        return named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """What a server is asked: lengths, arrivals, a shared prefix, and how many requests are looked at.
 
@@ -143,6 +169,8 @@ class Workload:
     arrivals: Arrivals
     pairs: tuple[tuple[int, int], ...] = ()
     """Input and output tokens of each request of a trace; empty: drawn apart from the two distributions."""
+    classes: tuple[RequestClass, ...] = ()
+    """Kinds of requests, by whose shares each is drawn; empty: all are of the two distributions above."""
     blocks: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Name and tokens of each block of the requests of a trace: where two have one name, all before it is the same.
 
@@ -158,23 +186,33 @@ class Workload:
     finite: bool = False
     """Just these requests are asked, as in a benchmark: latencies are theirs though a queue grows."""
 
-    def draws(self) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
-        """Yield input, output, cached tokens and blocks of one request after another, without end.
+    def draws(self) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...], int]]:
+        """Yield input, output, cached tokens, blocks and class of one request after another, without end.
 
         Of requests with blocks the cached tokens are those of a cache that never forgets. A trace that starts
         again has other blocks: nobody asks twice.
 
         >>> asked = Workload(input_tokens=Length(mean=700), output_tokens=Length(mean=9), arrivals=Arrivals(rate=1),
         ...     pairs=((700, 9), (1100, 9)), blocks=(((5, 512), (6, 188)), ((5, 512), (7, 588))))
-        >>> [cached for (_, _, cached, _), _ in zip(asked.draws(), range(4))]
+        >>> [cached for (_, _, cached, *_), _ in zip(asked.draws(), range(4))]
         [0, 512, 0, 512]
         """
         random = Random(f"lengths {self.seed}")
         index, seen = 0, set[int]()
+        shares = [one.share for one in self.classes]
         apart = 1 + max((block for blocks in self.blocks for block, _ in blocks), default=0)
         while True:
+            of, prefix = 0, self.prefix_tokens
             if self.pairs:
                 tokens, made = self.pairs[index % len(self.pairs)]
+            elif self.classes:
+                of = random.choices(range(len(shares)), shares)[0]
+                kind = self.classes[of]
+                tokens, made, prefix = (
+                    kind.input_tokens.draw(random),
+                    kind.output_tokens.draw(random),
+                    kind.prefix_tokens,
+                )
             else:
                 tokens, made = self.input_tokens.draw(random), self.output_tokens.draw(random)
             if self.blocks:
@@ -183,11 +221,11 @@ class Workload:
                 if again:
                     blocks = tuple((block + again * apart, size) for block, size in blocks)
                 known = takewhile(lambda one: one[0] in seen, blocks)
-                yield tokens, made, min(sum(size for _, size in known), tokens), blocks
+                yield tokens, made, min(sum(size for _, size in known), tokens), blocks, 0
                 seen.update(block for block, _ in blocks)
             else:
                 whole = random.random() < self.cached_share
-                yield tokens, made, tokens if whole else min(self.prefix_tokens, tokens), ()
+                yield tokens, made, tokens if whole else min(prefix, tokens), (), of
             index += 1
 
     @property
@@ -195,7 +233,12 @@ class Workload:
         """The most input and output tokens of a request that the workload holds."""
         if self.pairs:
             return max(a for a, _ in self.pairs), max(b for _, b in self.pairs)
-        return self.input_tokens.largest, self.output_tokens.largest
+        every = self.classes or (self,)
+        return max(one.input_tokens.largest for one in every), max(one.output_tokens.largest for one in every)
+
+    def share(self, name: str) -> float:
+        """Return the share of the requests of a class in all, 1 of no name."""
+        return next((one.share for one in self.classes if one.name == name), 1.0)
 
     def problems(self) -> Problems:
         """Return everything that is wrong with the workload."""
@@ -211,6 +254,7 @@ class Workload:
             found.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
         if self.prefix_tokens < 0:
             found.add("prefix_tokens", self.prefix_tokens, "must be 0 or more", "use 0 for none")
+        found.items.extend(self._of_classes().items)
         if not 0 <= self.cached_share <= 1:
             found.add("cached_share", self.cached_share, "must lie between 0 and 1", "use 0 for none")
         if any(self.blocks):
@@ -225,6 +269,18 @@ class Workload:
             found.add("requests", self.count, rule, f"use {10 * self.arrivals.users}")
         return found
 
+    def _of_classes(self) -> Problems:
+        """Return what is wrong with the classes of requests."""
+        found, names = Problems(), [one.name for one in self.classes]
+        for one in self.classes:
+            found.items.extend(one.problems().items)
+        if len(set(names)) < len(names):
+            found.add("classes", ", ".join(names), "must each have a name of its own", "name them apart")
+        total = sum(one.share for one in self.classes)
+        if self.classes and abs(total - 1) > 1e-6:
+            found.add("classes", total, "must have shares that add up to 1", "divide each share by their sum")
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
@@ -233,12 +289,18 @@ class Limit:
     metric: Metric
     quantile: str
     seconds: float
+    of: str = ""
+    """The class of requests that it is about; empty: all."""
 
     @property
     def needed_requests(self) -> int:
         """Requests that must be simulated for the quantile to mean something: ten beyond it."""
         share = QUANTILES[self.quantile]
         return 1 if math.isnan(share) else math.ceil(10 / (1 - share))
+
+    def needed_of(self, workload: Workload) -> int:
+        """Return the requests of a workload that must be simulated, so that there are enough of the limit's class."""
+        return math.ceil(self.needed_requests / workload.share(self.of))
 
     def problems(self) -> Problems:
         """Return what is wrong with the limit."""

@@ -2,8 +2,8 @@
 
 from shardwise.serving._policy import Limits, Policy, limits_of, policy_of
 from shardwise.serving.load._replica import Replica
-from shardwise.serving.load._report import PERCENTILES, LoadOptions, PrefillReport, ServeReport
-from shardwise.serving.load._requests import LengthMoments, Request, moments_of
+from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
+from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request, moments_of
 from shardwise.serving.load._serve import prefill_plan, serve
 from shardwise.serving.load._steady import Replicas, Steady
 from shardwise.serving.load._steps import StepTable

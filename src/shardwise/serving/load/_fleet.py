@@ -23,7 +23,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._replica import Replica
-from shardwise.serving.load._requests import Request, Trace
+from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
 from shardwise.serving.load._steady import Replicas, Steady, chained, lanes_of
 from shardwise.serving.load._steps import StepTable
@@ -67,7 +67,7 @@ class Pool:
         """
         most, queues = int(self.form.prices.counts.max()), self.groups * lanes_of(self.base.plan)
         count = min(max(4 * most, 400) * queues, max(20_000, 400 * queues))
-        requests = [Request(0.0, *drawn) for drawn in islice(workload.draws(), count)]
+        requests = [request_of(0.0, drawn) for drawn in islice(workload.draws(), count)]
         for request in requests:
             request.remote = self.stage == "decode"
         traces = self.replica().run(requests)
@@ -250,7 +250,7 @@ def requests_of(workload: Workload, count: int) -> Iterator[Request]:
     """Yield the requests of an open loop or a burst, by arrival."""
     times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
     for at, drawn in zip(times, workload.draws(), strict=False):
-        yield Request(at, *drawn)
+        yield request_of(at, drawn)
 
 
 def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Follow]:
@@ -259,9 +259,7 @@ def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tup
     issued = min(users, count)
 
     def made(at: float, user: int) -> Request:
-        request = Request(at, *next(draws))
-        request.user = user
-        return request
+        return request_of(at, next(draws), user)
 
     def follow(ended: Request) -> Request | None:
         nonlocal issued

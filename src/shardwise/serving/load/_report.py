@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardwise.ledger.number import quantile
 from shardwise.notebook import Fact, Shown, show
 from shardwise.plans import Limit, Plan, Workload
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
 from shardwise.serving.load._fleet import Router, attention_groups
-from shardwise.serving.load._requests import CAUSES, Request, Trace
+from shardwise.serving.load._requests import CAUSES, PERCENTILES, Request, Trace, latencies_of
 from shardwise.serving.load._steady import Steady
 from shardwise.units import show_seconds
-
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +33,9 @@ class LoadOptions:
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
 
 
-def spread_of(values: Sequence[float]) -> dict[str, float]:
-    """Return mean and percentiles of seconds; empty for no value."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    return {"mean": sum(ordered) / len(ordered)} | {name: quantile(ordered, q) for name, q in PERCENTILES.items()}
+def _tree(latencies: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return latencies with the unit in the name of each value."""
+    return {m: {f"{name}_seconds": value for name, value in found.items()} for m, found in latencies.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,14 +166,15 @@ class ServeReport(Shown):
         """Mean and percentiles of ttft, tpot, itl, e2e and queue in seconds; empty where the load is not carried."""
         if not self.requests:
             return {}
-        tpot = [seconds for r in self.requests if (seconds := r.tpot_seconds) is not None]
-        return {
-            "ttft": spread_of([r.ttft_seconds for r in self.requests]),
-            "tpot": spread_of(tpot),
-            "itl": self._itl(),
-            "e2e": spread_of([r.e2e_seconds for r in self.requests]),
-            "queue": spread_of([r.queue_seconds for r in self.requests]),
-        }
+        found = latencies_of(self.requests)
+        return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": self._itl(), **found}
+
+    @cached_property
+    def by_class(self) -> dict[str, tuple[list[Request], dict[str, dict[str, float]]]]:
+        """Requests of each class, and mean and percentiles of their ttft, tpot, e2e and queue in seconds."""
+        classes = self.workload.classes if self.requests else ()
+        parts = {one.name: [r for r in self.requests if r.kind == i] for i, one in enumerate(classes)}
+        return {name: (part, latencies_of(part)) for name, part in parts.items()}
 
     def _itl(self) -> dict[str, float]:
         """Return mean and percentiles of the seconds between two tokens, each token counted once."""
@@ -199,10 +194,13 @@ class ServeReport(Shown):
 
     def value(self, limit: Limit) -> float:
         """Return the seconds that a limit is about, infinite where the load is not carried."""
-        return self.latencies.get(limit.metric, {}).get(limit.quantile, math.inf)
+        found = self.by_class.get(limit.of, ([], {}))[1] if limit.of else self.latencies
+        return found.get(limit.metric, {}).get(limit.quantile, math.inf)
 
     def floor(self, limit: Limit) -> float:
-        """Return the mean seconds of what a limit is about on an empty replica."""
+        """Return the mean seconds of what a limit is about on an empty replica; 0, which is no bound, of a class."""
+        if limit.of:
+            return 0.0
         return float(getattr(self.empty, f"{'tpot' if limit.metric == 'itl' else limit.metric}_seconds"))
 
     @property
@@ -220,12 +218,12 @@ class ServeReport(Shown):
         """Share of requests that keep every limit, each taken as a limit of its own request."""
         if not self.requests:
             return 0.0
-        return sum(all(self._kept(r, limit) for limit in self.options.limits) for r in self.requests) / len(
-            self.requests
-        )
+        kept = sum(all(self._kept(r, limit) for limit in self.options.limits) for r in self.requests)
+        return kept / len(self.requests)
 
-    @staticmethod
-    def _kept(request: Request, limit: Limit) -> bool:
+    def _kept(self, request: Request, limit: Limit) -> bool:
+        if limit.of and limit.of != self.workload.classes[request.kind].name:
+            return True
         seconds = {"ttft": request.ttft_seconds, "tpot": request.tpot_seconds, "e2e": request.e2e_seconds}
         found = seconds.get(limit.metric)
         return found is None or found <= limit.seconds
@@ -307,6 +305,23 @@ class ServeReport(Shown):
             },
         }
 
+    def _limits(self, of: str = "") -> list[dict[str, Any]]:
+        """Return the limits on all requests, or on those of a class, and whether each is kept."""
+        return [
+            {"metric": one.metric, "quantile": one.quantile, "seconds": one.seconds, "kept": one not in self.broken}
+            for one in self.options.limits
+            if one.of == of
+        ]
+
+    def _of_classes(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what happened to the requests of each class, nothing where there are none."""
+        found = []
+        for one in self.workload.classes:
+            part, latencies = self.by_class.get(one.name, ([], {}))
+            head = {"name": one.name, "share": one.share, "requests": len(part), "limits": self._limits(one.name)}
+            found.append(head | _tree(latencies))
+        return {"classes": found} if found else {}
+
     def _of_prefill(self) -> dict[str, Any] | None:
         """Return the pool that computes prompts, and the seconds of sending their cache; None where one does both."""
         if self.prefill is None:
@@ -330,10 +345,6 @@ class ServeReport(Shown):
         traces = self._every
         offered = self.workload.arrivals.rate or (self.requests_per_second if self.requests else None)
         total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
-        seconds = {
-            metric: {f"{name}_seconds": value for name, value in found.items()}
-            for metric, found in self.latencies.items()
-        }
         return {
             "meets": self.meets,
             "fits": self.fits,
@@ -352,7 +363,7 @@ class ServeReport(Shown):
             },
             "capacity": {"requests_per_second": self.capacity_per_second},
             "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
-            **seconds,
+            **_tree(self.latencies),
             **self._of_a_replica(),
             "preemptions": sum(t.preemptions for t in traces),
             "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
@@ -363,10 +374,8 @@ class ServeReport(Shown):
             "prefill": self._of_prefill(),
             "usd_per_hour": self.usd_per_hour,
             "usd_per_million_output_tokens": self.usd_per_million_output_tokens,
-            "limits": [
-                {"metric": one.metric, "quantile": one.quantile, "seconds": one.seconds, "kept": one not in self.broken}
-                for one in self.options.limits
-            ],
+            "limits": self._limits(),
+            **self._of_classes(),
             "why": [{"part": part, "seconds": value} for part, value in self.why()],
             "method": {
                 "name": "simulated" if traces else "steady",

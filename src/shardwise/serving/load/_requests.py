@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
+from shardwise.ledger.number import quantile
 from shardwise.plans import Workload
 from shardwise.serving._policy import Policy
 
@@ -22,6 +23,7 @@ CAUSES = ("slots", "cache", "step_tokens", "running_step")
 SLOTS, CACHE, TOKENS, STEP = range(4)
 
 
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 Blocks: TypeAlias = Sequence[tuple[int, int]]
 """Name and tokens of each block of a request, of its prompt and then of its answer."""
 
@@ -30,9 +32,9 @@ class Request:
     """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
 
     __slots__ = (
-        "arrival", "blocks", "cached_tokens", "end", "first", "held", "input_tokens", "joined", "kept", "last_step",
-        "made", "output_tokens", "past", "pinned", "preemptions", "prefilled", "ready", "remote", "running",
-        "scheduled", "seen", "stamp", "target", "user", "waits",
+        "arrival", "blocks", "cached_tokens", "end", "first", "held", "input_tokens", "joined", "kept", "kind",
+        "last_step", "made", "output_tokens", "past", "pinned", "preemptions", "prefilled", "ready", "remote",
+        "running", "scheduled", "seen", "stamp", "target", "user", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +43,8 @@ class Request:
         self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
         self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), -1
         self.blocks, self.pinned = blocks, 0
+        self.kind = 0
+        """Which class of the workload it is of."""
         self.ready = arrival
         """When the engine that runs it next may have it: as it arrives, then as its cache has reached another pool."""
         self.remote = False
@@ -86,6 +90,13 @@ class Request:
     def tpot_seconds(self) -> float | None:
         """Mean seconds of each token after the first; None where there is one token alone."""
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+def request_of(arrival: float, drawn: tuple[int, int, int, Blocks, int], user: int = -1) -> Request:
+    """Return a request as a workload draws it."""
+    found = Request(arrival, *drawn[:4])
+    found.kind, found.user = drawn[4], user
+    return found
 
 
 class PrefixCache:
@@ -147,6 +158,24 @@ class PrefixCache:
                 self.idle[name] = size - more
             else:
                 del self.idle[name]
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Return mean and percentiles of seconds; empty for no value."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    return {"mean": sum(ordered) / len(ordered)} | {name: quantile(ordered, q) for name, q in PERCENTILES.items()}
+
+
+def latencies_of(requests: Sequence[Request]) -> dict[str, dict[str, float]]:
+    """Return mean and percentiles of seconds of requests: ttft, tpot, e2e and queue."""
+    return {
+        "ttft": spread_of([r.ttft_seconds for r in requests]),
+        "tpot": spread_of([seconds for r in requests if (seconds := r.tpot_seconds) is not None]),
+        "e2e": spread_of([r.e2e_seconds for r in requests]),
+        "queue": spread_of([r.queue_seconds for r in requests]),
+    }
 
 
 @dataclass(slots=True)
@@ -226,7 +255,7 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
             1 if stage == "prefill" else made,
             min(cached, tokens - 1) // block * block if policy.prefix_cache else 0,
         )
-        for tokens, made, cached, _ in islice(workload.draws(), min(workload.count, _DRAWN))
+        for tokens, made, cached, *_ in islice(workload.draws(), min(workload.count, _DRAWN))
     ]
     count = len(every)
     made = sorted(out for _, out, _ in every)

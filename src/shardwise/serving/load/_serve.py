@@ -32,9 +32,10 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
         found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
     for limit in options.limits:
         found.items.extend(limit.problems().items)
-        if workload.count < limit.needed_requests:
-            rule = f"are too few for a {limit.quantile}: {limit.needed_requests} are needed"
-            found.add("requests", workload.count, rule, f"use {limit.needed_requests} or more")
+        needed = limit.needed_of(workload)
+        if workload.count < needed:
+            rule = f"are too few for a {limit.quantile}{f' of {limit.of}' if limit.of else ''}: {needed} are needed"
+            found.add("requests", workload.count, rule, f"use {needed} or more")
     return found
 
 
