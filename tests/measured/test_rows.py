@@ -89,6 +89,12 @@ def test_serving_modes_of_their_own_are_refused(tmp_path: Path, mode: str) -> No
     assert (found.status, "serving_mode" in found.reason) == ("refused", True)
 
 
+def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    """A count that no machine has is refused by its cell, and is no fault of the program."""
+    found = only(tmp_path, {**TRAINING, "num_gpus": "9" * 5000})
+    assert found.status == "refused" and "num_gpus" in found.reason
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(

@@ -90,9 +90,12 @@ def _row(record: Record, kind: FileKind, context: Context, predictor: Predictor,
     return replace(row, status="predicted", conditions=found.conditions, **said)  # type: ignore[arg-type]
 
 
+_MOST_DIGITS = 10  # no cluster has more devices, and text of thousands is no number for Python
+
+
 def _count(record: Record) -> int:
     text = record.text("num_gpus")
-    return max(int(text), 1) if text.isdecimal() else 1
+    return max(int(text), 1) if text.isdecimal() and len(text) < _MOST_DIGITS else 1
 
 
 def _said(value: object) -> str:
