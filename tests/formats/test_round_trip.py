@@ -25,7 +25,7 @@ MODELS = ("llama-3.1-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-2
 MEGATRON = ("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "fp8", "fp8-grads16", "fp4", "fp4-grads16")
 FEW = st.sampled_from((1, 2, 4))
 MODULES = ("mlp", "moe", "layernorm", "shared_experts", "moe_act", "mla_up_proj")
-MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+MANY = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 DEFAULT = ("tp", "tp2", "cp", "dp", "pp")
 PP_FIRST = ("tp", "tp2", "cp", "pp", "dp")
 
