@@ -352,3 +352,20 @@ def test_systems_own_parsers_take_every_export() -> None:
         file = ROOT / "src/shardwise/formats" / ("fsdp.toml" if system == "accelerate" else f"{system}.toml")
         if file.exists():
             assert tomllib.loads(file.read_text(encoding="utf-8"))["checked"]["version"] == said["version"], system
+
+
+def test_oft_without_a_number_of_blocks_is_written_as_the_trainer_has_it() -> None:
+    """OFT's usual blocks come back as they were, where the usual rank of LoRA would be another adapter."""
+    job = Training(seq_len=512, global_batch=1, adapter="oft", targets=("all-linear",))
+    case = stated("llama-factory", Plan(sequence_parallel=False, recompute="full"), job)
+    (text,) = llamafactory.export(case).files.values()
+    assert "oft_rank: 0" in text
+    assert llamafactory.read(text, around=Around(num_devices=1)).job.rank == 0
+
+
+def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """lora_alpha is named with a remedy though it changes no byte: the trainer would not take it either."""
+    path = tmp_path / "a.yaml"
+    path.write_text("base_model: a\nadapter: lora\nlora_alpha: high\n", encoding="utf-8")
+    with pytest.raises(InputError, match="lora_alpha"):
+        import_file(path, around=Around(num_devices=1))

@@ -48,17 +48,17 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class LaunchFiles:
     """What stands beside a launch line: the folder of its file, and texts that the script writes itself."""
 
     folder: str = "."
     documents: tuple[str, ...] = ()
 
 
-class Line:
+class LaunchLine:
     """The flags of one launch line by their long names, read as a table says, with a record of what was read.
 
-    >>> line = Line(["-tp", "4", "--port=8000", "--max-model-len", "8k", "--frob"], "vllm.toml", "run.sh")
+    >>> line = LaunchLine(["-tp", "4", "--port=8000", "--max-model-len", "8k", "--frob"], "vllm.toml", "run.sh")
     >>> line.whole("--tensor-parallel-size"), line.whole("--max-model-len"), line.silent, line.unknown[0].argument
     (4, 8000, ('--port',), '--frob')
     """
@@ -234,7 +234,7 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], folder: st
     found = [words for words in map(_after(engine.STARTS), commands) if words is not None]
     if not found:
         raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
-    one: Launched = engine.read_words(found[0], source, Beside(folder, documents))
+    one: Launched = engine.read_words(found[0], source, LaunchFiles(folder, documents))
     if len(found) > 1:
         one = replace(one, assumed=(*one.assumed, f"the first of {len(found)} servers that the script starts"))
     return one

@@ -18,6 +18,7 @@ from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._load import catalogue, find
 from shardwise.plans import Plan, Sharding, Training
+from shardwise.plans._tuning import USUAL_TARGETS, rank_of
 from shardwise.units import counted
 
 OPTIMIZERS = {
@@ -34,7 +35,7 @@ SAVED = {"embed_tokens": "embedding", "wte": "embedding", "lm_head": "head", "no
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Adapter:
+class AdapterKeys:
     """How a trainer spells what an adapter has; an empty path is one that it does not have."""
 
     rank: str
@@ -64,12 +65,21 @@ def hub_id(model: Model) -> str:
 def optimizer_of(keys: Keys, path: str, usual: str = "adamw_torch_fused") -> str:
     """Return the optimizer that a word of transformers means."""
     word = keys.word(path) or usual
-    if word.startswith("paged_"):
+    return known_optimizer(keys, word, OPTIMIZERS.get(word.removeprefix("paged_"), ""))
+
+
+def known_optimizer(keys: Keys, word: str, found: str) -> str:
+    """Return the optimizer that was found for a word, Adam where none was; what that assumes is said."""
+    if "paged" in word.lower():
         keys.assumed.append("states of the optimizer stay on the device: pages leave it where memory is short")
-    found = OPTIMIZERS.get(word.removeprefix("paged_"), "")
     if not found:
         keys.assumed.append(f"optimizer adam: the states of {word} are not known")
     return found or "adam"
+
+
+def say_unpacked(keys: Keys, seq_len: int) -> None:
+    """Say that sequences are counted whole though nothing packs or pads them."""
+    keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
 
 
 def optimizer_word(ours: str) -> str:
@@ -104,7 +114,7 @@ def share(keys: Keys, path: str) -> float:
     return float(value)
 
 
-def adapted(keys: Keys, method: str, named: Adapter) -> dict[str, Any]:
+def adapted(keys: Keys, method: str, named: AdapterKeys) -> dict[str, Any]:
     """Return the fields of a job with an adapter as a trainer spells it, nothing without a method."""
     if not method:
         return {}
@@ -112,16 +122,18 @@ def adapted(keys: Keys, method: str, named: Adapter) -> dict[str, Any]:
     if targets and set(targets) & {"all", "all-linear"}:
         targets = ("all-linear",)
     alpha = keys.raw(named.alpha)
-    number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+    if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < 1e9):
+        keys.fail(named.alpha, "must be a number above 0", "write for example 16")
+        alpha = None
     saved = words_of(keys, named.saved) if named.saved else ()
     for word in saved:
         if word not in SAVED:
             keys.assumed.append(f"{word} stays frozen: only embedding, head and norms are trained beside an adapter")
     return {
         "adapter": method,
-        "rank": keys.whole(named.rank) or named.usual_rank,
+        "rank": keys.whole(named.rank, least=min(named.usual_rank, 1)) or named.usual_rank,
         "targets": targets or named.usual_targets,
-        "adapter_alpha": float(alpha) if number and alpha else 0.0,
+        "adapter_alpha": float(alpha or 0.0),
         "adapter_dropout": share(keys, named.dropout),
         "trains": tuple(dict.fromkeys(SAVED[word] for word in saved if word in SAVED)),
     }
@@ -220,6 +232,6 @@ def _lost(case: ExportCase, back: Imported) -> Found:
     names = ("seq_len", "global_batch", "optimizer", "adapter", "base", "trains", "adapter_dropout")
     pairs |= {name: (getattr(job, name), getattr(theirs, name)) for name in names}
     if job.adapter and job.adapter == theirs.adapter:
-        usual = (job.rank or 8, job.targets or ("all-linear",))
+        usual = (rank_of(job), job.targets or USUAL_TARGETS)
         pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "model" and alike)}

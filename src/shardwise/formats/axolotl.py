@@ -15,13 +15,14 @@ from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, top_level
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, shard_of
+from shardwise.plans._tuning import rank_of
 
 _TABLE = "axolotl.toml"
 _SIZES = {
     "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shard": "dp_shard_size",
     "replicate": "dp_replicate_size",
 }  # fmt: skip
-_ADAPTER = _trainer.Adapter(
+_ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
@@ -61,7 +62,7 @@ def read(text: str, source: str = "axolotl.yaml", around: Around = PLAIN) -> Imp
         **_adapter(keys),
     )
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
-        keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
+        _trainer.say_unpacked(keys, seq_len)
     stack = _stack(keys, find_stack("axolotl") if launched is None else launched.stack)
     return keys.case(
         source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
@@ -203,7 +204,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     if not job.adapter:
         return {}
     narrow = job.base.startswith("nf4")
-    tree: dict[str, Any] = {"adapter": "qlora" if narrow else "lora", "lora_r": job.rank or 8}
+    tree: dict[str, Any] = {"adapter": "qlora" if narrow else "lora", "lora_r": rank_of(job)}
     tree |= {"lora_alpha": job.adapter_alpha or 16, "lora_dropout": job.adapter_dropout}
     if narrow or job.base == "int8":
         tree["load_in_4bit" if narrow else "load_in_8bit"] = True

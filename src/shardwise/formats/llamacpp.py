@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from shardwise.formats._launched import Beside, Launched, Line
+from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
 from shardwise.serving._formats import format_names
 
 STARTS = r"(\bllama-server|\./server|/server)"
@@ -28,14 +28,14 @@ def _quantised(name: str) -> str:
     return next((word for word in reversed(words) if word in format_names()), "")
 
 
-def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
     """Return the server of a command line, by the words behind `llama-server`.
 
     >>> one = read_words("-hf bartowski/Llama-3.1-8B-GGUF:Q8_0 -c 32768 -np 4 -ctk q8_0 -ctv q8_0".split(), "run.sh")
     >>> one.values["weights"], one.values["max_sequences"], one.values["max_context"], one.values["kv_cache"]
     ('q8_0', 4, 8192, 'int8')
     """
-    line = Line(words, "llamacpp.toml", source)
+    line = LaunchLine(words, "llamacpp.toml", source)
     file = line.word("--hf-repo") or line.word("--model")
     weights = _quantised(file)
     if not weights and file:

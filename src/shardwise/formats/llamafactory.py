@@ -14,10 +14,11 @@ from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, top_level
 from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
+from shardwise.plans._tuning import rank_of
 
 _TABLE = "llamafactory.toml"
 _OWN = frozenset(("finetuning_type", "cutoff_len", "stage", "template"))
-_LORA = _trainer.Adapter(
+_LORA = _trainer.AdapterKeys(
     rank="lora_rank", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target", saved="additional_target",
     usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
@@ -62,7 +63,7 @@ def read(text: str, source: str = "llamafactory.yaml", around: Around = PLAIN) -
     )
     packed = keys.flag("packing") or keys.flag("neat_packing") or keys.word("stage") == "pt"
     if not packed:
-        keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
+        _trainer.say_unpacked(keys, seq_len)
     stack = _stack(keys, find_stack("llama-factory") if launched is None else launched.stack)
     return keys.case(
         source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
@@ -163,7 +164,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     kind = "oft" if job.adapter == "oft" else "lora"
     named = _OFT if kind == "oft" else _LORA
     targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
-    tree: dict[str, Any] = {"finetuning_type": kind, named.rank: job.rank or named.usual_rank, named.targets: targets}
+    tree: dict[str, Any] = {"finetuning_type": kind, named.rank: rank_of(job), named.targets: targets}
     tree |= {named.dropout: job.adapter_dropout} if job.adapter_dropout else {}
     tree |= {"lora_alpha": round(job.adapter_alpha)} if job.adapter_alpha and kind == "lora" else {}
     switches: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}

@@ -104,9 +104,7 @@ def _precision(keys: Keys) -> str:
 def _optimizer(keys: Keys) -> str:
     word = keys.word(_O + "optimizer_factory.name") or "adamw"
     found = {"adamw": "adam", "adam": "adam", "sgd": "sgd-plain"}.get(word, "")
-    if not found:
-        keys.assumed.append(f"optimizer adam: the states of {word} are not known")
-    return found or "adam"
+    return _trainer.known_optimizer(keys, word, found)
 
 
 def _stack(keys: Keys) -> Stack:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import WIDE, Beside, Launched, Line
+from shardwise.formats._launched import WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
 from shardwise.serving import InferReport
 
@@ -90,7 +90,7 @@ _SPECULATES = {"EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "MTP": "mtp"
 _SPECULATES |= {"STANDALONE": "draft_model"}
 
 
-def _speculation(line: Line) -> dict[str, Any]:
+def _speculation(line: LaunchLine) -> dict[str, Any]:
     """Return what guesses tokens, and how many; how many are accepted no launch says."""
     method = line.named("--speculative-algorithm", _SPECULATES)
     if not method:
@@ -103,7 +103,7 @@ def _speculation(line: Line) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": depth, "draft_model": draft}
 
 
-def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
     """Return the server of a command line, by the words behind `-m sglang.launch_server`.
 
     >>> words = "--model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep 8".split()
@@ -111,7 +111,7 @@ def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> 
     >>> one.num_devices, one.values["dp"], one.values["ep"], one.values["max_sequences"], "tp" in one.values
     (8, 8, 8, 64, True)
     """
-    line = Line(words, "sglang.toml", source)
+    line = LaunchLine(words, "sglang.toml", source)
     model = line.word("--model-path")
     ranks, pp, dp, ep = (line.whole(f"--{axis}-size") or 1 for axis in ("tp", "pp", "dp", "ep"))
     inside = line.flag("--enable-dp-attention")

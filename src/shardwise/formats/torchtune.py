@@ -15,13 +15,14 @@ from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table, top_level
 from shardwise.models import Model, load_model
 from shardwise.plans import Recompute, Stack, Training, find_stack, shard_of
+from shardwise.plans._tuning import rank_of
 
 _TABLE = "torchtune.toml"
 _SIZES = {
     "tp": "tensor_parallel_dim", "cp": "context_parallel_dim", "shard": "data_parallel_shard_dim",
     "replicate": "data_parallel_replicate_dim",
 }  # fmt: skip
-_ADAPTER = _trainer.Adapter(
+_ADAPTER = _trainer.AdapterKeys(
     rank="model.lora_rank", alpha="model.lora_alpha", dropout="model.lora_dropout", targets="model.lora_attn_modules",
     saved="", usual_rank=8, usual_targets=("q_proj", "v_proj"),
 )  # fmt: skip
@@ -62,7 +63,7 @@ def read(text: str, source: str = "torchtune.yaml", around: Around = PLAIN) -> I
     if not seq_len:
         keys.assumed.append("no length of sequences: tokenizer.max_seq_len is not set, and the longest sample counts")
     elif not keys.flag("dataset.packed"):
-        keys.assumed.append(f"sequences of {seq_len} tokens: without packing shorter ones are not filled up")
+        _trainer.say_unpacked(keys, seq_len)
     taken = keys.whole("max_steps_per_epoch") or 0
     builder, model = _model(keys)
     job = Training(
@@ -118,11 +119,7 @@ def _precision(keys: Keys) -> str:
 
 def _optimizer(keys: Keys) -> str:
     word = str(keys.raw("optimizer._component_") or "torch.optim.AdamW")
-    if "Paged" in word:
-        keys.assumed.append("states of the optimizer stay on the device: pages leave it where memory is short")
-    if word not in _OPTIMIZERS:
-        keys.assumed.append(f"optimizer adam: the states of {word} are not known")
-    return _OPTIMIZERS.get(word, "adam")
+    return _trainer.known_optimizer(keys, word, _OPTIMIZERS.get(word, ""))
 
 
 def _adapter(keys: Keys, builder: str) -> dict[str, Any]:
@@ -180,7 +177,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     named = [_OUTPUT[0] if word == _OUTPUT[1] else word for word in job.targets if word not in ("mlp", "head")]
     spelled = list(_LINEAR) if whole else named
     words: dict[str, Any] = {"lora_attn_modules": spelled, "apply_lora_to_mlp": whole or "mlp" in targets}
-    words |= {"apply_lora_to_output": "head" in targets, "lora_rank": job.rank or 8}
+    words |= {"apply_lora_to_output": "head" in targets, "lora_rank": rank_of(job)}
     words |= {"lora_alpha": job.adapter_alpha or 16, "lora_dropout": job.adapter_dropout}
     return words | ({"use_dora": True} if job.adapter == "dora" else {})
 

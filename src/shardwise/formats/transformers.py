@@ -26,7 +26,7 @@ _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shar
 _PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"), "fp32": ("no", "float32")}
 _TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
 _OF_TRL = ("sft", "sft.py", "dpo", "dpo.py", "grpo", "grpo.py", "reward", "reward.py", "kto", "kto.py")
-_ADAPTER = _trainer.Adapter(
+_ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"),
 )  # fmt: skip
@@ -154,7 +154,7 @@ def _length(keys: Keys, trl: bool) -> int:
     """Return the tokens of a sequence: of TRL's trainer 1,024 unless told, of a script what it calls its blocks."""
     found = next((n for name in ("max_length", "max_seq_length", "block_size") if (n := keys.whole(name))), None)
     if trl and not keys.flag("packing"):
-        keys.assumed.append(f"sequences of {found or 1024} tokens: without packing shorter ones are not filled up")
+        _trainer.say_unpacked(keys, found or 1024)
     return found or (1024 if trl else 0)
 
 

@@ -17,7 +17,7 @@ from shardwise.errors import Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._keys import flat_keys
-from shardwise.formats._launched import Beside, Launched, Line
+from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import Deployment, check, hub_name, refuse, written
 from shardwise.serving import InferReport
 
@@ -99,7 +99,7 @@ _KEYS = {
 }  # fmt: skip
 
 
-def _options(line: Line, beside: Beside) -> dict[str, Any]:
+def _options(line: LaunchLine, beside: LaunchFiles) -> dict[str, Any]:
     """Return the settings of the YAML that a line names: a file beside its script, or one that the script writes."""
     named = next((str(line.values[flag]) for flag in _OPTIONS if flag in line.values), "")
     if not named:
@@ -115,14 +115,14 @@ def _options(line: Line, beside: Beside) -> dict[str, Any]:
     return {_KEYS.get(key, key): value for key, value in flat_keys(_yaml.parse(text, named)) if value is not None}
 
 
-def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
     """Return the server of a command line, by the words behind `trtllm-serve`; its YAML wins over its flags.
 
     >>> one = read_words("meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 256".split(), "run.sh")
     >>> one.num_devices, one.values["max_sequences"]
     (2, 256)
     """
-    line = Line(words, "trtllm.toml", source)
+    line = LaunchLine(words, "trtllm.toml", source)
     line.add(_options(line, beside))
     model = line.word("--model") or (line.positional[0] if line.positional else "")
     ranks, pp = line.whole("--tp-size") or 1, line.whole("--pp-size") or 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import WIDE, Beside, Launched, Line
+from shardwise.formats._launched import WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
 from shardwise.serving import InferReport
 
@@ -92,7 +92,7 @@ _SPECULATES = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp", "deepseek_mtp"
 _SPECULATES |= {"draft_model": "draft_model"}
 
 
-def _speculation(line: Line) -> dict[str, Any]:
+def _speculation(line: LaunchLine) -> dict[str, Any]:
     """Return what guesses tokens, and how many; how many are accepted no launch says."""
     tree = line.tree("--speculative-config")
     if not tree:
@@ -106,14 +106,14 @@ def _speculation(line: Line) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
-def read_words(words: Sequence[str], source: str, beside: Beside = Beside()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
     """Return the server of a command line, by the words behind `vllm serve`.
 
     >>> one = read_words(["deepseek-ai/DeepSeek-V3", "-tp", "1", "-dp", "8", "-ep", "--dtype", "auto"], "run.sh")
     >>> one.num_devices, one.values["ep"], one.values["dp"]
     (8, 8, 8)
     """
-    line = Line(words, "vllm.toml", source)
+    line = LaunchLine(words, "vllm.toml", source)
     model = line.word("--model") or (line.positional[0] if line.positional else "")
     tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
     values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}

@@ -170,6 +170,15 @@ def adapter_precision(job: Training, stack: Stack) -> Precision:
     return find_precision(word or stack.adapter_precision or job.precision or stack.precision)
 
 
+def rank_of(job: Training) -> int:
+    """Return the rank of a job's adapters, where it states none the usual one: 0 for OFT, whose blocks have a size.
+
+    >>> [rank_of(Training(seq_len=1, global_batch=1, adapter=name)) for name in ("lora", "oft")]
+    [8, 0]
+    """
+    return job.rank or (0 if job.adapter == "oft" else USUAL_RANK)
+
+
 def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
 
@@ -185,7 +194,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     narrow = find_base(job.base or "bf16").narrow
     return Tuning(
         adapter=job.adapter,
-        rank=job.rank or (0 if job.adapter == "oft" else USUAL_RANK),
+        rank=rank_of(job),
         targets=job.targets or OWN_TARGETS.get(job.adapter, USUAL_TARGETS),
         dropout=job.adapter_dropout,
         base=find_base(job.base or "bf16"),
