@@ -1,4 +1,4 @@
-"""Check the measurable rules of the code: length of functions and files, arguments, no assert on input, ASCII."""
+"""Check the measurable rules of the code: lengths, arguments, no assert on input, ASCII, a class name once."""
 
 from __future__ import annotations
 
@@ -46,10 +46,21 @@ def problems_of(path: Path, lengths: list[int]) -> list[str]:
     return found
 
 
+def twice_named(package: Path) -> list[str]:
+    """Return the public classes of a package whose name stands for two things."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return [f"class {name} stands twice: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
 def main() -> int:
     """Print every broken rule and return 1 when there is one."""
     lengths: list[int] = []
     found = [p for source in SOURCES for path in sorted(source.rglob("*.py")) for p in problems_of(path, lengths)]
+    found += twice_named(SOURCES[0])
     median = statistics.median(lengths)
     if median > MEDIAN_FUNCTION:
         found.append(f"the median function has {median} lines, at most {MEDIAN_FUNCTION}")

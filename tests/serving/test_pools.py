@@ -17,7 +17,7 @@ from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions, infer
 from shardwise.serving.load import LoadOptions, Replica, Request, ServeReport, StepTable, prefill_plan, serve
-from shardwise.serving.load._fleet import Link
+from shardwise.serving.load._fleet import Transfer
 
 ENGINES = ("vllm", "sglang", "tensorrt-llm")
 
@@ -111,10 +111,10 @@ def test_what_is_sent_is_what_ranks_keep(model: str, tp: int, per_token: int) ->
     plan = Plan(tp=tp, dp=1)
     case = infer(load_model(model), Cluster.parse(f"{tp}xh200-sxm-141gb"), plan, job).case
     policy = pools("vllm", workload(1.0, 20), 1).policy
-    link = Link(Cluster.parse(f"{count}xh200-sxm-141gb"), case, case, policy)
+    link = Transfer(Cluster.parse(f"{count}xh200-sxm-141gb"), case, case, policy)
     assert link.size_bytes(1000) == 1000 * per_token
     # Chunk by chunk only the last one is left when the prompt ends.
-    chunked = Link(link.cluster, case, case, replace(policy, transfer="chunk", step_tokens=512))
+    chunked = Transfer(link.cluster, case, case, replace(policy, transfer="chunk", step_tokens=512))
     assert chunked.seconds(1000) == pytest.approx(link.seconds(1000 - 512), rel=1e-12)
     assert link.seconds(2000) > link.seconds(1000) > 0
 

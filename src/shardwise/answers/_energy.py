@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._case import Inputs
 from shardwise.answers._page import Page
-from shardwise.cost import mean_watts
+from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem
 from shardwise.training import TrainReport
 from shardwise.units import show_count
@@ -26,7 +26,7 @@ class Energy:
 
     `joules` are of a training step, or of a served batch; `tokens` those that they made. `compute_share` and
     `memory_share` are of the datasheet's peaks, the mean over the time. With a PUE all but `watts_per_device` are at
-    the meter of the building.
+    the meter of the building. `source` are the measured loads that the watts rest on, of serving all.
     """
 
     watts_per_device: float
@@ -43,6 +43,7 @@ class Energy:
     run_kwh: float | None
     run_kg_co2: float | None
     kg_co2_per_million_tokens: float | None
+    source: str
 
 
 def energy(report: TrainReport | InferReport, pue: float = 1.0, grid_intensity: float | None = None) -> Energy:
@@ -84,6 +85,7 @@ def energy(report: TrainReport | InferReport, pue: float = 1.0, grid_intensity: 
         run_kwh=run,
         run_kg_co2=None if run is None or grams is None else run * grams,
         kg_co2_per_million_tokens=None if grams is None else kwh * grams,
+        source=power_model(family_of(report.case.cluster.device)).source,
     )
 
 
@@ -145,7 +147,7 @@ def energy_lines(page: Page, found: Energy | None) -> None:
         f"{found.memory_share:.0%} of its memory's bandwidth; {rate} tokens/s a MW"
     )
     low, high = found.joules_low / found.joules, found.joules_high / found.joules
-    page.note(f"80 % of measured runs: {low:.2f} to {high:.2f} of it", "dim")
+    page.note(f"8 of 10 measured serving loads: {low:.2f} to {high:.2f} of it ({found.source})", "dim")
     carbon = found.run_kg_co2 if found.run_kg_co2 is not None else found.kg_co2_per_million_tokens
     if carbon is not None:
         what = "the run" if found.run_kg_co2 is not None else "a million tokens"

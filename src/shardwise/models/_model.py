@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from shardwise.errors import InputError, Problem
 from shardwise.models._mixers import Mixer, NormKind
 from shardwise.models._wrapped import Part
-from shardwise.notebook import Fact, Shown
+from shardwise.notebook import Item, Shown
 from shardwise.units import counted
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-gelu", "relu", "relu2", "xielu"]
@@ -162,12 +162,12 @@ class Model(Shown):
         """Return the model in one line, as a prompt shows it."""
         return f"<Model {self.name}: {self.num_layers} layers of {self.hidden}, vocabulary of {self.vocab}>"
 
-    def _facts(self) -> Iterator[Fact]:
+    def _facts(self) -> Iterator[Item]:
         """Yield how many layers there are of each kind, by what is in them."""
         for block, count in self.kinds.items():
             parts = [*block.mixers, block.feed_forward]
             words = ", ".join(type(part).__name__ for part in parts if part is not None)
-            yield Fact(words or "nothing", counted(count, "layer"), "", count / self.num_layers)
+            yield Item(words or "nothing", counted(count, "layer"), "", count / self.num_layers)
 
     def __post_init__(self) -> None:
         if len(self.mtp) > MOST_PREDICTIONS:

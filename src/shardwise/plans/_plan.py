@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, get_args
 
-from shardwise.notebook import Fact, card
+from shardwise.notebook import Item, card
 from shardwise.plans.schedules import Schedule
 from shardwise.units import counted
 
@@ -82,7 +82,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         said = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
-        return card(f"Plan for {counted(self.num_devices, 'device')}", (Fact(name, str(value)) for name, value in said))
+        return card(f"Plan for {counted(self.num_devices, 'device')}", (Item(name, str(value)) for name, value in said))
 
     @property
     def num_devices(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
-from shardwise.notebook import Fact, Shown
+from shardwise.notebook import Item, Shown
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
 from shardwise.search._options import SearchOptions
@@ -54,9 +54,9 @@ class LoadResult(Shown):
         """Return the best in one line."""
         return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else 'none keeps the limits'}>"
 
-    def _facts(self) -> Iterator[Fact]:
+    def _facts(self) -> Iterator[Item]:
         """Yield the best deployments, each by the line of its report."""
-        yield from (Fact(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
+        yield from (Item(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
 
 
 def _of(candidate: Candidate, metric: str) -> float:

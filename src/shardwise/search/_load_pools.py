@@ -18,7 +18,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import Policy, Steady, moments_of
-from shardwise.serving.load._fleet import Link
+from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
 from shardwise.serving.load._steady import Replicas, chained, lanes_of, most_running
@@ -83,7 +83,7 @@ def _sent(search: LoadSearch, case: ServingCase, plans: tuple[Plan, Plan], polic
     ranks = min(first.tp * first.pp, last.tp * last.pp)
     key = (devices, ranks, last.tp, last.pp, tokens, case.cache_element_bytes)
     if key not in search.sent:
-        link = Link(part_of(search.cluster, devices), replace(case, plan=first), replace(case, plan=last), policy)
+        link = Transfer(part_of(search.cluster, devices), replace(case, plan=first), replace(case, plan=last), policy)
         search.sent[key] = link.seconds(search.workload.input_tokens.mean)
     return search.sent[key]
 

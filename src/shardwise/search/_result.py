@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from shardwise.notebook import Fact, Shown
+from shardwise.notebook import Item, Shown
 from shardwise.search._options import SearchOptions
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class SearchResult(Shown, ABC, Generic[Report]):
         """Return what was found in one line, as a notebook shows it."""
         return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none feasible'}>"
 
-    def _facts(self) -> Iterator[Fact]:
+    def _facts(self) -> Iterator[Item]:
         """Yield the best plans, each by the line of its report."""
-        yield from (Fact(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
+        yield from (Item(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
 
     @abstractmethod
     def frame(self) -> Frame:

@@ -128,7 +128,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Link:
+class Transfer:
     """The way of a cache from the workers of one pool to those of another, over the network of a cluster."""
 
     cluster: Cluster
@@ -186,7 +186,7 @@ class Pools:
     """A prefill and a decode pool under one clock: `run` takes them to the end of their requests."""
 
     def __init__(
-        self, pools: tuple[Pool, Pool], link: Link, routing: tuple[Router, int], follow: Follow | None
+        self, pools: tuple[Pool, Pool], link: Transfer, routing: tuple[Router, int], follow: Follow | None
     ) -> None:
         (prefill, decode), (router, seed) = pools, routing
         self.link, self.follow = link, follow
@@ -277,7 +277,7 @@ class Fleet:
 
     decode: Pool
     prefill: Pool | None = None
-    link: Link | None = None
+    link: Transfer | None = None
 
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardwise.notebook import Fact, Shown, show
+from shardwise.notebook import Item, Shown, show
 from shardwise.plans import Limit, Plan, Workload
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
@@ -72,11 +72,11 @@ class ServeReport(Shown):
         name = f"{self.base.case.model.name} on {self.base.plan.num_devices} x {self.base.case.cluster.device.name}"
         return f"<ServeReport {name}: {'meets' if self.meets else 'does not meet'} its limits>"
 
-    def _facts(self) -> Iterator[Fact]:
+    def _facts(self) -> Iterator[Item]:
         """Yield the load that is carried, and the percentiles of every latency."""
-        yield Fact("requests a second", show("", self.requests_per_second), f"of {show('', self.capacity_per_second)}")
+        yield Item("requests a second", show("", self.requests_per_second), f"of {show('', self.capacity_per_second)}")
         for name, found in self.latencies.items():
-            yield Fact(name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found))
+            yield Item(name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found))
 
     @property
     def groups(self) -> int:

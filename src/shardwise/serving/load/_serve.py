@@ -11,7 +11,7 @@ from shardwise.plans import Plan, Serving, Workload
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
-from shardwise.serving.load._fleet import Fleet, Link, Pool
+from shardwise.serving.load._fleet import Fleet, Pool, Transfer
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Stage
@@ -180,7 +180,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
     fleet = Fleet(decode=pool)
     if prefill:
         first = _pool(prefill, policy.of_prompts, workload, "prefill")
-        fleet = Fleet(decode=pool, prefill=first, link=Link(asked.cluster, prefill.case, base.case, policy))
+        fleet = Fleet(decode=pool, prefill=first, link=Transfer(asked.cluster, prefill.case, base.case, policy))
     steady, empty = fleet.at(rate), fleet.at(0.0)
     report = ServeReport(
         base=base, workload=workload, policy=pool.policy, steady=steady, empty=empty, saturated=None, traces=(),
