@@ -17,8 +17,7 @@ from shardwise.formats._imported import Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._load import catalogue, find
-from shardwise.plans import Plan, Sharding, Training
-from shardwise.plans._tuning import USUAL_TARGETS, rank_of
+from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, rank_of
 from shardwise.units import counted
 
 OPTIMIZERS = {

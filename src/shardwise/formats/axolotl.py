@@ -14,8 +14,7 @@ from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, top_level
-from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, shard_of
-from shardwise.plans._tuning import rank_of
+from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of, shard_of
 
 _TABLE = "axolotl.toml"
 _SIZES = {

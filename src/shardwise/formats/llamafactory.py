@@ -13,8 +13,7 @@ from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, top_level
-from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
-from shardwise.plans._tuning import rank_of
+from shardwise.plans import Plan, Recompute, Stack, Training, find_stack, rank_of
 
 _TABLE = "llamafactory.toml"
 _OWN = frozenset(("finetuning_type", "cutoff_len", "stage", "template"))

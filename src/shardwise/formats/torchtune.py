@@ -14,8 +14,7 @@ from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table, top_level
 from shardwise.models import Model, load_model
-from shardwise.plans import Recompute, Stack, Training, find_stack, shard_of
-from shardwise.plans._tuning import rank_of
+from shardwise.plans import Recompute, Stack, Training, find_stack, rank_of, shard_of
 
 _TABLE = "torchtune.toml"
 _SIZES = {
