@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,22 +50,42 @@ def test_a_trace_counts_what_every_stage_holds() -> None:
     json.dumps(tree, allow_nan=False)
 
 
-def test_a_snapshot_has_the_form_that_pytorch_draws(tmp_path: Path) -> None:
-    """Every stage is a device, every block is allocated and freed once, and no two that live together overlap."""
+def _snapshot(path: Path) -> dict[str, Any]:
     job = sw.Training(seq_len=1024, global_batch=8)
     report = sw.train(sw.load_model("gpt2"), sw.Cluster.parse("2xh100"), sw.Plan(pp=2, dp=1, micro_batch=1), job)
-    sw.plot_timeline(report, str(tmp_path / "step.pickle"))
-    tree = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    sw.plot_timeline(report, str(path / "step.pickle"))
+    tree: dict[str, Any] = pickle.loads((path / "step.pickle").read_bytes())
     assert tree == snapshot_tree(report, report.timeline())
+    return tree
+
+
+def test_a_snapshot_has_the_form_that_pytorch_draws(tmp_path: Path) -> None:
+    """Every stage is a device; tensors lie in segments, are freed once, and what lasts is what segments hold."""
+    tree = _snapshot(tmp_path)
     assert set(tree) == {"segments", "device_traces", "allocator_settings"} and len(tree["device_traces"]) == 2
-    for trace in tree["device_traces"]:
-        alive: dict[int, int] = {}
+    for device, trace in enumerate(tree["device_traces"]):
+        alive: dict[str, dict[int, int]] = {"segment": {}, "block": {}}
         for event in trace:
             assert {"action", "addr", "size", "stream", "time_us", "frames"} <= event.keys()
-            if event["action"] == "alloc":
-                assert event["addr"] not in alive
-                alive[event["addr"]] = event["size"]
+            kind = "segment" if event["action"].startswith("segment") else "block"
+            if event["action"].endswith("alloc"):
+                assert event["addr"] not in alive[kind] and (kind == "segment" or event["addr"] in alive["segment"])
+                alive[kind][event["addr"]] = event["size"]
+            elif event["action"] == "free_requested":
+                assert alive[kind][event["addr"]] == event["size"]
             else:
-                assert alive.pop(event["addr"]) == event["size"]
-        assert not alive
+                assert alive[kind].pop(event["addr"]) == event["size"]
+        left = {s["address"]: s["total_size"] for s in tree["segments"] if s["device"] == device}
+        assert alive["block"] == alive["segment"] == left and len(left) >= 2
         assert [event["time_us"] for event in trace] == sorted(event["time_us"] for event in trace)
+
+
+def test_pytorch_reads_a_snapshot(tmp_path: Path) -> None:
+    """What torch.cuda prints of a snapshot counts the same bytes: its lists, its summary and its traces."""
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    tree = _snapshot(tmp_path)
+    lasting = sum(segment["total_size"] for segment in tree["segments"])
+    assert f"total_reserved: {viz.Bytes(lasting)}" in viz.segsum(tree)
+    assert "weights: weights" in viz.memory(tree, format_flamegraph=str)
+    begun = sum(event["action"] == "segment_alloc" for trace in tree["device_traces"] for event in trace)
+    assert viz.trace(tree).count("cudaMalloc") == begun > 4

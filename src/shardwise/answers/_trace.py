@@ -160,25 +160,45 @@ def snapshot_tree(report: TrainReport, timeline: StepTimeline) -> dict[str, Any]
     """Return the tensors of every stage as PyTorch's memory snapshot, which pytorch.org/memory_viz draws over time.
 
     One device a stage, in the form of torch.cuda.memory._snapshot (torch 2.13 torch/cuda/_memory_viz.py): a trace of
-    allocations and frees with a frame that names what each is for.
+    allocations and frees with a frame that names what each is for. Each tensor has a segment of its own, as no
+    allocator is simulated; what lasts beyond the step stays allocated.
     """
-    traces = [_allocations(lifetimes(report, timeline, stage)) for stage in range(timeline.plan.pp)]
-    return {"segments": [], "device_traces": traces, "allocator_settings": {}}
+    traces, segments = [], []
+    for stage in range(timeline.plan.pp):
+        trace, left = _allocations(lifetimes(report, timeline, stage), timeline.seconds)
+        traces.append(trace)
+        segments += [_segment(event, stage) for event in left]
+    return {"segments": segments, "device_traces": traces, "allocator_settings": {}}
 
 
-def _allocations(blocks: Sequence[MemoryBlock]) -> list[dict[str, Any]]:
-    events: list[tuple[float, int, int, str]] = []
+# What the allocator does as a tensor begins, and as it ends, in order.
+_BEGINS, _ENDS = ("segment_alloc", "alloc"), ("free_requested", "free_completed", "segment_free")
+
+
+def _allocations(blocks: Sequence[MemoryBlock], end: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the events of a stage in order of time, and of what it holds at the end the allocations."""
+    events: list[tuple[float, bool, int]] = []
     for i, block in enumerate(blocks):
         # What is freed at a time makes room for what begins then.
-        events += [(block.start, 1, i, "alloc"), (block.end, 0, i, "free_completed")]
+        events += [(block.start, True, i), *([(block.end, False, i)] if block.end < end else [])]
     found, address, top = [], [0] * len(blocks), 1 << 32
     for i, block in enumerate(blocks):
         address[i], top = top, top + round(block.bytes) + 512
-    for time, _, i, action in sorted(events):
+    for time, begins, i in sorted(events):
         frame = {"name": f"{blocks[i].category}: {blocks[i].name}", "filename": "shardwise", "line": 0}
-        size = {"action": action, "addr": address[i], "size": round(blocks[i].bytes), "stream": 0}
-        found.append({**size, "time_us": round(time * 1e6), "frames": [frame]})
-    return found
+        size = {"addr": address[i], "size": round(blocks[i].bytes), "stream": 0, "time_us": round(time * 1e6)}
+        found += [{"action": action, **size, "frames": [frame]} for action in (_BEGINS if begins else _ENDS)]
+    freed = {event["addr"] for event in found if event["action"] == "free_completed"}
+    return found, [event for event in found if event["action"] == "alloc" and event["addr"] not in freed]
+
+
+def _segment(event: dict[str, Any], stage: int) -> dict[str, Any]:
+    """Return the segment of a tensor that is still allocated when the snapshot is taken."""
+    address, size = event["addr"], event["size"]
+    block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated"}
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
+    place = {"device": stage, "address": address, "stream": 0, "segment_type": "large", "is_expandable": False}
+    return {**place, **sizes, "frames": [], "blocks": [{**block, "frames": event["frames"]}]}
 
 
 def compared(timeline: StepTimeline) -> dict[str, float]:
