@@ -22,7 +22,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the quick study's figures and of what it printed."""
     folder = tmp_path_factory.mktemp("study")
     command = [sys.executable, str(FOLDER / "study.py"), "--quick", "--out", str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     (folder / "printed.txt").write_text(run.stdout, encoding="utf-8")
     return folder

@@ -405,7 +405,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     command = [sys.executable, "-m", "shardwise", *TRAIN, "--json"]
     with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE) as process:
         os.close(writer)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=240)
     assert errors == b""
     assert process.returncode == 0
 
