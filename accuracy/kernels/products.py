@@ -25,7 +25,6 @@ from accuracy.kernels.tables import (
 from accuracy.kernels.ticks import Ticks, ticks_of
 from accuracy.kernels.types import types_of
 from shardwise.cost import (
-    UNKNOWN_CORES,
     Chip,
     Efficiencies,
     ExpertsFit,
@@ -84,14 +83,13 @@ def _type(record: Record) -> str:
 
 
 def chip_of(device: Device, dtype: str) -> Chip[float]:
-    """Return what constants of kernels are shares of; `UNKNOWN_CORES` stand for cores that are not known."""
-    cores = float(device.num_cores) if device.knows("num_cores") else UNKNOWN_CORES
+    """Return what constants of kernels are shares of."""
     if dtype == "bf16" and dtype not in device.matrix_flops:
         dtype = "fp16"
     return Chip(
         flops=device.peak_flops(dtype),
         bytes_per_second=bandwidth_of(device),
-        cores=cores,
+        cores=float(device.cores),
         cached_bytes=last_cache_bytes(device),
     )
 

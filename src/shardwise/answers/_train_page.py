@@ -112,7 +112,7 @@ def describe(plan: Plan) -> str:
     axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
     said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
     said += [plan.layout] if plan.layout != "1d" else []
-    said += [plan.sharding] if plan.sharding != "none" else []
+    said += [plan.sharding] if plan.sharding_rules.shards else []
     said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
     said += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
     return ", ".join(said) or "one device, nothing split"

@@ -37,7 +37,6 @@ from shardwise.cost._energy import mean_watts, power_model
 from shardwise.cost._host import HostRates, host_of
 from shardwise.cost._kernels import (
     TILE_ROWS,
-    UNKNOWN_CORES,
     Chip,
     experts_seconds,
     others_seconds,
@@ -98,7 +97,6 @@ __all__ = [
     "PARTS_IN_SECONDS",
     "TILE_KEYS",
     "TILE_ROWS",
-    "UNKNOWN_CORES",
     "WIDE_DTYPES",
     "Band",
     "Beside",

@@ -13,8 +13,6 @@ from shardwise.cost._records import ExpertsFit
 from shardwise.ledger.number import X
 
 TILE_ROWS = 128
-UNKNOWN_CORES = 100.0
-"""The cores that kernels count for a device whose cores are not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,10 +29,11 @@ def canonical_plan(p: Plan) -> Plan:
     def wide(order: tuple[Axis, ...]) -> list[Axis]:
         return [axis for axis in order if getattr(p, axis) > 1]
 
-    whole = p.sharding in ("hsdp", "shard-grad-op") and p.shard == p.dp
+    rules = p.sharding_rules
+    whole = rules.weights and rules.groups != "all" and p.shard == p.dp
     return replace(
         p,
-        sharding="fsdp" if whole and p.sharding == "hsdp" else p.sharding,
+        sharding="fsdp" if whole and rules.hybrid else p.sharding,
         shard=1 if whole else p.shard,
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         stage_layers=() if len(set(p.stage_layers)) == 1 else p.stage_layers,

@@ -184,9 +184,9 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 def _sharded(p: Plan) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    if p.sharding != "none":
+    if p.sharding_rules.shards:
         config = {
-            "reshard_after_forward": p.sharding != "shard-grad-op",
+            "reshard_after_forward": not p.sharding_rules.keeps_gathered,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "offload_params": "parameters" in p.offload,
             "state_dict_type": "SHARDED_STATE_DICT",

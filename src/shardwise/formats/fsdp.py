@@ -72,7 +72,7 @@ def _imported(keys: Keys, plan: Plan, job: Training, source: str, devices: int) 
         model=None,
         plan=plan,
         job=job,
-        stack=find_stack("pytorch" if plan.sharding == "none" else "accelerate"),
+        stack=find_stack("pytorch" if not plan.sharding_rules.shards else "accelerate"),
         num_devices=devices,
         devices_per_node=devices // machines,
     )
@@ -173,7 +173,7 @@ def _strategy(keys: Keys) -> str:
 def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case, for FSDP version 2."""
     p, machines = case.plan, -(-case.plan.num_devices // case.cluster.devices_per_node)
-    sharded = p.sharding != "none"
+    sharded = p.sharding_rules.shards
     sizes: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": p.dp // shard_of(p),
         "parallelism_config_dp_shard_size": shard_of(p),
@@ -192,7 +192,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     if sharded:
         tree["fsdp_config"] = {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": p.sharding != "shard-grad-op",
+            "fsdp_reshard_after_forward": not p.sharding_rules.keeps_gathered,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": p.recompute == "full",
             "fsdp_offload_params": "parameters" in p.offload,
@@ -206,7 +206,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 def export(case: ExportCase) -> Exported:
     """Return accelerate's YAML for a case; raises `InputError` naming every field that it cannot be told."""
     # Without shards recompute is a switch of the training script.
-    switched = case.plan.recompute == "full" and case.plan.sharding == "none"
+    switched = case.plan.recompute == "full" and not case.plan.sharding_rules.shards
     plain = replace(canonical_plan(case.plan), micro_batch=0, recompute="none" if switched else case.plan.recompute)
     ours, found = untold(plain, _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]

@@ -148,8 +148,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     switch = next((theirs for theirs, ours in _SWITCHES.items() if ours == job.optimizer), "")
     if switch:
         tree = {name: value for name, value in tree.items() if name != "optim"} | {switch: True}
-    if p.sharding != "none":
-        tree |= {"fsdp": "full_shard auto_wrap" if p.sharding == "fsdp" else "shard_grad_op auto_wrap"}
+    if p.sharding_rules.shards:
+        tree |= {"fsdp": f"{'shard_grad_op' if p.sharding_rules.keeps_gathered else 'full_shard'} auto_wrap"}
     kinds: dict[str, dict[str, Any]] = {"bf16-pure": {"pure_bf16": True}, "amp-bf16": {"bf16": True}}
     tree |= kinds.get(precision, {})
     if case.stack.settings.loss == "fused-linear":

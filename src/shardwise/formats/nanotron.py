@@ -179,7 +179,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     factory: dict[str, Any] = {"name": {"adam": "adamW", "sgd-plain": "sgd"}.get(job.optimizer, job.optimizer)}
     factory |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
     optimizer: dict[str, Any] = {
-        "zero_stage": int(p.sharding != "none"),
+        "zero_stage": int(p.sharding_rules.shards),
         "accumulate_grad_in_fp32": precision != "bf16-pure",
         "clip_grad": 1.0,
         "weight_decay": 0.1,

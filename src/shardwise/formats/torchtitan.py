@@ -214,11 +214,11 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
     p, job = case.plan, case.job
     precision = job.precision or case.stack.precision
     kept, computed = _TYPES.get(precision, _TYPES["amp-bf16"])
-    shards = 1 if p.sharding == "none" else shard_of(p)
+    shards = shard_of(p) if p.sharding_rules.shards else 1
     parallel: dict[str, Any] = {
         "data_parallel_replicate_degree": p.dp // shards,
         "data_parallel_shard_degree": shards,
-        "fsdp_reshard_after_forward": "never" if p.sharding == "shard-grad-op" else "default",
+        "fsdp_reshard_after_forward": "never" if p.sharding_rules.keeps_gathered else "default",
         "tensor_parallel_degree": p.tp,
         "context_parallel_degree": p.cp,
         "pipeline_parallel_degree": p.pp,

@@ -159,11 +159,11 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "enable_activation_checkpointing": p.recompute == "full",
         "enable_activation_offloading": "activations" in p.offload,
         "fsdp_cpu_offload": "parameters" in p.offload,
-        "fsdp_reshard_after_forward": p.sharding != "shard-grad-op",
+        "fsdp_reshard_after_forward": not p.sharding_rules.keeps_gathered,
         "optimizer_in_bwd": case.stack.settings.updates_in_backward,
         "tensor_parallel_dim": p.tp,
-        "data_parallel_shard_dim": shard_of(p) if p.sharding != "none" else p.dp,
-        "data_parallel_replicate_dim": p.dp // shard_of(p) if p.sharding != "none" else 1,
+        "data_parallel_shard_dim": shard_of(p),
+        "data_parallel_replicate_dim": p.dp // shard_of(p),
     }
     return tree
 

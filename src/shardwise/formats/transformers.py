@@ -207,7 +207,7 @@ def _settings(case: ExportCase) -> dict[str, Any]:
     }
     if job.run_tokens:
         words["max_steps"] = round(job.run_tokens / job.tokens_per_step)
-    if p.recompute == "full" and p.sharding == "none":
+    if p.recompute == "full" and not p.sharding_rules.shards:
         words["gradient_checkpointing"] = True
     return words
 

@@ -22,6 +22,8 @@ from shardwise.hardware._quantity import (
 )
 
 _MATRIX = "matrix_flops."
+# A round number near those of the devices whose kernels are measured (80 to 148).
+_UNKNOWN_CORES = 100
 
 # What a device may state: field -> how it is read, and the option that gives it where the catalogue does not.
 FIELDS: Mapping[str, tuple[Quantity | None, str]] = MappingProxyType(
@@ -177,6 +179,12 @@ class Device:
     def num_cores(self) -> int:
         """Return the number of streaming multiprocessors, compute units or cores."""
         return int(self._known("num_cores"))
+
+    @property
+    def cores(self) -> int:
+        """Return the cores that kernels spread over, a usual number where none are stated or all is one (Trainium)."""
+        stated = self.num_cores if self.knows("num_cores") else 0
+        return stated if stated > 1 else _UNKNOWN_CORES
 
     @property
     def power_watts(self) -> float:

@@ -145,9 +145,10 @@ def _sharding(record: Record, framework: Framework, experts: bool) -> Sharding:
 def _shard(record: Record, plan: Plan) -> Plan:
     """Return the plan with the sharding group where it is smaller than the replicas: sharding within, copies across."""
     size, replicas = int(record.noted("shard_size")), record.whole("dp") or 0
-    if plan.sharding == "hsdp":
+    rules = plan.sharding_rules
+    if rules.hybrid:
         return replace(plan, shard=size or record.whole("gpus_per_node") or 8)
-    if size and replicas and size < replicas and plan.sharding in ("fsdp", "zero1", "distributed-optimizer"):
+    if size and replicas and size < replicas and (plan.sharding == "fsdp" or rules.groups == "some"):
         return replace(plan, sharding="hsdp" if plan.sharding == "fsdp" else plan.sharding, shard=size)
     return plan
 

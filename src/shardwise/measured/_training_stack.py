@@ -8,7 +8,7 @@ from shardwise.measured._frameworks import Framework, Table, has_habit, variant_
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._rules import words
 from shardwise.measured._training_tuning import is_tuned
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.plans import TUNINGS, Effort, Plan, Sharding, default_stack, find_stack, precision_names
 
 
@@ -23,7 +23,7 @@ def named_stack(record: Record, framework: Framework, sharding: Sharding, model:
 
 def _experts(model: Model) -> str:
     """Return what the feed-forward of a model is, as frameworks.toml calls it."""
-    experts = [block.feed_forward for block in model.kinds if isinstance(block.feed_forward, MoE)]
+    experts = [block.experts for block in model.kinds if block.experts]
     if not experts:
         return "none"
     return "gated" if all(one.gated for one in experts) else "ungated"

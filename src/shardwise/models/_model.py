@@ -50,6 +50,14 @@ class MLP:
     activation: Activation = "silu"
     style: Literal["standard", "rwkv"] = "standard"
 
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Return what tensor parallelism divides, by what it is."""
+        return (("ffn width", self.ffn),)
+
+    def modules(self) -> tuple[str, ...]:
+        """Return the modules that Megatron recomputes by name (core/transformer/transformer_config.py)."""
+        return ("mlp", "mlp_act")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoE:
@@ -78,6 +86,14 @@ class MoE:
     float_weights: bool = False
     float_router: bool = False
     clamped: bool = False
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Return what tensor parallelism divides, by what it is; routed experts are split by etp."""
+        return (("shared expert width", self.shared.ffn),) if self.shared is not None else ()
+
+    def modules(self) -> tuple[str, ...]:
+        """Return the modules that Megatron recomputes by name (core/transformer/transformer_config.py)."""
+        return ("moe", "moe_act") if self.shared is None else ("moe", "moe_act", "shared_experts")
 
 
 FeedForward: TypeAlias = MLP | MoE
@@ -110,9 +126,25 @@ class Block:
     idle: tuple[Block, ...] = ()
 
     @property
+    def experts(self) -> MoE | None:
+        """Its own feed-forward where that is a mixture of experts."""
+        return self.feed_forward if isinstance(self.feed_forward, MoE) else None
+
+    @property
     def has_experts(self) -> bool:
         """Whether its feed-forward, or one inside it, is a mixture of experts."""
-        return isinstance(self.feed_forward, MoE) or any(block.has_experts for block in self.also)
+        return self.experts is not None or any(block.has_experts for block in self.also)
+
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """Return what tensor parallelism divides, by what it is."""
+        forward = self.feed_forward.splits() if self.feed_forward is not None else ()
+        return (*(split for mixer in self.mixers for split in mixer.splits()), *forward)
+
+    def modules(self) -> frozenset[str]:
+        """Return the modules that can be recomputed by name."""
+        mixing = {name for mixer in self.mixers for name in mixer.modules()}
+        forward = self.feed_forward.modules() if self.feed_forward is not None else ()
+        return frozenset({*mixing, *forward, *(("layernorm",) if self.norms else ())})
 
     @property
     def looks_back(self) -> bool:

@@ -59,7 +59,7 @@ from shardwise.plans._workload import (
 )
 from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
-from shardwise.plans.shardings import ShardingRules, alike, find_sharding
+from shardwise.plans.shardings import ShardingRules, alike, distinct_shardings, find_sharding
 
 __all__ = [
     "ADAPTERS",
@@ -121,6 +121,7 @@ __all__ = [
     "degrees",
     "dense_spans",
     "density_of",
+    "distinct_shardings",
     "divisors",
     "find_base",
     "find_optimizer",

@@ -151,7 +151,7 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
         "sequence_parallel": _many(plan.tp) and plan.layout == "1d",
         "cp_kind": _many(plan.cp),
         "schedule": _many(plan.pp),
-        "sharding": plan.sharding != "none" or _many(plan.dp) or _many(plan.cp),
+        "sharding": plan.sharding_rules.shards or _many(plan.dp) or _many(plan.cp),
         "recompute": True,
     }
     for name, effective in matters.items():

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.errors import Problems
-from shardwise.models import (
-    MLP,
-    Block,
-    Model,
-    MoE,
-)
+from shardwise.models import Block, Model
 from shardwise.plans._plan import Plan
 from shardwise.plans._values import divisors, one_of
 from shardwise.plans.partition import listed
 from shardwise.plans.schedules import find_rules
-from shardwise.plans.shardings import find_sharding
 
 
 def all_blocks(model: Model) -> Iterator[Block]:
@@ -31,14 +25,8 @@ def _split_sizes(blocks: Sequence[Block]) -> dict[str, list[int]]:
     """Return everything that tp must divide, by what it is."""
     found: dict[str, list[int]] = {}
     for block in blocks:
-        for mixer in block.mixers:
-            for what, size in mixer.splits():
-                found.setdefault(what, []).append(size)
-        f = block.feed_forward
-        if isinstance(f, MLP):
-            found.setdefault("ffn width", []).append(f.ffn)
-        elif isinstance(f, MoE) and f.shared is not None:
-            found.setdefault("shared expert width", []).append(f.shared.ffn)
+        for what, size in block.splits():
+            found.setdefault(what, []).append(size)
     return {what: list(dict.fromkeys(sizes)) for what, sizes in found.items()}
 
 
@@ -62,7 +50,7 @@ def tensor_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Proble
 
 def expert_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
     """Record what the expert axes do not divide, and experts that every tensor-parallel rank would route to."""
-    moes = list(dict.fromkeys(b.feed_forward for b in blocks if isinstance(b.feed_forward, MoE)))
+    moes = list(dict.fromkeys(b.experts for b in blocks if b.experts is not None))
     if not moes:
         for name in ("ep", "etp"):
             if getattr(plan, name) != 1:
@@ -140,20 +128,8 @@ MODULE_NAMES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "mlp_act
 
 def module_names(blocks: Sequence[Block]) -> tuple[str, ...]:
     """Return the modules that some block has and that can be recomputed by name."""
-    feeds = [b.feed_forward for b in blocks]
-    mixers = {name for b in blocks for m in b.mixers for name in m.modules()}
-    moe = any(isinstance(f, MoE) for f in feeds)
-    has = {
-        "core_attn": "core_attn" in mixers,
-        "mlp": any(isinstance(f, MLP) for f in feeds),
-        "mlp_act": any(isinstance(f, MLP) for f in feeds),
-        "moe": moe,
-        "shared_experts": any(isinstance(f, MoE) and f.shared is not None for f in feeds),
-        "moe_act": moe,
-        "layernorm": any(b.norms for b in blocks),
-        "mla_up_proj": "mla_up_proj" in mixers,
-    }
-    return tuple(name for name in MODULE_NAMES if has[name])
+    has = {name for block in blocks for name in block.modules()}
+    return tuple(name for name in MODULE_NAMES if name in has)
 
 
 def module_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
@@ -191,7 +167,7 @@ def context_laws(blocks: Sequence[Block], plan: Plan, seq_len: int, found: Probl
     elif not splits_sequence(plan, seq_len):
         rule = f"sequence parallelism divides the {seq_len // plan.cp} tokens of a rank"
         # Experts under tensor parallelism cannot do without it.
-        without = "" if any(isinstance(b.feed_forward, MoE) for b in blocks) else ", or sequence_parallel false"
+        without = "" if any(b.experts for b in blocks) else ", or sequence_parallel false"
         found.add("tp", plan.tp, rule, one_of(divisors(seq_len // plan.cp, 1024)) + without)
     if plan.cp == 1 or around:
         return
@@ -211,9 +187,7 @@ def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, 
         if plan.panels != 1:
             found.add("panels", plan.panels, "belong to the two-dimensional layout", "use 1, or layout summa")
         return
-    if not all(m.two_dimensional for b in blocks for m in b.mixers) or any(
-        isinstance(b.feed_forward, MoE) for b in blocks
-    ):
+    if not all(m.two_dimensional for b in blocks for m in b.mixers) or any(b.experts for b in blocks):
         rule = f"is built for attention and dense feed-forwards, which {model.name} does not have alone"
         found.add("layout", plan.layout, rule, "use layout 1d with tp2 1 with panels 1")
     if plan.sequence_parallel and plan.tp > 1:
@@ -233,7 +207,7 @@ def summa_laws(model: Model, blocks: Sequence[Block], plan: Plan, seq_len: int, 
 
 def sharding_laws(plan: Plan, found: Problems) -> None:
     """Record a sharding group that the replicas do not hold, or that nothing uses."""
-    rules = find_sharding(plan.sharding)
+    rules = plan.sharding_rules
     if rules.groups == "all":
         if plan.shard != 1:
             rule = "is the sharding group of hsdp, shard-grad-op and a sharded optimizer alone"
@@ -255,6 +229,6 @@ def offload_laws(plan: Plan, found: Problems) -> None:
     said = ",".join(plan.offload)
     if "gradients" in plan.offload and "optimizer" not in plan.offload:
         found.add("offload", said, "sends gradients where no optimizer is", f"use {said},optimizer")
-    if "parameters" in plan.offload and not find_sharding(plan.sharding).weights:
+    if "parameters" in plan.offload and not plan.sharding_rules.weights:
         rule = f"brings parameters in unit by unit, which sharding {plan.sharding} does not"
         found.add("offload", said, rule, "use sharding fsdp or zero3, or leave parameters out")

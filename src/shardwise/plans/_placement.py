@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any
 
 from shardwise.plans._plan import AXES, Plan
-from shardwise.plans.shardings import find_sharding
 
 Spans = dict[str, tuple[int, ...]]
 # The same where degrees may be columns.
@@ -139,12 +138,12 @@ def shard_of(plan: Plan) -> int:
     >>> shard_of(Plan(dp=8, sharding="zero1")), shard_of(Plan(dp=8, sharding="hsdp", shard=4))
     (8, 4)
     """
-    return plan.shard if find_sharding(plan.sharding).hybrid or splits_replicas(plan) else plan.dp
+    return plan.shard if plan.sharding_rules.hybrid or splits_replicas(plan) else plan.dp
 
 
 def splits_replicas(plan: Plan) -> bool:
     """Return whether shards are split over groups of replicas where a plan may also split them over all."""
-    return find_sharding(plan.sharding).groups == "some" and plan.shard > 1
+    return plan.sharding_rules.groups == "some" and plan.shard > 1
 
 
 def spans(plan: Plan, domains: Sequence[int]) -> Spans:

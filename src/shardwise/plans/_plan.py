@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from shardwise.notebook import Item, card
 from shardwise.plans.schedules import Schedule
+from shardwise.plans.shardings import ShardingRules, find_sharding
 from shardwise.units import counted
 
 Sharding: TypeAlias = Literal[
@@ -83,6 +84,11 @@ class Plan:
     def _repr_html_(self) -> str:
         said = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
         return card(f"Plan for {counted(self.num_devices, 'device')}", (Item(name, str(value)) for name, value in said))
+
+    @property
+    def sharding_rules(self) -> ShardingRules:
+        """What its sharding shards, and over which replicas."""
+        return find_sharding(self.sharding)
 
     @property
     def num_devices(self) -> int:

@@ -255,7 +255,7 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     table = _table()
-    if adapter and replicas and plan.sharding == "none":
+    if adapter and replicas and not plan.sharding_rules.shards:
         return "transformers"
     first = [name for name, row in table.items() if replicas and plan.sharding in row.get("brought_replicas", ())]
     brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]

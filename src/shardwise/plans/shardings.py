@@ -21,6 +21,11 @@ class ShardingRules:
     """Over all replicas; over some where a plan says how many; or always within groups that hold copies (HSDP)."""
 
     @property
+    def shards(self) -> bool:
+        """Whether replicas share any state out."""
+        return self.optimizer or self.gradients or self.weights
+
+    @property
     def hybrid(self) -> bool:
         """Whether groups of replicas hold copies of one another's shards whatever their size."""
         return self.groups == "hybrid"
@@ -33,10 +38,10 @@ SHARDING_RULES: dict[str, ShardingRules] = {
     "zero1": _OPTIMIZER,
     "distributed-optimizer": _OPTIMIZER,
     "zero2": ShardingRules(optimizer=True, gradients=True),
+    "shard-grad-op": ShardingRules(optimizer=True, gradients=True, weights=True, keeps_gathered=True, groups="some"),
     "zero3": _EVERYTHING,
     "fsdp": _EVERYTHING,
     "hsdp": ShardingRules(optimizer=True, gradients=True, weights=True, groups="hybrid"),
-    "shard-grad-op": ShardingRules(optimizer=True, gradients=True, weights=True, keeps_gathered=True, groups="some"),
 }
 
 
@@ -47,6 +52,16 @@ def find_sharding(word: str) -> ShardingRules:
     (True, False)
     """
     return SHARDING_RULES[word]
+
+
+def distinct_shardings() -> tuple[str, ...]:
+    """Return one word for each way to shard over all replicas, the least sharded first.
+
+    >>> distinct_shardings()
+    ('none', 'zero1', 'zero2', 'shard-grad-op', 'zero3')
+    """
+    found = {rules: word for word, rules in reversed(SHARDING_RULES.items()) if not rules.hybrid}
+    return tuple(reversed(found.values()))
 
 
 def alike(one: str, other: str) -> bool:

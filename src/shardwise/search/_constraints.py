@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.errors import Problem, Problems
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, with_stage_layers
 from shardwise.plans.laws import (
     all_blocks,
@@ -56,7 +56,7 @@ def staged(case: TrainingCase, plan: Plan) -> Plan:
 
 def _experts_hold(model: Model) -> Callable[[Mapping[str, Any]], Any]:
     """Return the law of experts on columns (`expert_laws`)."""
-    moes = {(m.experts, m.ffn) for b in all_blocks(model) if isinstance(m := b.feed_forward, MoE)}
+    moes = {(m.experts, m.ffn) for b in all_blocks(model) if (m := b.experts)}
 
     def holds(c: Mapping[str, Any]) -> Any:
         if not moes:

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwise.models import MoE
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.search._columns import Columns, exact_sum, products
@@ -247,7 +246,7 @@ class PlanGrid:
         found = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(s.cp_kind))
         if not self.has_experts:
             return found * np.where(flat | (columns["tp"] == 1), 1, len(s.sequence_parallel))
-        moes = [b.feed_forward for b in all_blocks(self.case.model) if isinstance(b.feed_forward, MoE)]
+        moes = [b.experts for b in all_blocks(self.case.model) if b.experts]
         ways = np.zeros(size, np.int64)
         for n in self.device_counts:
             for ep, etp in self.expert_ways(n):

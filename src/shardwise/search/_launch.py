@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardwise.errors import Problem, Problems
-from shardwise.plans import CONTEXT_KINDS, SCHEDULES, Capabilities, Plan, Stack, alike, find_rules
+from shardwise.plans import (
+    CONTEXT_KINDS,
+    SCHEDULES,
+    Capabilities,
+    Plan,
+    Stack,
+    alike,
+    distinct_shardings,
+    find_rules,
+    find_sharding,
+)
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
@@ -22,7 +32,7 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "sequence_parallel": (False, True),
     "cp_kind": ("ring", "all-gather", "all-to-all"),
     "schedule": tuple(one for one in SCHEDULES if find_rules(one).searched),
-    "sharding": ("none", "zero1", "zero2", "shard-grad-op", "zero3"),
+    "sharding": distinct_shardings(),
     "recompute": ("none", "selective", "attention", "norm-attention-norm", "full"),
 }
 _AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
@@ -41,7 +51,7 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
         if name == "sharding":
             tried, given = (tuple(dict.fromkeys(map(runs.word, words))) for words in (tried, given))
             # What only FSDP has means nothing elsewhere.
-            tried = tuple(word for word in tried if word != "shard-grad-op" or word in runs.sharding)
+            tried = tuple(word for word in tried if not find_sharding(word).keeps_gathered or word in runs.sharding)
         known = getattr(runs, name)
         filled[name] = given or (tried if explore else tuple(one for one in tried if one in known)) or tried[:1]
         if not explore:

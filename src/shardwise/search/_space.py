@@ -11,7 +11,17 @@ from dataclasses import dataclass, fields
 from itertools import permutations
 
 from shardwise.errors import Problems
-from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SCHEDULES, SHARDINGS, Schedule, find_rules
+from shardwise.plans import (
+    AXES,
+    CONTEXT_KINDS,
+    LAYOUTS,
+    RECOMPUTES,
+    SCHEDULES,
+    SHARDINGS,
+    Schedule,
+    find_rules,
+    find_sharding,
+)
 from shardwise.training.schedules import find_schedule
 
 Order = tuple[str, ...]
@@ -20,7 +30,7 @@ _KNOWN = {
     "layout": LAYOUTS,
     "cp_kind": CONTEXT_KINDS,
     "schedule": SCHEDULES,
-    "sharding": tuple(s for s in SHARDINGS if s != "hsdp"),
+    "sharding": tuple(s for s in SHARDINGS if not find_sharding(s).hybrid),
     "recompute": RECOMPUTES,
 }
 

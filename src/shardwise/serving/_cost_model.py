@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.cost import (
-    UNKNOWN_CORES,
     Chip,
     Rates,
     bandwidth_of,
@@ -91,14 +90,13 @@ def _rates(costs: EngineCostModel[X], op: Op[X]) -> Rates[X]:
 
 
 def _chip(costs: EngineCostModel[X]) -> Chip[X]:
-    """Return what attention kernels are shares of; `UNKNOWN_CORES` stand for cores that are not known.
+    """Return what attention kernels are shares of.
 
     A step reads the weights of every layer between two visits to a layer's keys and values: unlike the tables, which
     run one kernel again and again, it finds none of them in the last cache. Those of a prompt were just written.
     """
-    cores = costs.cores if costs.cores > 1 else UNKNOWN_CORES
     cached = 0.0 if costs.decoding else costs.kernels.last_cache
-    return Chip(flops=costs.peak, bytes_per_second=costs.bandwidth, cores=cores, cached_bytes=cached)
+    return Chip(flops=costs.peak, bytes_per_second=costs.bandwidth, cores=costs.cores, cached_bytes=cached)
 
 
 def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -290,7 +288,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
             "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
         ),
         fused_experts=not wanted.ideal,
-        cores=float(device.num_cores) if device.knows("num_cores") else 1.0,
+        cores=float(device.cores),
         activation_width=case.activation_bytes,
         cache_width=case.cache_element_bytes,
         kernels=kernels,

@@ -28,9 +28,6 @@ from shardwise.serving._ledger import (
 )
 from shardwise.serving._sizes import PipelineStage, ServingSizes
 
-# Cores of a device whose number is not known: those of an H100.
-_CORES = 132
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBytes(Generic[X]):
@@ -221,8 +218,8 @@ def stage_bytes(
         tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
         sampling = named(stage.ends * tokens * case.activation_bytes * head, "logits of every token")
-    cores = case.cluster.device.num_cores if case.cluster.device.knows("num_cores") else _CORES
-    driver = engine.memory.context_bytes + engine.memory.context_bytes_per_core * cores + case.job.misc_bytes
+    cores = engine.memory.context_bytes_per_core * case.cluster.device.cores
+    driver = engine.memory.context_bytes + cores + case.job.misc_bytes
     context = named(zero + driver, "context", dict(engine.sources)["memory.context_bytes"])
     communicators = above(sizes.tp * sizes.pp, 1, zero + engine.memory.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["memory.communicator_bytes"])

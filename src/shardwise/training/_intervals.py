@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise.cost import Band, Conditions, Efficiencies, band_of, memory_band
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 
 if TYPE_CHECKING:
     from shardwise.training._report import TrainReport
@@ -47,7 +47,7 @@ def conditions(report: TrainReport, assumed: bool) -> Conditions:
 
 def most_chosen(model: Model) -> int:
     """Return the most experts that a token goes to in a layer."""
-    return max((block.feed_forward.top_k for block in model.kinds if isinstance(block.feed_forward, MoE)), default=0)
+    return max((block.experts.top_k for block in model.kinds if block.experts), default=0)
 
 
 def intervals(report: TrainReport, assumed: bool, floor_seconds: float) -> dict[str, tuple[float, float, float]]:

@@ -9,7 +9,7 @@ from shardwise.ledger.flow import flow
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Collective, Op, Tensor, within
 from shardwise.ledger.saved import Checkpoint, rerun
-from shardwise.models import Block, Model, MoE
+from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import whole_layout
 from shardwise.ops.layout import Layout
@@ -46,7 +46,7 @@ def modules_of(plan: Plan, block: Block) -> tuple[str, ...]:
 
     Megatron-LM core/transformer/transformer_config.py, recompute_modules.
     """
-    other = "mlp" if isinstance(block.feed_forward, MoE) else "moe"
+    other = "mlp" if block.experts else "moe"
     return tuple(name for name in plan.modules if name != other)
 
 
@@ -71,7 +71,7 @@ def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[
 
 def tiles(y: Layout[X], kind: LayerKind) -> bool:
     """Return whether the feed-forward of a kind of layer runs in pieces; experts run whole."""
-    return y.stack.settings.tile_mlp > 1 and not isinstance(kind.block.feed_forward, MoE)
+    return y.stack.settings.tile_mlp > 1 and kind.block.experts is None
 
 
 def tiled(ops: tuple[Op[X], ...], pieces: int) -> tuple[Op[X], ...]:

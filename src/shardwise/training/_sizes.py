@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.traced import leaf
-from shardwise.plans import Plan, find_sharding, shard_of, spans, splits_replicas
+from shardwise.plans import Plan, shard_of, spans, splits_replicas
 
 _DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_batch", "shard")
 
@@ -63,7 +63,7 @@ def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> PlanSizes
         for axis, at in spans(plan, domains).items()
     }
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
-    if not find_sharding(plan.sharding).hybrid and not splits_replicas(plan):
+    if not plan.sharding_rules.hybrid and not splits_replicas(plan):
         values["shard"] = values["dp"]
     return PlanSizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
 
