@@ -74,15 +74,11 @@ def _serve() -> Command:
     )
 
 
-_TUNING = ("adapter", "rank", "targets", "adapter_alpha", "adapter_dropout", "adapter_precision", "base", "trains")
-
-
 def _count() -> Command:
-    plan, job = _flags.plan_flags(), _flags.job_flags()
-    taken = ("tp", "cp", "cp_kind", "ep", "etp", "sequence_parallel", "recompute", "stack")
-    shape = {key: plan[key] for key in taken} | {
-        key: job[key] for key in ("seq_len", "tokens", "samples", "epochs", "precision", "dtype", *_TUNING)
-    }
+    from shardwise.plans.fields import PLAN, TRAINING, taken_by
+
+    known = {**_flags.plan_flags(), **_flags.job_flags()}
+    shape = {key: known[key] for key in taken_by("count", (*PLAN, *TRAINING))}
     batch = {"batch": Flag("batch", _converters.WHOLE, "sequences of a pass", "job")}
     machine = {**_flags.WHERE, **_flags.cluster_flags(), **_flags.efficiency_flags()}
     flags = {**_MODEL, **_flags.FROM, **shape, **batch, **machine, **_flags.model_flags(), **OUTPUT}

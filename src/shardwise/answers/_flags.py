@@ -259,10 +259,16 @@ def risk_flags() -> dict[str, Flag]:
 @cache
 def infer_flags() -> dict[str, Flag]:
     """Return every flag that describes a serving case."""
-    from shardwise.plans.fields import SERVING
+    from shardwise.plans.fields import PLAN, SERVING, taken_by
 
     plan = plan_flags()
-    taken = ("tp", "pp", "dp", "ep", "etp", "stage_layers", "order", "fast")
     serving = _read_from("job", SERVING)
     machine = {key: flag for key, flag in efficiency_flags().items() if not key.startswith("overlap")}
-    return {**WHERE, **{key: plan[key] for key in taken}, **serving, **machine, **cluster_flags(), **model_flags()}
+    return {
+        **WHERE,
+        **{key: plan[key] for key in taken_by("infer", PLAN)},
+        **serving,
+        **machine,
+        **cluster_flags(),
+        **model_flags(),
+    }

@@ -46,7 +46,8 @@ class Field:
     """One key: what its value is, from `least` to `most` where it is a whole number, and what it means.
 
     `only_asked` are words that stand for a deduction. `searched` says how a search takes it: values to try, one value
-    for all plans, or not at all.
+    for all plans, or not at all. `taken_by` are commands that take it beside those of training cases. `in_blocks` is
+    whether what a block of layers costs may depend on it.
     """
 
     key: str
@@ -58,6 +59,8 @@ class Field:
     only_asked: tuple[str, ...] = ()
     sets: tuple[str, ...] | None = None
     searched: Literal["values", "one", "no"] = "one"
+    taken_by: str = ""
+    in_blocks: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,15 +72,20 @@ def _plan(key: str, type_: Type, meaning: str, **more: Any) -> Field:
     return Field(**{"key": key, "type": type_, "help": meaning, "searched": "values", **more})
 
 
+def _around(key: str, type_: Type, meaning: str, **more: Any) -> Field:
+    """Return a field on which no block depends."""
+    return _plan(key, type_, meaning, in_blocks=False, **more)
+
+
 PLAN: tuple[Field, ...] = (
-    _plan("tp", "whole", "tensor-parallel degree"),
+    _plan("tp", "whole", "tensor-parallel degree", taken_by="infer count"),
     _plan("tp2", "whole", "second tensor-parallel degree of the two-dimensional layout"),
-    _plan("cp", "whole", "context-parallel degree"),
-    _plan("pp", "whole", "pipeline stages"),
-    _plan("vpp", "whole", "chunks of the model on each stage"),
-    _plan("dp", "whole", "replicas; left out, what fills the cluster"),
-    _plan("ep", "whole", "expert-parallel degree"),
-    _plan("etp", "whole", "tensor-parallel degree of experts"),
+    _plan("cp", "whole", "context-parallel degree", taken_by="count"),
+    _around("pp", "whole", "pipeline stages", taken_by="infer"),
+    _around("vpp", "whole", "chunks of the model on each stage"),
+    _around("dp", "whole", "replicas; left out, what fills the cluster", taken_by="infer"),
+    _plan("ep", "whole", "expert-parallel degree", taken_by="infer count"),
+    _plan("etp", "whole", "tensor-parallel degree of experts", taken_by="infer count"),
     _plan("micro_batch", "whole", "sequences of a micro-batch; left out, the most that fit"),
     _plan("layout", "choice", "how GEMMs are split", choices=LAYOUTS),
     _plan("panels", "whole", "panels of the two-dimensional layout"),
@@ -86,35 +94,50 @@ PLAN: tuple[Field, ...] = (
         "switch",
         "split what tensor parallelism leaves whole; on by default where tp is above 1",
         searched="one",
+        taken_by="count",
     ),
-    _plan("cp_kind", "choice", "how context parallelism exchanges keys and values", choices=CONTEXT_KINDS),
+    _plan(
+        "cp_kind",
+        "choice",
+        "how context parallelism exchanges keys and values",
+        choices=CONTEXT_KINDS,
+        taken_by="count",
+    ),
     _plan("schedule", "choice", "pipeline schedule", choices=SCHEDULES),
-    _plan("sharding", "choice", "what data parallelism shards", choices=SHARDINGS),
-    _plan("shard", "whole", "size of a sharding group of hsdp and shard-grad-op", searched="no"),
+    _around("sharding", "choice", "what data parallelism shards", choices=SHARDINGS),
+    _around("shard", "whole", "size of a sharding group of hsdp and shard-grad-op", searched="no"),
     _plan(
         "recompute",
         "choice",
         "what backward computes again; auto is the least that fits",
         choices=RECOMPUTES,
         only_asked=("auto",),
+        taken_by="count",
     ),
-    _plan("recompute_layers", "whole", "recompute only so many layers of each stage", least=0, searched="no"),
-    _plan(
+    _around("recompute_layers", "whole", "recompute only so many layers of each stage", least=0, searched="no"),
+    _around(
         "offload",
         "words",
         "what lies in the host's memory: optimizer, gradients, parameters, activations",
         searched="no",
     ),
     _plan("modules", "words", "Megatron's modules to recompute as well", searched="no"),
-    _plan("stage_layers", "wholes", "layers of every stage, where they differ", searched="no"),
-    _plan("order", "order", "axes from the fastest links outwards, such as tp-cp-ep-dp-pp", searched="one"),
-    _plan(
+    _around("stage_layers", "wholes", "layers of every stage, where they differ", searched="no", taken_by="infer"),
+    _around(
+        "order",
+        "order",
+        "axes from the fastest links outwards, such as tp-cp-ep-dp-pp",
+        searched="one",
+        taken_by="infer",
+    ),
+    _around(
         "fast",
         "places",
         "ranks of each axis that share the fastest domain; left out, the first of the order fill it",
         searched="one",
+        taken_by="infer",
     ),
-    _plan("stack", "text", "framework that runs the plan", sets=(), searched="one"),
+    _around("stack", "text", "framework that runs the plan", sets=(), searched="one", taken_by="count"),
 )
 
 
@@ -122,21 +145,25 @@ def _job(key: str, type_: Type, meaning: str, **more: Any) -> Field:
     return Field(**{"key": key, "type": type_, "help": meaning, **more})
 
 
+def _counted(key: str, type_: Type, meaning: str, **more: Any) -> Field:
+    return _job(key, type_, meaning, taken_by="count", **more)
+
+
 TRAINING: tuple[Field, ...] = (
-    _job("seq_len", "whole", "tokens of a sequence"),
+    _counted("seq_len", "whole", "tokens of a sequence"),
     _job("global_batch", "whole", "sequences of a step"),
     _job("accumulation", "whole", "micro-batches of a step on each replica", sets=(), searched="no"),
-    _job("precision", "precision", "bytes of each copy of a parameter; left out, the framework's own"),
-    _job("dtype", "text", "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them", sets=()),
+    _counted("precision", "precision", "bytes of each copy of a parameter; left out, the framework's own"),
+    _counted("dtype", "text", "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them", sets=()),
     _job("optimizer", "choice", "optimizer", choices=tuple(OPTIMIZERS)),
     _job("optimizer_rank", "whole", "rank of projected gradients; left out, 128 of galore and 256 of apollo"),
     _job("dropout", "switch", "whether dropout keeps masks; left out, as the model says"),
     _job("softmax_dropout", "switch", "the same of the attention probabilities alone"),
     _job("attention_dropout", "switch", "the same of what attention adds to the stream"),
     _job("hidden_dropout", "switch", "the same of the embedding and of what the feed-forward adds"),
-    _job("tokens", "count", "tokens of the whole run, such as 15T", sets=("token_budget",)),
-    _job("samples", "count", "the same in sequences, images or fields", sets=("sample_budget",)),
-    _job("epochs", "count", "passes over those tokens or samples; 1 left out"),
+    _counted("tokens", "count", "tokens of the whole run, such as 15T", sets=("token_budget",)),
+    _counted("samples", "count", "the same in sequences, images or fields", sets=("sample_budget",)),
+    _counted("epochs", "count", "passes over those tokens or samples; 1 left out"),
     _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
     _job("capacity_factor", "factor", "rows that an expert takes, over the mean, before tokens are dropped"),
     _job("pad_to_capacity", "switch", "fill every expert up to its capacity"),
@@ -148,18 +175,24 @@ TRAINING: tuple[Field, ...] = (
         "tokens of documents packed into a sequence, for their attention density",
         sets=("attention_density",),
     ),
-    _job("adapter", "choice", "fine-tune with adapters beside frozen weights, by this method", choices=tuple(ADAPTERS)),
-    _job("rank", "whole", "rank of the adapters, or virtual tokens of prefix and prompt; left out, 8", most=65536),
-    _job(
+    _counted(
+        "adapter", "choice", "fine-tune with adapters beside frozen weights, by this method", choices=tuple(ADAPTERS)
+    ),
+    _counted("rank", "whole", "rank of the adapters, or virtual tokens of prefix and prompt; left out, 8", most=65536),
+    _counted(
         "targets",
         "words",
         "layers with adapters: all-linear (left out), attention, mlp, experts, embedding, head, or names such as q,v",
     ),
-    _job("adapter_alpha", "count", "alpha of LoRA, which changes neither bytes nor seconds"),
-    _job("adapter_dropout", "part", "share of an adapter's input that is dropped, such as 0.05"),
-    _job("adapter_precision", "choice", "type of adapters; left out, the framework's own", choices=("fp32", "bf16")),
-    _job("base", "choice", "format of the frozen matrices, such as nf4; left out, 16 bits", choices=base_names()),
-    _job("trains", "words", f"what of the model trains: {', '.join(TRAINS)}; left out, all, or none with an adapter"),
+    _counted("adapter_alpha", "count", "alpha of LoRA, which changes neither bytes nor seconds"),
+    _counted("adapter_dropout", "part", "share of an adapter's input that is dropped, such as 0.05"),
+    _counted(
+        "adapter_precision", "choice", "type of adapters; left out, the framework's own", choices=("fp32", "bf16")
+    ),
+    _counted("base", "choice", "format of the frozen matrices, such as nf4; left out, 16 bits", choices=base_names()),
+    _counted(
+        "trains", "words", f"what of the model trains: {', '.join(TRAINS)}; left out, all, or none with an adapter"
+    ),
     _job("method", "choice", "what is optimised: next tokens, or preferences or rewards", choices=tuple(OBJECTIVES)),
     _job("reference", "choice", "what the method compares with; left out, the framework's own", choices=REFERENCES),
     _job("failures_per_device_hour", "failures", "failures of a device in an hour"),
@@ -220,6 +253,15 @@ SERVING: tuple[Field, ...] = (
     _job("draft_model", "text", "the draft model, or the configuration of an EAGLE head"),
     _job("engine", "text", "inference engine", sets=()),
 )
+
+
+def taken_by(command: str, table: Iterable[Field]) -> tuple[str, ...]:
+    """Return the keys of a table that a command takes beside those of its own.
+
+    >>> taken_by("infer", PLAN)
+    ('tp', 'pp', 'dp', 'ep', 'etp', 'stage_layers', 'order', 'fast')
+    """
+    return tuple(f.key for f in table if command in f.taken_by.split())
 
 
 def keys(table: Iterable[Field], *types: str, searched: str = "") -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import Stack, find_rules
+from shardwise.plans.fields import PLAN
 from shardwise.training._blocks import (
     BlockCost,
     Elements,
@@ -251,10 +252,7 @@ def step_job(case: TrainingCase, parts: ModelBlocks[X], send: X) -> StepJob[X]:
 
 
 # Fields of a plan that the blocks of a model depend on, and the groups whose messages are theirs.
-_BLOCK_FIELDS = (
-    *("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch", "layout", "sequence_parallel", "cp_kind", "schedule"),
-    *("recompute", "modules"),
-)
+_BLOCK_FIELDS = tuple(field.key for field in PLAN if field.in_blocks)
 _BLOCK_GROUPS = ("tp", "tp2", "cp", "ep", "etp")
 
 
