@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, ExportCase, deepspeed, fsdp, torchtitan, transformers
+from shardwise.formats import Around, ExportCase, deepspeed, fsdp, nemo, torchtitan, transformers
 from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.formats.megatron import export
 from shardwise.formats.megatron import read as read_script
@@ -106,6 +106,26 @@ def test_megatron_brings_back_every_field(case: tuple[Model, Plan, Training], ov
     assert back.model.dropout == model.dropout
     assert back.num_devices == plan.num_devices
     assert not back.unknown
+
+
+@settings(MANY, max_examples=40)
+@given(case=megatron_plans().filter(runs("megatron-bridge")), overlap=st.booleans())
+def test_a_recipe_s_overrides_bring_back_every_field(case: tuple[Model, Plan, Training], overlap: bool) -> None:
+    """A plan that Megatron-Bridge runs is read back from its YAML and from its words alike, beside a recipe's model."""
+    model, plan, job = case
+    # Experts that are filled up to their capacity cannot be reached through DeepEP.
+    own = find_stack("megatron-bridge-alltoall" if job.pad_to_capacity else "megatron-bridge")
+    stack = replace(own, overlap_gradients=overlap, overlap_tensor=overlap)
+    found = nemo.export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
+    back = nemo.read_beside(found.files["nemo.yaml"], model, plan.num_devices)
+    assert canonical_plan(back.plan) == canonical_plan(replace(plan, sharding=stack.runs.word(plan.sharding)))
+    told = ("seq_len", "global_batch", "token_budget", "precision", "optimizer", "capacity_factor", "pad_to_capacity")
+    assert all(getattr(back.job, name) == getattr(job, name) for name in told)
+    if plan.sharding in ("none", "zero1", "distributed-optimizer"):
+        assert (back.stack.overlap_gradients, back.stack.overlap_tensor) == (overlap, overlap)
+    assert not back.unknown
+    again = nemo.read(found.files["nemo.sh"], "nemo.sh")
+    assert again.num_devices == plan.num_devices and again.job.global_batch == job.global_batch
 
 
 @st.composite

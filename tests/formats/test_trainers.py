@@ -112,6 +112,43 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"system": "nanotron", "num_devices": 8, "global_batch": 12, "precision": "bf16", "sequence_parallel": True,
          "token_budget": 2000.0 * 12 * 4096, "sharding": "none", "stack": "nanotron"},
     ),
+    # NVIDIA-NeMo/Megatron-Bridge tutorials/recipes/llama/conf/llama32_1b_finetune.yaml
+    "bridge-lora": (
+        "dataset: {seq_length: 4096}\ntrain: {train_iters: 100, global_batch_size: 128, micro_batch_size: 2}\n"
+        "optimizer: {lr: 0.0001, weight_decay: 0.0}\nscheduler: {lr_warmup_iters: 10}\nrng: {seed: 1234}\n"
+        "checkpoint: {save: a, pretrained_checkpoint: b}\npeft: {dim: 8, alpha: 16}\nlogger: {log_interval: 10}\n"
+        "model:\n  seq_length: 4096\n  tensor_model_parallel_size: 1\n  context_parallel_size: 1\n",
+        8,
+        {"system": "Megatron-Bridge", "adapter": "lora", "rank": 8, "targets": ("all-linear",), "global_batch": 128,
+         "micro_batch": 2, "dp": 8, "seq_len": 4096, "precision": "bf16", "stack": "megatron-bridge"},
+    ),
+    # NeMo Framework Launcher conf/training/gpt3/5b.yaml
+    "nemo-1": (
+        "trainer: {num_nodes: 16, devices: 8, accelerator: gpu, precision: bf16, max_steps: 105000}\nmodel:\n"
+        "  micro_batch_size: 4\n  global_batch_size: 2048\n  tensor_model_parallel_size: 2\n"
+        "  virtual_pipeline_model_parallel_size: null\n  encoder_seq_length: 2048\n  num_layers: 24\n"
+        "  max_position_embeddings: 2048\n  hidden_size: 4096\n  ffn_hidden_size: 10880\n  num_attention_heads: 32\n"
+        "  normalization: layernorm1p\n  activation: fast-swiglu\n  bias: false\n  sequence_parallel: true\n"
+        "  fp8: false\n  activations_checkpoint_granularity: selective\n  transformer_engine: true\n"
+        "  share_embeddings_and_output_weights: false\n  vocab_size: 50257\n"
+        "  optim: {name: distributed_fused_adam, lr: 1.6e-4}\n",
+        0,
+        {"num_devices": 128, "tp": 2, "dp": 64, "recompute": "selective", "precision": "bf16", "optimizer": "adam",
+         "sequence_parallel": True, "seq_len": 2048, "sharding": "distributed-optimizer"},
+    ),
+    # NeMo 2 collections/llm/recipes/llama31_70b.py, as `nemo llm export` writes it
+    "nemo-2": (
+        "_target_: nemo.collections.llm.api.pretrain\ndata: {global_batch_size: 512, micro_batch_size: 1, "
+        "seq_length: 8192}\nmodel:\n  config: {_target_: nemo.collections.llm.gpt.model.llama.Llama31Config70B}\n"
+        "optim: {config: {optimizer: adam, use_distributed_optimizer: true, bf16: true}}\ntrainer:\n"
+        "  devices: 8\n  num_nodes: 32\n  max_steps: 100\n  plugins: {precision: bf16-mixed, "
+        "grad_reduce_in_fp32: false}\n  strategy:\n    tensor_model_parallel_size: 4\n"
+        "    pipeline_model_parallel_size: 4\n    virtual_pipeline_model_parallel_size: 5\n"
+        "    context_parallel_size: 2\n    sequence_parallel: true\n    ddp: {overlap_grad_reduce: true}\n",
+        0,
+        {"model": "llama-3.1-70b", "num_devices": 256, "tp": 4, "pp": 4, "vpp": 5, "cp": 2, "dp": 8,
+         "schedule": "interleaved", "precision": "bf16-grads16"},
+    ),
     # trl/scripts/sft.py with --packing, through TRL's own YAML
     "trl": (
         "model_name_or_path: Qwen/Qwen2-0.5B\ndataset_name: a\npacking: true\nper_device_train_batch_size: 2\n"
@@ -241,6 +278,37 @@ def test_nanotron_brings_back_every_field(
     assert back.num_devices == plan.num_devices and not back.unknown
 
 
+# Facts of NVIDIA-NeMo/Megatron-Bridge scripts/training and perf_recipes/deepseek/h100, as overrides of their recipes.
+LAUNCHED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("torchrun --nnodes 2 --nproc_per_node 8 scripts/training/run_recipe.py --mode pretrain -ep 8 \\\n"
+     "  --recipe qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config train.global_batch_size=512 dataset.seq_length=4096 \\\n"
+     "  model.recompute_granularity=selective 'model.recompute_modules=[moe_act]' ddp.grad_reduce_in_fp32=False\n",
+     {"model": "qwen3-30b-a3b", "num_devices": 16, "ep": 8, "modules": ("moe_act",), "precision": "bf16-grads16"}),
+    ("nemo llm pretrain --factory llama3_8b trainer.devices=8 trainer.num_nodes=2 data.seq_length=8192 \\\n"
+     "  trainer.strategy.tensor_model_parallel_size=2 data.global_batch_size=512 data.micro_batch_size=1\n",
+     {"model": "llama-3-8b", "num_devices": 16, "tp": 2, "dp": 8, "global_batch": 512}),
+    ("torchrun --nproc_per_node 8 run_recipe.py --recipe deepseek_v3_pretrain_1024gpu_h100_bf16_config -vp 4 -tp 2 \\\n"
+     "  -pp 8 -ep 64 -gb 16384 -mb 1 -sl 4096 model.recompute_granularity=selective --num_gpus 1024 \\\n"
+     "  'model.recompute_modules=[mla_up_proj, mlp]' 'model.pipeline_model_parallel_layout=Et|(tt|)*30mL'\n",
+     {"model": "deepseek-v3", "num_devices": 1024, "dp": 64, "ep": 64, "etp": 2, "vpp": 4,
+      "modules": ("mla_up_proj", "mlp"), "stage_layers": (1, *[2] * 30, 0)}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "facts"), LAUNCHED)
+def test_words_over_a_recipe_mean_what_its_launcher_does(text: str, facts: dict[str, Any], tmp_path: Path) -> None:
+    """Overrides on a command line set what they override, on the model and the devices that the recipe's name says."""
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    case = import_file(path)
+    said = {"model": case.model.name if case.model else "", "num_devices": case.num_devices}
+    said |= {
+        field: getattr(record, field) for record in (case.plan, case.job) for field in facts if hasattr(record, field)
+    }
+    assert {field: said[field] for field in facts} == facts
+    assert not case.unknown and any("what the recipe itself sets" in text for text in case.assumed)
+
+
 REFUSED = (
     (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
     (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),
@@ -283,6 +351,17 @@ def test_what_a_trainer_cannot_say_is_refused_by_name(
         ("model_name_or_path: a\nstage: sft\nfinetuning_type: full\nquantization_bit: 4\n", "quantization_bit"),
         ("parallelism: {dp: 1, tp: 1}\ntokens: {micro_batch_size: 1}\n", "parallelism.pp"),
         ("parallelism: {dp: 1, tp: 1, pp: 2, pp_engine: x}\ntokens: {micro_batch_size: 1}\n", "parallelism.pp_engine"),
+        (
+            "model: {num_layers_in_first_pipeline_stage: 3}\ntrain: {global_batch_size: 8}\nddp: {}\n",
+            "model.num_layers_in_first_pipeline_stage",
+        ),
+        ("model: {seq_length: 4}\ndataset: {seq_length: 8}\ntrain:\n  global_batch_size: 8\n", "dataset.seq_length"),
+        ("mixed_precision: bf8\ntrain:\n  global_batch_size: 8\n", "mixed_precision"),
+        ("train:\n  global_batch_size: 12\n", "train.global_batch_size"),
+        (
+            "model: {tensor_model_parallel_size: 3}\ntrain:\n  global_batch_size: 8\n",
+            "model.tensor_model_parallel_size",
+        ),
         ("model: {_component_: torchtune.models.a.b}\ndtype: fp16\n_component_: torchtune.x\n", "dtype"),
     ],
 )

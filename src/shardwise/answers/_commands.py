@@ -234,6 +234,7 @@ TARGETS = (
         "llamafactory",
         "torchtune",
         "nanotron",
+        "nemo",
     ),
     *SERVERS,
 )

@@ -33,6 +33,7 @@ _STACKS = {
     "llamafactory": "llama-factory",
     "torchtune": "torchtune",
     "nanotron": "nanotron",
+    "nemo": "megatron-bridge",
 }
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
 _ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}

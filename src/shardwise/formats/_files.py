@@ -23,13 +23,17 @@ SYSTEMS = (
     "llamafactory",
     "nanotron",
     "torchtune",
+    "nemo",
     "transformers",
     "fsdp",
     "torchtitan",
     "megatron",
 )
 """The systems whose files are read, in the order in which they are asked; the last takes any script."""
-KINDS = "DeepSpeed's JSON, YAML of accelerate, axolotl, LLaMA-Factory, nanotron, torchtune or TRL, torchtitan's TOML"
+KINDS = (
+    "DeepSpeed's JSON, YAML of accelerate, axolotl, LLaMA-Factory, nanotron, torchtune, TRL, NeMo or Megatron-Bridge, "
+    "torchtitan's TOML"
+)
 """The files that are read, in words."""
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""

@@ -228,9 +228,15 @@ def _lost(case: ExportCase, back: Imported) -> Found:
         "precision": (job.precision or case.stack.precision, theirs.precision or back.stack.precision),
         "stack": (case.stack.name, back.stack.name),
     }
+    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "model" and alike)}
+    return found | lost_job(job, theirs)
+
+
+def lost_job(job: Training, theirs: Training) -> Found:
+    """Return the fields of a job that did not come back, adapters included, as they were and as they came."""
     names = ("seq_len", "global_batch", "optimizer", "adapter", "base", "trains", "adapter_dropout")
-    pairs |= {name: (getattr(job, name), getattr(theirs, name)) for name in names}
+    pairs: Found = {name: (getattr(job, name), getattr(theirs, name)) for name in names}
     if job.adapter and job.adapter == theirs.adapter:
         usual = (rank_of(job), job.targets or USUAL_TARGETS)
         pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "model" and alike)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

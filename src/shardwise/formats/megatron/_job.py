@@ -110,10 +110,10 @@ def _dtype(word: str) -> str:
     return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(word, word)
 
 
-def stack(r: Reader) -> Stack:
+def stack(r: Reader, name: str = "megatron") -> Stack:
     """Return Megatron-Core's stack with what the arguments change: kernels, overlap, padding and dispatch."""
     old = era(r)
-    base = find_stack("megatron" if not old else "megatron-scores" if scores(r) else "megatron-2023")
+    base = find_stack(name if not old else "megatron-scores" if scores(r) else "megatron-2023")
     if old:
         r.assume(f"stack {base.name}: {old} is of Megatron-LM before Megatron-Core")
     gated = r.flag("swiglu")

@@ -99,7 +99,7 @@ def _pieces(r: Reader, pp: int) -> tuple[tuple[int, ...], int]:
         r.fail(name, f"contradicts {r.option(given[0])}, which cuts the model too", "give one of them")
     text = r.word("hybrid_layer_pattern").split("/")[0]
     if r.has("pipeline_model_parallel_layout"):
-        return _listed(r, pp, _layout(r), "pipeline_model_parallel_layout")
+        return _listed(r, pp, layout(r), "pipeline_model_parallel_layout")
     if "|" in text:
         return _listed(r, pp, [len(part) for part in text.split("|")], "hybrid_layer_pattern")
     if pp > MOST_LAYERS:
@@ -188,7 +188,7 @@ def _listed(r: Reader, pp: int, sizes: list[int], name: str) -> tuple[tuple[int,
     return (() if len(set(sizes)) == 1 else tuple(sizes)), len(sizes) // pp
 
 
-def _layout(r: Reader) -> list[int]:
+def layout(r: Reader) -> list[int]:
     """Return the layers of each piece of a layout such as "Et*3|(tt|)*6mL"."""
     text = r.word("pipeline_model_parallel_layout").replace(",", "").replace(" ", "")
     spelled, at = "", 0

@@ -37,12 +37,10 @@ _PRECISIONS: dict[str, Words] = {
     "fp4-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True, "--fp4-format": "e2m1"},
 }
 _ACTIVATIONS: dict[tuple[Activation, bool], Words] = {
-    ("silu", True): {"--swiglu": True},
-    ("gelu", True): {"--quick-geglu": True},
-    ("relu2", False): {"--squared-relu": True},
-    ("gelu-tanh", False): {"--openai-gelu": True},
+    ("silu", True): {"--swiglu": True}, ("gelu", True): {"--quick-geglu": True},
+    ("relu2", False): {"--squared-relu": True}, ("gelu-tanh", False): {"--openai-gelu": True},
     ("gelu-new", False): {"--openai-gelu": True},
-}
+}  # fmt: skip
 _SHARDINGS: dict[str, Words] = {
     "distributed-optimizer": {"--use-distributed-optimizer": True},
     "zero2": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads"},
@@ -52,12 +50,11 @@ _SHARDINGS: dict[str, Words] = {
 _CONTEXT = {"ring": "p2p", "all-gather": "allgather", "all-to-all": "a2a"}
 # validate_args wants one connection for tensor parallelism before Blackwell, and more with FSDP.
 _ENVIRONMENT = ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "unset CUDA_DEVICE_MAX_CONNECTIONS")
-_TOLD = frozenset(
-    (
-        *("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_kind", "schedule"),
-        *("sharding", "shard", "recompute", "recompute_layers", "modules", "stage_layers", "order"),
-    )
-)
+TOLD = frozenset((
+    "tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_kind", "schedule", "sharding",
+    "shard", "recompute", "recompute_layers", "modules", "stage_layers", "order",
+))  # fmt: skip
+"""Fields of a plan that Megatron-Core has words for."""
 _BEFORE_FEED_FORWARD = (Attention, LatentAttention, GatedDelta)
 
 
@@ -67,7 +64,7 @@ def export(case: ExportCase) -> Exported:
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
     _check_layers(case.model)
-    plan, found = untold(canonical_plan(worded(case).plan), _TOLD)
+    plan, found = untold(canonical_plan(worded(case).plan), TOLD)
     case = replace(case, plan=plan)
     words = arguments(case)
     refuse("Megatron-LM", found | _lost(case, words), case)
@@ -81,7 +78,12 @@ def export(case: ExportCase) -> Exported:
 
 def arguments(case: ExportCase) -> list[str]:
     """Return the arguments of a case."""
-    return list(spelled({**_model(case.model, case.job), **_plan(case.plan, case.model), **_job(case), **_stack(case)}))
+    return list(spelled({**_model(case.model, case.job), **plan_words(case)}))
+
+
+def plan_words(case: ExportCase) -> Words:
+    """Return the arguments of a case but those of its model."""
+    return {**_plan(case.plan, case.model), **_job(case), **_stack(case)}
 
 
 def spelled(words: Words) -> Iterator[str]:
@@ -198,15 +200,10 @@ def _attention(a: Attention) -> Words:
 
 def _latent(a: LatentAttention) -> Words:
     words: Words = {
-        "--multi-latent-attention": True,
-        "--qk-layernorm": a.latent_norm != "none",
-        "--num-attention-heads": a.heads,
-        "--q-lora-rank": a.q_lora_rank or None,
-        "--kv-lora-rank": a.kv_lora_rank,
-        "--qk-head-dim": a.qk_nope_head_dim,
-        "--qk-pos-emb-head-dim": a.qk_rope_head_dim,
-        "--v-head-dim": a.v_head_dim,
-    }
+        "--multi-latent-attention": True, "--qk-layernorm": a.latent_norm != "none", "--num-attention-heads": a.heads,
+        "--q-lora-rank": a.q_lora_rank or None, "--kv-lora-rank": a.kv_lora_rank, "--qk-head-dim": a.qk_nope_head_dim,
+        "--qk-pos-emb-head-dim": a.qk_rope_head_dim, "--v-head-dim": a.v_head_dim,
+    }  # fmt: skip
     if a.indexer is not None:
         words |= {"--experimental-attention-variant": "dsa", "--dsa-indexer-n-heads": a.indexer.heads}
         words |= {"--dsa-indexer-head-dim": a.indexer.head_dim, "--dsa-indexer-topk": a.indexer.top_k}
@@ -316,10 +313,13 @@ def _job(case: ExportCase) -> Words:
     job, p = case.job, case.plan
     count = job.global_batch // (p.dp * p.micro_batch)
     samples = round(job.token_budget / job.seq_len) if job.token_budget else round(job.sample_budget)
-    words: Words = {"--global-batch-size": job.global_batch, "--train-samples": samples or None}
-    words["--moe-expert-capacity-factor"] = job.capacity_factor or None
-    words["--moe-pad-expert-input-to-capacity"] = job.pad_to_capacity
-    words["--optimizer"] = job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None
+    words: Words = {
+        "--global-batch-size": job.global_batch,
+        "--train-samples": samples or None,
+        "--moe-expert-capacity-factor": job.capacity_factor or None,
+        "--moe-pad-expert-input-to-capacity": job.pad_to_capacity,
+        "--optimizer": job.optimizer if job.optimizer in ("adam", "sgd", "lion", "muon") else None,
+    }
     if p.vpp > 1 and count % p.pp:
         words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
     return words | _PRECISIONS.get(job.precision or case.stack.precision, {})
@@ -339,11 +339,10 @@ def _stack(case: ExportCase) -> Words:
         "--no-overlap-p2p-communication": "interleaved" not in s.overlap_sends,
         "--make-vocab-size-divisible-by": s.vocab_multiple,
         fusion: s.activation == "eager",
-        "--cross-entropy-loss-fusion": s.loss == "vocab-parallel-compiled",
+        "--cross-entropy-loss-fusion": s.loss in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
+        "--cross-entropy-fusion-impl": "te" if s.loss == "vocab-parallel-in-place" else None,
     }
-    if s.dispatch == "deduplicated" and _first(case.model, MoE) is not None:
-        words["--moe-token-dispatcher-type"] = "flex"
-    return words
+    return words | ({"--moe-token-dispatcher-type": "flex"} if s.dispatch == "deduplicated" and moe is not None else {})
 
 
 def _lost(case: ExportCase, words: list[str]) -> Found:
@@ -354,13 +353,14 @@ def _lost(case: ExportCase, words: list[str]) -> Found:
     if back.model is not None:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
             found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
-    found |= {path: pair for path, pair in _job_differences(case, back.job) if pair[0] != pair[1]}
+    found |= {path: pair for path, pair in job_differences(case, back.job) if pair[0] != pair[1]}
     if case.stack.runs.exporter != "megatron":
         found["stack"] = (case.stack.name, "megatron")
     return found
 
 
-def _job_differences(case: ExportCase, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
+def job_differences(case: ExportCase, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
+    """Yield fields of a job as they were and as they came back."""
     job = case.job
     for name in ("seq_len", "global_batch", "optimizer", "capacity_factor", "pad_to_capacity"):
         yield name, (getattr(job, name), getattr(back, name))

@@ -1,0 +1,400 @@
+"""Megatron-Bridge's recipes and NeMo's: YAML over a recipe, the overrides of a command line, or both.
+
+Source: github.com/NVIDIA-NeMo/Megatron-Bridge 067f987df0 src/megatron/bridge/training/config.py ConfigContainer and
+scripts/training/run_recipe.py; NeMo 2's trees (trainer.strategy, data, model.config) and NeMo 1's (model, trainer).
+Their fields are those of Megatron-Core, so what a setting means stands in the table of Megatron-LM's arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from shardwise.errors import Problem
+from shardwise.files import YAML_BYTES, below, read_text
+from shardwise.formats import _hydra, _trainer, _yaml
+from shardwise.formats._canonical import canonical_plan
+from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import Keys, flat_keys, table, top_level
+from shardwise.formats._launch import Launch, started
+from shardwise.formats.megatron import _job, _model, _plan, _write
+from shardwise.formats.megatron._reader import Reader
+from shardwise.formats.megatron._values import Given, arguments, by_name, facts
+from shardwise.models import Model, load_model
+from shardwise.models._load import catalogue, find
+from shardwise.plans import Training, rank_of
+
+_TABLE = "nemo.toml"
+_STARTS = re.compile(r"\b(run_recipe\.py|setup_experiment\.py|\w+_with_yaml\.py|nemo\s+llm\s+\w+)\b")
+_SETTING = re.compile(r"(model|train|trainer|data|dataset|ddp|optim|optimizer)(\.[a-z_0-9]+)+")
+_OWN = {"train", "ddp", "dist", "scheduler", "comm_overlap", "mixed_precision", "trainer"}
+_NEGATED = ("untie_embeddings_and_output_weights",)
+_LISTED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+_ADAPTER = _trainer.AdapterKeys(
+    rank="peft.dim", alpha="peft.alpha", dropout="peft.dropout", targets="peft.target_modules", saved="",
+    usual_rank=32, usual_targets=("all-linear",),
+)  # fmt: skip
+_OLD_ADAPTER = replace(
+    _ADAPTER, rank="model.peft.lora_tuning.adapter_dim", alpha="model.peft.lora_tuning.alpha",
+    dropout="model.peft.lora_tuning.adapter_dropout", targets="model.peft.lora_tuning.target_modules",
+)  # fmt: skip
+_ALL = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is Megatron-Bridge's or NeMo's: YAML with their sections, or a script that starts them."""
+    if not name.endswith((".yaml", ".yml")):
+        return bool(_STARTS.search(text))
+    keys = top_level(text)
+    strategy = re.search(r"[\s{](tensor_model_parallel_size|global_batch_size|train_iters)\s*:", text)
+    return ("model" in keys or "train" in keys) and bool(keys & _OWN) and strategy is not None
+
+
+def read(text: str, source: str = "nemo.yaml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a file, or of the recipe and the settings that a script names.
+
+    >>> text = "model:\n  tensor_model_parallel_size: 4\n  seq_length: 8192\ntrain:\n  micro_batch_size: 1\n"
+    >>> case = read(text + "  global_batch_size: 256\n", around=Around(num_devices=64))
+    >>> case.plan.tp, case.plan.dp, case.plan.sharding, case.job.global_batch, case.stack.name
+    (4, 16, 'distributed-optimizer', 256, 'megatron-bridge')
+    """
+    if source.endswith((".yaml", ".yml")):
+        around.settings_alone(source)
+        return _case(_hydra.resolved(dict(flat_keys(_yaml.parse(text, source)))), Launch(source=source), around)
+    found = started(text, _known, source, around.variables)
+    said, words = _hydra.assigned((*found.arguments, *around.more))
+    flags = _flags(words)
+    if path := flags.pop("config_file", ""):
+        whole = below(source, str(path), around.follow, "config_file")
+        said = dict(flat_keys(_yaml.parse(read_text(whole, YAML_BYTES, "config_file"), whole))) | flags | said
+    else:
+        said = flags | said
+    case = _case(_hydra.resolved(said), found.launch, around)
+    return replace(case, assumed=(*found.notes, *case.assumed))
+
+
+def _known(word: str) -> bool:
+    plain = word.lstrip("+~")
+    flag = plain in ("--recipe", "--factory", "--config-file", "--config_file")
+    return flag or bool(_SETTING.fullmatch(plain) and not plain.endswith((".py", ".json", ".sh")))
+
+
+def _flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return what options of the launchers set, by the path of the setting; what they do not have keeps its name."""
+    found: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            name = name.lstrip("-").replace("-", "_")
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
+            found[table(_TABLE)["flags"].get(name, name)] = _hydra.value_of(value)
+    return found
+
+
+def _case(values: Mapping[str, Any], launch: Launch, around: Around, known: Model | None = None) -> Imported:
+    keys = Keys({}, _TABLE, launch.source)
+    keys.values, keys.table = dict(values), _worded_table(values)
+    _hydra.refuse_open(keys)
+    launch = _devices(keys, launch, around)
+    r = Reader(_given(keys))
+    r.problems.items = keys.problems.items
+    model = known or _of_recipe(keys)
+    built = _build(keys, r, model, launch)
+    r.problems.items[:] = dict.fromkeys(_named(one) for one in r.problems.items)
+    keys.assumed += [_in_words(text) for text in r.assumed]
+    return keys.case(launch.source, num_devices=launch.num_devices, devices_per_node=launch.devices_per_node, **built)
+
+
+def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[str, Any]:
+    """Return model, plan, job and stack of settings that Megatron-LM's arguments have names for."""
+    given = r.given.values
+    whole = all(map(r.has, ("hidden_size", "num_layers", "num_attention_heads")))
+    _settle(keys, r, model)
+    silent = [name for name in ("seq_length", "micro_batch_size") if not r.has(name)]
+    for name in silent:
+        given[name] = 1
+    name = os.path.splitext(os.path.basename(launch.source))[0]
+    built = _model.build(r, name) if whole else model
+    plan = _plan.build(r, launch.num_devices)
+    job = _job.build(r, plan)
+    if "seq_length" in silent:
+        job = replace(job, seq_len=0, token_budget=0.0)
+        keys.assumed.append("no length of sequences: the recipe has it")
+    if "micro_batch_size" in silent:
+        keys.assumed.append("micro_batch 1: the recipe has it")
+    if built is None:
+        keys.assumed.append("no model: " + ("no size of its vocabulary is said" if whole else "the recipe has it"))
+    if keys.raw("recipe") or keys.raw("factory"):
+        keys.assumed.append("what the recipe itself sets: only what overrides it stands here")
+    alltoall = r.word("moe_token_dispatcher_type") == "alltoall" and not r.has("moe_flex_dispatcher_backend")
+    stack = _job.stack(r, "megatron-bridge" + "-alltoall" * bool(alltoall and r.whole("num_experts", 0)))
+    targets = _trainer.adapted(keys, *_adapter(keys))
+    if set(targets.get("targets", ())) == _ALL:
+        targets["targets"] = ("all-linear",)
+    return {"model": built, "plan": plan, "job": replace(job, **targets), "stack": stack}
+
+
+def _settle(keys: Keys, r: Reader, model: Model | None) -> None:
+    """Put what Megatron-LM's arguments need, and settings that Bridge lets stand beside what overrides them."""
+    given, granularity = r.given.values, r.word("recompute_granularity")
+    for name in ("recompute_method", "recompute_num_layers") if granularity != "full" else ("recompute_modules",):
+        given.pop(name, None)
+    if not granularity:
+        given.pop("recompute_modules", None)
+    if model is not None and not r.has("num_layers"):
+        given["num_layers"] = model.num_layers
+        given["num_experts"] = max(getattr(block.feed_forward, "experts", 0) for block in model.layers)
+    ep, etp = (r.whole(f"expert_{kind}_parallel_size") or 1 for kind in ("model", "tensor"))
+    if model is None and not r.has("num_experts") and max(ep, etp) > 1:
+        given["num_experts"] = ep
+    if r.has("pipeline_model_parallel_layout"):
+        _take_layout(r)
+    elif not r.has("num_layers"):
+        counted = [name for name in _COUNTED if r.has(name) and given[name] is not False]
+        for name in counted:
+            rule = "counts layers, and the file does not say how many there are"
+            r.fail(name, rule, "state model.num_layers, or give a script that names the recipe")
+            del given[name]
+        chunks = r.count("num_virtual_stages_per_pipeline_rank") * r.count("pipeline_model_parallel_size")
+        given["num_layers"] = min(chunks, 10**6) * 1000
+
+
+_COUNTED = (
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+
+
+def _take_layout(r: Reader) -> None:
+    """Put a layout as text, and what it says: layers, those of multi-token prediction, and the chunks of a stage."""
+    given = r.given.values
+    listed = given["pipeline_model_parallel_layout"]
+    if isinstance(listed, (list, tuple)):
+        given["pipeline_model_parallel_layout"] = "|".join(
+            "".join(_LISTED.get(str(one), "?") for one in (part if isinstance(part, (list, tuple)) else [part]))
+            for part in listed
+        )
+    text = str(given["pipeline_model_parallel_layout"])
+    given.setdefault("mtp_num_layers", text.count("m"))
+    sizes = _plan.layout(r)
+    given.setdefault("num_layers", sum(sizes) or 1)
+    chunks = r.whole("num_virtual_stages_per_pipeline_rank")
+    if chunks and len(sizes) != chunks * r.count("pipeline_model_parallel_size"):
+        rule = f"x the stages is not the {len(sizes)} pieces of the layout"
+        r.fail("num_virtual_stages_per_pipeline_rank", rule, "leave it out, or change the layout")
+    given.pop("num_virtual_stages_per_pipeline_rank", None)
+
+
+def _given(keys: Keys) -> Given:
+    """Return the settings by their names in Megatron-LM, and what recipes have where the file is silent."""
+    given = Given(options=dict(_paths()))
+    for path, value in keys.values.items():
+        name = _name(path)
+        switch = name and by_name()[name].values in ("on", "off")
+        if name and value is not None and (switch or value is not False):
+            value = "hybrid" if name == "fp8" and value is True else value
+            value = not value if name in _NEGATED and isinstance(value, bool) else value
+            value = table(_TABLE)["words"].get(value, value) if isinstance(value, str) else value
+            if name in given.values and given.values[name] != value and by_name()[name].read:
+                rule = f"contradicts {given.options[name]} = {given.values[name]}"
+                keys.fail(path, rule, "give both the same value, or one of them")
+            given.values[name], given.options[name] = value, path
+    for name, value in (*_precision(keys), *table(_TABLE)["usual"].items()):
+        given.values.setdefault(name, value)
+    if given.values["accumulate_allreduce_grads_in_fp32"] is False:
+        given.values["grad_reduce_in_bf16"] = bool(given.values.get("bf16"))
+    if given.values.get("fp16"):
+        given.values["bf16"] = False
+    given.values.setdefault("group_query_attention", "num_query_groups" in given.values)
+    gated = keys.flag("model.gated_linear_unit") or keys.flag("model.config.gated_linear_unit")
+    word = next((keys.word(path) for path in _ACTIVATIONS if keys.raw(path)), "")
+    kind = "swiglu" if "silu" in word or "swiglu" in word else "squared_relu" if "squared_relu" in word else ""
+    if kind or gated:
+        given.values.setdefault(kind or "quick_geglu", True)
+    return given
+
+
+_ACTIVATIONS = ("model.activation_func._target_", "model.config.activation_func._target_", "model.activation")
+
+
+def _precision(keys: Keys) -> tuple[tuple[str, object], ...]:
+    """Return what a word of mixed precision means, before what is stated by itself."""
+    for path in ("mixed_precision", "trainer.plugins.precision", "trainer.precision"):
+        if word := keys.word(path):
+            known = table(_TABLE)["precisions"].get(word) or table(_TABLE)["precisions"].get(word.replace("-", "_"))
+            if known is None:
+                keys.fail(path, "is not a recipe of precision that is read", "use for example bf16_mixed")
+            return tuple((known or {}).items())
+    return ()
+
+
+def _adapter(keys: Keys) -> tuple[str, _trainer.AdapterKeys]:
+    """Return the method of adapters, empty for none, and where its settings stand."""
+    schemes = ("peft", "mode", "peft.peft_scheme", "model.peft.peft_scheme", "peft._target_")
+    said = " ".join(keys.word(path) for path in schemes)
+    stated = any(path.startswith("peft.") and value is not None for path, value in keys.values.items())
+    found = next((kind for kind in ("dora", "lora") if kind in said), "lora" if stated else "")
+    return found, _OLD_ADAPTER if "model.peft.peft_scheme" in keys.values else _ADAPTER
+
+
+def _of_recipe(keys: Keys) -> Model | None:
+    """Return the model of a recipe's name, or of the class or the hub id that a file names."""
+    for path in ("recipe", "factory", "model.hf_model_id", "model.config._target_", "model._target_"):
+        named = str(keys.raw(path) or "").rpartition("." if "_target_" in path else "/")[2].lower()
+        words = re.findall(r"[a-z0-9.-]+", named.replace("config", ""))
+        for end in range(len(words), 0, -1):
+            known = find("_".join(words[:end])) or _squeezed().get("".join(words[:end]))
+            if known:
+                keys.assumed.append(f"model {known}: of {path} {keys.raw(path)}")
+                return load_model(known)
+    return None
+
+
+@cache
+def _squeezed() -> dict[str, str]:
+    """Return the names of the catalogue by their letters and digits alone, as recipes have them."""
+    return {re.sub(r"[^a-z0-9]", "", name): name for name in catalogue()}
+
+
+def _devices(keys: Keys, launch: Launch, around: Around) -> Launch:
+    """Return a launch with its devices: as asked, of the trainer, of the launcher, or of the recipe's name."""
+    each = keys.whole("trainer.devices", rest=True) or keys.whole("gpus_per_node") or launch.devices_per_node
+    nodes = keys.whole("trainer.num_nodes") or 1
+    named = re.search(r"_(\d{1,6})gpu", str(keys.raw("recipe") or ""))
+    said = (keys.whole("trainer.devices", rest=True) or 0) * nodes or keys.whole("num_gpus") or launch.num_devices
+    said = said or (int(named[1]) if named else 0)
+    if around.num_devices and around.num_devices != said:
+        return replace(launch, num_devices=around.num_devices, devices_per_node=0)
+    return replace(launch, num_devices=said, devices_per_node=each or 0)
+
+
+def _name(path: str) -> str:
+    """Return the name in Megatron-LM's parsed arguments of a setting, empty where it has none.
+
+    >>> _name("model.num_moe_experts"), _name("trainer.strategy.context_parallel_size"), _name("logger.log_interval")
+    ('num_experts', 'context_parallel_size', '')
+    """
+    section, _, last = path.rpartition(".")
+    found = table(_TABLE)
+    if section not in found["sections"]["keys"]:
+        return ""
+    name = found["names"].get(last, last)
+    if name == "optimizer" and section not in ("optimizer", "optim", "optim.config", "model.optim"):
+        return ""
+    return name if name in by_name() and path not in found["read"] else ""
+
+
+def _worded_table(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of settings with those of a file that Megatron-LM has, as its table of arguments has them."""
+    found = dict(table(_TABLE))
+    named = {path: by_name()[name] for path in values if (name := _name(path))}
+    reasons = {
+        word: {"because": because, "keys": [path for path, one in named.items() if one.meaning == word]}
+        for word, because in facts()["reasons"].items()
+    }
+    quiet = [path for path, one in named.items() if one.meaning == "none"]
+    found["read"] = found["read"] | {path: one.meaning[5:] for path, one in named.items() if one.read}
+    found["reasons"] = reasons | found["reasons"]
+    found["silent"] = {"keys": [*quiet, *found["silent"]["keys"]]}
+    return found
+
+
+def _paths() -> dict[str, str]:
+    """Return where Megatron-Bridge has each of Megatron-LM's arguments."""
+    written = table(_TABLE)["written"]
+    return {name: written.get(name, f"model.{name}") for name in by_name()}
+
+
+def _named(one: Problem) -> Problem:
+    """Return a problem in the words of Megatron-Bridge."""
+    field = _in_words(one.field) if one.field.startswith("--") else one.field
+    return Problem(field, one.value, _in_words(one.rule), _in_words(one.remedy))
+
+
+def _in_words(text: str) -> str:
+    def word(match: re.Match[str]) -> str:
+        return _paths()[arguments()[match[0]].name] if match[0] in arguments() else match[0]
+
+    return re.sub(r"--[a-z0-9-]+", word, text)
+
+
+def tree_of(case: ExportCase) -> dict[str, Any]:
+    """Return the overrides of a case: all that is not the model's, which its recipe names."""
+    tree: dict[str, Any] = {}
+    for option, value in _write.plan_words(case).items():
+        one = arguments()[option]
+        if value is not None and one.name not in _PRECISIONS and (value is not False or one.name in _SAID_OFF):
+            section, _, last = _paths()[one.name].partition(".")
+            said = one.values == "on" if value is True else list(value) if isinstance(value, tuple) else value
+            tree.setdefault(section, {})[last] = said
+    precision = case.job.precision or case.stack.precision
+    tree["mixed_precision"] = _MIXED.get(precision.removesuffix("-grads16"), precision)
+    tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
+    tree["ddp"]["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
+    tree["dataset"] = {"seq_length": case.job.seq_len}
+    if case.model.has_experts:
+        tree["model"].setdefault("moe_token_dispatcher_type", "alltoall")
+    return tree | _peft(case.job)
+
+
+# Switches that a recipe may have on.
+_SAID_OFF = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
+_PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32")
+_MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp4": "bf16_with_nvfp4_mixed"}
+_MIXED |= {"fp8": "bf16_with_fp8_current_scaling_mixed", "fp32": "32"}
+
+
+def _peft(job: Training) -> dict[str, Any]:
+    if not job.adapter:
+        return {}
+    targets = sorted(_ALL) if job.targets in ((), ("all-linear",)) else list(job.targets)
+    kind = "DoRA" if job.adapter == "dora" else "LoRA"
+    tree: dict[str, Any] = {"_target_": f"megatron.bridge.peft.{kind.lower()}.{kind}", "dim": rank_of(job)}
+    tree |= {"alpha": job.adapter_alpha} if job.adapter_alpha else {}
+    tree |= {"dropout": job.adapter_dropout} if job.adapter_dropout else {}
+    return {"peft": tree | {"target_modules": targets}}
+
+
+def export(case: ExportCase) -> Exported:
+    """Return overrides of a recipe for a case; raises `InputError` naming every field that they cannot say."""
+    plan, found = untold(canonical_plan(worded(case).plan), _write.TOLD)
+    case = replace(case, plan=plan)
+    text, nodes = _yaml.dump(tree_of(case)), _trainer.processes(case)
+    recipe = re.sub(r"[^a-z0-9]+", "_", case.model.name.lower().replace("llama-", "llama").replace(".", ""))
+    mode = case.job.adapter or "pretrain"
+    start = f"torchrun --nnodes {nodes[0]} --nproc_per_node {nodes[1]} pretrain_with_yaml.py --config-file nemo.yaml"
+    refuse("Megatron-Bridge", found | _lost(case, text), case, adapters=True)
+    made = _trainer.checked_file(case, _TABLE, "nemo.yaml", text, start)
+    said = flat_keys(_yaml.parse(text))
+    words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in said]
+    head = f"torchrun --nnodes {nodes[0]} --nproc_per_node {nodes[1]} run_recipe.py --model {recipe} --mode {mode}"
+    script = " \\\n    ".join([f"#!/bin/bash\n{head}", *map(shlex.quote, words), '"$@"']) + "\n"
+    notes = (*made.notes, f"the recipe names the model: nemo.sh takes {recipe}, and the same settings as words")
+    return replace(made, files={**made.files, "nemo.sh": script}, notes=notes, launch="bash nemo.sh")
+
+
+def _lost(case: ExportCase, text: str) -> Found:
+    """Return every field that does not come back, as it was and as it came."""
+    back = read_beside(text, case.model, case.plan.num_devices)
+    found: Found = {path: (a, b) for path, a, b in differences(case.plan, canonical_plan(back.plan))}
+    found |= _trainer.lost_job(case.job, back.job)
+    found |= {path: pair for path, pair in _write.job_differences(case, back.job) if pair[0] != pair[1]}
+    if case.stack.runs.exporter != "nemo":
+        found["stack"] = (case.stack.name, back.stack.name)
+    return found
+
+
+def read_beside(text: str, model: Model, num_devices: int) -> Imported:
+    """Return the case of overrides of the recipe of a model."""
+    values = dict(flat_keys(_yaml.parse(text, "nemo.yaml")))
+    return _case(values, Launch(source="nemo.yaml"), Around(num_devices=num_devices), model)
