@@ -41,6 +41,8 @@ SERVING = {
     "decode_tokens_per_second": "tpot_seconds",
     "kv_cache_tokens": "kv_cache_tokens",
 }
+# inference-perf counts chunks of several tokens as one: what it prints is not the time of a token.
+OF_CHUNKS = {"inference_perf_demo": ("load.tpot_seconds",)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -68,13 +70,13 @@ class Residual:
 
 def residuals(rows: Iterable[Comparison]) -> list[Residual]:
     """Return the residuals of training and serving rows; toy runs count for memory alone, rows of quality C not."""
-    found: dict[tuple[str, str], Residual] = {}
+    found: dict[tuple[str, str, tuple[str, ...]], Residual] = {}
     for row in rows:
-        quantity = (TRAINING if row.kind == "training" else SERVING).get(row.metric)
+        quantity = row.headline or (TRAINING if row.kind == "training" else SERVING).get(row.metric)
         toy = row.source.startswith("megatron_ci") and quantity == "step_seconds"
         if quantity is None or toy or row.quality in ("C", "low") or not row.measured or not row.predicted:
             continue
-        if row.conditions is None:
+        if row.conditions is None or quantity in OF_CHUNKS.get(row.source, ()):
             continue
         ratio = row.measured / row.predicted
         typical = quantity == "step_seconds" and any(said.startswith("tuning: how well") for said in row.assumed)
@@ -93,7 +95,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             typical=typical and "fine-tuning" not in row.conditions.words,
             error=(ratio if "per_second" in row.metric else 1 / ratio) - 1,
         )
-        found.setdefault((quantity, row.case_id), one)
+        found.setdefault((quantity, row.case_id, row.conditions.words), one)
     return list(found.values())
 
 

@@ -13,7 +13,8 @@ from shardwise.answers._files import command_words
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plan_page import rejected
 from shardwise.answers._search_flags import LOAD_WHOLES, LOAD_WORDS, load_search_flags
-from shardwise.answers._serve import deployment_of, limit_lines, limits_of, rate_text, workload_of
+from shardwise.answers._serve import deployment_of, limits_of, workload_of
+from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.errors import InputError
 from shardwise.units import show_seconds
 
@@ -62,7 +63,9 @@ def ask(inputs: Inputs) -> LoadResult:
     asked = Inputs(values={k: v for k, v in inputs.values.items() if k not in searched})
     job, serving = deployment_of(asked, cluster)
     inputs.notes += [] if "engine" in inputs.values else asked.notes
-    options = LoadOptions(limits=limits, router=inputs.get("router", "round-robin"), serving=serving)
+    options = LoadOptions(
+        limits=limits, router=inputs.get("router", "round-robin"), serving=serving, risk=inputs.get("risk", 0.0)
+    )
     wanted = inputs.get("objective", "devices"), inputs.get("top", 3)
     try:
         found = plan_serve(model, cluster, workload, job, options, (space_of(inputs), *wanted))
@@ -168,6 +171,7 @@ def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[
         if found.nearest is not None:
             page.note(f"the last one simulated: {found.nearest.devices} devices, {describe(found.nearest)}")
             limit_lines(found.nearest, page, found.nearest.broken)
+            chance_line(found.nearest, page)
     page.note(
         f"{found.layouts:,} layouts and batch limits by the closed form, {found.simulated} simulated, "
         f"in {show_seconds(found.seconds)}", "dim",
@@ -190,6 +194,7 @@ def _best(page: Page, found: LoadResult, rate: str) -> None:
     page.label("BEST", title, "bold green", "bold")
     page.note(describe(best), "bold")
     limit_lines(best, page, found.limits)
+    chance_line(best, page)
     page.note(f"carries up to about {rate_text(best.capacity_per_second)}")
     if best.usd_per_hour is not None:
         page.note(f"${best.usd_per_hour:,.2f} an hour")
@@ -198,6 +203,7 @@ def _best(page: Page, found: LoadResult, rate: str) -> None:
         page.note(f"with {fewer.replicas} replicas:")
         if fewer.stable:
             limit_lines(fewer, page, fewer.broken)
+            chance_line(fewer, page)
         else:
             page.note(f"the queue grows by {rate_text(fewer.growth_per_second)}")
     for number, other in enumerate(found.best[1:], 2):

@@ -230,7 +230,9 @@ def serve_flags() -> dict[str, Flag]:
     from shardwise.plans import METRICS, QUANTILES
 
     limits = _flags(
-        "limits", *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS)
+        "limits",
+        *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS),
+        ("risk", k.CHANCE, "chance to carry the load within every limit, by published runs, such as 80%"),
     )
     return {**kept, **lengths, **load, **pools, **limits}
 

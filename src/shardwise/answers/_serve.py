@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,14 +11,14 @@ from shardwise.answers import _case
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import Inputs
 from shardwise.answers._files import command_words
-from shardwise.answers._page import FULL, Page, Segment, command_lines
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags
+from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError
 from shardwise.search import LoadRemedy, load_remedies
-from shardwise.serving.load import PERCENTILES, ServeReport, prefill_plan
-from shardwise.units import show_bytes, show_seconds
+from shardwise.serving.load import ServeReport, prefill_plan
 
 if TYPE_CHECKING:
+    from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
     from shardwise.serving import ServingOptions
@@ -225,8 +225,9 @@ def ask(inputs: Inputs) -> ServeReport:
     plan = replace(_case.make_plan(inputs), micro_batch=1)
     job, engine = deployment_of(inputs, cluster)
     options = LoadOptions(
-        limits=limits, router=inputs.get("router", "round-robin"), serving=engine, prefill=prefill_of(inputs, plan)
-    )
+        limits=limits, router=inputs.get("router", "round-robin"), serving=engine, prefill=prefill_of(inputs, plan),
+        risk=inputs.get("risk", 0.0),
+    )  # fmt: skip
     try:
         report = serve(model, cluster, plan, workload, job, options)
     except InputError as error:
@@ -260,139 +261,3 @@ def remedy_tree(one: LoadRemedy) -> dict[str, Any]:
         "seconds": seconds, "meets": one.report.meets, "devices": one.report.devices,
         "capacity": {"requests_per_second": one.report.capacity_per_second},
     }  # fmt: skip
-
-
-_ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queue": "queueing"}
-_STYLES = ("blue", "green", "cyan", "yellow", "magenta")
-
-
-def rate_text(value: float) -> str:
-    """Return a rate in words.
-
-    >>> rate_text(2.5)
-    '2.50 requests/s'
-    """
-    return f"{value:,.2f} requests/s"
-
-
-def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> None:
-    """Append a line for each limit: what it is about, and the limit."""
-    for limit in limits:
-        value = show_seconds(report.value(limit))
-        name = f"{limit.quantile} {_ROWS[limit.metric]}{f' of {limit.of}' if limit.of else ''}"
-        page.note(f"{name} is {value}, the limit {show_seconds(limit.seconds)}")
-        if report.floor(limit) > limit.seconds:
-            page.note(
-                f"  an empty replica takes {show_seconds(report.floor(limit))} on average: less load does not help"
-            )
-
-
-def _verdict(report: ServeReport, page: Page) -> None:
-    base = report.base
-    name = f"{base.case.model.name} on {report.devices} x {base.case.cluster.device.name}"
-    many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
-    if report.groups > 1:
-        many += f" of {report.groups} attention groups"
-    where = f"{name}: tp {base.plan.tp}, pp {base.plan.pp}, {many}, {base.case.engine.name}"
-    if report.prefill:
-        plan = report.prefill.base.plan
-        where += f"; prompts on {plan.dp} groups of tp {plan.tp}, pp {plan.pp}"
-    if not report.fits:
-        base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
-        page.label("NO FIT", where, "bold red", "bold")
-        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
-    elif not report.stable:
-        page.label("UNSTABLE", where, "bold red", "bold")
-        most = rate_text(report.capacity_per_second)
-        page.note(f"the queue grows by {rate_text(report.growth_per_second)}; stable up to {most}")
-    elif report.broken:
-        page.label("MISSES", where, "bold red", "bold")
-        limit_lines(report, page, report.broken)
-    else:
-        page.label("MEETS" if report.options.limits else "SERVES", where, "bold green", "bold")
-        limit_lines(report, page, report.options.limits)
-
-
-def _latencies(report: ServeReport, page: Page) -> None:
-    page.blank()
-    page.add(("LATENCY  of the server, from arrival", "bold"))
-    rows = [["", "mean", *PERCENTILES]]
-    for key, word in _ROWS.items():
-        found = report.latencies.get(key)
-        if found:
-            rows.append([word, *(show_seconds(found[name]) for name in ("mean", *PERCENTILES))])
-    for name, (_, latencies) in report.by_class.items():
-        for key in ("ttft", "tpot", "e2e"):
-            if latencies[key]:
-                rows.append([f"{_ROWS[key]} of {name}", *map(show_seconds, latencies[key].values())])
-    page.table(rows, right=(1, 2, 3, 4, 5), header=True, indent=0)
-
-
-def _load(report: ServeReport, page: Page) -> None:
-    tree = report.to_dict()
-    page.blank()
-    served = f"{rate_text(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
-    page.label("LOAD", f"serves {served}; carries up to about {rate_text(report.capacity_per_second)}")
-    if report.prefill:
-        first = tree["prefill"]
-        took, sent = show_seconds(first["prompt_seconds"]), show_seconds(first["transfer_seconds"])
-        page.note(f"prefill workers are busy {first['utilization']:.0%} of the time")
-        page.note(f"a prompt takes {took}, sending its cache {sent}")
-    running, waiting, cache = tree["running"], tree["waiting"], tree["kv"]
-    page.note(f"a replica runs {running['mean']:.1f} requests on average, {running['max']} at most")
-    page.note(f"and {waiting['mean']:.1f} wait on average, {waiting['max']} at most")
-    share = cache["used_max"] / cache["capacity_tokens"] if cache["capacity_tokens"] else 0.0
-    page.note(f"cache {cache['used_max']:,.0f} of {cache['capacity_tokens']:,} tokens a replica at most ({share:.0%})")
-    if tree["preemptions"]:
-        page.note(f"{tree['preemptions']:,} preemptions, {tree['recomputed_tokens']:,} tokens recomputed")
-    if tree["prefix_hit_share"]:
-        page.note(f"{tree['prefix_hit_share']:.0%} of prompt tokens come from the prefix cache")
-    if report.options.limits:
-        page.note(f"{report.goodput_share:.1%} of requests keep every limit")
-
-
-def _cost(report: ServeReport, page: Page) -> None:
-    hourly, million = report.usd_per_hour, report.usd_per_million_output_tokens
-    if hourly is not None:
-        text = f"${hourly:,.2f} an hour"
-        page.label("COST", text + (f", ${million:,.2f} a million output tokens" if million else ""))
-
-
-def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
-    """Append what each change of one field would do, as it was simulated."""
-    if not remedies:
-        return
-    limit = remedies[0].limit
-    page.blank()
-    page.add((f"REMEDIES  simulated, {limit.quantile} {_ROWS[limit.metric]} then", "bold"))
-    for one in remedies:
-        flag = f"--{one.field.replace('_', '-')} {one.value}"
-        devices = f" on {one.report.devices:,} devices" if one.field in ("dp", "tp") else ""
-        says = "keeps every limit" if one.report.meets else "a limit is still missed"
-        shown = show_seconds(one.seconds) if math.isfinite(one.seconds) else "grows"
-        page.note(f"{shown:>10}  {flag}{devices}: {says}", "bold" if one.report.meets else "")
-
-
-def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: Sequence[LoadRemedy] = ()) -> Page:
-    """Return the page of a deployment under load."""
-    page = Page(width)
-    _verdict(report, page)
-    if report.requests:
-        _latencies(report, page)
-        _load(report, page)
-        parts = report.why()
-        if parts:
-            page.blank()
-            whole = sum(seconds for _, seconds in parts)
-            segments = [Segment(word, s, FULL, _STYLES[i % 5]) for i, (word, s) in enumerate(parts)]
-            page.bar("WHY", segments, whole, f"p99 TTFT {show_seconds(report.latencies['ttft']['p99'])}")
-            for word, seconds in parts:
-                page.note(f"{show_seconds(seconds):>10}  {word}")
-    _remedies(page, remedies)
-    page.blank()
-    _cost(report, page)
-    page.blank()
-    page.label("ASSUMED", "")
-    page.items(report.assumptions)
-    command_lines(page, "AGAIN", words)
-    return page

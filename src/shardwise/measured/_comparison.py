@@ -52,6 +52,8 @@ class Comparison:
     refused: str = ""
     assumed: tuple[str, ...] = ()
     conditions: Conditions | None = None
+    headline: str = ""
+    """The headline whose band the row adds to, where its metric alone does not say so."""
 
     @property
     def relative_error(self) -> float | None:
@@ -78,6 +80,7 @@ class Prediction:
     fits: bool | None = None
     family: str = ""
     conditions: Conditions | None = None
+    headline: str = ""
 
 
 def rows_csv(rows: Iterable[Comparison]) -> str:

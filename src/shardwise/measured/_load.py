@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from shardwise.cost import band_of
 from shardwise.hardware import Lookup
 from shardwise.hardware._build import build_cluster
 from shardwise.measured._comparison import Prediction
@@ -17,7 +18,16 @@ from shardwise.measured._rules import read
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import InferReport, ServingOptions
-from shardwise.serving.load import LoadOptions, ServeReport, limits_of, policy_of, serve
+from shardwise.serving.load import (
+    CAPACITY,
+    LoadOptions,
+    ServeReport,
+    conditions_of,
+    headline_of,
+    limits_of,
+    policy_of,
+    serve,
+)
 
 # What `serve` calls the metrics of files; a suffix such as _p99 names the percentile, none the mean.
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "request_latency": "e2e"}
@@ -205,12 +215,21 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         if metric in ("ttft", "e2e") and "server-side" not in " ".join(record.notes) + " ".join(record.notes.values()):
             record.taken("client")
             value += read("engines.toml")["load"]["client_seconds"]
-    name = {"ttft": "ttft_seconds", "e2e": "request_seconds"}.get(metric, "tpot_seconds")
-    if not quantile:
-        name = "output_tokens_per_second"
-    interval = None
-    if name in report.base.interval:
-        low, high = report.base.interval[name]
-        centre = float(getattr(report.base, name))
-        interval = (value * low / centre, value * high / centre)
-    return Prediction(value=value, interval=interval, assumed=(), fits=report.base.fits)
+    headline, known = _headline(report, metric, quantile), conditions_of(report, quantile)
+    return Prediction(
+        value=value,
+        interval=band_of(headline, known).around(value) if headline else None,
+        assumed=(),
+        fits=report.base.fits,
+        headline=headline,
+        # Of tails one counts: the farthest.
+        conditions=known if headline and quantile not in ("p90", "p95") else None,
+    )
+
+
+def _headline(report: ServeReport, metric: str, quantile: str) -> str:
+    """Return the headline that a row's metric belongs to; none where throughput is what was asked, not carried."""
+    if quantile:
+        return headline_of(metric)
+    full = report.workload.arrivals.kind in ("closed", "burst") or report.steady.utilisation > 1
+    return CAPACITY if full else ""

@@ -54,6 +54,7 @@ from shardwise.plans._workload import (
     Arrivals,
     Length,
     Limit,
+    Metric,
     RequestClass,
     Workload,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "Length",
     "Limit",
     "LossKernel",
+    "Metric",
     "Moments",
     "Objective",
     "Optimizer",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.search._load_pools import pooled
@@ -19,9 +20,10 @@ from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
 from shardwise.search._space import IntRanges
 from shardwise.serving._capacity import cache_tokens_of
 from shardwise.serving._case import ServingCase
+from shardwise.serving._report import conditions_of
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, moments_of, serve
+from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, headline_of, moments_of, serve, with_tail
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
 from shardwise.serving.load._steady import Replicas, lanes_of, most_running
@@ -204,8 +206,16 @@ class LoadSearch:
         found = group.form.at(self.workload.arrivals.rate / replicas)
         kept = found.rate <= _FULLEST * found.capacity
         for limit in self.options.limits:
-            kept = kept & (least(found, empty, limit) <= limit.seconds)
+            kept = kept & (least(found, empty, limit) * self.margin(group.case, limit) <= limit.seconds)
         return kept
+
+    def margin(self, case: ServingCase, limit: Limit) -> float:
+        """Return how far a prediction has to lie below a limit, at least, for the chance that was asked."""
+        if not self.options.risk:
+            return 1.0
+        known = conditions_of(replace(case, plan=Plan()), family_of(case.cluster.device))
+        band = band_of(headline_of(limit.metric), with_tail(known, limit.quantile))
+        return max(band.at(self.options.risk), 1.0)
 
     def fewest(self, group: LoadGroup, devices: float) -> Any:
         """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do."""
@@ -277,7 +287,7 @@ class LoadSearch:
                 steady = group.form.at(rate)
                 kept = np.ones(len(rate), bool)
                 for limit in self.options.limits:
-                    kept &= least(steady, group.form.at(0.0), limit) <= limit.seconds
+                    kept &= least(steady, group.form.at(0.0), limit) * self.margin(group.case, limit) <= limit.seconds
                 for row in np.flatnonzero(kept).tolist():
                     user = 1 / max(float(steady.tpot_seconds[row]), 1e-9)
                     each = float(rate[row]) * output / float(group.devices[row])

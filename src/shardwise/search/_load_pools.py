@@ -109,7 +109,7 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
         alone = chained(_row(empty[0], i), _row(empty[1], np.s_[None, :, None]), sent, 1.0, last.form)
         kept = np.isfinite(both.e2e_seconds)
         for limit in search.options.limits:
-            kept = kept & (least(both, alone, limit) <= limit.seconds)
+            kept = kept & (least(both, alone, limit) * search.margin(case, limit) <= limit.seconds)
         devices = counts[0][i][:, None, None] * one.num_devices + (counts[1] * each[:, None])[None]
         devices = np.where(kept, devices, np.inf)
         for j in range(len(each)):

@@ -35,6 +35,20 @@ class ServingOptions:
     efficiencies: Efficiencies = Efficiencies()  # noqa: RUF009 (frozen)
 
 
+def conditions_of(case: ServingCase, family: str) -> Conditions:
+    """Return what decides how far published batches like that of a case were off, on a family of devices."""
+    said = {
+        "experts": case.model.has_experts,
+        "many ranks": case.plan.num_devices > _MANY_RANKS,
+        "narrow types": case.compute in _NARROW,
+        "narrow weights": case.format.bytes < _WIDE_BYTES,
+        "long prompts": case.job.input_tokens > _LONG,
+        "large batch": case.job.batch > _LARGE,
+    }
+    words = tuple(word for word, holds in said.items() if holds)
+    return Conditions(stack=case.engine.kernels, family=family, words=words, device=case.cluster.device.name)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class InferReport(Shown):
     """Memory, time and cost of one serving plan. Build one with `infer`.
@@ -247,18 +261,7 @@ class InferReport(Shown):
     @property
     def conditions(self) -> Conditions:
         """What decides how far published batches like this one were off."""
-        case = self.case
-        said = {
-            "experts": case.model.has_experts,
-            "many ranks": self.plan.num_devices > _MANY_RANKS,
-            "narrow types": case.compute in _NARROW,
-            "narrow weights": case.format.bytes < _WIDE_BYTES,
-            "long prompts": case.job.input_tokens > _LONG,
-            "large batch": case.job.batch > _LARGE,
-        }
-        words = tuple(word for word, holds in said.items() if holds)
-        device = case.cluster.device.name
-        return Conditions(stack=case.engine.kernels, family=self.evaluation.family, words=words, device=device)
+        return conditions_of(self.case, self.evaluation.family)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; bytes and seconds, None where a price is not known."""

@@ -1,6 +1,7 @@
 """Serving under load: workloads of requests over time, an engine's scheduler, and what users then wait."""
 
 from shardwise.serving._policy import Limits, Policy, limits_of, policy_of
+from shardwise.serving.load._bands import CAPACITY, around, conditions_of, headline_of, with_tail
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request, moments_of
@@ -9,6 +10,7 @@ from shardwise.serving.load._steady import Replicas, Steady
 from shardwise.serving.load._steps import StepTable
 
 __all__ = [
+    "CAPACITY",
     "PERCENTILES",
     "LengthMoments",
     "Limits",
@@ -21,9 +23,13 @@ __all__ = [
     "ServeReport",
     "Steady",
     "StepTable",
+    "around",
+    "conditions_of",
+    "headline_of",
     "limits_of",
     "moments_of",
     "policy_of",
     "prefill_plan",
     "serve",
+    "with_tail",
 ]

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from shardwise.cost import Band, band_of
 from shardwise.notebook import Item, Shown, show
-from shardwise.plans import Limit, Plan, Workload
+from shardwise.plans import Limit, Metric, Plan, Workload
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
+from shardwise.serving.load._bands import chance_of, chance_to_meet, conditions_of, interval_of
 from shardwise.serving.load._fleet import Router, attention_groups
-from shardwise.serving.load._requests import CAUSES, PERCENTILES, Request, Trace, latencies_of
+from shardwise.serving.load._requests import PERCENTILES, Request, Trace, latencies_of
 from shardwise.serving.load._steady import Steady
+from shardwise.serving.load._steps import StepTable
+from shardwise.serving.load._why import EXPLAINED, causes_of
 from shardwise.units import show_seconds
 
 
@@ -30,6 +34,8 @@ class LoadOptions:
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     balance_steps: int | None = None
     """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
+    risk: float = 0.0
+    """The chance, by published runs, with which all limits are to be kept."""
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
 
 
@@ -43,6 +49,7 @@ class PrefillReport:
     """The pool that computes prompts: its memory and what its workers did."""
 
     base: InferReport
+    table: StepTable
     traces: tuple[Trace, ...]
 
 
@@ -54,6 +61,7 @@ class ServeReport(Shown):
     """The deployment with its longest request alone: memory, weights, room of the cache."""
     workload: Workload
     policy: Policy
+    table: StepTable
     steady: Steady[float]
     """Closed form of one replica at its share of the load (of a closed loop: at its capacity)."""
     empty: Steady[float]
@@ -203,6 +211,20 @@ class ServeReport(Shown):
             return 0.0
         return float(getattr(self.empty, f"{'tpot' if limit.metric == 'itl' else limit.metric}_seconds"))
 
+    def band(self, headline: str, quantile: str = "") -> Band:
+        """Return the band of a headline in a percentile, by published runs under load."""
+        return band_of(headline, conditions_of(self, quantile))
+
+    @property
+    def interval(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Low, typical and high of percentiles and of what is carried: 8 of 10 published runs lie between."""
+        return interval_of(self)
+
+    @cached_property
+    def chance_to_meet(self) -> float:
+        """The chance that the model fits, the load is carried and every limit is kept, by published runs."""
+        return chance_to_meet(self)
+
     @property
     def broken(self) -> tuple[Limit, ...]:
         """The limits that are not kept."""
@@ -210,8 +232,8 @@ class ServeReport(Shown):
 
     @property
     def meets(self) -> bool:
-        """Whether the model fits, the load is carried and every limit kept."""
-        return self.fits and self.stable and not self.broken
+        """Whether the model fits, the load is carried and every limit kept, with the chance that was asked."""
+        return self.fits and self.stable and not self.broken and self.chance_to_meet >= self.options.risk
 
     @property
     def goodput_share(self) -> float:
@@ -260,31 +282,9 @@ class ServeReport(Shown):
         rate, hourly = self.output_tokens_per_second, self.usd_per_hour
         return None if hourly is None or not rate else hourly / 3600 / rate * 1e6
 
-    def why(self, name: str = "p99") -> list[tuple[str, float]]:
-        """Return the parts of the TTFT around a percentile, in seconds, largest first.
-
-        Means over the requests nearest to it, so that the parts add up to about the percentile.
-        """
-        ordered = sorted(self.requests, key=lambda r: r.ttft_seconds)
-        if not ordered:
-            return []
-        share = PERCENTILES.get(name, 0.5)
-        width = max(len(ordered) // 100, 5)
-        middle = round(share * (len(ordered) - 1))
-        near = ordered[max(middle - width, 0) : middle + width + 1]
-        waits = [sum(r.waits[i] for r in near) / len(near) for i in range(len(CAUSES))]
-        prompt = sum(r.prompt_seconds for r in near) / len(near)
-        sent = sum(r.transfer_seconds for r in near) / len(near)
-        joining = sum(r.first - r.scheduled for r in near) / len(near) - prompt - sent
-        words = (
-            "waiting for a sequence slot",
-            "waiting for cache",
-            "waiting for step tokens",
-            "rest of a running step",
-        )
-        parts = [*zip(words, waits, strict=True), ("own prompt", prompt), ("transfer of the cache", sent)]
-        parts.append(("joining the decode pool", joining))
-        return sorted(((word, seconds) for word, seconds in parts if seconds > 1e-9), key=lambda part: -part[1])
+    def why(self, metric: Metric = "ttft", name: str = "p99") -> list[tuple[str, float]]:
+        """Return the parts of the ttft, tpot or e2e around a percentile, in seconds, largest first."""
+        return causes_of(self, metric, name)
 
     def _of_a_replica(self) -> dict[str, dict[str, float | None]]:
         """Return what runs, what waits and what the cache holds, on average over the run and at most."""
@@ -308,10 +308,13 @@ class ServeReport(Shown):
     def _limits(self, of: str = "") -> list[dict[str, Any]]:
         """Return the limits on all requests, or on those of a class, and whether each is kept."""
         return [
-            {"metric": one.metric, "quantile": one.quantile, "seconds": one.seconds, "kept": one not in self.broken}
+            {
+                "metric": one.metric, "quantile": one.quantile, "seconds": one.seconds,
+                "kept": one not in self.broken, "chance": chance_of(self, one),
+            }
             for one in self.options.limits
             if one.of == of
-        ]
+        ]  # fmt: skip
 
     def _of_classes(self) -> dict[str, list[dict[str, Any]]]:
         """Return what happened to the requests of each class, nothing where there are none."""
@@ -347,6 +350,8 @@ class ServeReport(Shown):
         total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
         return {
             "meets": self.meets,
+            "chance_to_meet": self.chance_to_meet,
+            "risk": self.options.risk or None,
             "fits": self.fits,
             "stable": self.stable,
             "model": self.base.case.model.name,
@@ -364,6 +369,7 @@ class ServeReport(Shown):
             "capacity": {"requests_per_second": self.capacity_per_second},
             "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
             **_tree(self.latencies),
+            "interval": self.interval,
             **self._of_a_replica(),
             "preemptions": sum(t.preemptions for t in traces),
             "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
@@ -376,7 +382,9 @@ class ServeReport(Shown):
             "usd_per_million_output_tokens": self.usd_per_million_output_tokens,
             "limits": self._limits(),
             **self._of_classes(),
-            "why": [{"part": part, "seconds": value} for part, value in self.why()],
+            "why": {
+                metric: [{"part": part, "seconds": value} for part, value in self.why(metric)] for metric in EXPLAINED
+            },
             "method": {
                 "name": "simulated" if traces else "steady",
                 "requests": len(self.requests),

@@ -32,9 +32,9 @@ class Request:
     """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
 
     __slots__ = (
-        "arrival", "blocks", "cached_tokens", "end", "first", "held", "input_tokens", "joined", "kept", "kind",
-        "last_step", "made", "output_tokens", "past", "pinned", "preemptions", "prefilled", "ready", "remote",
-        "running", "scheduled", "seen", "stamp", "target", "user", "waits",
+        "arrival", "away", "beside", "blocks", "cached_tokens", "end", "first", "held", "input_tokens", "joined",
+        "kept", "kind", "last_step", "lost", "made", "others", "output_tokens", "past", "pinned", "preemptions",
+        "prefilled", "ready", "remote", "running", "scheduled", "seen", "stamp", "target", "user", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,21 @@ class Request:
         self.running, self.preemptions, self.kept = False, 0, 0
         self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
         self.seen: tuple[float, ...] = ()
+        self.beside = self.others = self.lost = 0.0
+        """Seconds after the first token: of prompts in its steps, of slower groups or batches in flight, sent away."""
+        self.away = -1.0
+
+    def start(self, spent: tuple[float, float], now: float) -> None:
+        """Let it decode from here on; what it was sent away for ends."""
+        self.seen = spent
+        if self.away >= 0:
+            self.lost, self.away = self.lost + now - self.away, -1.0
+
+    def settle(self, spent: tuple[float, float], away: float = -1.0) -> None:
+        """Book what its decode steps took beyond their own since it started, and when it is sent away."""
+        self.beside += spent[0] - self.seen[0]
+        self.others += spent[1] - self.seen[1]
+        self.away = away
 
     @property
     def prompt_blocks(self) -> int:

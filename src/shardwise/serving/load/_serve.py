@@ -183,9 +183,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
         fleet = Fleet(decode=pool, prefill=first, link=Transfer(asked.cluster, prefill.case, base.case, policy))
     steady, empty = fleet.at(rate), fleet.at(0.0)
     report = ServeReport(
-        base=base, workload=workload, policy=pool.policy, steady=steady, empty=empty, saturated=None, traces=(),
-        options=options, assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
-        prefill=PrefillReport(base=prefill, traces=()) if prefill else None,
+        base=base, workload=workload, policy=pool.policy, table=pool.table, steady=steady, empty=empty,
+        saturated=None, traces=(), options=options,
+        assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
+        prefill=PrefillReport(base=fleet.prefill.base, table=fleet.prefill.table, traces=()) if fleet.prefill else None,
     )  # fmt: skip
     fits = base.fits and (prefill is None or prefill.fits)
     if fits and report.open_loop and steady.utilisation > _NEAR:

@@ -63,6 +63,8 @@ class Scheduler:
         self.allocated: int | float = 0
         self.admitted = 0
         self.clocks = [0.0] * len(CAUSES)
+        self.spent = (0.0, 0.0)
+        """Seconds that steps took longer for prompts in them, and for other groups or batches in flight."""
         self.cause = STEP
         self.barred = False
         self.decided = 0.0
@@ -128,10 +130,19 @@ class Scheduler:
 
     def run(self, step: Step, steps: int, seconds: float) -> None:
         """Book so many iterations, each of so many seconds."""
+        prompts, others = self.spent
         if step.pieces:
+            beside = self.decoding if self.policy.mixed else 0
+            alone = self.table.decode(beside, self.contexts / beside) if beside else 0.0
+            self.spent = prompts + step.seconds - alone, others + seconds - step.seconds
             self._run_prompts(step.pieces, seconds)
-        else:
-            self._run_decodes(steps, seconds)
+            return
+        self.spent = prompts, others + steps * (seconds - self.repriced(step, steps))
+        self.trace.gaps.append((seconds / self.made, round(self.decoding * steps * self.made)))
+        self._pass_time(seconds * steps, seconds)
+        self.trace.iterations += steps
+        self._decoded(steps)
+        self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
 
     def _room(self) -> int:
         """Return the prompt tokens that a step has room for beside its decoding sequences."""
@@ -157,6 +168,7 @@ class Scheduler:
                 self.order.pop()
             request = self.order.pop()
             request.running = False
+            request.settle(self.spent, self.now)
             held = request.held - self.made * (request.last_step - self.step)
             request.made = min(round(held) - request.input_tokens, request.output_tokens)
             self.decoding -= 1
@@ -191,9 +203,8 @@ class Scheduler:
         """Return the pieces of prompts of the next step: those that run go on, then others are admitted in order."""
         pieces, room = [], self._room()
         for request in self.prompts:
-            if room <= 0:
+            if (tokens := min(request.target - request.past, room)) <= 0:
                 break
-            tokens = min(request.target - request.past, room)
             pieces.append((request, tokens))
             room -= tokens
         self.cause = STEP
@@ -230,7 +241,7 @@ class Scheduler:
             waits = [now - then for now, then in zip(self.clocks, request.seen, strict=True)]
             # Clocks advance by whole steps; what a request did not see of the step that ran when it came goes off.
             waits[STEP] += request.queue_seconds - sum(waits)
-            request.waits = tuple(waits)
+            request.waits, request.cached_tokens = tuple(waits), hit
             self.trace.hit_tokens += hit
         elif request.joined < 0:
             request.joined = self.now
@@ -317,6 +328,7 @@ class Scheduler:
         self.contexts += request.input_tokens + request.made
         self.used += 1
         request.running = True
+        request.start(self.spent, self.now)
         steps = math.ceil((request.output_tokens - request.made) / self.made - 1e-9)
         request.last_step = self.step + steps
         request.held = request.input_tokens + request.made + steps * self.made
@@ -345,14 +357,6 @@ class Scheduler:
             seconds = table.decode(count, context + (steps - 1) / 2)
         return Step((), steps, seconds, count)
 
-    def _run_decodes(self, steps: int, seconds: float) -> None:
-        """Book so many decode steps."""
-        self.trace.gaps.append((seconds / self.made, round(self.decoding * steps * self.made)))
-        self._pass_time(seconds * steps, seconds)
-        self.trace.iterations += steps
-        self._decoded(steps)
-        self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
-
     def _decoded(self, steps: int) -> None:
         """Book so many tokens of every decoding sequence, and let go those that have all of theirs."""
         tokens = self.decoding * steps * self.made
@@ -369,6 +373,7 @@ class Scheduler:
             if not request.running or request.last_step != last:
                 continue
             request.running = False
+            request.settle(self.spent)
             self.decoding -= 1
             self.contexts -= request.held
             self.used -= request.held + self.half

@@ -1,0 +1,190 @@
+"""A deployment under load as a page: verdict, percentiles with what published runs say of them, load, causes, cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shardwise.answers._page import FULL, Page, Segment, command_lines
+from shardwise.answers._train_page import show_chance
+from shardwise.search import LoadRemedy, focus
+from shardwise.serving.load import PERCENTILES, ServeReport, around, headline_of
+from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from shardwise.plans import Limit, Metric
+
+_ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queue": "queueing"}
+_STYLES = ("blue", "green", "cyan", "yellow", "magenta")
+
+
+def rate_text(value: float) -> str:
+    """Return a rate in words.
+
+    >>> rate_text(2.5)
+    '2.50 requests/s'
+    """
+    return f"{value:,.2f} requests/s"
+
+
+def _spread(report: ServeReport, metric: str, quantile: str, seconds: float) -> str:
+    """Return what published runs say of a percentile, in words."""
+    found = around(report.band(headline_of(metric), quantile), seconds)
+    low, typical, high = (show_seconds(found[name]) for name in ("low", "typical", "high"))
+    return f"typical {typical}, 8 of 10 published runs {low} to {high}"
+
+
+def chance_line(report: ServeReport, page: Page) -> None:
+    """Append the chance to fit, to carry the load and to keep every limit, and whether it is what was asked."""
+    if report.fits and report.stable:
+        risk = report.options.risk
+        wanted = f", and {risk:.0%} was asked: too risky" if report.chance_to_meet < risk else ""
+        what = "carry it and keep every limit" if report.options.limits else "carry it"
+        chance = f"chance to {what} {show_chance(report.chance_to_meet)}{wanted}"
+        page.note(chance, "bold yellow" if wanted else "dim")
+
+
+def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> None:
+    """Append a line for each limit: what it is about, and the limit."""
+    for limit in limits:
+        value = show_seconds(report.value(limit))
+        name = f"{limit.quantile} {_ROWS[limit.metric]}{f' of {limit.of}' if limit.of else ''}"
+        page.note(f"{name} is {value}, the limit {show_seconds(limit.seconds)}")
+        if math.isfinite(report.value(limit)):
+            page.note(f"  {_spread(report, limit.metric, limit.quantile, report.value(limit))}", "dim")
+        if report.floor(limit) > limit.seconds:
+            page.note(
+                f"  an empty replica takes {show_seconds(report.floor(limit))} on average: less load does not help"
+            )
+
+
+def _verdict(report: ServeReport, page: Page) -> None:
+    base = report.base
+    name = f"{base.case.model.name} on {report.devices} x {base.case.cluster.device.name}"
+    many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
+    if report.groups > 1:
+        many += f" of {report.groups} attention groups"
+    where = f"{name}: tp {base.plan.tp}, pp {base.plan.pp}, {many}, {base.case.engine.name}"
+    if report.prefill:
+        plan = report.prefill.base.plan
+        where += f"; prompts on {plan.dp} groups of tp {plan.tp}, pp {plan.pp}"
+    if not report.fits:
+        base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
+        page.label("NO FIT", where, "bold red", "bold")
+        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
+    elif not report.stable:
+        page.label("UNSTABLE", where, "bold red", "bold")
+        most = rate_text(report.capacity_per_second)
+        page.note(f"the queue grows by {rate_text(report.growth_per_second)}; stable up to {most}")
+    elif report.broken:
+        page.label("MISSES", where, "bold red", "bold")
+        limit_lines(report, page, report.broken)
+    elif not report.meets:
+        page.label("RISKY", where, "bold yellow", "bold")
+        limit_lines(report, page, report.options.limits)
+    else:
+        page.label("MEETS" if report.options.limits else "SERVES", where, "bold green", "bold")
+        limit_lines(report, page, report.options.limits)
+    chance_line(report, page)
+
+
+def _latencies(report: ServeReport, page: Page) -> None:
+    page.blank()
+    page.add(("LATENCY  of the server, from arrival", "bold"))
+    rows = [["", "mean", *PERCENTILES]]
+    for key, word in _ROWS.items():
+        found = report.latencies.get(key)
+        if found:
+            rows.append([word, *(show_seconds(found[name]) for name in ("mean", *PERCENTILES))])
+    for name, (_, latencies) in report.by_class.items():
+        for key in ("ttft", "tpot", "e2e"):
+            if latencies[key]:
+                rows.append([f"{_ROWS[key]} of {name}", *map(show_seconds, latencies[key].values())])
+    page.table(rows, right=(1, 2, 3, 4, 5), header=True, indent=0)
+    if not report.options.limits:
+        for metric in ("ttft", "tpot", "e2e"):
+            if p99 := report.latencies[metric].get("p99"):
+                page.note(f"p99 {_ROWS[metric]}: {_spread(report, metric, 'p99', p99)}", "dim")
+
+
+def _load(report: ServeReport, page: Page) -> None:
+    tree = report.to_dict()
+    page.blank()
+    served = f"{rate_text(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
+    page.label("LOAD", f"serves {served}; carries up to about {rate_text(report.capacity_per_second)}")
+    if report.open_loop:
+        band = report.interval["capacity"]["requests_per_second"]
+        page.note(f"8 of 10 published runs carry {band['low']:,.2f} to {rate_text(band['high'])}", "dim")
+    if report.prefill:
+        first = tree["prefill"]
+        took, sent = show_seconds(first["prompt_seconds"]), show_seconds(first["transfer_seconds"])
+        page.note(f"prefill workers are busy {first['utilization']:.0%} of the time")
+        page.note(f"a prompt takes {took}, sending its cache {sent}")
+    running, waiting, cache = tree["running"], tree["waiting"], tree["kv"]
+    page.note(f"a replica runs {running['mean']:.1f} requests on average, {running['max']} at most")
+    page.note(f"and {waiting['mean']:.1f} wait on average, {waiting['max']} at most")
+    share = cache["used_max"] / cache["capacity_tokens"] if cache["capacity_tokens"] else 0.0
+    page.note(f"cache {cache['used_max']:,.0f} of {cache['capacity_tokens']:,} tokens a replica at most ({share:.0%})")
+    if tree["preemptions"]:
+        page.note(f"{tree['preemptions']:,} preemptions, {tree['recomputed_tokens']:,} tokens recomputed")
+    if tree["prefix_hit_share"]:
+        page.note(f"{tree['prefix_hit_share']:.0%} of prompt tokens come from the prefix cache")
+    if report.options.limits:
+        page.note(f"{report.goodput_share:.1%} of requests keep every limit")
+
+
+def _cost(report: ServeReport, page: Page) -> None:
+    hourly, million = report.usd_per_hour, report.usd_per_million_output_tokens
+    if hourly is not None:
+        text = f"${hourly:,.2f} an hour"
+        page.label("COST", text + (f", ${million:,.2f} a million output tokens" if million else ""))
+
+
+def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
+    """Append what each change of one field would do, as it was simulated."""
+    if not remedies:
+        return
+    limit = remedies[0].limit
+    page.blank()
+    page.add((f"REMEDIES  simulated, {limit.quantile} {_ROWS[limit.metric]} then", "bold"))
+    for one in remedies:
+        flag = f"--{one.field.replace('_', '-')} {one.value}"
+        devices = f" on {one.report.devices:,} devices" if one.field in ("dp", "tp") else ""
+        says = "keeps every limit" if one.report.meets else "a limit is still missed"
+        shown = show_seconds(one.seconds) if math.isfinite(one.seconds) else "grows"
+        page.note(f"{shown:>10}  {flag}{devices}: {says}", "bold" if one.report.meets else "")
+
+
+def _why(page: Page, report: ServeReport, metric: Metric, quantile: str) -> None:
+    """Append where the seconds around a percentile go."""
+    parts = report.why(metric, quantile)
+    if not parts:
+        return
+    page.blank()
+    whole = sum(seconds for _, seconds in parts)
+    segments = [Segment(word, s, FULL, _STYLES[i % 5]) for i, (word, s) in enumerate(parts)]
+    value = show_seconds(report.latencies[metric][quantile])
+    page.bar("WHY", segments, whole, f"{quantile} {_ROWS[metric]} {value}")
+    for word, seconds in parts:
+        page.note(f"{show_seconds(seconds):>10}  {word}")
+
+
+def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: Sequence[LoadRemedy] = ()) -> Page:
+    """Return the page of a deployment under load."""
+    page = Page(width)
+    _verdict(report, page)
+    if report.requests:
+        _latencies(report, page)
+        _load(report, page)
+        limit = focus(report)
+        for metric, quantile in dict.fromkeys(((limit.metric, limit.quantile), ("e2e", "p99"))):
+            _why(page, report, "tpot" if metric == "itl" else metric, quantile)
+    _remedies(page, remedies)
+    page.blank()
+    _cost(report, page)
+    page.blank()
+    page.label("ASSUMED", "")
+    page.items(report.assumptions)
+    command_lines(page, "AGAIN", words)
+    return page

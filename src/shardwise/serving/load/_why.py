@@ -1,0 +1,84 @@
+"""Where the seconds of requests around a percentile go, cause by cause: waits, prompts, other requests, own decode.
+
+What a request would take alone is priced by the table of steps; the rest of each step is of those who share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from shardwise.plans import Metric
+from shardwise.serving.load._requests import PERCENTILES, Request
+
+if TYPE_CHECKING:
+    from shardwise.serving.load._report import ServeReport
+
+EXPLAINED: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
+_WAITS = ("waiting for a sequence slot", "waiting for cache", "waiting for step tokens", "rest of a running step")
+OWN_PROMPT, OWN_DECODE = "own prompt", "own decode steps"
+MATES, PROMPTS, OTHERS = "other requests in the steps of its prompt", "prompts of others", "other batches and groups"
+BATCH, LOST = "other sequences in its decode steps", "sent away: waiting and recomputing"
+
+
+def _near(requests: Sequence[Request], metric: Metric, name: str) -> list[Request]:
+    """Return the requests around a percentile, or around the median of a mean."""
+    key = attrgetter(f"{'tpot' if metric == 'itl' else metric}_seconds")
+    ordered = sorted((r for r in requests if key(r) is not None), key=key)
+    width = max(len(ordered) // 100, 5)
+    middle = round(PERCENTILES.get(name, 0.5) * (len(ordered) - 1))
+    return ordered[max(middle - width, 0) : middle + width + 1]
+
+
+def prompt_alone_seconds(report: ServeReport, request: Request) -> float:
+    """Return seconds of the prompt of a request in steps of its own, less what was cached."""
+    table = report.prefill.table if report.prefill else report.table
+    past, found = request.cached_tokens, 0.0
+    while past < request.input_tokens:
+        piece = min(request.input_tokens - past, table.step_tokens)
+        found += table.mixed(0, 0.0, [(piece, past)])
+        past += piece
+    return found
+
+
+def decode_alone_seconds(report: ServeReport, request: Request) -> float:
+    """Return seconds of the decode steps of a request that nobody shares."""
+    context = request.input_tokens + request.output_tokens / 2
+    return (request.output_tokens - 1) / report.table.made * report.table.decode(1, context)
+
+
+def _of_the_first_token(report: ServeReport, request: Request) -> dict[str, float]:
+    """Return seconds to the first token by cause."""
+    ran, sent = request.prompt_seconds, request.transfer_seconds
+    own = min(prompt_alone_seconds(report, request), ran)
+    joining = request.first - request.scheduled - ran - sent
+    parts = dict(zip(_WAITS, request.waits, strict=True))
+    return {
+        **parts, OWN_PROMPT: own, MATES: ran - own, "transfer of the cache": sent, "joining the decode pool": joining,
+    }  # fmt: skip
+
+
+def _of_the_rest(report: ServeReport, request: Request) -> dict[str, float]:
+    """Return seconds from the first to the last token by cause."""
+    whole = request.end - request.first
+    steps = whole - request.beside - request.others - request.lost
+    own = min(decode_alone_seconds(report, request), steps)
+    return {OWN_DECODE: own, BATCH: steps - own, PROMPTS: request.beside, OTHERS: request.others, LOST: request.lost}
+
+
+def causes_of(report: ServeReport, metric: Metric = "ttft", name: str = "p99") -> list[tuple[str, float]]:
+    """Return the parts of a latency around a percentile, in seconds, largest first; of TPOT those of one token.
+
+    Means over the requests nearest to it, so that the parts add up to about the percentile.
+    """
+    near = _near(report.requests, metric, name)
+    total: dict[str, float] = {}
+    for request in near:
+        parts = _of_the_first_token(report, request) if metric in ("ttft", "e2e") else {}
+        if metric != "ttft":
+            parts |= _of_the_rest(report, request)
+        each = max(request.output_tokens - 1, 1) if metric == "tpot" else 1
+        for word, seconds in parts.items():
+            total[word] = total.get(word, 0.0) + seconds / each / len(near)
+    return sorted(((word, seconds) for word, seconds in total.items() if seconds > 1e-9), key=lambda part: -part[1])

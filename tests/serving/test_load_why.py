@@ -1,0 +1,123 @@
+"""What is said beside percentiles under load: where their seconds go, how far to trust them, and the chance asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from command_line import run
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.serving import ServingOptions
+from shardwise.serving.load import LoadOptions, ServeReport, serve
+from shardwise.serving.load._why import LOST, OTHERS, OWN_DECODE, _of_the_first_token, _of_the_rest
+
+PLACES: dict[str, tuple[str, str, Plan, str]] = {
+    "one pool": ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), "vllm"),
+    "prompts first": ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), "sglang"),
+    "groups": ("deepseek-v2-lite", "4xh200-sxm-141gb", Plan(dp=4, ep=4), "vllm"),
+    "pipeline": ("llama-3.1-8b", "2xl40s", Plan(pp=2), "vllm"),
+    "pools": ("llama-3.1-8b", "2xh100-sxm-80gb", Plan(), "vllm"),
+}
+
+
+@cache
+def report_of(name: str, load: float = 0.6) -> ServeReport:
+    """Return the report of a deployment at a share of what it carries."""
+    model, cluster, plan, engine = PLACES[name]
+    asked = Workload(
+        input_tokens=Length(kind="lognormal", mean=1000, cv=0.5), output_tokens=Length(mean=100),
+        arrivals=Arrivals(rate=1e-3), count=1000,
+    )  # fmt: skip
+    prefill = Plan() if name == "pools" else None
+    options = LoadOptions(serving=ServingOptions(engine=engine), prefill=prefill)
+    empty = serve(load_model(model), Cluster.parse(cluster), plan, asked, Serving(), options)
+    rate = load * empty.steady.capacity * plan.dp
+    asked = replace(asked, arrivals=Arrivals(rate=rate))
+    return serve(load_model(model), Cluster.parse(cluster), plan, asked, Serving(), options)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_causes_add_up_to_what_each_request_took(name: str) -> None:
+    """Every cause is no less than nothing, and those of a request are its TTFT and the rest of its seconds."""
+    report = report_of(name)
+    assert len(report.requests) == 1000
+    for request in report.requests:
+        first, rest = _of_the_first_token(report, request), _of_the_rest(report, request)
+        assert sum(first.values()) == pytest.approx(request.ttft_seconds, rel=1e-9, abs=1e-9)
+        assert sum(rest.values()) == pytest.approx(request.end - request.first, rel=1e-9, abs=1e-9)
+        assert min(*first.values(), *rest.values()) > -1e-9
+
+
+@pytest.mark.parametrize("name", ["groups", "pipeline"])
+def test_who_waits_for_others_is_told_so(name: str) -> None:
+    """Groups of attention wait for the slowest, batches of a pipeline for their stages; one batch alone for nobody."""
+    assert dict(report_of(name).why("tpot"))[OTHERS] > 0
+    assert OTHERS not in dict(report_of("one pool").why("tpot"))
+
+
+def test_a_full_cache_is_a_cause() -> None:
+    """Requests that are sent away wait and are recomputed: those seconds are named, and are most of the longest."""
+    asked = Workload(
+        input_tokens=Length(mean=200), output_tokens=Length(mean=4000), arrivals=Arrivals(kind="burst"), count=400
+    )
+    cluster = Cluster.parse("1xl40s")
+    report = serve(load_model("llama-3.1-8b"), cluster, Plan(), asked, Serving(max_sequences=256), LoadOptions())
+    assert sum(trace.preemptions for trace in report.traces) > 10
+    assert dict(report.why("e2e"))[LOST] > 1.0
+
+
+def test_lighter_load_has_fewer_causes_of_others() -> None:
+    """On an empty replica tokens take their own decode steps alone."""
+    parts = dict(report_of("one pool", 0.01).why("tpot", "p50"))
+    assert parts[OWN_DECODE] > 0.97 * sum(parts.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(metric=st.sampled_from(["ttft", "tpot", "e2e"]), quantile=st.sampled_from(["mean", "p50", "p90", "p99"]),
+       shares=st.tuples(st.floats(0.2, 5), st.floats(0.2, 5)))  # fmt: skip
+def test_looser_limits_are_likelier(metric: str, quantile: str, shares: tuple[float, float]) -> None:
+    """The chance to keep a limit grows with it, and one more limit never makes all of them likelier."""
+    report = report_of("one pool")
+    value = report.latencies[metric][quantile]
+    low, high = (
+        replace(report, options=LoadOptions(limits=(Limit(metric=metric, quantile=quantile, seconds=value * share),)))
+        for share in sorted(shares)
+    )
+    assert 0 <= low.chance_to_meet <= high.chance_to_meet <= report.chance_to_meet <= 1
+
+
+def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
+    """Low, typical and high rise; tails are wider than means, and a load near capacity than a light one."""
+    report = report_of("one pool")
+    near = replace(report, steady=replace(report.steady, capacity=report.steady.rate / 0.95))
+
+    def width(one: ServeReport, metric: str, name: str) -> float:
+        band = one.interval[metric][f"{name}_seconds"]
+        assert band["low"] <= band["typical"] <= band["high"]
+        return band["high"] / band["low"]
+
+    for metric in ("ttft", "tpot", "e2e"):
+        assert width(report, metric, "p99") > width(report, metric, "mean")
+        assert width(near, metric, "mean") > width(report, metric, "mean")
+    carried = report.interval["capacity"]["requests_per_second"]
+    assert carried["low"] < report.capacity_per_second < carried["high"]
+    assert "queue" not in report.interval
+
+
+WORDS = ("serve", "llama-3.1-8b", "--on", "1xh100", "--rate", "2/s", "--requests", "1000")
+
+
+@pytest.mark.parametrize(("risk", "status"), [("10%", 0), ("99%", 1)])
+def test_the_chance_that_was_asked_decides(risk: str, status: int) -> None:
+    """A limit that is kept is not met where published runs make it less likely than was asked."""
+    seconds = run(*WORDS, "--json").tree["tpot"]["mean_seconds"]
+    done = run(*WORDS, "--mean-tpot", f"{1.2 * seconds}s", "--risk", risk, "--json")
+    assert done.status == status
+    assert done.tree["limits"][0]["kept"] and done.tree["meets"] == (status == 0)
+    assert 0 < done.tree["chance_to_meet"] <= done.tree["limits"][0]["chance"] < 1
