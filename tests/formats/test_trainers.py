@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shardwise.errors import InputError
-from shardwise.formats import Around, ExportCase, axolotl, import_file, llamafactory, nanotron, torchtune, transformers
+from shardwise.formats import (
+    Around,
+    ExportCase,
+    axolotl,
+    import_file,
+    llamafactory,
+    nanotron,
+    torchtune,
+    transformers,
+    verl,
+)
 from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -278,37 +288,6 @@ def test_nanotron_brings_back_every_field(
     assert back.num_devices == plan.num_devices and not back.unknown
 
 
-# Facts of NVIDIA-NeMo/Megatron-Bridge scripts/training and perf_recipes/deepseek/h100, as overrides of their recipes.
-LAUNCHED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("torchrun --nnodes 2 --nproc_per_node 8 scripts/training/run_recipe.py --mode pretrain -ep 8 \\\n"
-     "  --recipe qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config train.global_batch_size=512 dataset.seq_length=4096 \\\n"
-     "  model.recompute_granularity=selective 'model.recompute_modules=[moe_act]' ddp.grad_reduce_in_fp32=False\n",
-     {"model": "qwen3-30b-a3b", "num_devices": 16, "ep": 8, "modules": ("moe_act",), "precision": "bf16-grads16"}),
-    ("nemo llm pretrain --factory llama3_8b trainer.devices=8 trainer.num_nodes=2 data.seq_length=8192 \\\n"
-     "  trainer.strategy.tensor_model_parallel_size=2 data.global_batch_size=512 data.micro_batch_size=1\n",
-     {"model": "llama-3-8b", "num_devices": 16, "tp": 2, "dp": 8, "global_batch": 512}),
-    ("torchrun --nproc_per_node 8 run_recipe.py --recipe deepseek_v3_pretrain_1024gpu_h100_bf16_config -vp 4 -tp 2 \\\n"
-     "  -pp 8 -ep 64 -gb 16384 -mb 1 -sl 4096 model.recompute_granularity=selective --num_gpus 1024 \\\n"
-     "  'model.recompute_modules=[mla_up_proj, mlp]' 'model.pipeline_model_parallel_layout=Et|(tt|)*30mL'\n",
-     {"model": "deepseek-v3", "num_devices": 1024, "dp": 64, "ep": 64, "etp": 2, "vpp": 4,
-      "modules": ("mla_up_proj", "mlp"), "stage_layers": (1, *[2] * 30, 0)}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "facts"), LAUNCHED)
-def test_words_over_a_recipe_mean_what_its_launcher_does(text: str, facts: dict[str, Any], tmp_path: Path) -> None:
-    """Overrides on a command line set what they override, on the model and the devices that the recipe's name says."""
-    path = tmp_path / "run.sh"
-    path.write_text(text, encoding="utf-8")
-    case = import_file(path)
-    said = {"model": case.model.name if case.model else "", "num_devices": case.num_devices}
-    said |= {
-        field: getattr(record, field) for record in (case.plan, case.job) for field in facts if hasattr(record, field)
-    }
-    assert {field: said[field] for field in facts} == facts
-    assert not case.unknown and any("what the recipe itself sets" in text for text in case.assumed)
-
-
 REFUSED = (
     (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
     (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),
@@ -318,6 +297,7 @@ REFUSED = (
     (llamafactory, "llama-factory", {"tp": 2}, {"adapter": "ia3"}, {"tp", "adapter"}),
     (torchtune, "torchtune", {"cp": 2, "sharding": "fsdp"}, {"optimizer": "galore"}, {"cp", "optimizer"}),
     (nanotron, "nanotron", {"sharding": "zero3"}, {"precision": "fp8"}, {"sharding", "precision"}),
+    (verl, "verl", {"sharding": "fsdp", "tp": 2}, {}, {"tp", "method"}),
 )
 
 
@@ -362,6 +342,11 @@ def test_what_a_trainer_cannot_say_is_refused_by_name(
             "model: {tensor_model_parallel_size: 3}\ntrain:\n  global_batch_size: 8\n",
             "model.tensor_model_parallel_size",
         ),
+        (
+            "actor_rollout_ref: {actor: {ppo_micro_batch_size_per_gpu: 2, fsdp_config: {fsdp_size: 3}}}\n",
+            "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+        ),
+        ("actor_rollout_ref: {actor: {strategy: fsdp}}\n", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
         ("model: {_component_: torchtune.models.a.b}\ndtype: fp16\n_component_: torchtune.x\n", "dtype"),
     ],
 )

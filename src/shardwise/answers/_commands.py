@@ -235,6 +235,7 @@ TARGETS = (
         "torchtune",
         "nanotron",
         "nemo",
+        "verl",
     ),
     *SERVERS,
 )

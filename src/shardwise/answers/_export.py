@@ -34,12 +34,13 @@ _STACKS = {
     "torchtune": "torchtune",
     "nanotron": "nanotron",
     "nemo": "megatron-bridge",
+    "verl": "verl",
 }
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
 _ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}
 # What says when requests arrive.
 _LOADS = {"rate", "users", "trace", "arrivals"}
-_SHARDED = ("fsdp", "torchtitan")
+_SHARDED = ("fsdp", "torchtitan", "verl")
 
 
 def _complete(inputs: Inputs, target: str) -> None:

@@ -23,6 +23,7 @@ SYSTEMS = (
     "llamafactory",
     "nanotron",
     "torchtune",
+    "verl",
     "nemo",
     "transformers",
     "fsdp",
@@ -31,8 +32,8 @@ SYSTEMS = (
 )
 """The systems whose files are read, in the order in which they are asked; the last takes any script."""
 KINDS = (
-    "DeepSpeed's JSON, YAML of accelerate, axolotl, LLaMA-Factory, nanotron, torchtune, TRL, NeMo or Megatron-Bridge, "
-    "torchtitan's TOML"
+    "DeepSpeed's JSON, YAML of accelerate, axolotl, LLaMA-Factory, nanotron, torchtune, TRL, verl, NeMo or "
+    "Megatron-Bridge, torchtitan's TOML"
 )
 """The files that are read, in words."""
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}

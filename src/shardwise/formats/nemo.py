@@ -160,19 +160,7 @@ def _settle(keys: Keys, r: Reader, model: Model | None) -> None:
     if r.has("pipeline_model_parallel_layout"):
         _take_layout(r)
     elif not r.has("num_layers"):
-        counted = [name for name in _COUNTED if r.has(name) and given[name] is not False]
-        for name in counted:
-            rule = "counts layers, and the file does not say how many there are"
-            r.fail(name, rule, "state model.num_layers, or give a script that names the recipe")
-            del given[name]
-        chunks = r.count("num_virtual_stages_per_pipeline_rank") * r.count("pipeline_model_parallel_size")
-        given["num_layers"] = min(chunks, 10**6) * 1000
-
-
-_COUNTED = (
-    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)  # fmt: skip
+        _plan.stand_in_layers(r, "state model.num_layers, or give a script that names the recipe")
 
 
 def _take_layout(r: Reader) -> None:

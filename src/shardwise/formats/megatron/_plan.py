@@ -118,6 +118,23 @@ def _pieces(r: Reader, pp: int) -> tuple[tuple[int, ...], int]:
     return (() if len(set(pieces)) == 1 else pieces), vpp
 
 
+COUNTED = (
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+"""Arguments that count the layers of stages."""
+
+
+def stand_in_layers(r: Reader, remedy: str) -> None:
+    """Put layers that all stages share where a file leaves their number to the model; what counts them is a problem."""
+    for name in COUNTED:
+        if r.has(name) and r.given.values[name] is not False:
+            r.fail(name, "counts layers, and the file does not say how many there are", remedy)
+            del r.given.values[name]
+    pieces = r.count("pipeline_model_parallel_size") * r.count("num_virtual_stages_per_pipeline_rank")
+    r.given.values["num_layers"] = min(pieces, 10**6) * 1000
+
+
 def _virtual(r: Reader, pp: int, sizes: list[int]) -> int:
     """Return the chunks of a stage; without a pipeline Megatron-LM has one model and no chunks."""
     derived = r.given.values.get("virtual_pipeline_model_parallel_size")
