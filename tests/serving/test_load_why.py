@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,8 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
-from shardwise.serving.load import LoadOptions, ServeReport, serve
+from shardwise.serving.load import SIGNALS, Autoscale, LoadOptions, ServeReport, serve
+from shardwise.serving.load._autoscale import Signal
 from shardwise.serving.load._why import LOST, OTHERS, OWN_DECODE, _of_the_first_token, _of_the_rest
 
 PLACES: dict[str, tuple[str, str, Plan, str]] = {
@@ -121,3 +123,67 @@ def test_the_chance_that_was_asked_decides(risk: str, status: int) -> None:
     assert done.status == status
     assert done.tree["limits"][0]["kept"] and done.tree["meets"] == (status == 0)
     assert 0 < done.tree["chance_to_meet"] <= done.tree["limits"][0]["chance"] < 1
+
+
+def scaled(rule: Autoscale | None, replicas: int = 4, **more: Any) -> ServeReport:
+    """Return Llama-3.1-8B behind a router by load, its replicas as a rule has them, under bursty requests."""
+    fields: dict[str, Any] = {"arrivals": Arrivals(kind="gamma", rate=20.0, cv=3.0), "count": 1500}
+    asked = Workload(input_tokens=Length(mean=800), output_tokens=Length(mean=150), **(fields | more))
+    options = LoadOptions(router="least-loaded", autoscale=rule)
+    cluster = Cluster.parse(f"{replicas}xh100-sxm-80gb")
+    return serve(load_model("llama-3.1-8b"), cluster, Plan(dp=replicas), asked, None, options)
+
+
+def test_as_many_replicas_at_least_as_at_most_are_a_fixed_fleet() -> None:
+    """Where the rule may neither start nor stop any, every request has the seconds of replicas that stay."""
+    fixed, same = scaled(None), scaled(Autoscale(metric="requests", target=1, start_seconds=60, least=4))
+    for metric in ("ttft", "e2e"):
+        assert same.latencies[metric] == pytest.approx(fixed.latencies[metric], rel=1e-9)
+    assert same.scaling is not None and same.scaling.started == 4
+    assert same.scaling.replica_seconds == pytest.approx(4 * same.scaling.span_seconds)
+
+
+@settings(max_examples=12, deadline=None)
+@given(metric=st.sampled_from(SIGNALS), target=st.floats(0.05, 1.0), start=st.floats(0, 60), least=st.integers(1, 3))
+def test_replicas_that_follow_the_load_end_what_they_were_sent(
+    metric: Signal, target: float, start: float, least: int
+) -> None:
+    """Every request ends with all its tokens, and no more replicas are paid for than there are at most."""
+    target *= 1 if metric in ("cache", "load") else 20
+    rule = Autoscale(metric=metric, target=target, start_seconds=start, least=least, keep_seconds=30)
+    report = scaled(rule, finite=True)
+    found = report.scaling
+    assert found is not None and len(report.requests) == 1500
+    assert len({id(r) for r in report.requests}) == 1500 and all(0 <= r.first < r.end for r in report.requests)
+    assert least <= found.most <= 4 and all(least <= count <= 4 for _, count in found.replicas)
+    assert 0.999 * least * found.span_seconds <= found.replica_seconds <= 4.001 * found.span_seconds
+    assert report.to_dict()["running"]["mean"] <= report.to_dict()["running"]["max"]
+
+
+def test_replicas_that_start_at_once_serve_better_than_late_ones() -> None:
+    """A longer start has requests wait longer; looser targets are paid for fewer replicas."""
+    late, soon = (scaled(Autoscale(metric="load", target=0.6, start_seconds=s), finite=True) for s in (60.0, 1.0))
+    assert soon.latencies["ttft"]["mean"] < late.latencies["ttft"]["mean"]
+    loose = scaled(Autoscale(metric="load", target=1.0, start_seconds=1.0), finite=True)
+    assert loose.scaling is not None and soon.scaling is not None
+    assert loose.scaling.mean_replicas < soon.scaling.mean_replicas
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--autoscale", "running"), "autoscale"),
+        (("--autoscale", "running:32"), "startup_time"),
+        (("--autoscale", "speed:3", "--startup-time", "60s"), "autoscale"),
+        (("--autoscale", "running:0", "--startup-time", "60s"), "autoscale"),
+        (("--autoscale", "cache:80", "--startup-time", "60s"), "autoscale"),
+        (("--autoscale", "running:nan", "--startup-time", "60s"), "autoscale"),
+        (("--autoscale", "running:8", "--startup-time", "60s", "--min-replicas", "3"), "min_replicas"),
+        (("--startup-time", "60s"), "startup_time"),
+        (("--min-replicas", "1"), "min_replicas"),
+    ],
+)
+def test_rules_that_no_replica_can_follow_are_refused(words: tuple[str, ...], field: str) -> None:
+    """Exit status 2, and the field that is wrong or missing."""
+    done = run(*WORDS, *words, "--json")
+    assert done.status == 2 and field in {problem["field"] for problem in done.tree["error"]["problems"]}

@@ -214,6 +214,19 @@ def serve_flags() -> dict[str, Flag]:
         ("prefill_pp", k.WHOLE, "pipeline stages of a prefill worker; left out, as the others"),
         ("prefill_ep", k.WHOLE, "ranks that experts of a prefill worker are spread over; left out, as the others"),
     )
+    scaling = _flags(
+        "autoscaling",
+        (
+            "autoscale",
+            k.TEXT,
+            "start and stop replicas by METRIC:TARGET, the mean of each: running:32, requests:32 (running or waiting), "
+            "queue:4, cache:0.8 or load:0.7 of what it carries",
+        ),
+        ("startup_time", k.SECONDS, "from the decision to a replica that takes requests"),
+        ("min_replicas", k.WHOLE, "fewest replicas; left out, one"),
+        ("scale_interval", k.SECONDS, "how often the metric is looked at; left out, 15s"),
+        ("scale_down_after", k.SECONDS, "how long fewer must have been enough to stop one; left out, 300s"),
+    )
     lengths = _flags(
         "job",
         ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
@@ -234,7 +247,7 @@ def serve_flags() -> dict[str, Flag]:
         *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS),
         ("risk", k.CHANCE, "chance to carry the load within every limit, by published runs, such as 80%"),
     )
-    return {**kept, **lengths, **load, **pools, **limits}
+    return {**kept, **lengths, **load, **pools, **scaling, **limits}
 
 
 # What a limit holds against a report: the value, and whether it may not be more.
@@ -300,6 +313,7 @@ _FOUND = (
     "speed",
     "finite",
     "order",
+    *("autoscale", "startup_time", "min_replicas", "scale_interval", "scale_down_after"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardwise.hardware import Cluster
     from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
     from shardwise.serving import ServingOptions
+    from shardwise.serving.load import Autoscale
 
 
 _USUAL = {"input_tokens": 512, "output_tokens": 128}
@@ -212,6 +213,35 @@ def prefill_of(inputs: Inputs, plan: Plan) -> Plan | None:
     return prefill_plan(plan, workers, **{name.removeprefix("prefill_"): inputs.values[name] for name in said})
 
 
+_SCALING = ("startup_time", "min_replicas", "scale_interval", "scale_down_after")
+
+
+def autoscale_of(inputs: Inputs) -> Autoscale | None:
+    """Return when replicas are started and stopped, None where all run all the time; records what is missing."""
+    from shardwise.serving.load import Autoscale
+
+    given = inputs.values
+    if "autoscale" not in given:
+        if said := [key for key in _SCALING if key in given]:
+            rule = "is of replicas that follow the load"
+            inputs.fail(said[0], given[said[0]], rule, "add --autoscale running:32")
+        return None
+    metric, _, text = str(given["autoscale"]).partition(":")
+    try:
+        target = float(text)
+    except ValueError:
+        inputs.fail("autoscale", given["autoscale"], "is not METRIC:TARGET", "write for example running:32")
+        return None
+    if "startup_time" not in given:
+        rule = "is not known: it depends on image, disk and network"
+        inputs.fail("startup_time", None, rule, "measure it, and state for example --startup-time 90s")
+    return Autoscale(
+        metric=cast(Any, metric), target=target, start_seconds=given.get("startup_time", 0.0),
+        least=given.get("min_replicas", 1), interval_seconds=given.get("scale_interval", 15.0),
+        keep_seconds=given.get("scale_down_after", 300.0),
+    )  # fmt: skip
+
+
 def ask(inputs: Inputs) -> ServeReport:
     """Return the report of a deployment under load; raises `InputError` with every problem."""
     from shardwise.serving.load import LoadOptions, serve
@@ -226,7 +256,7 @@ def ask(inputs: Inputs) -> ServeReport:
     job, engine = deployment_of(inputs, cluster)
     options = LoadOptions(
         limits=limits, router=inputs.get("router", "round-robin"), serving=engine, prefill=prefill_of(inputs, plan),
-        risk=inputs.get("risk", 0.0),
+        autoscale=autoscale_of(inputs), risk=inputs.get("risk", 0.0),
     )  # fmt: skip
     try:
         report = serve(model, cluster, plan, workload, job, options)

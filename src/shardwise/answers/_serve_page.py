@@ -134,6 +134,18 @@ def _load(report: ServeReport, page: Page) -> None:
         page.note(f"{report.goodput_share:.1%} of requests keep every limit")
 
 
+def _scaling(report: ServeReport, page: Page) -> None:
+    """Append how many replicas there were, where they followed the load."""
+    if report.scaling is None:
+        return
+    tree = report.scaling.to_dict(report.devices // report.replicas)
+    spared = 1 - tree["device_hours"] / tree["fixed_device_hours"]
+    page.blank()
+    mean, most = tree["replicas"]["mean"], tree["replicas"]["max"]
+    page.label("SCALING", f"{mean:.1f} replicas on average, {most} at most, {tree['started']} started in all")
+    page.note(f"{tree['device_hours']:,.1f} device-hours, {spared:.0%} less than {most} replicas all the time")
+
+
 def _cost(report: ServeReport, page: Page) -> None:
     hourly, million = report.usd_per_hour, report.usd_per_million_output_tokens
     if hourly is not None:
@@ -177,6 +189,7 @@ def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: 
     if report.requests:
         _latencies(report, page)
         _load(report, page)
+        _scaling(report, page)
         limit = focus(report)
         for metric, quantile in dict.fromkeys(((limit.metric, limit.quantile), ("e2e", "p99"))):
             _why(page, report, "tpot" if metric == "itl" else metric, quantile)

@@ -1,6 +1,7 @@
 """Serving under load: workloads of requests over time, an engine's scheduler, and what users then wait."""
 
 from shardwise.serving._policy import Limits, Policy, limits_of, policy_of
+from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import CAPACITY, around, conditions_of, headline_of, with_tail
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
@@ -12,6 +13,8 @@ from shardwise.serving.load._steps import StepTable
 __all__ = [
     "CAPACITY",
     "PERCENTILES",
+    "SIGNALS",
+    "Autoscale",
     "LengthMoments",
     "Limits",
     "LoadOptions",

@@ -92,9 +92,14 @@ class Routing:
     """Sends requests to groups of replicas; where it is `clocked` others run them, in the order of their clocks."""
 
     def __init__(self, engines: list[Replica], router: Router, seed: int, clocked: bool = False) -> None:
-        self.engines, self.router, self.sent, self.clocked = engines, router, 0, clocked
-        self.every = [group for engine in engines for group in engine.groups]
+        self.router, self.sent, self.clocked = router, 0, clocked
         self.random = Random(f"router {seed}")
+        self.over(engines)
+
+    def over(self, engines: list[Replica]) -> None:
+        """Send to these replicas from here on."""
+        self.engines = engines
+        self.every = [group for engine in engines for group in engine.groups]
 
     def group(self, request: Request, at: float) -> Scheduler:
         """Return the group that a request goes to; to look at loads all that happens before is simulated first.

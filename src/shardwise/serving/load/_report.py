@@ -13,12 +13,14 @@ from shardwise.notebook import Item, Shown, show
 from shardwise.plans import Limit, Metric, Plan, Workload
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
-from shardwise.serving.load._bands import chance_of, chance_to_meet, conditions_of, interval_of
+from shardwise.serving.load._autoscale import Autoscale, Scaling
+from shardwise.serving.load._bands import chance_to_meet, conditions_of, interval_of
 from shardwise.serving.load._fleet import Router, attention_groups
 from shardwise.serving.load._requests import PERCENTILES, Request, Trace, latencies_of
 from shardwise.serving.load._steady import Steady
 from shardwise.serving.load._steps import StepTable
-from shardwise.serving.load._why import EXPLAINED, causes_of
+from shardwise.serving.load._tree import tree_of
+from shardwise.serving.load._why import causes_of
 from shardwise.units import show_seconds
 
 
@@ -34,14 +36,11 @@ class LoadOptions:
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     balance_steps: int | None = None
     """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
+    autoscale: Autoscale | None = None
+    """When replicas are started and stopped; None: all of them run all the time."""
     risk: float = 0.0
     """The chance, by published runs, with which all limits are to be kept."""
     serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
-
-
-def _tree(latencies: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return latencies with the unit in the name of each value."""
-    return {m: {f"{name}_seconds": value for name, value in found.items()} for m, found in latencies.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +73,8 @@ class ServeReport(Shown):
     assumptions: tuple[str, ...]
     prefill: PrefillReport | None = None
     """The pool that computes prompts, where another decodes."""
+    scaling: Scaling | None = None
+    """How many replicas there were, where they followed the load."""
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
@@ -107,7 +108,7 @@ class ServeReport(Shown):
         return self.base.fits and (self.prefill is None or self.prefill.base.fits)
 
     @property
-    def _every(self) -> tuple[Trace, ...]:
+    def all_traces(self) -> tuple[Trace, ...]:
         """What the replicas of all pools did."""
         return (*self.traces, *(self.prefill.traces if self.prefill else ()))
 
@@ -272,9 +273,10 @@ class ServeReport(Shown):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars an hour of all devices, None without a price."""
+        """Dollars an hour of all devices that run, None without a price."""
         price = self.base.case.cluster.usd_per_device_hour
-        return None if price is None else price * self.devices
+        running = self.scaling.mean_replicas / self.replicas if self.scaling else 1.0
+        return None if price is None else price * self.devices * running
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -286,110 +288,6 @@ class ServeReport(Shown):
         """Return the parts of the ttft, tpot or e2e around a percentile, in seconds, largest first."""
         return causes_of(self, metric, name)
 
-    def _of_a_replica(self) -> dict[str, dict[str, float | None]]:
-        """Return what runs, what waits and what the cache holds, on average over the run and at most."""
-        traces, whole = self.traces, self.span_seconds * self.base.plan.dp
-        seconds = (
-            sum(t.running_seconds for t in traces),
-            sum(r.queue_seconds for r in self.requests),
-            sum(t.cache_token_seconds for t in traces),
-        )
-        running, waiting, used = (one / whole if whole else None for one in seconds)
-        return {
-            "running": {"mean": running, "max": max((t.most_running for t in traces), default=None)},
-            "waiting": {"mean": waiting, "max": max((t.most_waiting for t in traces), default=None)},
-            "kv": {
-                "capacity_tokens": self.base.kv_cache_tokens,
-                "used_mean": used,
-                "used_max": max((t.most_cache_tokens for t in traces), default=None),
-            },
-        }
-
-    def _limits(self, of: str = "") -> list[dict[str, Any]]:
-        """Return the limits on all requests, or on those of a class, and whether each is kept."""
-        return [
-            {
-                "metric": one.metric, "quantile": one.quantile, "seconds": one.seconds,
-                "kept": one not in self.broken, "chance": chance_of(self, one),
-            }
-            for one in self.options.limits
-            if one.of == of
-        ]  # fmt: skip
-
-    def _of_classes(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what happened to the requests of each class, nothing where there are none."""
-        found = []
-        for one in self.workload.classes:
-            part, latencies = self.by_class.get(one.name, ([], {}))
-            head = {"name": one.name, "share": one.share, "requests": len(part), "limits": self._limits(one.name)}
-            found.append(head | _tree(latencies))
-        return {"classes": found} if found else {}
-
-    def _of_prefill(self) -> dict[str, Any] | None:
-        """Return the pool that computes prompts, and the seconds of sending their cache; None where one does both."""
-        if self.prefill is None:
-            return None
-        plan, traces, count = self.prefill.base.plan, self.prefill.traces, max(len(self.requests), 1)
-        busy = sum(t.busy_seconds for t in traces) / max(sum(t.seconds for t in traces), 1e-12)
-        return {
-            "plan": {axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep")},
-            "devices": plan.num_devices,
-            "utilization": busy if traces else None,
-            "prompt_seconds": sum(r.prompt_seconds for r in self.requests) / count if self.requests else None,
-            "transfer_seconds": sum(r.transfer_seconds for r in self.requests) / count if self.requests else None,
-        }
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
-
-        `running`, `waiting` and `kv` are of one replica, of one of its queues where attention is data
-        parallel or pipeline stages have several batches in flight.
-        """
-        traces = self._every
-        offered = self.workload.arrivals.rate or (self.requests_per_second if self.requests else None)
-        total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
-        return {
-            "meets": self.meets,
-            "chance_to_meet": self.chance_to_meet,
-            "risk": self.options.risk or None,
-            "fits": self.fits,
-            "stable": self.stable,
-            "model": self.base.case.model.name,
-            "plan": {axis: getattr(self.base.plan, axis) for axis in ("tp", "pp", "dp", "ep")},
-            "engine": self.base.case.engine.name,
-            "load": {"requests_per_second": offered, "growth_per_second": self.growth_per_second},
-            "served": {
-                "requests_per_second": self.requests_per_second if self.requests else None,
-                "output_tokens_per_second": self.output_tokens_per_second if self.requests else None,
-            },
-            "goodput": {
-                "share": self.goodput_share if self.requests else None,
-                "requests_per_second": self.goodput_share * self.requests_per_second if self.requests else None,
-            },
-            "capacity": {"requests_per_second": self.capacity_per_second},
-            "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
-            **_tree(self.latencies),
-            "interval": self.interval,
-            **self._of_a_replica(),
-            "preemptions": sum(t.preemptions for t in traces),
-            "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
-            "prefix_hit_share": sum(t.hit_tokens for t in traces) / total if total else None,
-            "replicas": self.replicas,
-            "attention_dp": self.groups,
-            "devices": self.devices,
-            "prefill": self._of_prefill(),
-            "usd_per_hour": self.usd_per_hour,
-            "usd_per_million_output_tokens": self.usd_per_million_output_tokens,
-            "limits": self._limits(),
-            **self._of_classes(),
-            "why": {
-                metric: [{"part": part, "seconds": value} for part, value in self.why(metric)] for metric in EXPLAINED
-            },
-            "method": {
-                "name": "simulated" if traces else "steady",
-                "requests": len(self.requests),
-                "iterations": sum(t.iterations for t in traces),
-                "seed": self.workload.seed,
-            },
-            "assumptions": list(self.assumptions),
-        }
+        """Return the record that `--json` prints; seconds, requests a second, None where a value is not known."""
+        return tree_of(self)

@@ -11,7 +11,8 @@ from shardwise.plans import Plan, Serving, Workload
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
-from shardwise.serving.load._fleet import Fleet, Pool, Transfer
+from shardwise.serving.load._autoscale import Autoscale, Autoscaler
+from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Stage
@@ -30,12 +31,27 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
     if base.fits and prompt + made > base.kv_cache_tokens:
         rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
         found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
+    if options.autoscale:
+        found.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
     for limit in options.limits:
         found.items.extend(limit.problems().items)
         needed = limit.needed_of(workload)
         if workload.count < needed:
             rule = f"are too few for a {limit.quantile}{f' of {limit.of}' if limit.of else ''}: {needed} are needed"
             found.add("requests", workload.count, rule, f"use {needed} or more")
+    return found
+
+
+def _scaling_problems(base: InferReport, workload: Workload, options: LoadOptions, rule: Autoscale) -> Problems:
+    """Return why replicas of a deployment cannot follow the load so."""
+    found, most = rule.problems(), base.plan.dp // attention_groups(base)
+    if rule.least > most:
+        found.add("min_replicas", rule.least, f"is more than the {most} replicas that fill the devices", f"use {most}")
+    if workload.arrivals.kind in ("closed", "burst"):
+        what = "users stay with their replica" if workload.arrivals.kind == "closed" else "all requests come at once"
+        found.add("autoscale", rule.metric, f"has nothing to follow: {what}", "give --rate or --trace")
+    if options.prefill is not None:
+        found.add("autoscale", rule.metric, "is of one pool of replicas", "leave out --prefill-workers")
     return found
 
 
@@ -196,6 +212,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
         report = replace(report, assumptions=(*report.assumptions, said))
     if not fits or report.hopeless:
         return report
+    if options.autoscale:
+        own = Autoscaler(pool, options.autoscale, (options.router, workload.seed), report.replicas)
+        ran, scaling = own.run(requests_of(workload, workload.count))
+        return replace(report, traces=tuple(ran), scaling=scaling)
     prompts, traces = fleet.run(workload, options.router)
     if report.prefill:
         report = replace(report, prefill=replace(report.prefill, traces=tuple(prompts)))
