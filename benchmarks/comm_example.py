@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shardwise as sw
-from shardwise.answers._comm_page import comm_page
+from shardwise.answers._comm import comm_page
 from shardwise.models import MLP, Attention, Block
 
 

@@ -147,3 +147,14 @@ def counted(number: float, noun: str) -> str:
     """
     many = f"{noun}es" if noun.endswith(("ch", "sh", "s", "x")) else f"{noun}s"
     return f"{number:.15g} {noun if number == 1 else many}"
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """Return a share as a percentage; beyond tenfold as a factor.
+
+    >>> percent(0.0512), percent(-0.0512, True), percent(23.4)
+    ('5.1%', '-5.1%', 'x24')
+    """
+    if value > 10:
+        return f"x{value + 1:.0f}"
+    return f"{value:+.1%}" if signed else f"{value:.1%}"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shardwise.answers import _commands, _converters
-from shardwise.answers._case import Inputs, read_values
 from shardwise.answers._files import command_words, read_case, write_case
+from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._run import case_of, scan, split
 
 CASE = [

@@ -10,8 +10,8 @@ import pytest
 
 import shardwise as sw
 from command_line import run
-from shardwise.answers._comm import comm_tree
-from shardwise.answers._comm_page import comm_page, group_lines
+from shardwise.answers._comm import comm_page, group_lines
+from shardwise.answers._comm_tree import comm_tree
 
 SMALL = ("comm", "gpt2", "--on", "16xh100", "--tp", "2", "--pp", "2", "--micro-batch", "4", "--global-batch", "512")
 LARGE = ("comm", "llama-3.1-405b", "--on", "16384xh100", "--tp", "8", "--cp", "2", "--pp", "16", "--micro-batch", "1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.answers._train import peak_parts
+from shardwise.answers._train_tree import peak_parts
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import parts
 from shardwise.models import load_model

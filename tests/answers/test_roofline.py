@@ -14,7 +14,7 @@ import shardwise as sw
 from command_line import run
 from shardwise import Cluster, Efficiencies, InferReport, Options, Plan, Roofline, Serving, Training, TrainReport
 from shardwise.answers._roofline_points import INSIDE, LIMITS, whole_shares
-from shardwise.answers._train import step_tree
+from shardwise.answers._train_tree import step_tree
 
 TRAINED = {
     "dense": ("llama-3.1-8b", Plan(tp=4, pp=2, dp=0, recompute="selective"), {}),

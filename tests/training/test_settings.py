@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.answers._train import step_tree
+from shardwise.answers._train_tree import step_tree
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, find_device

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shardwise.answers._page import Page, text_of
     from shardwise.answers._plot import plot, plot_timeline
     from shardwise.answers._roofline_points import Roofline, roofline
-    from shardwise.answers._train import train_tree
     from shardwise.answers._train_page import train_page
+    from shardwise.answers._train_tree import train_tree
 
 # Each command needs one of these, so each is loaded when it is used.
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "roofline": "_roofline_points",
     "text_of": "_page",
     "train_page": "_train_page",
-    "train_tree": "_train",
+    "train_tree": "_train_tree",
 }
 
 __all__ = [

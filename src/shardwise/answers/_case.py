@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
 from shardwise.answers._commands import MANY
 from shardwise.answers._converters import nearest
-from shardwise.answers._flags import Command
-from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.answers._inputs import Inputs, _example
+from shardwise.errors import InputError, Problem, plain
 
 if TYPE_CHECKING:
     from shardwise.cost import Efficiencies
-    from shardwise.formats import Imported
     from shardwise.hardware import Cluster
     from shardwise.models import Model
     from shardwise.plans import Plan, Serving, Settings, Stack, Training
 
-# What the layers below call a field -> the flag that sets it, beside those of the table of fields.
-FLAG_OF = {
-    "fast_link_efficiency": "fast_efficiency",
-    "slow_link_efficiency": "slow_efficiency",
-    "matmul_flops_per_second": "matmul_flops",
-    "memory_bytes_per_second": "memory_bandwidth_achieved",
-    "fast_bytes_per_second": "fast_bandwidth_achieved",
-    "slow_bytes_per_second": "slow_bandwidth_achieved",
-    "cluster": "on",
-    "max_step_seconds": "max_step",
-    "max_run_seconds": "max_time",
-    "min_free_bytes": "min_free",
-    "max_ttft_seconds": "max_ttft",
-    "max_tpot_seconds": "max_tpot",
-    "max_latency_seconds": "max_latency",
-    "max_usd": "max_cost",
-    "min_tokens_per_second": "min_rate",
-    "orders": "order",
-}
 _EFFICIENCIES = {
     "compute_efficiency": "compute",
     "memory_efficiency": "memory",
@@ -50,112 +29,6 @@ _EFFICIENCIES = {
     "slow_bandwidth_achieved": "slow_bytes_per_second",
     "ideal": "ideal",
 }
-# A problem of the first follows from a wrong value of the others, even where its rule does not name them.
-_FOLLOWS = {
-    "vpp": {"pp"},
-    "schedule": {"pp", "vpp"},
-    "recompute_layers": {"recompute", "modules"},
-    "shard": {"sharding", "dp", "tp", "pp", "cp", "on"},
-    "tp2": {"layout", "seq_len", "cp"},
-    "panels": {"layout"},
-    "sequence_parallel": {"tp", "layout"},
-    "stage_layers": {"pp", "vpp"},
-    "cp": {"seq_len"},
-    "tp": {"seq_len"},
-    "dp": {"tp", "tp2", "cp", "pp", "on"},
-    "ep": {"tp", "tp2", "cp", "dp", "pp", "on", "etp"},
-    "global_batch": {"micro_batch", "accumulation", "dp", "pp", "tp", "tp2", "cp", "vpp", "on", "schedule"},
-    "accumulation": {"global_batch", "dp", "pp", "tp", "tp2", "cp", "on"},
-    "checkpoint_interval": {"checkpoint"},
-    "precision": {"stack"},
-}
-
-
-@dataclass(slots=True)
-class Inputs:
-    """The values of one command, typed, by key; `bad` are the keys that could not be read."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    problems: Problems = field(default_factory=Problems)
-    bad: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    imported: Imported | None = None
-    command: str = ""
-    raw: Mapping[str, object] = field(default_factory=dict)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or the default where it was not given."""
-        return self.values.get(key, default)
-
-    def fail(self, key: str, value: object, rule: str, remedy: str) -> None:
-        """Record a problem of a key."""
-        self.problems.add(key, plain(value), rule, remedy)
-        self.bad.add(key)
-
-    def merge(self, error: InputError, dtype: str = "precision") -> None:
-        """Record the problems of an error under the names of flags, leaving out what follows from other problems.
-
-        A data type is set by the flag `dtype`: the precision of training, the weights of serving.
-        """
-        from shardwise.plans.fields import SETTINGS, TRAINING, renamed
-
-        flags = {**FLAG_OF, **{name: key for key, name in renamed((*TRAINING, *SETTINGS)).items()}}
-        for p in error.problems:
-            key = dtype if p.field == "dtype" else flags.get(p.field, p.field)
-            causes = self.bad - {key}
-            named = {word for word in causes if re.search(rf"\b{re.escape(word)}\b", p.rule)}
-            follows = causes & _FOLLOWS.get(key, set())
-            if follows == {"seq_len"} and "tokens" not in p.rule:
-                # Of the laws of an axis only those that divide the sequence follow from its length.
-                follows = set()
-            # A value that could not be read is not asked for a second time.
-            told = key in self.bad and any(known.field == key for known in self.problems.items)
-            if not named and not follows and not told and p not in self.problems.items:
-                self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
-
-
-def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> None:
-    """Convert raw values into typed ones, recording what is wrong with them and what is missing."""
-    inputs.bad |= {p.field for p in inputs.problems.items}
-    for key, value in raw.items():
-        try:
-            inputs.values[key] = command.flags[key].kind.read(value, key)
-        except InputError as error:
-            inputs.problems.items += error.problems
-            inputs.bad.add(key)
-    for key in command.required:
-        from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
-        if key not in raw and not from_sizes and not inputs.bad & {key, "config"}:
-            inputs.fail(key, None, "is missing", _example(key))
-
-
-def _example(key: str) -> str:
-    return {
-        "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
-        "on": "write for example --on 64xh100; `shardwise devices` lists devices",
-        "study": "name the TOML file of the study behind the command",
-        "out": "name the folder of the answers: --out FOLDER",
-        "what": "name what to plan behind the command: train or infer",
-        "target": "name the target behind the command: megatron, deepspeed, fsdp, vllm or another of its help",
-    }.get(key, f"give --{key.replace('_', '-')}")
-
-
-def known_keys(
-    every: Mapping[str, Command], file: Mapping[str, object], command: Command, inputs: Inputs
-) -> dict[str, object]:
-    """Return the keys of a case file that a command takes; keys of no command are problems, of another notes."""
-    known = {"command", *(key for c in every.values() for key in c.flags)}
-    found: dict[str, object] = {}
-    for key, value in file.items():
-        if key in command.flags:
-            found[key] = value
-        elif key not in known:
-            inputs.problems.add(
-                key, plain(value), "is not a key of a case file", f"did you mean {nearest(key, tuple(sorted(known)))}?"
-            )
-        elif key != "command":
-            inputs.notes.append(f"{key}: in the case file, not used by {command.name}")
-    return found
 
 
 def load_the_model(inputs: Inputs) -> Model | None:
@@ -347,7 +220,6 @@ def make_settings(inputs: Inputs) -> Settings:
 
 def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
     """Return the framework, by default the sharding's own, or None with the problem recorded."""
-    from shardwise.answers._from import usual_stack
     from shardwise.plans import find_stack
 
     if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
@@ -398,3 +270,20 @@ def engine_of(inputs: Inputs, cluster: Cluster) -> str:
     if "engine" not in inputs.values and usual != "vllm":
         inputs.notes.append(f"engine {usual}: not given, and the devices are of {cluster.device.vendor}")
     return cast(str, inputs.get("engine", usual))
+
+
+def usual_stack(inputs: Inputs) -> str:
+    """Return the framework of the plan that the flags describe, said where its sharding alone would mean another."""
+    from shardwise.plans import Plan, default_stack
+
+    adapter = str(inputs.values.get("adapter") or "")
+    if any(isinstance(inputs.values.get(name), str) for name in ("tp", "cp", "pp", "vpp", "ep", "dp")) or isinstance(
+        inputs.values.get("sharding"), tuple
+    ):
+        # Values to try, of a search.
+        return default_stack(Plan(), adapter)
+    plan = make_plan(inputs)
+    name, alone = default_stack(plan, adapter), default_stack(Plan(sharding=plan.sharding), adapter)
+    if name != alone:
+        inputs.notes.append(f"stack {name}: not given, and {alone} does not split a model as this plan does")
+    return name

@@ -1,30 +1,43 @@
-"""`shardwise comm`: who talks to whom under a plan, what, how often, how much."""
+"""`shardwise comm`: who talks to whom, what, how often: a summary, each axis, layers, memory, products."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+import textwrap
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
-from shardwise.answers._answer import Answer, check_finite, whole_bytes
-from shardwise.answers._case import Inputs
-from shardwise.answers._files import check_drawable, plotted
-from shardwise.answers._train import cluster_tree, stage_tree
+from shardwise.answers._answer import Answer, check_finite
+from shardwise.answers._comm_tree import comm_tree, total_tree
+from shardwise.answers._described import describe
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.training._comm import Axis, CommReport
-from shardwise.training._layer_tables import LayerTable
-from shardwise.training._traffic import Flow, Message
+from shardwise.training._layer_tables import LayerRow, LayerTable
+from shardwise.training._report import CATEGORIES
+from shardwise.training._traffic import Flow
+from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from shardwise.answers._page import Page
-    from shardwise.training import CommReport
+SHORT = {
+    "all_reduce": "AR",
+    "all_gather": "AG",
+    "reduce_scatter": "RS",
+    "all_to_all": "A2A",
+    "broadcast": "BC",
+    "reduce": "RD",
+    "send": "P2P",
+}
+GROUPS_SHOWN, RANKS_SHOWN = 4, 8
+MIB = 2.0**20
 
 
 def ask(inputs: Inputs) -> CommReport:
     """Return the communication report of a training case; raises `InputError` with every problem."""
-    from shardwise.training import CommReport
-
     return CommReport(report=_train.ask(inputs))
 
 
@@ -45,8 +58,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return comm_tree(found)
 
     def page() -> Page:
-        from shardwise.answers._comm_page import comm_page
-
         return comm_page(found, words(inputs, found), width, bool(inputs.get("all")))
 
     def draw() -> Figure:
@@ -57,139 +68,258 @@ def answer(inputs: Inputs, width: int) -> Answer:
     return plotted(inputs, Answer(0 if report.fits else 1, tree, page), draw)
 
 
-SCOPE = (
-    "numbers of an axis are of one device, on the stages that `reference` names, unless they stand under `cluster`: "
-    "those are sums over all devices. `bytes` are of the whole tensor of a message, `sent_bytes` what a device puts on "
-    "its links for it on a ring. A send counts where it leaves."
-)
+def comm_page(found: CommReport, command: Sequence[str], width: int = 80, everything: bool = False) -> Page:
+    """Return the communication report as a page; `everything` lists every group with every rank."""
+    page = Page(width)
+    report = found.report
+    cluster = report.case.cluster
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(found.plan)}"
+    page.label("COMM", title, "bold", "bold")
+    of = f"; numbers of one device are of {_where(found, found.reference)}" if found.plan.pp > 1 else ""
+    times = f"{counted(report.evaluation.sizes.num_micro, 'micro-batch')} of {found.plan.micro_batch}"
+    page.note(f"step {show_seconds(report.step_seconds)}, {times}{of}")
+    if not report.fits:
+        page.note(f"does not fit: {show_bytes(report.verdict.short_by_bytes)} too much", "bold red")
+    for section in (_summary, _layers, _memory, _products):
+        page.blank()
+        section(page, found)
+    for axis in found.axes.values():
+        page.blank()
+        _axis(page, found, axis, everything)
+    page.blank()
+    assumptions(page, report.assumptions)
+    page.blank()
+    command_lines(page, "AGAIN", command)
+    return page
 
 
-def comm_tree(found: CommReport) -> dict[str, Any]:
-    """Return the communication report as plain values: counts, bytes, seconds, ranks.
-
-    >>> from shardwise import Cluster, Plan, Training, load_model
-    >>> from shardwise.training import comm
-    >>> job = Training(seq_len=1024, global_batch=16)
-    >>> tree = comm_tree(comm(load_model("gpt2"), Cluster.parse("4xh100"), Plan(tp=2, dp=0), job))
-    >>> tree["axes"]["tp"]["groups"]
-    [[0, 1], [2, 3]]
-    """
-    report, runs = found.report, found.report.evaluation.stages
-    at = runs[found.reference]
-    tree = {
-        "model": report.case.model.name,
-        "cluster": cluster_tree(report),
-        "plan": {
-            **asdict(report.plan),
-            "precision": report.case.recipe.precision.name,
-            "stack": report.case.stack.name,
-        },
-        "job": asdict(report.job),
-        "fits": report.fits,
-        "step_seconds": report.step_seconds,
-        "micro_batches": report.evaluation.sizes.num_micro,
-        "scope": SCOPE,
-        "reference": {"first_stage": at.position, "stages": at.count},
-        "axes": {name: _axis(found, axis) for name, axis in found.axes.items()},
-        "total": total_tree(found),
-        "places": [found.place(rank) for rank in range(report.plan.num_devices)],
-        "links": _links(found),
-        "whole": _whole(found),
-        "rank": _rank(found, report.peak_stage),
-        "stages": [_stage(found, i) for i in range(len(runs))],
-        "gemms": [asdict(p) for p in found.products],
-        "assumptions": list(report.assumptions),
-    }
-    return cast(dict[str, Any], whole_bytes(tree))
+def _head(page: Page, word: str, text: str) -> None:
+    """Append a heading with what it is about, wrapped."""
+    first, *more = textwrap.wrap(text, page.width - len(word) - 2)
+    page.add((word, "bold"), ("  " + first, "dim"))
+    for piece in more:
+        page.add(("  " + piece, "dim"))
 
 
-def total_tree(found: CommReport) -> dict[str, Any]:
-    """Return messages and bytes of all axes together: of the device of reference and of the cluster."""
-    names = ("messages_per_step", "bytes_per_step", "sent_bytes_per_step")
-    axes = found.axes.values()
-    return {
-        **{name: sum(getattr(a, name) for a in axes) for name in names},
-        "cluster": {name: sum(_cluster(a)[name] for a in axes) for name in names},
-        "exposed_seconds": sum(a.exposed_seconds for a in axes),
-        "hidden_seconds": sum(a.hidden_seconds for a in axes),
-    }
+def _lines(page: Page, text: str, style: str = "") -> None:
+    """Append a text of a section, wrapped."""
+    for piece in textwrap.wrap(text, page.width - 2, break_on_hyphens=False):
+        page.add(("  " + piece, style))
 
 
-def _cluster(axis: Axis) -> dict[str, float]:
-    return {
-        "messages_per_step": axis.cluster_messages,
-        "bytes_per_step": axis.cluster_bytes,
-        "sent_bytes_per_step": axis.cluster_sent_bytes,
-    }
+def _where(found: CommReport, index: int) -> str:
+    run, pp = found.report.evaluation.stages[index], found.plan.pp
+    first, last = int(run.position), int(run.position + run.count - 1)
+    return f"stage {first} of {pp}" if first == last else f"stages {first} to {last} of {pp}"
 
 
-def _axis(found: CommReport, axis: Axis) -> dict[str, Any]:
-    names = ("title", "size", "num_groups", "messages_per_micro_batch", "messages_per_step", "bytes_per_step")
-    more = ("sent_bytes_per_step", "exposed_seconds", "hidden_seconds", "tiers")
-    runs = found.report.evaluation.stages
-    return {
-        **{name: getattr(axis, name) for name in (*names, *more)},
-        "cluster": _cluster(axis),
-        "groups": [list(group) for group in found.groups(axis.name)],
-        "messages": [
-            {"first_stage": s.position, "stages": s.count, **flow_tree(flow)}
-            for i, s in enumerate(runs)
-            for flow in found.on(axis.name, i)
-        ],
-    }
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e6 else show_count(value)
 
 
-def message_tree(message: Message) -> dict[str, Any]:
-    """Return one message as plain values."""
-    names = ("part", "where", "phase", "verb", "tensor", "size_bytes", "sent_bytes", "seconds")
-    return {**{name: getattr(message, name) for name in names}, "shape": list(message.shape)}
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
-def flow_tree(flow: Flow) -> dict[str, Any]:
-    """Return a message with how often one device sends it."""
-    names = ("per_micro_batch", "per_step", "bytes_per_step", "sent_per_step", "exposed_seconds", "hidden_seconds")
-    return {**message_tree(flow.message), **{name: getattr(flow, name) for name in names}}
+def _or_dash(value: float, show: Callable[[float], str]) -> str:
+    return show(value) if value else "-"
 
 
-def _links(found: CommReport) -> dict[str, Any]:
-    pairs, busiest = found.wires.between_nodes, found.wires.busiest
-    rows = zip(pairs.source.tolist(), pairs.target.tolist(), pairs.bytes.tolist(), strict=True)
-    return {
-        "busiest": None if busiest is None else asdict(busiest),
-        "between_nodes": [[a, b, amount] for a, b, amount in rows if amount],
-    }
+def _summary(page: Page, found: CommReport) -> None:
+    _head(page, "A STEP", "messages, and bytes sent on the wire")
+    rows = [["", "", "one device", "", "cluster", "", "seconds", ""]]
+    rows.append(["axis", "groups", "messages", "sent", "messages", "sent", "exposed", "overlapped"])
+    for axis in found.axes.values():
+        sent = axis.sent_bytes_per_step, axis.cluster_sent_bytes
+        rows.append(
+            [axis.name, f"{axis.num_groups:,} of {axis.size}", _count(axis.messages_per_step), show_bytes(sent[0]),
+             _count(axis.cluster_messages), show_bytes(sent[1]), *_waits(axis.exposed_seconds, axis.hidden_seconds)]
+        )  # fmt: skip
+    total = total_tree(found)
+    cluster = total["cluster"]
+    rows.append(
+        ["together", "", _count(total["messages_per_step"]), show_bytes(total["sent_bytes_per_step"]),
+         _count(cluster["messages_per_step"]), show_bytes(cluster["sent_bytes_per_step"]),
+         *_waits(total["exposed_seconds"], total["hidden_seconds"])]
+    )  # fmt: skip
+    _table(page, rows, (2, 3, 4, 5, 6, 7), (1, 4, 7, 2), 0)
+    if not found.axes:
+        page.add(("nothing is sent: nothing is split", "dim"))
+    _busiest(page, found)
 
 
-def _layer(table: LayerTable) -> dict[str, Any]:
-    rows = [
-        {
-            "name": row.name,
-            "weights": {name: list(shape) for name, shape in row.weights},
-            "parameters": row.parameters,
-            "parameter_bytes": row.parameter_bytes,
-            "activation_bytes": row.activation_bytes,
-            "messages": [{**message_tree(m), "count": n} for m, n in row.messages],
-        }
-        for row in table.rows
-    ]
-    return {"part": table.name, "times": table.times, "operators": rows}
+def _waits(exposed: float, hidden: float) -> list[str]:
+    return [_or_dash(exposed, show_seconds), _or_dash(hidden, show_seconds)]
 
 
-def _whole(found: CommReport) -> dict[str, Any]:
-    return {
-        "parameters": found.whole_parameters,
-        "memory": stage_tree(found.whole, 0),
-        "layers": [_layer(table) for table in found.whole_layers],
-    }
+def _busiest(page: Page, found: CommReport) -> None:
+    busiest = found.wires.busiest
+    if busiest is None:
+        return
+    tiers = found.report.case.cluster.tiers
+    inner = next((a for a, b in pairwise(tiers) if b.name == busiest.tier), None)
+    per_node = found.report.case.cluster.devices_per_node
+    who = f"device {found.place(busiest.domain)}" if inner is None else f"{inner.name} domain {busiest.domain}"
+    if inner is not None and inner.size == per_node:
+        who = f"node {busiest.domain}"
+    share = busiest.seconds / found.report.step_seconds
+    page.label(
+        "BUSIEST",
+        f"{busiest.tier} of {who}: {show_bytes(busiest.bytes_per_step)} out in a step, "
+        f"{show_seconds(busiest.seconds)} at the rate it reaches, {share:.1%} of the step",
+    )
 
 
-def _rank(found: CommReport, index: int) -> dict[str, Any]:
-    return {
-        "stage": found.report.evaluation.stages[index].position,
-        **_stage(found, index),
-        "layers": [_layer(table) for table in found.layers(index)],
-    }
+def _axis(page: Page, found: CommReport, axis: Axis, everything: bool) -> None:
+    title = f"{axis.num_groups:,} groups of {axis.size}" if axis.num_groups > 1 else f"one group of {axis.size}"
+    _head(page, axis.name.upper(), f"{axis.title}: {title}")
+    tiers = [f"{show_bytes(amount)} over {tier}" for tier, amount in axis.tiers.items() if amount]
+    _lines(page, f"the cluster sends {', '.join(tiers)} in a step")
+    for line in group_lines(found, axis.name, everything):
+        _lines(page, line, "cyan")
+    # The device of reference first; of other stages only what it does not send, unless everything is wanted.
+    order = [found.reference, *(i for i in range(len(found.flows)) if i != found.reference)]
+    seen: set[tuple[object, ...]] = set()
+    for index in range(len(found.flows)) if everything else order:
+        flows = [f for f in merged(found.on(axis.name, index)) if everything or _kind(f) not in seen]
+        seen |= {_kind(f) for f in flows}
+        if flows:
+            _messages(page, found, index, flows)
 
 
-def _stage(found: CommReport, index: int) -> dict[str, Any]:
-    return {"parameters": found.parameters(index), "memory": stage_tree(found.report, index)}
+def _kind(flow: Flow) -> tuple[object, ...]:
+    m = flow.message
+    return m.group, m.where, m.phase, m.verb, m.tensor, m.shape
+
+
+def _messages(page: Page, found: CommReport, index: int, flows: Sequence[Flow]) -> None:
+    if found.plan.pp > 1:
+        page.add((f"  {_where(found, index)}", "dim"))
+    rows = [["what", "in", "tensor", "shape", "bytes", "a step", "exposed", "overlapped"]]
+    for flow in flows:
+        m = flow.message
+        where = m.where if m.part.startswith("layer") or m.part == m.where else f"{m.part} {m.where}"
+        shape = "x".join(_number(n).replace(",", "") for n in m.shape)
+        rows.append(
+            [f"{SHORT[m.verb]} {where}", m.phase, m.tensor, shape, show_bytes(m.size_bytes), _count(flow.per_step),
+             *_waits(flow.exposed_seconds, flow.hidden_seconds)]
+        )  # fmt: skip
+    _table(page, rows, (4, 5, 6, 7), (2, 3, 7, 4), 2)
+
+
+def merged(flows: Sequence[Flow]) -> list[Flow]:
+    """Return the messages with those of the same operator, pass and size in kinds of layer added together."""
+    found: dict[tuple[object, ...], Flow] = {}
+    for flow in flows:
+        m = flow.message
+        part = "layer" if m.part.startswith("layer") else m.part
+        key = (part, m.where, m.phase, m.verb, m.tensor, m.size_bytes, m.toward)
+        other = found.get(key)
+        found[key] = (
+            flow
+            if other is None
+            else Flow(
+                message=m,
+                per_micro_batch=other.per_micro_batch + flow.per_micro_batch,
+                per_step=other.per_step + flow.per_step,
+                exposed_seconds=other.exposed_seconds + flow.exposed_seconds,
+                hidden_seconds=other.hidden_seconds + flow.hidden_seconds,
+            )
+        )
+    return list(found.values())
+
+
+def _table(page: Page, rows: Sequence[Sequence[str]], right: Sequence[int], spare: Sequence[int], indent: int) -> None:
+    """Append a table with a head; on a narrow page without as many of the spare columns as it takes."""
+    kept = list(range(len(rows[0])))
+    for column in spare:
+        widths = [max(len(row[i]) for row in rows) for i in kept]
+        if indent + sum(widths) + len(widths) - 1 > page.width:
+            kept.remove(column)
+    flush = [kept.index(i) for i in right if i in kept]
+    page.table([[row[i] for i in kept] for row in rows], right=flush, header=True, indent=indent)
+
+
+def group_lines(found: CommReport, axis: str, everything: bool = False) -> list[str]:
+    """Return the groups of an axis as lines of node and device, the first few and the last unless all are wanted."""
+    groups = [g for g in found.groups(axis) if len(g) > 1]
+    limit = len(groups) if everything or len(groups) <= 2 * GROUPS_SHOWN else GROUPS_SHOWN
+    lines = [_group(found, group, everything) for group in groups[:limit]]
+    if limit < len(groups):
+        lines += [f"... {len(groups) - limit - 1:,} more; --all lists each", _group(found, groups[-1], False)]
+    return lines
+
+
+def _group(found: CommReport, group: Sequence[int], everything: bool) -> str:
+    names = [found.place(rank) for rank in group]
+    if not everything and len(names) > RANKS_SHOWN:
+        names = [*names[:3], "...", f"{names[-1]} ({len(names)})"]
+    return "[" + " ".join(names) + "]"
+
+
+def _layers(page: Page, found: CommReport) -> None:
+    _tables(page, "WHOLE MODEL", "without parallelism", found.whole_parameters, found.whole_layers)
+    page.blank()
+    index = found.report.peak_stage
+    where = "on one device" if found.plan.pp == 1 else f"on {_where(found, index)}, the fullest"
+    _tables(page, "ONE RANK", where, found.parameters(index), found.layers(index))
+    _lines(page, ", ".join(f"{short} {verb.replace('_', '-')}" for verb, short in SHORT.items()), "dim")
+
+
+def _tables(page: Page, title: str, where: str, parameters: float, tables: Sequence[LayerTable]) -> None:
+    _head(page, title, f"{where}: {parameters:,.0f} parameters; sizes in MiB")
+    rows = [["", "weights", "params", "saved", "forward", "backward"]]
+    for table in tables:
+        times = "" if table.times == 1 else f" x {table.times:g}"
+        saved = table.activation_bytes / MIB
+        rows.append([f"{table.name}{times}", "", f"{sum(r.parameter_bytes for r in table.rows) / MIB:,.1f}",
+                     f"{saved:,.1f}", "", ""])  # fmt: skip
+        rows += [_layer_row(row) for row in table.rows]
+    _table(page, rows, (2, 3, 4, 5), (1, 2, 3), 0)
+
+
+def _layer_row(row: LayerRow) -> list[str]:
+    def of(*phases: str) -> str:
+        texts = [
+            (f"{n:g} " if n > 1 else "") + f"{SHORT[m.verb]} {m.size_bytes / MIB:,.3g}"
+            for m, n in row.messages
+            if m.phase in phases
+        ]
+        return " ".join(texts)
+
+    weights = "+".join("x".join(f"{n:.0f}" for n in shape) for _, shape in row.weights)
+    sizes = [f"{v / MIB:,.1f}" if v else "" for v in (row.parameter_bytes, row.activation_bytes)]
+    return [f"  {row.name}", weights, *sizes, of("forward"), of("backward")]
+
+
+def _memory(page: Page, found: CommReport) -> None:
+    _head(page, "MEMORY", "of one device of each stage")
+    rows = [["", "parameters", *CATEGORIES, "peak"]]
+    whole = found.whole.evaluation.memory[0]
+    entries = [("whole", found.whole_parameters, whole)]
+    for i, run in enumerate(found.report.evaluation.stages):
+        first, last = int(run.position), int(run.position + run.count - 1)
+        name = f"stage {first}" if first == last else f"stages {first}-{last}"
+        entries.append((name, found.parameters(i), found.report.evaluation.memory[i]))
+    for name, parameters, memory in entries:
+        sizes = [_or_dash(getattr(memory, c), show_bytes) for c in CATEGORIES]
+        rows.append([name, show_count(parameters), *sizes, show_bytes(memory.peak)])
+    turned = [list(column) for column in zip(*rows, strict=True)]
+    page.table(turned, right=range(1, len(turned[0])), header=True, indent=0)
+
+
+def _products(page: Page, found: CommReport) -> None:
+    _head(page, "GEMMS", "rows x inner x columns and share of the peak, whole and on one rank")
+    rows = [["", "whole", "reaches", "one rank", "reaches"]]
+    seen: set[tuple[object, ...]] = set()
+    for p in found.products:
+        key = (p.name, p.before, p.after)
+        if key not in seen:
+            seen.add(key)
+            rows.append([p.name, _sides(p.before), f"{p.efficiency_before:.1%}", _sides(p.after),
+                         f"{p.efficiency_after:.1%}"])  # fmt: skip
+    _table(page, rows, (2, 4), (1, 2), 0)
+
+
+def _sides(shape: Sequence[float]) -> str:
+    return "x".join(_number(n).replace(",", "") for n in shape)

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _infer, _train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs, known_keys, read_values
+from shardwise.answers._commands import command, every
 from shardwise.answers._converters import fail
-from shardwise.answers._files import check_drawable, plotted, read_case
+from shardwise.answers._described import describe
+from shardwise.answers._files import read_case
+from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._from import take
 from shardwise.answers._infer import infer_tree
+from shardwise.answers._inputs import Inputs, known_keys, read_values
 from shardwise.answers._page import Page
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._run import ScannedWords, scan
-from shardwise.answers._train import train_tree, without_residue
-from shardwise.answers._train_page import describe
+from shardwise.answers._train_tree import train_tree, without_residue
 from shardwise.errors import InputError, Problem
 from shardwise.serving import InferReport
 from shardwise.training import TrainReport
@@ -46,8 +49,6 @@ class _Side:
 
 def _sides(inputs: Inputs) -> list[_Side]:
     """Return the two sides as they were asked for."""
-    from shardwise.answers._commands import command
-
     values, flags = inputs.values, replace(command("compare"), positionals=())
     files = (values.get("first"), values.get("second")) if _is_file(values.get("first")) else (None, None)
     found = []
@@ -63,8 +64,6 @@ def _sides(inputs: Inputs) -> list[_Side]:
 
 def _kind_of(side: _Side, case: dict[str, Any]) -> str:
     """Return the command of a side: as said, as its file says, or told by a flag that only `infer` has."""
-    from shardwise.answers._flags import infer_flags, train_flags
-
     if side.kind:
         return side.kind
     if case.get("command") in ("train", "infer"):
@@ -74,8 +73,6 @@ def _kind_of(side: _Side, case: dict[str, Any]) -> str:
 
 
 def _inputs(shared: dict[str, Any], side: _Side) -> tuple[str, Inputs]:
-    from shardwise.answers._commands import command, every
-
     inputs = Inputs(problems=side.own.problems)
     case = read_case(side.file) if side.file else {}
     typed = shared | side.own.given

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
-from shardwise.answers._counting import CountPart, CountReport, CountRow
+from shardwise.answers._counting import Counting, CountPart, CountReport, CountRow, count, count_tree
 from shardwise.answers._files import command_words
 from shardwise.answers._from import settled
-from shardwise.answers._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
-from shardwise.answers._train_page import assumptions, legend, tuning_lines
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, assumptions, command_lines, legend
+from shardwise.answers._train_page import tuning_lines
 from shardwise.errors import InputError
 from shardwise.units import show_bytes, show_count, show_seconds
 
@@ -40,8 +40,6 @@ def replicas_for(plan: Plan) -> int:
 
 def ask(inputs: Inputs) -> CountReport:
     """Return the counts of a model; raises `InputError` with every problem."""
-    from shardwise.answers._counting import Counting, count
-
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     stack = _case.make_stack(inputs, "pytorch")
     _case.take_dtype(inputs, "precision")
@@ -82,8 +80,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
     words = command_words("count", {**inputs.values, **fixed})
 
     def tree() -> dict[str, Any]:
-        from shardwise.answers._counting import count_tree
-
         return count_tree(report)
 
     def page() -> Page:

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.answers._answer import Answer, nothing_found
-from shardwise.answers._case import Inputs
 from shardwise.answers._converters import fail
 from shardwise.answers._files import write_text
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.errors import InputError
 from shardwise.plans import DTYPES, find_precision, precision_names, precision_to_toml

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._case import Inputs
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._page import Page
 from shardwise.cost import Conditions, spreads
 from shardwise.models import Model
 from shardwise.ops import count_parameters
 from shardwise.training import TrainReport, conditions
+from shardwise.units import counted
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
@@ -119,3 +121,50 @@ def nearest_runs(
         return other + words + abs(math.log(one.parameters / size)) + 0.5 * abs(math.log(one.num_devices / count))
 
     return tuple(sorted(runs, key=distance)[:SHOWN])
+
+
+def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
+    """Return low, typical and high of every headline that has an interval, None where there is none."""
+    found, typical = getattr(report, "interval", None), getattr(report, "typical", {})
+    if not found:
+        return None
+    return {name: {"low": low, "typical": typical[name], "high": high} for name, (low, high) in found.items()}
+
+
+def evidence_tree(report: TrainReport | InferReport) -> dict[str, Any]:
+    """Return the published runs behind the band of a step, or of a request, and the nearest of them."""
+    found = evidence_of(report)
+    names = ("source", "model", "device", "num_devices", "runs", "error")
+    nearest = [{**{name: getattr(one, name) for name in names}, "stack": one.conditions.stack} for one in found.nearest]
+    return {"runs": found.runs, "sources": found.sources, "same_stack": found.same_stack, "nearest": nearest}
+
+
+def fits_at(report: TrainReport | InferReport, risk: float) -> bool:
+    """Return whether a plan fits as predicted, with a chance of at least what was asked."""
+    return report.fits and report.chance_to_fit >= risk
+
+
+def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
+    """Add the published runs that the band of a plan's seconds rests on, and the nearest of them with their errors."""
+    found = evidence_tree(report)
+    alike = f"{found['same_stack']:,} of them with its {'stack' if isinstance(report, TrainReport) else 'engine'}"
+    text = f"the band rests on {found['runs']:,} runs of {found['sources']} sources, {alike} on such devices"
+    page.label("MEASURED", f"{text}; the nearest:")
+    for one in found["nearest"]:
+        where = f"{one['model']} on {one['num_devices']:,} x {one['device']}, {one['stack']} ({one['source']})"
+        page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {one['error']:+.1%}", "dim")
+
+
+def show_chance(chance: float) -> str:
+    """Return a chance in percent, its ends as bounds.
+
+    >>> show_chance(0.876), show_chance(0.99999), show_chance(0.0)
+    ('88%', 'over 99%', 'under 1%')
+    """
+    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"
+
+
+def show_band(report: TrainReport | InferReport, name: str, show: Callable[[float], str]) -> str:
+    """Return low, typical and high of a headline in words."""
+    low, high = report.interval[name]
+    return f"typical {show(report.typical[name])}, 8 of 10 published runs {show(low)} to {show(high)}"

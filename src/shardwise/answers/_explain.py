@@ -10,8 +10,10 @@ from typing import Any, cast
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
 from shardwise.answers._files import command_words
+from shardwise.answers._flags import infer_flags, train_flags
+from shardwise.answers._infer import ask
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.traced import Part, Traced, formula, operands, parts, plain, ratio
@@ -33,16 +35,12 @@ _SERVING = ("ttft", "tpot", "request", "kv_cache")
 
 def _root(inputs: Inputs, what: str) -> Opened:
     if what in _SERVING or (what == "memory" and _serves(inputs)):
-        from shardwise.answers._infer import ask
-
         return Opened(ask(inputs).explain(what), UNITS[what])
     return Opened(_train.ask(inputs).explain(what), UNITS[what])
 
 
 def _serves(inputs: Inputs) -> bool:
     """Return whether a flag that only serving has was given."""
-    from shardwise.answers._flags import infer_flags, train_flags
-
     return bool(inputs.values.keys() & (infer_flags().keys() - train_flags().keys()))
 
 

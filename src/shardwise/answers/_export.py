@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
 from shardwise.answers._commands import SERVERS
 from shardwise.answers._converters import fail
+from shardwise.answers._infer import ask as ask_batch
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import Page
+from shardwise.answers._serve import ask as ask_load
 from shardwise.answers._streams import tell
 from shardwise.errors import InputError
 from shardwise.units import show_bytes
@@ -95,14 +98,7 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         )
         inputs.problems.raise_if_any()
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
-    if inputs.values.keys() & _LOADS:
-        from shardwise.answers._serve import ask as ask_load
-
-        report = ask_load(inputs).base
-    else:
-        from shardwise.answers._infer import ask as ask_batch
-
-        report = ask_batch(inputs)
+    report = ask_load(inputs).base if inputs.values.keys() & _LOADS else ask_batch(inputs)
     module = import_module(f"shardwise.formats.{target}")
     try:
         found: Exported = module.export(report, prefixes)
@@ -165,8 +161,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return {**said, "files": dict(found.files), **notes}
 
     def page() -> Page:
-        from shardwise.answers._page import Page
-
         made = Page(width)
         for name, text in found.files.items():
             if "write" in inputs.values:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._case import Inputs
+from shardwise.answers._commands import command as found
+from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError
 from shardwise.formats._imported import Imported
 
@@ -75,8 +76,6 @@ def _take_server(inputs: Inputs) -> None:
 
 
 def _flags_of(command: str) -> frozenset[str]:
-    from shardwise.answers._commands import command as found
-
     return frozenset(found(command).flags)
 
 
@@ -224,21 +223,3 @@ def _usual(inputs: Inputs, stack: Stack | None, plan: Plan) -> Plan:
         inputs.notes.append(f"offload {','.join(stack.usual_offload)}: what {stack.name} does unless told")
         plan = replace(plan, offload=stack.usual_offload)
     return plan
-
-
-def usual_stack(inputs: Inputs) -> str:
-    """Return the framework of the plan that the flags describe, said where its sharding alone would mean another."""
-    from shardwise.answers._case import make_plan
-    from shardwise.plans import Plan, default_stack
-
-    adapter = str(inputs.values.get("adapter") or "")
-    if any(isinstance(inputs.values.get(name), str) for name in ("tp", "cp", "pp", "vpp", "ep", "dp")) or isinstance(
-        inputs.values.get("sharding"), tuple
-    ):
-        # Values to try, of a search.
-        return default_stack(Plan(), adapter)
-    plan = make_plan(inputs)
-    name, alone = default_stack(plan, adapter), default_stack(Plan(sharding=plan.sharding), adapter)
-    if name != alone:
-        inputs.notes.append(f"stack {name}: not given, and {alone} does not split a model as this plan does")
-    return name

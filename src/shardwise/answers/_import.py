@@ -8,7 +8,8 @@ from typing import Any
 
 from shardwise.answers import _from
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
+from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.errors import InputError
 from shardwise.formats import Imported, Reading
@@ -31,8 +32,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
         raise InputError(inputs.problems.items)
 
     def words() -> list[str]:
-        from shardwise.answers._files import command_words
-
         kept = {key: value for key, value in inputs.values.items() if key in ("from", "from_args", "set", "skip")}
         named = {"model": "MODEL"} if case.model is None else {}
         usual = "h100-sxm-80gb" if case.num_devices else "64xh100-sxm-80gb"

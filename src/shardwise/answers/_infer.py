@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer, check_finite, whole_bytes
-from shardwise.answers._case import Inputs
+from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
-from shardwise.answers._files import check_drawable, command_words, plotted
-from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MEDIUM, Page, Segment, command_lines
+from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree, show_chance
+from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import (
+    DARK,
+    DOT,
+    FULL,
+    LIGHT,
+    MEDIUM,
+    Page,
+    Segment,
+    assumptions,
+    command_lines,
+    legend,
+    mark_limit,
+)
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited
-from shardwise.answers._train import evidence_tree, fits_at, interval_tree
-from shardwise.answers._train_page import assumptions, describe, evidence_lines, legend, mark_limit, show_chance
 from shardwise.errors import InputError
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._report import time_tree

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.answers._answer import Answer, nothing_found
-from shardwise.answers._case import Inputs
 from shardwise.answers._files import one_to_write, write_text
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.hardware import COMMITMENTS, Device, device_names, device_to_toml, find_device, offers
 from shardwise.hardware._catalogue import other_names

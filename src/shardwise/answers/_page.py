@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TextIO, TypeAlias
@@ -208,3 +208,34 @@ def text_of(page: Page, stream: TextIO | None) -> str:
         return page.plain().translate(translate) + "\n"
     lines = ("".join(coloured(text.translate(translate), style) for text, style in line) for line in page.lines)
     return "\n".join(lines) + "\n"
+
+
+def _label(page: Page) -> int:
+    """Return the columns that a legend has for names."""
+    return min(30, page.body - 24)
+
+
+def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable[[float], str]) -> None:
+    """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
+    for s in segments:
+        if s.amount:
+            row = f" {s.label:<{_label(page)}}{show(s.amount):>13}{s.amount / whole:>9.1%}"
+            page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
+
+
+def mark_limit(page: Page, share: float, words: str, taken: int) -> None:
+    """Append a mark under the bar above at a share of it; `taken` are the columns of the text beside the bar."""
+    cells = max(10, page.body - taken - 2)
+    at = min(cells - 1, round(cells * share))
+    left = at > len(words)
+    page.add(
+        (" " * (MARGIN + at - (len(words) + 1 if left else 0)), ""),
+        (f"{words} ^" if left else f"^ {words}", "bold red"),
+    )
+
+
+def assumptions(page: Page, notes: Sequence[str]) -> None:
+    """Append what was assumed."""
+    if notes:
+        page.add(("ASSUMED", "bold"))
+        page.items(notes, "dim")

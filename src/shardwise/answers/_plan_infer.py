@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
-from shardwise.answers._files import command_words, plotted
+from shardwise.answers._described import describe_deployment, serve_placement
+from shardwise.answers._evidence import show_band
+from shardwise.answers._files import command_words
 from shardwise.answers._infer import infer_changes, infer_tree
-from shardwise.answers._page import Page, command_lines
-from shardwise.answers._plan_page import change_tree, next_best, rejected, runner_up_tree, tiers_words, wrapped
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._plan_page import change_tree, next_best, rejected, runner_up_tree, wrapped
+from shardwise.answers._plan_train import on_devices, order_of, save_best
+from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
-from shardwise.answers._train_page import assumptions, describe, show_band
 from shardwise.errors import InputError
-from shardwise.plans import spans
 from shardwise.search import ServingResult, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 def space_of(inputs: Inputs, num_devices: int) -> ServingSpace:
     """Return the space that the flags restrict."""
-    from shardwise.answers._plan import order_of
     from shardwise.search import IntRanges, ServingSpace, upto
 
     given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in SERVE_WHOLES if key in inputs.values}
@@ -77,8 +78,6 @@ def ask(inputs: Inputs) -> ServingResult:
 
 def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
     """Return the case of `infer` that one plan of the answer is."""
-    from shardwise.answers._plan import on_devices
-
     plan, job = report.plan, report.job
     own = {key for key, flag in serve_search_flags().items() if flag.group in ("search", "space", "limits")}
     kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "order", "save"}}
@@ -96,8 +95,6 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan infer`."""
-    from shardwise.answers._plan import save_best
-
     found = ask(inputs)
     save_best(inputs, "infer", case_of(inputs, found.best[0]) if found.best else None)
 
@@ -166,12 +163,6 @@ def short_serve_tree(report: InferReport) -> dict[str, Any]:
         "plan": {**asdict(report.plan), "engine": report.case.engine.name},
         "job": {**job, "weights": job["weights"] or report.case.format.name},
     }
-
-
-def serve_placement(report: InferReport) -> dict[str, int]:
-    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
-    placed = spans(report.plan, report.case.domains)
-    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
 
 
 _FRONT = 12
@@ -254,18 +245,6 @@ def _limits(found: ServingResult) -> str:
         if value:
             said.append(text.format(show_seconds(value) if name.endswith("_seconds") and "{}" in text else value))
     return "; " + ", ".join(said) if said else ""
-
-
-def describe_deployment(report: InferReport) -> str:
-    """Return a deployment in words: degrees, batch, formats, engine."""
-    formats = [f"weights {report.case.format.name}"]
-    formats += [f"cache {report.job.kv_cache}"] if report.job.kv_cache else []
-    formats += [f"GEMMs in {report.job.compute}"] if report.job.compute else []
-    order = [axis for axis in report.plan.order if getattr(report.plan, axis) > 1]
-    usual = [axis for axis in ("tp", "dp", "pp") if axis in order]
-    placed = [f"order {','.join(order)}"] if order != usual else []
-    plan = [describe(report.plan), f"batch {report.job.batch}", *formats, *placed, *tiers_words(report)]
-    return ", ".join([*plan, report.case.engine.name])
 
 
 def _best(page: Page, best: Sequence[InferReport]) -> None:

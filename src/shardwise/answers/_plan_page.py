@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._page import Page, command_lines
-from shardwise.answers._train import step_tree, train_tree
-from shardwise.answers._train_page import assumptions, describe, show_band, show_chance
+from shardwise.answers._described import describe_placed, placed_words, placement
+from shardwise.answers._evidence import show_band, show_chance
+from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._train_tree import step_tree, train_tree
 from shardwise.errors import Problem
-from shardwise.plans import Plan, spans
+from shardwise.plans import Plan
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TrainingResult, runners_up
 from shardwise.training import TrainingCase, TrainReport
 from shardwise.training._case import stated
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.serving import InferReport
+    pass
 
 _FRONT = 8
 _LIMITS: dict[str, Callable[[float], str]] = {
@@ -95,33 +96,6 @@ def _with_assumptions(report: TrainReport) -> TrainReport:
     return replace(report, assumptions=assumed(report.case, report))
 
 
-def placed_words(place: dict[str, int]) -> str:
-    """Return in words what shares a domain of the fastest tier.
-
-    >>> placed_words({"tp": 4, "dp": 2}), placed_words({})
-    ('tp 4 dp 2', 'alone')
-    """
-    return " ".join(f"{axis} {n}" for axis, n in place.items()) or "alone"
-
-
-def tiers_words(report: TrainReport | InferReport) -> list[str]:
-    """Return in words which ranks share a domain of each tier but that of all devices, none where one holds them."""
-    placed, domains, tiers = spans(report.plan, report.case.domains), report.case.domains, report.case.cluster.tiers
-    said = []
-    for i, size in enumerate(domains[:-1]):
-        if size >= report.plan.num_devices:
-            break
-        inside = {str(axis): placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
-        said.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
-    return said
-
-
-def placement(report: TrainReport) -> dict[str, int]:
-    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
-    placed = spans(report.plan, report.case.domains)
-    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
-
-
 def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
     """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none fits."""
     notes, width = notes_and_width
@@ -187,26 +161,6 @@ def _difference(best: Plan, other: Plan) -> str:
 
 def _word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
-
-
-def describe_more(plan: Plan) -> str:
-    """Return a plan in words: degrees, micro-batch, schedule, and what else stands out.
-
-    >>> describe_more(Plan(tp=2, pp=4, vpp=2, schedule="interleaved", sequence_parallel=True))
-    'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
-    """
-    said = [describe(plan)]
-    said += [plan.schedule] if plan.pp > 1 or plan.schedule == "gpipe" else []
-    said += [f"micro-batch {plan.micro_batch}"]
-    said += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
-    said += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []
-    said += [f"summa in {plan.panels} panels"] if plan.layout == "summa" else []
-    return ", ".join(said)
-
-
-def describe_placed(report: TrainReport) -> str:
-    """Return a plan in words with where its axes sit."""
-    return ", ".join([describe_more(report.plan), *tiers_words(report)])
 
 
 def _best(page: Page, found: TrainingResult) -> None:

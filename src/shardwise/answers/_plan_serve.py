@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
 from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plan_page import rejected
+from shardwise.answers._plan_train import on_devices, save_best
 from shardwise.answers._search_flags import LOAD_WHOLES, LOAD_WORDS, load_search_flags
 from shardwise.answers._serve import deployment_of, limits_of, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
@@ -78,8 +79,6 @@ def ask(inputs: Inputs) -> LoadResult:
 
 def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     """Return the case of `serve` that a deployment of the answer is."""
-    from shardwise.answers._plan import on_devices
-
     own = {key for key, flag in load_search_flags().items() if flag.group in ("search", "space")}
     kept = {key: value for key, value in inputs.values.items() if key not in own | {"what", "save"}}
     plan, job, case = report.base.plan, report.base.job, report.base.case
@@ -100,8 +99,6 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan serve`."""
-    from shardwise.answers._plan import save_best
-
     found = ask(inputs)
     save_best(inputs, "serve", case_of(inputs, found.best[0]) if found.best else None)
 

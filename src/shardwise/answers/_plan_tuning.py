@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
+from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._search_flags import FAST, WHOLES, WORDS, plan_search_flags
 from shardwise.units import show_bytes
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from shardwise.training import TrainReport
 
 
-def asked(inputs: Inputs) -> bool:
+def tunes(inputs: Inputs) -> bool:
     """Return whether adapters on given devices are asked for, with no batch and no degrees to search."""
     given = inputs.values.keys() | inputs.bad
     return bool(given & {"adapter", "base"}) and not given & {"global_batch", *WHOLES, *FAST, *WORDS}
@@ -63,9 +65,6 @@ def _recipe(one: TuningRecipe) -> dict[str, Any]:
 
 
 def _page(base: TrainReport, found: tuple[TuningRecipe, ...], asked_for: list[str], width: int) -> Page:
-    from shardwise.answers._page import Page, command_lines
-    from shardwise.answers._train_page import assumptions
-
     page, job = Page(width), base.job
     where = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
     page.label(
@@ -104,7 +103,5 @@ def _figures(one: TuningRecipe) -> tuple[str, str, str, str]:
 
 def _words(inputs: Inputs) -> list[str]:
     """Return the command of the asked job; the flags of a way come behind it."""
-    from shardwise.answers._files import command_words
-
     said = ("what", "top", "workers", "base", "adapter_precision", "loss", "offload")
     return command_words("train", {key: value for key, value in inputs.values.items() if key not in said})

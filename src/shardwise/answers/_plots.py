@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
-from shardwise.answers._train_page import describe
+from shardwise.answers._described import describe
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwise.answers._described import describe
 from shardwise.answers._plots import (
     AXES,
     PALE,
@@ -24,8 +25,7 @@ from shardwise.answers._plots import (
     title_of,
     totals,
 )
-from shardwise.answers._train import stage_parts, step_tree
-from shardwise.answers._train_page import describe
+from shardwise.answers._train_tree import stage_parts, step_tree
 from shardwise.serving import InferReport
 from shardwise.serving._report import time_tree
 from shardwise.serving._step import StepCost

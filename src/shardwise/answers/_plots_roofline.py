@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._described import describe
 from shardwise.answers._plots import GREY, INK, RED, plan_words, sheet, title_of
 from shardwise.answers._roofline_points import Roofline, RooflinePoint, whole_shares
-from shardwise.answers._train_page import describe
 from shardwise.training import TrainReport
 from shardwise.units import show_count, show_seconds
 

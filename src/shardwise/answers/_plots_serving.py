@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._described import describe
 from shardwise.answers._plots import (
     GREY,
     INK,
@@ -22,7 +23,6 @@ from shardwise.answers._plots import (
 )
 from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
 from shardwise.answers._plots_search import SERIES, key_below
-from shardwise.answers._train_page import describe
 from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds

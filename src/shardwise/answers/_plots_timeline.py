@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._plots import AXES, GREY, WIDTH, Look, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
-from shardwise.answers._train import without_residue
+from shardwise.answers._train_tree import without_residue
 from shardwise.training import TrainReport
 from shardwise.training._lifetimes import levels, lifetimes
 from shardwise.training._timeline import Span, StepTimeline

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._plots import GREY, RED, sheet
-from shardwise.answers._validate import percent
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
+from shardwise.units import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._plots import GREY, RED, sheet
-from shardwise.answers._sensitivity import Effect
-from shardwise.answers._vary import HEADLINES, Headline, VaryPoint, title_of
+from shardwise.answers._questions import HEADLINES, Effect, Headline, VaryPoint, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from typing import Any
 
 from shardwise.answers import _commands
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
 from shardwise.answers._flags import Command, Flag
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

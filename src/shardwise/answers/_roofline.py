@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _infer, _train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
-from shardwise.answers._files import check_drawable, command_words, plotted
-from shardwise.answers._page import Page, command_lines
-from shardwise.answers._roofline_points import Roofline, RooflinePoint, whole_shares
-from shardwise.answers._train_page import assumptions, describe
+from shardwise.answers._described import describe
+from shardwise.answers._files import command_words
+from shardwise.answers._flags import infer_flags, train_flags
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._plot import check_drawable, plotted
+from shardwise.answers._roofline_points import Roofline, RooflinePoint, roofline, roofline_tree, whole_shares
 from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
 def ask(inputs: Inputs) -> TrainReport | InferReport:
     """Return the report whose operators are asked for: of serving where a flag says so or only serving has it."""
-    from shardwise.answers._flags import infer_flags, train_flags
-
     only = infer_flags().keys() - train_flags().keys()
     what = inputs.get("what", "infer" if only & inputs.values.keys() else "train")
     return _infer.ask(inputs) if what == "infer" else _train.ask(inputs)
@@ -33,8 +33,6 @@ def ask(inputs: Inputs) -> TrainReport | InferReport:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise roofline`."""
-    from shardwise.answers._roofline_points import roofline, roofline_tree
-
     check_drawable(inputs)
     found = roofline(ask(inputs))
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from shardwise.answers._answer import whole_bytes
-from shardwise.answers._train import step_tree, without_residue
-from shardwise.answers._train_page import describe
+from shardwise.answers._described import describe
+from shardwise.answers._train_tree import step_tree, without_residue
 from shardwise.cost import (
     DECODE_PARTS,
     PARTS_IN_SECONDS,

@@ -12,10 +12,10 @@ from typing import Any
 
 from shardwise.answers import _commands, _flags
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs, known_keys, read_values
 from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
+from shardwise.answers._inputs import Inputs, known_keys, read_values
 from shardwise.errors import InputError, Problems
 from shardwise.plans.fields import meant
 

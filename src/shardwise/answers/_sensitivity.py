@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
-from shardwise.answers._files import command_words, plotted
+from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import FULL, Page, command_lines
-from shardwise.answers._vary import Questions, title_of, write_rows
+from shardwise.answers._plot import plotted
+from shardwise.answers._questions import Effect, Questions, title_of, write_rows
 from shardwise.cost import band_of
 from shardwise.errors import InputError
 from shardwise.plans.fields import PLAN, TRAINING
@@ -29,23 +29,6 @@ _SAME = 1e-6
 _SIZES = {"train": ("tp", "pp", "cp", "ep", "vpp", "micro_batch"), "infer": ("tp", "pp", "ep")}
 _WORDS = {"train": ("recompute", "sharding", "schedule"), "infer": ()}
 _FORMATS = (("weights", "fp8"), ("weights", "int4"), ("kv_cache", "fp8"))
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What becomes of the seconds where one thing is other: a constant at either end of its band, or a choice."""
-
-    what: str
-    value: str
-    least: float
-    most: float
-    fits: bool
-    is_choice: bool = False
-
-    @property
-    def reach(self) -> float:
-        """The larger change of the seconds, as a share of them."""
-        return max(abs(self.least - 1), abs(self.most - 1))
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
 from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError

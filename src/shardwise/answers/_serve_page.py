@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardwise.answers._evidence import show_chance
 from shardwise.answers._page import FULL, Page, Segment, command_lines
-from shardwise.answers._train_page import show_chance
 from shardwise.search import LoadRemedy, focus
 from shardwise.serving.load import PERCENTILES, ServeReport, around, headline_of
 from shardwise.units import show_bytes, show_seconds

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
 from shardwise.answers._converters import fail
 from shardwise.answers._files import command_words
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
+from shardwise.answers._questions import Questions, VaryPoint, title_of, write_rows
 from shardwise.answers._search_flags import broken_limits
-from shardwise.answers._vary import Questions, VaryPoint, points_table, title_of, write_rows
+from shardwise.answers._vary import points_table
 from shardwise.units import show_bytes, show_count
 
 # More of these never helps (laws of tests/laws: memory and seconds grow with them): the largest is found by bisection.

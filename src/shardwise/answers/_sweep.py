@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
+from shardwise.answers import _commands, _plan_infer, _plan_train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs, known_keys, read_values
-from shardwise.answers._files import plotted, read_case
+from shardwise.answers._files import read_case
 from shardwise.answers._flags import FROM, Command
+from shardwise.answers._from import take
+from shardwise.answers._inputs import Inputs, known_keys, read_values
+from shardwise.answers._plot import plotted
 from shardwise.answers._streams import is_terminal, tell
+from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,8 +39,6 @@ _RENEWED = 1000
 
 def command_of(task: str) -> Command:
     """Return the command that answers one question of a study."""
-    from shardwise.answers import _commands
-
     return _commands.command("plan", task)
 
 
@@ -101,8 +103,6 @@ def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) 
     read_values(raw, command_of(task), inputs)
     try:
         if inputs.values.keys() & FROM.keys():
-            from shardwise.answers._from import take
-
             take(inputs)
         inputs.problems.raise_if_any()
         found = _trained(inputs) if task == "train" else _served(inputs)
@@ -128,10 +128,9 @@ def _counted(found: Any) -> dict[str, int]:
 
 
 def _trained(inputs: Inputs) -> Any:
-    from shardwise.answers import _plan
     from shardwise.search import SerialExecutor, searched
 
-    found = searched(_plan.question(inputs), SerialExecutor())
+    found = searched(_plan_train.question(inputs), SerialExecutor())
     if found.covered < 1:
         # An interrupted search is no answer.
         raise KeyboardInterrupt
@@ -139,8 +138,6 @@ def _trained(inputs: Inputs) -> Any:
 
 
 def _served(inputs: Inputs) -> Any:
-    from shardwise.answers import _plan_infer
-
     return _plan_infer.ask(inputs)
 
 
@@ -233,13 +230,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
         }  # fmt: skip
 
     def page() -> Page:
-        from shardwise.answers._sweep_page import sweep_page
-
         return sweep_page(found, asked, shown, width)
 
     def draw() -> Figure:
-        from shardwise.answers._sweep_page import sweep_figure
-
         return sweep_figure(found.rows, shown, headline)
 
     return plotted(inputs, Answer(status, tree, page), draw)

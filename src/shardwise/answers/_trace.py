@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from shardwise.answers._train import step_tree
-from shardwise.answers._train_page import describe
+from shardwise.answers._described import describe
+from shardwise.answers._train_tree import step_tree
 from shardwise.training import TrainReport
 from shardwise.training._lifetimes import MemoryBlock, levels, lifetimes
 from shardwise.training._timeline import Span, StepTimeline

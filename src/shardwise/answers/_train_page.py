@@ -6,16 +6,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, energy_lines
-from shardwise.answers._page import DARK, DOT, FULL, LIGHT, MARGIN, MEDIUM, Page, Segment, command_lines
-from shardwise.answers._train import evidence_tree, peak_parts, step_tree
-from shardwise.plans import Plan, Sharding, default_stack
+from shardwise.answers._evidence import evidence_lines, show_band, show_chance
+from shardwise.answers._page import (
+    DARK,
+    DOT,
+    FULL,
+    LIGHT,
+    MEDIUM,
+    Page,
+    Segment,
+    _label,
+    assumptions,
+    command_lines,
+    legend,
+    mark_limit,
+)
+from shardwise.answers._train_tree import peak_parts, step_tree
+from shardwise.plans import Sharding, default_stack
 from shardwise.training import Change, TrainReport
 from shardwise.training._tuning import TuningSummary
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.serving import InferReport
+    pass
 
 _MEMORY = {
     "weights": ("weights", FULL, "blue"),
@@ -79,17 +94,6 @@ def _phases(page: Page, report: TrainReport) -> None:
         page.note(f"{phase.name:28s} {show_seconds(phase.seconds):>10s}  {show_bytes(phase.peak_bytes)} of tensors")
 
 
-def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
-    """Add the published runs that the band of a plan's seconds rests on, and the nearest of them with their errors."""
-    found = evidence_tree(report)
-    alike = f"{found['same_stack']:,} of them with its {'stack' if isinstance(report, TrainReport) else 'engine'}"
-    text = f"the band rests on {found['runs']:,} runs of {found['sources']} sources, {alike} on such devices"
-    page.label("MEASURED", f"{text}; the nearest:")
-    for one in found["nearest"]:
-        where = f"{one['model']} on {one['num_devices']:,} x {one['device']}, {one['stack']} ({one['source']})"
-        page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {one['error']:+.1%}", "dim")
-
-
 def tuning_lines(page: Page, found: TuningSummary) -> None:
     """Add what a fine-tuning trains, by linear layer."""
     share = f"{show_count(found.trainable_parameters)} of {show_count(found.parameters)} parameters"
@@ -101,21 +105,6 @@ def tuning_lines(page: Page, found: TuningSummary) -> None:
         page.note(f"{found.adapter}{rank}{where}: {kept}")
     ordered = sorted(found.trainable_by_module.items(), key=lambda row: -row[1])
     page.note(", ".join(f"{name} {show_count(n)}" for name, n in ordered), "dim")
-
-
-def describe(plan: Plan) -> str:
-    """Return the degrees of a plan that are above one, and what else stands out.
-
-    >>> describe(Plan(tp=8, pp=4, dp=2))
-    'tp 8, pp 4, dp 2'
-    """
-    axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
-    said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
-    said += [plan.layout] if plan.layout != "1d" else []
-    said += [plan.sharding] if plan.sharding_rules.shards else []
-    said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
-    said += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
-    return ", ".join(said) or "one device, nothing split"
 
 
 def _verdict(page: Page, report: TrainReport, risk: float) -> None:
@@ -150,21 +139,6 @@ def _reach(page: Page, report: TrainReport, risk: float) -> None:
     low, high = report.interval["device_bytes"]
     style = "bold yellow" if wanted or low < limit < high else "dim"
     page.note(f"chance to fit {show_chance(chance)}{wanted}: {show_band(report, 'device_bytes', show_bytes)}", style)
-
-
-def show_chance(chance: float) -> str:
-    """Return a chance in percent, its ends as bounds.
-
-    >>> show_chance(0.876), show_chance(0.99999), show_chance(0.0)
-    ('88%', 'over 99%', 'under 1%')
-    """
-    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"
-
-
-def show_band(report: TrainReport | InferReport, name: str, show: Callable[[float], str]) -> str:
-    """Return low, typical and high of a headline in words."""
-    low, high = report.interval[name]
-    return f"typical {show(report.typical[name])}, 8 of 10 published runs {show(low)} to {show(high)}"
 
 
 def _moment(report: TrainReport) -> str:
@@ -294,30 +268,6 @@ def days(seconds: float) -> str:
     return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"
 
 
-def _label(page: Page) -> int:
-    """Return the columns that a legend has for names."""
-    return min(30, page.body - 24)
-
-
-def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable[[float], str]) -> None:
-    """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
-    for s in segments:
-        if s.amount:
-            row = f" {s.label:<{_label(page)}}{show(s.amount):>13}{s.amount / whole:>9.1%}"
-            page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
-
-
-def mark_limit(page: Page, share: float, words: str, taken: int) -> None:
-    """Append a mark under the bar above at a share of it; `taken` are the columns of the text beside the bar."""
-    cells = max(10, page.body - taken - 2)
-    at = min(cells - 1, round(cells * share))
-    left = at > len(words)
-    page.add(
-        (" " * (MARGIN + at - (len(words) + 1 if left else 0)), ""),
-        (f"{words} ^" if left else f"^ {words}", "bold red"),
-    )
-
-
 def _memory(page: Page, report: TrainReport) -> None:
     parts, verdict = peak_parts(report), report.verdict
     free = Segment("free", max(0.0, -verdict.short_by_bytes), DOT, "dim")
@@ -367,10 +317,3 @@ def _by_axis(page: Page, seconds: dict[str, float], whole: float) -> None:
 def _under(page: Page, label: str, seconds: float, whole: float) -> None:
     row = f"{label:<{_label(page) + 2}}{show_seconds(seconds):>9}{seconds / whole:>9.1%}"
     page.add((" " * 14, ""), (row, "dim"))
-
-
-def assumptions(page: Page, notes: Sequence[str]) -> None:
-    """Append what was assumed."""
-    if notes:
-        page.add(("ASSUMED", "bold"))
-        page.items(notes, "dim")

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
-from shardwise.answers._files import check_drawable, plotted
+from shardwise.answers._files import write_text
+from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary
+from shardwise.units import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,8 +55,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
 def _write(inputs: Inputs, found: Validation) -> None:
     """Write the rows and the report where files are named for them."""
-    from shardwise.answers._files import write_text
-
     if "rows" in inputs.values:
         from shardwise.measured import rows_csv
 
@@ -113,17 +113,6 @@ def validate_tree(found: Validation, by: tuple[str, ...] = ("source", "metric", 
 _HEAD = ["rows", "bias", "median", "p90", "mean", "in band"]
 _REASONS = 12
 _BLANK = ("", "0")  # what a source does not state, and a year that is not known
-
-
-def percent(value: float, signed: bool = False) -> str:
-    """Return a share as a percentage; beyond tenfold as a factor.
-
-    >>> percent(0.0512), percent(-0.0512, True), percent(23.4)
-    ('5.1%', '-5.1%', 'x24')
-    """
-    if value > 10:
-        return f"x{value + 1:.0f}"
-    return f"{value:+.1%}" if signed else f"{value:.1%}"
 
 
 def _cells(one: Errors) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers import _plan_train
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import Inputs
-from shardwise.answers._files import plotted
-from shardwise.answers._page import FULL, Page, command_lines
-from shardwise.answers._plan_page import assumed, describe_placed, short_tree
-from shardwise.answers._train import train_tree
-from shardwise.answers._train_page import assumptions
+from shardwise.answers._described import describe_placed
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._page import FULL, Page, assumptions, command_lines
+from shardwise.answers._plan_page import assumed, short_tree
+from shardwise.answers._plot import plotted
+from shardwise.answers._train_tree import train_tree
 from shardwise.search import ScalingRow
 from shardwise.units import show_bytes, show_seconds
 
@@ -21,21 +22,20 @@ if TYPE_CHECKING:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of a search on more and more devices."""
-    from shardwise.answers import _plan
     from shardwise.errors import InputError
     from shardwise.search import doubling, scaled_rows, scaled_task
 
-    whole = _plan.question(inputs)
+    whole = _plan_train.question(inputs)
     try:
         works = [(count, scaled_task(whole, count)) for count in doubling(*inputs.values["scaling"])]
     except InputError as error:
         inputs.merge(error)
     inputs.problems.raise_if_any()
-    rows = tuple(scaled_rows(works, lambda work: _plan.ask(inputs, work)))
+    rows = tuple(scaled_rows(works, lambda work: _plan_train.ask(inputs, work)))
     best = [row.best for row in rows if row.best is not None]
     covered = min(rows[-1].found.covered, 1.0 if len(rows) == len(works) else 0.0)
-    commands = [_plan.words(inputs, report) for report in best]
-    _plan.save_best(inputs, "train", _plan.case_of(inputs, best[-1]) if best else None)
+    commands = [_plan_train.words(inputs, report) for report in best]
+    _plan_train.save_best(inputs, "train", _plan_train.case_of(inputs, best[-1]) if best else None)
 
     def tree() -> dict[str, Any]:
         return scaling_tree(rows, commands)
@@ -49,7 +49,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return plan_figure(scaled_result(rows))
 
-    return plotted(inputs, Answer(_plan.status_of(covered, bool(best)), tree, page), draw)
+    return plotted(inputs, Answer(_plan_train.status_of(covered, bool(best)), tree, page), draw)
 
 
 _BAR = 12

@@ -1,0 +1,153 @@
+"""The communication report as plain values, which `--json` prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwise.answers._answer import whole_bytes
+from shardwise.answers._train_tree import cluster_tree, stage_tree
+from shardwise.training._comm import Axis, CommReport
+from shardwise.training._layer_tables import LayerTable
+from shardwise.training._traffic import Flow, Message
+
+if TYPE_CHECKING:
+    from shardwise.training import CommReport
+
+
+SCOPE = (
+    "numbers of an axis are of one device, on the stages that `reference` names, unless they stand under `cluster`: "
+    "those are sums over all devices. `bytes` are of the whole tensor of a message, `sent_bytes` what a device puts on "
+    "its links for it on a ring. A send counts where it leaves."
+)
+
+
+def comm_tree(found: CommReport) -> dict[str, Any]:
+    """Return the communication report as plain values: counts, bytes, seconds, ranks.
+
+    >>> from shardwise import Cluster, Plan, Training, load_model
+    >>> from shardwise.training import comm
+    >>> job = Training(seq_len=1024, global_batch=16)
+    >>> tree = comm_tree(comm(load_model("gpt2"), Cluster.parse("4xh100"), Plan(tp=2, dp=0), job))
+    >>> tree["axes"]["tp"]["groups"]
+    [[0, 1], [2, 3]]
+    """
+    report, runs = found.report, found.report.evaluation.stages
+    at = runs[found.reference]
+    tree = {
+        "model": report.case.model.name,
+        "cluster": cluster_tree(report),
+        "plan": {
+            **asdict(report.plan),
+            "precision": report.case.recipe.precision.name,
+            "stack": report.case.stack.name,
+        },
+        "job": asdict(report.job),
+        "fits": report.fits,
+        "step_seconds": report.step_seconds,
+        "micro_batches": report.evaluation.sizes.num_micro,
+        "scope": SCOPE,
+        "reference": {"first_stage": at.position, "stages": at.count},
+        "axes": {name: _axis(found, axis) for name, axis in found.axes.items()},
+        "total": total_tree(found),
+        "places": [found.place(rank) for rank in range(report.plan.num_devices)],
+        "links": _links(found),
+        "whole": _whole(found),
+        "rank": _rank(found, report.peak_stage),
+        "stages": [_stage(found, i) for i in range(len(runs))],
+        "gemms": [asdict(p) for p in found.products],
+        "assumptions": list(report.assumptions),
+    }
+    return cast(dict[str, Any], whole_bytes(tree))
+
+
+def total_tree(found: CommReport) -> dict[str, Any]:
+    """Return messages and bytes of all axes together: of the device of reference and of the cluster."""
+    names = ("messages_per_step", "bytes_per_step", "sent_bytes_per_step")
+    axes = found.axes.values()
+    return {
+        **{name: sum(getattr(a, name) for a in axes) for name in names},
+        "cluster": {name: sum(_cluster(a)[name] for a in axes) for name in names},
+        "exposed_seconds": sum(a.exposed_seconds for a in axes),
+        "hidden_seconds": sum(a.hidden_seconds for a in axes),
+    }
+
+
+def _cluster(axis: Axis) -> dict[str, float]:
+    return {
+        "messages_per_step": axis.cluster_messages,
+        "bytes_per_step": axis.cluster_bytes,
+        "sent_bytes_per_step": axis.cluster_sent_bytes,
+    }
+
+
+def _axis(found: CommReport, axis: Axis) -> dict[str, Any]:
+    names = ("title", "size", "num_groups", "messages_per_micro_batch", "messages_per_step", "bytes_per_step")
+    more = ("sent_bytes_per_step", "exposed_seconds", "hidden_seconds", "tiers")
+    runs = found.report.evaluation.stages
+    return {
+        **{name: getattr(axis, name) for name in (*names, *more)},
+        "cluster": _cluster(axis),
+        "groups": [list(group) for group in found.groups(axis.name)],
+        "messages": [
+            {"first_stage": s.position, "stages": s.count, **flow_tree(flow)}
+            for i, s in enumerate(runs)
+            for flow in found.on(axis.name, i)
+        ],
+    }
+
+
+def message_tree(message: Message) -> dict[str, Any]:
+    """Return one message as plain values."""
+    names = ("part", "where", "phase", "verb", "tensor", "size_bytes", "sent_bytes", "seconds")
+    return {**{name: getattr(message, name) for name in names}, "shape": list(message.shape)}
+
+
+def flow_tree(flow: Flow) -> dict[str, Any]:
+    """Return a message with how often one device sends it."""
+    names = ("per_micro_batch", "per_step", "bytes_per_step", "sent_per_step", "exposed_seconds", "hidden_seconds")
+    return {**message_tree(flow.message), **{name: getattr(flow, name) for name in names}}
+
+
+def _links(found: CommReport) -> dict[str, Any]:
+    pairs, busiest = found.wires.between_nodes, found.wires.busiest
+    rows = zip(pairs.source.tolist(), pairs.target.tolist(), pairs.bytes.tolist(), strict=True)
+    return {
+        "busiest": None if busiest is None else asdict(busiest),
+        "between_nodes": [[a, b, amount] for a, b, amount in rows if amount],
+    }
+
+
+def _layer(table: LayerTable) -> dict[str, Any]:
+    rows = [
+        {
+            "name": row.name,
+            "weights": {name: list(shape) for name, shape in row.weights},
+            "parameters": row.parameters,
+            "parameter_bytes": row.parameter_bytes,
+            "activation_bytes": row.activation_bytes,
+            "messages": [{**message_tree(m), "count": n} for m, n in row.messages],
+        }
+        for row in table.rows
+    ]
+    return {"part": table.name, "times": table.times, "operators": rows}
+
+
+def _whole(found: CommReport) -> dict[str, Any]:
+    return {
+        "parameters": found.whole_parameters,
+        "memory": stage_tree(found.whole, 0),
+        "layers": [_layer(table) for table in found.whole_layers],
+    }
+
+
+def _rank(found: CommReport, index: int) -> dict[str, Any]:
+    return {
+        "stage": found.report.evaluation.stages[index].position,
+        **_stage(found, index),
+        "layers": [_layer(table) for table in found.layers(index)],
+    }
+
+
+def _stage(found: CommReport, index: int) -> dict[str, Any]:
+    return {"parameters": found.parameters(index), "memory": stage_tree(found.report, index)}

@@ -1,0 +1,91 @@
+"""Plans and deployments in words, and where their axes sit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwise.plans import Plan, spans
+from shardwise.training import TrainReport
+
+if TYPE_CHECKING:
+    from shardwise.serving import InferReport
+
+
+def describe(plan: Plan) -> str:
+    """Return the degrees of a plan that are above one, and what else stands out.
+
+    >>> describe(Plan(tp=8, pp=4, dp=2))
+    'tp 8, pp 4, dp 2'
+    """
+    axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
+    said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
+    said += [plan.layout] if plan.layout != "1d" else []
+    said += [plan.sharding] if plan.sharding_rules.shards else []
+    said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    said += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
+    return ", ".join(said) or "one device, nothing split"
+
+
+def placed_words(place: dict[str, int]) -> str:
+    """Return in words what shares a domain of the fastest tier.
+
+    >>> placed_words({"tp": 4, "dp": 2}), placed_words({})
+    ('tp 4 dp 2', 'alone')
+    """
+    return " ".join(f"{axis} {n}" for axis, n in place.items()) or "alone"
+
+
+def tiers_words(report: TrainReport | InferReport) -> list[str]:
+    """Return in words which ranks share a domain of each tier but that of all devices, none where one holds them."""
+    placed, domains, tiers = spans(report.plan, report.case.domains), report.case.domains, report.case.cluster.tiers
+    said = []
+    for i, size in enumerate(domains[:-1]):
+        if size >= report.plan.num_devices:
+            break
+        inside = {str(axis): placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
+        said.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
+    return said
+
+
+def placement(report: TrainReport) -> dict[str, int]:
+    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
+    placed = spans(report.plan, report.case.domains)
+    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
+
+
+def describe_more(plan: Plan) -> str:
+    """Return a plan in words: degrees, micro-batch, schedule, and what else stands out.
+
+    >>> describe_more(Plan(tp=2, pp=4, vpp=2, schedule="interleaved", sequence_parallel=True))
+    'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
+    """
+    said = [describe(plan)]
+    said += [plan.schedule] if plan.pp > 1 or plan.schedule == "gpipe" else []
+    said += [f"micro-batch {plan.micro_batch}"]
+    said += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
+    said += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []
+    said += [f"summa in {plan.panels} panels"] if plan.layout == "summa" else []
+    return ", ".join(said)
+
+
+def describe_placed(report: TrainReport) -> str:
+    """Return a plan in words with where its axes sit."""
+    return ", ".join([describe_more(report.plan), *tiers_words(report)])
+
+
+def serve_placement(report: InferReport) -> dict[str, int]:
+    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
+    placed = spans(report.plan, report.case.domains)
+    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
+
+
+def describe_deployment(report: InferReport) -> str:
+    """Return a deployment in words: degrees, batch, formats, engine."""
+    formats = [f"weights {report.case.format.name}"]
+    formats += [f"cache {report.job.kv_cache}"] if report.job.kv_cache else []
+    formats += [f"GEMMs in {report.job.compute}"] if report.job.compute else []
+    order = [axis for axis in report.plan.order if getattr(report.plan, axis) > 1]
+    usual = [axis for axis in ("tp", "dp", "pp") if axis in order]
+    placed = [f"order {','.join(order)}"] if order != usual else []
+    plan = [describe(report.plan), f"batch {report.job.batch}", *formats, *placed, *tiers_words(report)]
+    return ", ".join([*plan, report.case.engine.name])

@@ -1,0 +1,203 @@
+"""`shardwise plan train`: the best plans of a space, and why the others are not among them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardwise.answers import _case
+from shardwise.answers._answer import Answer
+from shardwise.answers._files import command_words, write_case
+from shardwise.answers._inputs import Inputs
+from shardwise.answers._plan_page import plan_page, plan_tree
+from shardwise.answers._plot import plotted
+from shardwise.answers._search_flags import FAST, LIMITS, WHOLES, WORDS, plan_search_flags
+from shardwise.answers._streams import is_terminal, tell
+from shardwise.errors import InputError
+from shardwise.search import TrainingResult
+from shardwise.training import TrainReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardwise.answers._page import Page
+    from shardwise.plans import Stack
+    from shardwise.search import SearchOptions, SearchSpace, SearchTask
+
+
+INTERRUPTED = 130
+
+
+def space_of(inputs: Inputs, num_devices: int) -> SearchSpace:
+    """Return the space that the flags restrict."""
+    from shardwise.search import IntRanges, SearchSpace, upto
+
+    ranges = [key for key in (*WHOLES, *FAST) if key in inputs.values]
+    given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in ranges}
+    given |= {key: inputs.values[key] for key in WORDS if key in inputs.values}
+    if "sequence_parallel" in inputs.values:
+        given["sequence_parallel"] = (inputs.values["sequence_parallel"],)
+    if "order" in inputs.values:
+        given["orders"] = (order_of(inputs.values["order"]),)
+    if inputs.get("at_most", False):
+        given["devices"] = upto(num_devices)
+    return SearchSpace(**given)
+
+
+def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an order of the axes with the second tensor axis beside the first, where it was left out.
+
+    >>> order_of(("tp", "cp", "dp", "pp"))
+    ('tp', 'tp2', 'cp', 'dp', 'pp')
+    """
+    at = order.index("tp") + 1 if "tp" in order else 0
+    return order if "tp2" in order else (*order[:at], "tp2", *order[at:])
+
+
+def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
+    """Return the text of so many of the devices that were asked for, nodes of as many as there."""
+    text = str(inputs.values["on"])
+    shape = re.fullmatch(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)", text)
+    if shape is None:
+        return text if num_devices == 1 else f"{num_devices}x{device}"
+    first, second, name = shape.groups()
+    if int(first) * int(second or 1) == num_devices:
+        return text
+    if second is None or num_devices % min(num_devices, int(second)):
+        return f"{num_devices}x{name}"
+    each = min(num_devices, int(second))
+    return f"{num_devices // each}x{each}x{name}"
+
+
+def options_of(inputs: Inputs, stack: Stack) -> SearchOptions:
+    """Return what is wanted: the objective, the limits, and how plans are timed."""
+    from shardwise.search import SearchOptions
+
+    limits = {name: inputs.values[key] for name, key in LIMITS.items() if key in inputs.values}
+    return SearchOptions(
+        objective=inputs.get("objective", "step"),
+        top=inputs.get("top", 10),
+        risk=inputs.get("risk", 0.9),
+        prune=inputs.get("prune", True),
+        stack=stack,
+        efficiencies=_case.make_efficiencies(inputs),
+        overlap=inputs.get("overlap", True),
+        explore=inputs.get("explore", False),
+        **limits,
+    )
+
+
+def question(inputs: Inputs) -> SearchTask:
+    """Return the work of the search that was asked for; raises `InputError` with every problem."""
+    from shardwise.search import work_of
+
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    stack, job = _case.make_stack(inputs), _case.make_job(inputs, model)
+    if cluster is not None and stack is not None and "precision" not in inputs.bad:
+        _case.check_precision(inputs, cluster, job.precision or stack.precision)
+    if model is None or cluster is None or stack is None:
+        raise InputError(dict.fromkeys(inputs.problems.items))
+    try:
+        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), options_of(inputs, stack))
+    except InputError as error:
+        inputs.merge(error)
+    inputs.problems.raise_if_any()
+    return work
+
+
+def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
+    """Return the answer of a search."""
+    from shardwise.search import searched
+
+    plans = work.grid.num_plans
+    return searched(work, _engine(inputs, plans), _progress(plans))
+
+
+def _engine(inputs: Inputs, num_plans: int) -> Any:
+    from shardwise.search import ProcessExecutor, SerialExecutor
+
+    workers = min(inputs.get("workers", 64), os.cpu_count() or 1)
+    small = num_plans < 20_000_000
+    return SerialExecutor() if workers == 1 or (small and "workers" not in inputs.values) else ProcessExecutor(workers)
+
+
+def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
+    """Return what says on a terminal how far a search is, how fast and what is best so far."""
+    if not is_terminal("stderr"):
+        return None
+    import time
+
+    start = time.perf_counter()
+
+    def say(partial: Any, share: float) -> None:
+        from shardwise.units import show_seconds
+
+        rate = share * num_plans / max(time.perf_counter() - start, 1e-9)
+        best = partial.top.entries[0].step_seconds if partial.top.entries else None
+        found = f", best so far {show_seconds(best)}" if best is not None else ""
+        end = "\n" if share == 1 else ""
+        tell(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
+
+    return say
+
+
+def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
+    """Return the case of `train` that one plan of the answer is."""
+    from dataclasses import fields
+
+    from shardwise.plans import Plan
+
+    plan, plain = report.plan, inputs.imported.plan if inputs.imported else Plan()
+    groups = ("search", "space", "limits")
+    own = {key for key, flag in plan_search_flags().items() if flag.group in groups} | {"what", "order", "save"}
+    kept = {key: value for key, value in inputs.values.items() if key not in own and key != "sequence_parallel"}
+    on = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
+    changed = {f.name: getattr(plan, f.name) for f in fields(Plan) if getattr(plan, f.name) != getattr(plain, f.name)}
+    always = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
+    job = {"global_batch": report.job.global_batch, "seq_len": report.job.seq_len, "stack": report.case.stack.name}
+    if inputs.imported is not None:
+        del job["stack"]
+    return {**kept, **on, **always, **changed, **job}
+
+
+def words(inputs: Inputs, report: TrainReport) -> list[str]:
+    """Return the command that evaluates one plan of the answer."""
+    return command_words("train", case_of(inputs, report))
+
+
+def save_best(inputs: Inputs, command: str, case: Mapping[str, Any] | None) -> None:
+    """Write the case of the best plan where it was asked for; there is nothing to write where none was found."""
+    if "save_best" in inputs.values and case is not None:
+        kept = {key: value for key, value in case.items() if key not in ("json", "width", "config", "help", "plot")}
+        write_case(inputs.values["save_best"], {"command": command, **kept})
+
+
+def status_of(covered: float, found: bool) -> int:
+    """Return the exit status: 130 where a search was interrupted, else 0 where it found something and 1 where not.
+
+    >>> status_of(1.0, True), status_of(1.0, False), status_of(0.5, True)
+    (0, 1, 130)
+    """
+    return INTERRUPTED if covered < 1 else 0 if found else 1
+
+
+def answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise plan train`."""
+    found = ask(inputs, question(inputs))
+    save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
+
+    def tree() -> dict[str, Any]:
+        return plan_tree(found, [words(inputs, report) for report in found.best])
+
+    def page() -> Page:
+        report = found.best[0] if found.best else found.nearest
+        return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
+
+    def draw() -> Figure:
+        from shardwise.answers._plots_search import plan_figure
+
+        return plan_figure(found)
+
+    return plotted(inputs, Answer(status_of(found.covered, bool(found.best)), tree, page), draw)

@@ -1,0 +1,258 @@
+"""One question asked again with other values of its fields, and the headlines of its answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from shardwise.answers import _commands
+from shardwise.answers._converters import fail, nearest
+from shardwise.answers._files import write_text
+from shardwise.answers._flags import MANY
+from shardwise.answers._from import take
+from shardwise.answers._inputs import Inputs, read_values
+from shardwise.answers._search_flags import broken_limits
+from shardwise.errors import InputError, Problem
+from shardwise.units import show_bytes, show_seconds
+
+MOST_ROWS = 10_000
+
+
+_NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*", re.ASCII)
+
+
+_DEVICES = "devices"
+
+
+_SHAPE = re.compile(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A column of the answers: its key as in --json, its head, how it is shown, and where a report has it."""
+
+    key: str
+    head: str
+    show: Callable[[Any], str]
+    of: Callable[[Any], Any]
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _of(name: str) -> Callable[[Any], Any]:
+    return lambda report: getattr(report, name)
+
+
+def _latency(metric: str, quantile: str) -> Callable[[Any], Any]:
+    return lambda report: report.latencies[metric][quantile] if report.requests else None
+
+
+_FITS = Headline("fits", "fits", _yes, _of("fits"))
+
+
+_CHANCE = Headline("chance_to_fit", "chance", lambda value: f"{value:.0%}", _of("chance_to_fit"))
+
+
+_MILLION = Headline("usd_per_million_output_tokens", "$/M out", _number, _of("usd_per_million_output_tokens"))
+
+
+HEADLINES: dict[str, tuple[Headline, ...]] = {
+    "train": (
+        _FITS,
+        _CHANCE,
+        Headline("device_bytes", "memory", show_bytes, _of("device_bytes")),
+        Headline("step_seconds", "step", show_seconds, _of("step_seconds")),
+        Headline("tokens_per_second_per_gpu", "tokens/s/dev", _number, _of("tokens_per_second_per_gpu")),
+        Headline("mfu", "MFU", _share, _of("mfu")),
+        Headline("days", "days", _number, lambda r: r.training_seconds / 86400 if r.job.run_tokens else None),
+        Headline("usd", "$", _number, lambda r: r.usd if r.job.run_tokens else None),
+    ),
+    "infer": (
+        _FITS,
+        _CHANCE,
+        Headline("needed_bytes", "memory", show_bytes, lambda r: r.memory.needed),
+        Headline("ttft_seconds", "TTFT", show_seconds, _of("ttft_seconds")),
+        Headline("tpot_seconds", "TPOT", show_seconds, lambda r: r.tpot_seconds or None),
+        Headline("output_tokens_per_second", "tokens/s", _number, lambda r: r.output_tokens_per_second or None),
+        Headline("max_concurrency", "room", lambda value: f"{value:,}", _of("max_concurrency")),
+        _MILLION,
+    ),
+    "serve": (
+        Headline("meets", "meets", _yes, _of("meets")),
+        Headline("capacity_per_second", "carries/s", _number, _of("capacity_per_second")),
+        Headline("ttft_p99_seconds", "p99 TTFT", show_seconds, _latency("ttft", "p99")),
+        Headline("tpot_p99_seconds", "p99 TPOT", show_seconds, _latency("tpot", "p99")),
+        Headline("usd_per_hour", "$/h", _number, _of("usd_per_hour")),
+        _MILLION,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VaryPoint:
+    """The question at some values: its report, or the problems that refuse it."""
+
+    values: Mapping[str, object]
+    report: Any = None
+    problems: tuple[Problem, ...] = ()
+
+    def keeps(self, inputs: Inputs) -> bool:
+        """Return whether it keeps the verdict, at the risk that was asked, and every limit."""
+        if self.report is None:
+            return False
+        if inputs.command == "serve":
+            return bool(self.report.meets)
+        sure = self.report.chance_to_fit >= inputs.get("risk", 0.0)
+        return bool(self.report.fits and sure and not broken_limits(inputs.values, self.report))
+
+    def row(self, command: str) -> dict[str, Any]:
+        """Return the values and the headlines under their keys, None where nothing is answered."""
+        found = {head.key: None if self.report is None else head.of(self.report) for head in HEADLINES[command]}
+        problem = "; ".join(map(str, self.problems)) or None
+        return {**self.values, **found, "problem": problem}
+
+
+class Questions:
+    """One question of a command line, asked again with other values of its fields."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs, self.command = inputs, _commands.command(inputs.command)
+        self._ask = import_module(f"shardwise.answers._{inputs.command}").ask
+        self._raw = {key: value for key, value in inputs.raw.items() if key not in MANY}
+
+    def check(self, key: str, flag: str) -> None:
+        """Raise `InputError` where a word is no field of the question."""
+        flags = self.command.flags
+        if key != _DEVICES and (key not in flags or flags[key].group in ("output", "many", "search")):
+            fields = tuple(k for k, f in flags.items() if f.group not in ("output", "many", "search"))
+            rule = f"is not a field of {self.inputs.command}"
+            raise fail(flag, key, rule, f"did you mean {nearest(key, (*fields, _DEVICES))}?")
+
+    def raw(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Return what a command line with these values says."""
+        found = {**self._raw, **values}
+        if _DEVICES in values:
+            found["on"] = on_devices(str(found.get("on", "")), int(str(values[_DEVICES])))
+            del found[_DEVICES]
+        return found
+
+    def at(self, values: Mapping[str, object]) -> VaryPoint:
+        """Return the answer at some values."""
+        own = Inputs(command=self.inputs.command)
+        try:
+            read_values(self.raw(values), self.command, own)
+            take(own)
+            own.problems.raise_if_any()
+            return VaryPoint(values, self._ask(own))
+        except InputError as error:
+            return VaryPoint(values, problems=error.problems)
+
+
+def on_devices(text: str, count: int) -> str:
+    """Return so many of the devices of a text, in nodes of as many.
+
+    >>> on_devices("64xh100", 16), on_devices("8x8xh100", 16), on_devices("h100", 4)
+    ('16xh100', '2x8xh100', '4xh100')
+    """
+    shape = _SHAPE.fullmatch(text)
+    if shape is None:
+        return f"{count}x{text}"
+    _, nodes_of, name = shape.groups()
+    each = int(nodes_of or 0)
+    return f"{count // each}x{each}x{name}" if each and count % each == 0 else f"{count}x{name}"
+
+
+def values_of(spec: str, field: str) -> list[str]:
+    """Return the values of a text: A,B,C as listed, A..B doubling from A to B, A..B:STEP in steps.
+
+    >>> values_of("4096..20000", "seq_len"), values_of("1..7:3", "tp"), values_of("1,2", "tp")
+    (['4096', '8192', '16384', '20000'], ['1', '4', '7'], ['1', '2'])
+    >>> values_of("50GB/s..200GB/s", "slow_bandwidth")
+    ['50GB/s', '100GB/s', '200GB/s']
+    """
+    first, dots, rest = spec.partition("..")
+    if not dots:
+        return [value.strip() for value in spec.split(",") if value.strip()]
+    last, colon, step = rest.partition(":")
+    ends = [_NUMBER.fullmatch(one) for one in (first, last)]
+    steps = _NUMBER.fullmatch(step) if colon else None
+    if None in ends or (colon and steps is None):
+        raise fail(
+            "vary", f"{field}={spec}", "is not a range", "write A..B, A..B:STEP or A,B,C, with units of one kind"
+        )
+    (low, unit), (high, other) = (one.groups() for one in ends if one is not None)
+    low, high, by = float(low), float(high), float(steps[1]) if steps else 0.0
+    if low > high or low <= 0 or unit not in ("", other) or (colon and by <= 0):
+        raise fail("vary", f"{field}={spec}", "is not a range from less to more", "write for example 4096..65536")
+    return [f"{value:.12g}{other}" for value in _between(low, high, by)]
+
+
+def _between(low: float, high: float, step: float) -> Iterator[float]:
+    if step:
+        yield from (low + i * step for i in range(min(MOST_ROWS, int((high - low) / step + 1e-9)) + 1))
+        return
+    value = low
+    while value < high:
+        yield value
+        value *= 2
+    yield high
+
+
+def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, Any]]:
+    """Return the answers as rows, written to the file that --rows names."""
+    rows = [point.row(inputs.command) for point in points]
+    path = inputs.get("rows")
+    if path is not None:
+        from shardwise.frames import Frame
+
+        frame = Frame.of_rows(rows)
+        if path.endswith(".csv"):
+            write_text(path, frame.to_csv())
+            return rows
+        try:
+            frame.to_parquet(path)
+        except ImportError:
+            raise fail(
+                "rows", path, "needs polars or pyarrow, and neither is installed", "pip install polars"
+            ) from None
+        except OSError as error:
+            raise fail("rows", path, f"cannot be written ({error})", "give a file in a folder that exists") from None
+    return rows
+
+
+def title_of(points: Sequence[VaryPoint]) -> str:
+    """Return what the answers are of: the model, and the devices where all are of the same."""
+    case = next(getattr(p.report, "base", p.report).case for p in points if p.report is not None)
+    if points[0].values.keys() & {"on", _DEVICES, "model"}:
+        return "what differs is in the table; nothing else is said" if "model" in points[0].values else case.model.name
+    return f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name} where nothing else is said"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What becomes of the seconds where one thing is other: a constant at either end of its band, or a choice."""
+
+    what: str
+    value: str
+    least: float
+    most: float
+    fits: bool
+    is_choice: bool = False
+
+    @property
+    def reach(self) -> float:
+        """The larger change of the seconds, as a share of them."""
+        return max(abs(self.least - 1), abs(self.most - 1))
