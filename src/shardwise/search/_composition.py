@@ -76,22 +76,23 @@ class Composition:
         return one if one is other else above(graph.given("sequence_parallel", ROW), 0.5, one, other)
 
     @cached_property
-    def seconds(self) -> Mapping[str, Any]:
-        """Seconds of a step under every sharding, as symbols."""
-        return self._seconds(*self._start(flat=False))
+    def _placed(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
+        """Symbols of plans at their places, which the times of all groups share."""
+        return self._start(flat=False)
 
-    def _seconds(self, graph: Graph, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
-        send, machine, stages = self._send(graph, z), machine_of(self.case, z.spans), stages_of(self.case)
+    def _seconds(self, group: Sequence[str]) -> Mapping[str, Any]:
+        """Seconds of a step under the shardings of a group, as symbols."""
+        graph, z, parts = self._placed
+        machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
+        recipe = case_for(self.case, sharding=group[0]).recipe
+        own = padded(recipe, z, parts)
+        job = step_job(self.case, own, self._send(graph, z))
+        timed = tuple(stage_seconds(machine, z, recipe, own, s) for s in stages)
+        piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
         found: dict[str, Any] = {}
-        for group in self.groups:
-            recipe = case_for(self.case, sharding=group[0]).recipe
-            own = padded(recipe, z, parts)
-            job = step_job(self.case, own, send)
-            timed = tuple(stage_seconds(machine, z, recipe, own, s) for s in stages)
-            piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
-            for sharding in group:
-                recipe = case_for(self.case, sharding=sharding).recipe
-                found[f"step {sharding}"] = with_update(machine, z, recipe, own, stages, piped).total
+        for sharding in group:
+            recipe = case_for(self.case, sharding=sharding).recipe
+            found[f"step {sharding}"] = with_update(machine, z, recipe, own, stages, piped).total
         return found
 
     def _bytes(self, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
@@ -125,8 +126,9 @@ class Composition:
     @cached_property
     def whole(self) -> Program:
         """Bytes and seconds, by sharding."""
-        graph, z, parts = self._start(flat=False)
-        return Program({**self._bytes(z, parts), **self._seconds(graph, z, parts)})
+        _, z, parts = self._placed
+        seconds = {name: value for group in self.groups for name, value in self._seconds(group).items()}
+        return Program({**self._bytes(z, parts), **seconds})
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -139,9 +141,14 @@ class Composition:
         return tuple(map(tuple, found.values()))
 
     @cached_property
-    def steps(self) -> Mapping[tuple[str, ...], Program]:
-        """Seconds of the shardings of each group."""
-        return {group: Program({f"step {s}": self.seconds[f"step {s}"] for s in group}) for group in self.groups}
+    def _steps(self) -> dict[tuple[str, ...], Program]:
+        return {}
+
+    def steps(self, group: tuple[str, ...]) -> Program:
+        """Seconds of the shardings of a group, recorded when a plan of it is first timed."""
+        if group not in self._steps:
+            self._steps[group] = Program(self._seconds(group))
+        return self._steps[group]
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, with_stage_layers
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, divisors, with_stage_layers
 from shardwise.plans.laws import (
     all_blocks,
     batch_problems,
@@ -72,15 +72,15 @@ def _experts_hold(model: Model) -> Callable[[Mapping[str, Any]], Any]:
 
 def _batch_holds(batch: int, rounds: Rounds) -> Callable[[Mapping[str, Any]], Any]:
     """Return the law of the batch on columns (`batch_problems`)."""
+    counts = np.array(divisors(batch), np.int64)
 
     def holds(c: Mapping[str, Any]) -> Any:
         unit = c["dp"] * c["micro_batch"]
         legal = batch % unit == 0
         # Before pipelines have their schedules any number of micro-batches runs.
         rules, pp = (find_rules(c["schedule"]), c["pp"]) if "schedule" in c else (find_rules("1f1b"), 1)
-        counts, at = np.unique(np.where(legal, batch // unit, 0), return_inverse=True)
-        runs = [count > 0 and runnable_count(rules, pp, count, rounds) == count for count in counts.tolist()]
-        return legal & np.array(runs, bool)[at]
+        runs = np.array([runnable_count(rules, pp, count, rounds) == count for count in counts.tolist()])
+        return legal & runs[np.searchsorted(counts, np.where(legal, batch // unit, 1))]
 
     return holds
 

@@ -313,7 +313,7 @@ class _Job:
             place, count = spread(places.start[base], places.count[base])
             row = np.repeat(np.arange(len(rows)), count)
             cells = Cells(rows=rows, place=place, row=row, modes=some // size)
-            program = self.composition.steps[group]
+            program = self.composition.steps(group)
             found = program.run(self._given(program, cells, table), ProgramShape(rows=len(rows), modes=1, row=row))
             for s in group:
                 fit = fits[s].ravel()[some][row]

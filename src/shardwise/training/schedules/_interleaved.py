@@ -47,8 +47,9 @@ def _round_sizes(p: Any, m: Any) -> Any:
     p, m = numpy.broadcast_arrays(numpy.asarray(p, float), numpy.asarray(m, float))
     sizes, odd = p.copy(), m % p != 0
     # Most plans fill rounds of as many as there are stages; few numbers are left.
-    pairs, of = numpy.unique(numpy.stack([p[odd], m[odd]], axis=1), axis=0, return_inverse=True)
-    sizes[odd] = numpy.array([_plain_round(*pair) for pair in pairs.tolist()], float)[of.ravel()]
+    _, first, of = numpy.unique(p[odd] * 2.0**32 + m[odd], return_index=True, return_inverse=True)
+    pairs = zip(p[odd][first].tolist(), m[odd][first].tolist(), strict=True)
+    sizes[odd] = numpy.array([_plain_round(*pair) for pair in pairs], float)[of]
     return sizes
 
 
