@@ -164,10 +164,12 @@ def _export(kind: str = "") -> Command:
     target = {"target": Flag("target", systems, "whose files", "positional")}
     write = {"write": Flag("write", _converters.FILE, "write the files into this folder", "output")}
     wrap = {
-        "wrap": Flag("wrap", _converters.choice("slurm"), "write this scheduler's script around the launch", "output")
+        "wrap": Flag(
+            "wrap", _converters.choice("slurm", "kubernetes"), "write this scheduler's file around the launch", "output"
+        )
     }
-    own = {**serve_flags(), **_flags.infer_flags()} if kind in SERVERS else {**_flags.train_flags(), **wrap}
-    flags = {**target, **_MODEL, **own, **write, **OUTPUT}
+    own = {**serve_flags(), **_flags.infer_flags()} if kind in SERVERS else _flags.train_flags()
+    flags = {**target, **_MODEL, **own, **wrap, **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
     return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))
 

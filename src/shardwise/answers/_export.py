@@ -79,9 +79,10 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     module = import_module(f"shardwise.formats.{target}")
     found: Exported = module.export(stated)
     if "wrap" in inputs.values:
-        from shardwise.formats._wrapped import slurm
+        from shardwise.formats._trainer import processes
 
-        found = slurm(stated, found)
+        nodes, each = processes(stated)
+        found = _wrapped(inputs, replace(found, nodes=nodes, node_devices=each), report)
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, said) for name, text in found.files.items()}
     return replace(found, files=files), report
@@ -105,8 +106,16 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     except InputError as error:
         inputs.merge(error)
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
+    if "wrap" in inputs.values:
+        found = _wrapped(inputs, found, report)
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     return replace(found, files={name: commented(name, text, said) for name, text in found.files.items()}), report
+
+
+def _wrapped(inputs: Inputs, found: Exported, report: TrainReport | InferReport) -> Exported:
+    from shardwise.formats._wrapped import wrapped
+
+    return wrapped(inputs.values["wrap"], found, report.case.model.name, report.case.cluster.device)
 
 
 def commented(name: str, text: str, notes: Sequence[str]) -> str:

@@ -28,7 +28,8 @@ class ExportCase:
 class Exported:
     """Ready files by name, the version that they were checked against, and what is left to be filled in.
 
-    `launch` is the command that starts them on each node; empty where the training script is the user's.
+    `launch` is the command that starts them on each of `nodes`, with `node_devices` devices; empty where the training
+    script is the user's. A server (`serves`) stands there in so many `copies`, each on nodes of its own.
     """
 
     system: str
@@ -36,6 +37,10 @@ class Exported:
     files: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
     launch: str = ""
+    nodes: int = 1
+    node_devices: int = 0
+    copies: int = 1
+    serves: bool = False
 
 
 def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[str, object, object]]:

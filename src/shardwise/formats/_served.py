@@ -171,8 +171,10 @@ def written(one: Deployment, system: str, start: str, words: Words, notes: Seque
         said.append("started on each node, with NODE_RANK and MASTER_ADDR set")
     text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in said)
     text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
-    files = {f"{system}.sh": text}
-    return Exported(system=checked["system"], version=checked["version"], files=files, notes=tuple(said))
+    return Exported(
+        system=checked["system"], version=checked["version"], files={f"{system}.sh": text}, notes=tuple(said),
+        launch=f"bash {system}.sh", nodes=one.nodes, node_devices=devices // one.nodes, copies=many, serves=True,
+    )  # fmt: skip
 
 
 def _shown(value: str | float) -> str:

@@ -1,7 +1,9 @@
-"""A scheduler's script around the command that starts an exported training, one task on each node.
+"""A scheduler's file around the command that starts an export: Slurm's script, or objects of Kubernetes.
 
 Sources: slurm.schedmd.com/sbatch.html and srun.html; torch 2.13 distributed/argparse_util.py, by which torchrun takes
 PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT where no argument says them; LLaMA-Factory reads the plain names.
+github.com/kubernetes/api 10b39a39b batch/v1 (an indexed Job names its pods by their index), apps/v1 and core/v1;
+github.com/kubernetes-sigs/lws 060ab4d api/leaderworkerset/v1 for the variables that its pods are given.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import replace
+from typing import Any
 
 from shardwise.errors import InputError, Problem
-from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._trainer import processes
+from shardwise.formats import _yaml
+from shardwise.formats._exported import Exported
+from shardwise.hardware import Device
 
 _PORT = 29500
 _SLURM = """#!/bin/bash
@@ -25,18 +29,97 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) 
 export PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
 srun bash -c {inner}
 """
+# The names under which the device plugins of vendors offer what a pod asks for.
+_RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Google": "google.com/tpu", "Intel": "habana.ai/gaudi",
+              "AWS": "aws.amazon.com/neuron"}  # fmt: skip
 
 
-def slurm(case: ExportCase, found: Exported) -> Exported:
-    """Return an export with job.sbatch, which starts it on the plan's nodes; raises `InputError` without a launch."""
+def wrapped(way: str, found: Exported, name: str, device: Device) -> Exported:
+    """Return an export with a scheduler's file around its launch; raises `InputError` where nothing starts it."""
     if not found.launch:
-        rule = f"needs a command that starts the training on several nodes, which {found.system}'s files do not have"
-        remedy = "export megatron, torchtitan, axolotl, llamafactory, torchtune or nanotron"
-        raise InputError([Problem("wrap", "slurm", rule, remedy)])
-    nodes, each = processes(case)
+        rule = f"needs a command that starts it on several nodes, which {found.system}'s files do not have"
+        remedy = "export megatron, nemo, torchtitan, axolotl, llamafactory, torchtune, nanotron, vllm or sglang"
+        raise InputError([Problem("wrap", way, rule, remedy)])
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower())[:50].strip("-")
+    return _slurm(found, plain) if way == "slurm" else _kubernetes(found, plain, device)
+
+
+def _slurm(found: Exported, name: str) -> Exported:
     inner = f"export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; {found.launch}"
-    job = re.sub(r"[^A-Za-z0-9._-]", "-", case.model.name)
-    text = _SLURM.format(job=job, nodes=nodes, each=each, port=_PORT, inner=shlex.quote(inner))
-    return replace(
-        found, files={**found.files, "job.sbatch": text}, notes=(*found.notes, "submit it: sbatch job.sbatch")
-    )
+    text = _SLURM.format(job=name, nodes=found.nodes, each=found.node_devices, port=_PORT, inner=shlex.quote(inner))
+    more = ("one such job for each server",) if found.copies > 1 else ()
+    notes = (*found.notes, "submit it: sbatch job.sbatch", *more)
+    return replace(found, files={**found.files, "job.sbatch": text}, notes=notes)
+
+
+def _kubernetes(found: Exported, name: str, device: Device) -> Exported:
+    """Return an export with its objects: a Job of indexed pods for a training, a Deployment or a LeaderWorkerSet."""
+    if device.vendor not in _RESOURCES:
+        rule = f"has no name for devices of {device.vendor}"
+        known = ", ".join(_RESOURCES)
+        raise InputError([Problem("wrap", "kubernetes", rule, f"use slurm, or a device of {known}")])
+    resource = _RESOURCES[device.vendor]
+    if found.serves:
+        trees = [_replicas(found, name, resource) if found.nodes == 1 else _groups(found, name, resource)]
+    else:
+        trees = [*([_service(name)] if found.nodes > 1 else []), _job(found, name, resource)]
+    text = "---\n".join(_yaml.dump(tree) for tree in trees)
+    notes = (*found.notes, "the image is yours to name in job.yaml; start it: kubectl apply -f job.yaml")
+    return replace(found, files={**found.files, "job.yaml": text}, notes=notes)
+
+
+def _pod(found: Exported, variables: str, resource: str) -> dict[str, Any]:
+    """Return the specification of a pod of one node, which writes the files and starts them."""
+    container = {
+        "name": "main",
+        "image": "IMAGE",
+        "command": ["bash", "-c", _script(found, variables)],
+        "resources": {"limits": {resource: found.node_devices}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    return {"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
+
+
+def _script(found: Exported, variables: str) -> str:
+    """Return what a pod runs: its files as here-documents but the script that is started last, then that."""
+    last = next((name for name in found.files if found.launch.startswith(f"bash {shlex.quote(name)}")), "")
+    own = found.files.get(last, "")
+    others = {name: text for name, text in found.files.items() if name != last}
+    parts = [f"cat > {shlex.quote(name)} <<'EOF'\n{text}EOF" for name, text in others.items()]
+    lines = [line for line in own.splitlines() if not line.startswith("#")]
+    rest = found.launch.removeprefix(f"bash {shlex.quote(last)}").strip()
+    body = "\n".join(lines).replace('"$@"', rest or '"$@"') if own else found.launch
+    return "\n".join([variables, *parts, body]).strip() + "\n"
+
+
+def _job(found: Exported, name: str, resource: str) -> dict[str, Any]:
+    index = "NODE_RANK=$JOB_COMPLETION_INDEX PET_NODE_RANK=$JOB_COMPLETION_INDEX"
+    host = f"{name}-0.{name}"
+    address = f"MASTER_ADDR={host} MASTER_PORT={_PORT} PET_MASTER_ADDR={host} PET_MASTER_PORT={_PORT}"
+    several = found.nodes > 1
+    pod = _pod(found, f"export {index} {address}" if several else "", resource)
+    pod |= {"restartPolicy": "Never"} | ({"subdomain": name} if several else {})
+    count = {"completions": found.nodes, "parallelism": found.nodes, "completionMode": "Indexed", "backoffLimit": 0}
+    spec = {**count, "template": {"metadata": {"labels": {"app": name}}, "spec": pod}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+def _service(name: str) -> dict[str, Any]:
+    """Return the headless service that gives the pods of a job their addresses."""
+    spec = {"clusterIP": "None", "selector": {"app": name}, "publishNotReadyAddresses": True}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+def _replicas(found: Exported, name: str, resource: str) -> dict[str, Any]:
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": _pod(found, "", resource)}
+    spec = {"replicas": found.copies, "selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
+def _groups(found: Exported, name: str, resource: str) -> dict[str, Any]:
+    variables = "export NODE_RANK=$LWS_WORKER_INDEX MASTER_ADDR=$LWS_LEADER_ADDRESS"
+    template = {"size": found.nodes, "workerTemplate": {"spec": _pod(found, variables, resource)}}
+    spec = {"replicas": found.copies, "leaderWorkerTemplate": template}
+    named = {"metadata": {"name": name}}
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", **named, "spec": spec}

@@ -96,4 +96,20 @@ def dump(tree: dict[str, Any]) -> str:
     """
     import yaml
 
-    return yaml.safe_dump(tree, sort_keys=False)
+    return yaml.dump(tree, Dumper=_dumper(), sort_keys=False)
+
+
+@cache
+def _dumper() -> Any:
+    """Return the safe dumper that writes text of several lines as it stands, and no aliases."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return Dumper

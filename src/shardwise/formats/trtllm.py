@@ -86,7 +86,9 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
     if one.nodes > 1:
         start = f"srun --nodes {one.nodes} --ntasks-per-node {one.node} --mpi=pmix trtllm-llmapi-launch {start}"
     found = written(one, "trtllm", start, {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}, notes)
-    return replace(found, files={**found.files, "trtllm.yaml": _yaml.dump(tree)})
+    # On several nodes srun starts its ranks, which no other scheduler's file can stand around.
+    launch = found.launch if one.nodes == 1 else ""
+    return replace(found, files={**found.files, "trtllm.yaml": _yaml.dump(tree)}, launch=launch)
 
 
 STARTS = r"(\btrtllm-serve( serve)?|-m dynamo\.trtllm)"

@@ -7,6 +7,7 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import Problems
@@ -77,11 +78,12 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
     one = Deployment(report=report, prefixes=prefixes, apart=case.model.has_experts)
     words = words_of(one)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
-    if "--data-parallel-size-local" in words:
-        local = words["--data-parallel-size-local"]
-        notes.append(f"on every node but the first add --headless --data-parallel-start-rank $((NODE_RANK * {local}))")
     start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {hub_name(case.model.name)}"
-    return written(one, "vllm", start, words, notes)
+    if "--data-parallel-size-local" not in words:
+        return written(one, "vllm", start, words, notes)
+    more = f"--headless --data-parallel-start-rank $((NODE_RANK * {words['--data-parallel-size-local']}))"
+    made = written(one, "vllm", start, words, [*notes, f"on every node but the first add {more}"])
+    return replace(made, launch=f'{made.launch} $([ "$NODE_RANK" = 0 ] || echo {more})')
 
 
 STARTS = r"(\bvllm serve|-m vllm\.entrypoints\.(openai\.api_server|cli\.main serve)|-m dynamo\.vllm)"
