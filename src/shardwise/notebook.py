@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_count, show_seconds
 
 # Of what lives in memory: sums, limits and what is on the host are no parts of it.

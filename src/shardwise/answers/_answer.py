@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError, Problem, plain
+from shardwise.records import dataclass
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, messages
 from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, spans, tuning_of
 from shardwise.plans.laws import plan_problems
+from shardwise.records import dataclass
 from shardwise.training._blocks import checkpoints
 from shardwise.training._tuning import TuningSummary, fine_tuning_problems, tuning_summary
 
@@ -270,7 +271,7 @@ def _seconds(op: Op[float], m: CostModel[float]) -> Seconds:
 
 def count(
     model: Model,
-    counting: Counting = Counting(),
+    counting: Counting = Counting(),  # noqa: B008 (frozen)
     plan: Plan = Plan(),  # noqa: B008 (frozen)
     cluster: Cluster | None = None,
     efficiencies: Efficiencies = Efficiencies(),  # noqa: B008 (frozen)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem
+from shardwise.records import dataclass
 from shardwise.training import TrainReport
 from shardwise.units import show_count
 

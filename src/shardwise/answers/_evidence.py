@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from shardwise.answers._page import Page
 from shardwise.cost import Conditions, spreads
 from shardwise.models import Model
 from shardwise.ops import count_parameters
+from shardwise.records import dataclass
 from shardwise.training import TrainReport, conditions
 from shardwise.units import counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from shardwise.answers import _train
@@ -17,6 +17,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.traced import Part, Traced, formula, operands, parts, plain, ratio
+from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds
 
 UNITS = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from shardwise.answers import _converters as k
 from shardwise.answers._converters import Converter
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from shardwise.models import ConfigField

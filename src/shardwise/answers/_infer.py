@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _case
@@ -29,6 +29,7 @@ from shardwise.answers._page import (
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited
 from shardwise.errors import InputError
+from shardwise.records import dataclass
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._report import time_tree
 from shardwise.serving._step import StepCost

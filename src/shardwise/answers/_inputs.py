@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _flags
 from shardwise.answers._converters import nearest
 from shardwise.answers._flags import Command
 from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from shardwise.formats import Imported

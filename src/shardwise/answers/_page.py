@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TextIO, TypeAlias
+
+from shardwise.records import dataclass
 
 Span: TypeAlias = tuple[str, str]
 MARGIN = 10

@@ -9,11 +9,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 from shardwise.answers._described import describe
+from shardwise.records import dataclass
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwise.answers._described import describe
@@ -26,6 +25,7 @@ from shardwise.answers._plots import (
     totals,
 )
 from shardwise.answers._train_tree import stage_parts, step_tree
+from shardwise.records import dataclass
 from shardwise.serving import InferReport
 from shardwise.serving._report import time_tree
 from shardwise.serving._step import StepCost

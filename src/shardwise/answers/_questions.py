@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +15,7 @@ from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._search_flags import broken_limits
 from shardwise.errors import InputError, Problem
+from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds
 
 MOST_ROWS = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -28,6 +28,7 @@ from shardwise.cost import (
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
+from shardwise.records import dataclass
 from shardwise.serving import InferReport
 from shardwise.serving._batch import decode_steps, prefill_step
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model

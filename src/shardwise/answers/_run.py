@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._inputs import Inputs, known_keys, read_values
 from shardwise.errors import InputError, Problems
 from shardwise.plans.fields import meant
+from shardwise.records import dataclass
 
 # Commands that are answered by a module of another name.
 _HOMES = {"models": "_listing", "devices": "_listing", "schema": "_reference", "completion": "_reference"}

@@ -9,7 +9,6 @@ many engines share the cost of a part; the fit says which, and what a kernel doe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 from shardwise.cost._kernels import TILE_ROWS, Chip
@@ -17,6 +16,7 @@ from shardwise.cost._records import DECODE_PARTS, PROMPT_PARTS, AttentionTable
 from shardwise.cost._tables import constants, family_of, family_with
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, total
+from shardwise.records import dataclass
 
 PARTS = {kind: PROMPT_PARTS if kind.endswith("prefill") else DECODE_PARTS
          for kind in ("prefill", "decode", "latent_prefill", "latent_decode")}  # fmt: skip

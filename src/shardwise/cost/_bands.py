@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import resources
 
 from shardwise.cost._load import record
 from shardwise.cost._tables import constants
+from shardwise.records import dataclass
 
 # Standard deviations of a normal distribution from its median to its 90 %.
 _EDGE = 1.2815515655446004

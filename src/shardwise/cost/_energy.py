@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from shardwise.cost._load import record
 from shardwise.cost._tables import family_of
 from shardwise.hardware import Device
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

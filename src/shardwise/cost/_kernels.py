@@ -5,12 +5,12 @@ Forms of accuracy/notes/calibration.md; constants per family and engine in const
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.cost._operators import blend
 from shardwise.cost._records import ExpertsFit
 from shardwise.ledger.number import X
+from shardwise.records import dataclass
 
 TILE_ROWS = 128
 

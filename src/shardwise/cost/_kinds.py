@@ -6,11 +6,12 @@ block by block, so that its rate depends on the length (constants: cost/cpu.toml
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from shardwise.cost._records import AttentionFit, Memory
 from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
+from shardwise.records import dataclass
 
 # Kernels of tables as accuracy/measuring names them -> (kind of operator, kernels that the ledger counts in it).
 MEASURED_KERNELS = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+from shardwise.records import dataclass
 
 T = TypeVar("T")
 Convert: TypeAlias = Callable[[Any, str], Any]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 from shardwise.cost._kinds import blocked_flops, kind_of
@@ -19,6 +18,7 @@ from shardwise.cost._tiles import Tiling
 from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
+from shardwise.records import dataclass
 
 SPLITS = (1, 3, 9, 27)
 """Into how many parts the inner dimension may be cut; parts between these gain nothing that the tables show."""

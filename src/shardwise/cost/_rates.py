@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
@@ -15,6 +15,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
+from shardwise.records import dataclass
 
 OVERLAP_AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes whose messages may be kept from running beside compute; tp has both of the two-dimensional layout."""
@@ -149,8 +150,8 @@ class Rates(ProductRates[X]):
     """Bytes moved to cast one element to a narrower type."""
     family: str
     assumptions: tuple[str, ...] = ()
-    blocks: Blocks = Blocks()  # noqa: RUF009 (frozen)
-    streams: Streams = Streams()  # noqa: RUF009 (frozen)
+    blocks: Blocks = Blocks()
+    streams: Streams = Streams()
     experts_in_turn: bool = False
     wide: ProductRates[X] | None = None
     """Rates of products that stay in 16 bits beside narrower ones."""

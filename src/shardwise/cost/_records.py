@@ -7,8 +7,10 @@ that it lacks, is an error there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
+
+from shardwise.records import dataclass
 
 Changes: TypeAlias = Mapping[str, Any]
 """Fields of a record that hold for a part of what it speaks of: an engine, a kernel, a type."""

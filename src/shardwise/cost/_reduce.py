@@ -6,12 +6,11 @@ custom_all_reduce.py, TensorRT-LLM cpp/tensorrt_llm/kernels/communicationKernels
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwise.cost._records import ReduceFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, maximum, minimum, power
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwise.cost._rates import Efficiencies, contention_of
 from shardwise.cost._records import Adapter, ReplicaMessages
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.hardware import Cluster, Device
 from shardwise.ledger.number import X, above, maximum, minimum
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

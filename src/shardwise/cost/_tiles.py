@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwise.cost._records import Gemm
 from shardwise.hardware import Device
+from shardwise.records import dataclass
 
 # The tiles of cuBLAS and CUTLASS products (rows, columns); the thin ones stand for split and skinny kernels.
 TILES = ((16, 64), (32, 128), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))

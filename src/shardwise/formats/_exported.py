@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from typing import cast
 
 from shardwise.errors import InputError, Problem
@@ -11,6 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Sharding, Stack, Training
 from shardwise.plans.laws import stack_problems
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

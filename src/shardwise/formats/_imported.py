@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from shardwise.training import TrainReport

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from shardwise.errors import InputError, Problem, Problems
+from shardwise.records import dataclass
 from shardwise.shell import Budget, Shell, commands_of, flat, whole_of
 
 # Spellings of how many processes run on a node, how many nodes there are, and how many processes in all.

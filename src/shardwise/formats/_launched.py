@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any
@@ -18,6 +18,7 @@ from shardwise.errors import InputError, Problem, Problems
 from shardwise.formats._imported import Reading
 from shardwise.formats._keys import table
 from shardwise.models import load_model
+from shardwise.records import dataclass
 from shardwise.shell import Budget, commands_of
 
 ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")

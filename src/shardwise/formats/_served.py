@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from shardwise.errors import InputError, Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._keys import table
 from shardwise.models._load import catalogue
 from shardwise.plans import Plan, Serving
+from shardwise.records import dataclass
 from shardwise.serving import InferReport, checkpoint_format
 
 Words = dict[str, str | int | float | bool]

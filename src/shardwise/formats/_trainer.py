@@ -6,7 +6,7 @@ Sources: transformers 5.23.0 training_args.py OptimizerNames, peft 0.21.2 tuners
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwise.files import JSON_BYTES, below, read_text
@@ -18,6 +18,7 @@ from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._load import catalogue, find
 from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, rank_of
+from shardwise.records import dataclass
 from shardwise.units import counted
 
 OPTIMIZERS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware._catalogue import Lookup
@@ -12,6 +11,7 @@ from shardwise.hardware._cluster import Cluster, Tier
 from shardwise.hardware._device import Device, Fact
 from shardwise.hardware._links import HOST_LINK, LOCAL, NETWORK, Link, find_link
 from shardwise.hardware._quantity import DTYPES, fail
+from shardwise.records import dataclass
 
 _GIVEN = ("given by the user", "undated")
 

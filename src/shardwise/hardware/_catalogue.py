@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from shardwise.hardware._device import Device
 from shardwise.hardware._links import find_link
 from shardwise.hardware._quantity import fail, nearest
 from shardwise.hardware._toml import device_from_table, in_file
+from shardwise.records import dataclass
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
 _HERE = Path(__file__).parent

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.files import read_toml
 from shardwise.hardware._quantity import fail, nearest
+from shardwise.records import dataclass
 
 Commitment = Literal["on-demand", "reserved", "spot"]
 COMMITMENTS: tuple[Commitment, ...] = ("on-demand", "reserved", "spot")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.hardware._device import Device
 from shardwise.hardware._quantity import COUNT, RATE, SECONDS, USD, check_number
+from shardwise.records import dataclass
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 

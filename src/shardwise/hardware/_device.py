@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
 from shardwise.errors import Problems, plain
@@ -20,6 +20,7 @@ from shardwise.hardware._quantity import (
     nearest,
     read_quantity,
 )
+from shardwise.records import dataclass
 
 _MATRIX = "matrix_flops."
 # A round number near those of the devices whose kernels are measured (80 to 148).

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from shardwise.hardware._quantity import fail, nearest
+from shardwise.records import dataclass
 
 LOCAL = "local"
 NETWORK = "network"

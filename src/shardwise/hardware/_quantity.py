@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from shardwise.errors import InputError, Problem, plain
+from shardwise.records import dataclass
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
 MOST = 1e30

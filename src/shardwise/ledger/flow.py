@@ -8,11 +8,12 @@ one. Tensors that neither of the two reads are not kept.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Gradient, Op
+from shardwise.records import dataclass
 
 ENTRY = "input"
 """The residual stream that enters a block."""

@@ -6,10 +6,10 @@ heads, H head dim, V vocabulary, L layers, E experts, k experts a token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias
 
 from shardwise.ledger.number import X
+from shardwise.records import dataclass
 
 Verb: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 GroupAxis: TypeAlias = Literal["tp", "tp2", "cp", "ep", "etp", "pp", "dp_cp", "edp"]

@@ -6,11 +6,11 @@ With what recompute drops and what it holds while it runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor, within
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

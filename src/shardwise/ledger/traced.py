@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from shardwise.ledger.number import evaluate
+from shardwise.records import dataclass
 
 _TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
-_PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-_PLAIN["/"] = operator.truediv
+_PLAIN: dict[str, Any] = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _T = TypeVar("_T")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from shardwise.cost import Conditions
+from shardwise.records import dataclass
 
 COLUMNS = (
     *("case_id", "metric", "measured", "predicted", "relative_error", "low", "high", "status", "assumed"),

@@ -7,7 +7,6 @@ import difflib
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
@@ -16,6 +15,7 @@ from shardwise.files import read_csv_text
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._context import Context
 from shardwise.measured._record import Record
+from shardwise.records import dataclass
 
 Predictor: TypeAlias = Callable[[Record, Context], Prediction]
 # Columns that any file may have beside those that predictions read.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, TypeAlias
 
 from shardwise.plans import Stack
+from shardwise.records import dataclass
 
 Table: TypeAlias = Mapping[str, Any]
 

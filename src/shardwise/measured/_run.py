@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from shardwise.errors import InputError
@@ -14,6 +14,7 @@ from shardwise.measured._files import BEYOND, USUAL, FileKind, Predictor, Table,
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training import TrainingRows
+from shardwise.records import dataclass
 
 _SAID = 40
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from shardwise.ledger.number import quantile
 from shardwise.measured._comparison import Comparison
+from shardwise.records import dataclass
 
 BY = ("metric", "source", "device", "family", "quality", "year", "kind", "model", "engine")
 

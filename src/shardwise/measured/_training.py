@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import Known
@@ -33,6 +33,7 @@ from shardwise.measured._training_stack import dropout_of, effort_of, named_stac
 from shardwise.measured._training_tuning import is_tuned, natural, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack
+from shardwise.records import dataclass
 from shardwise.training import Options, TrainReport, conditions, train
 
 # Cells that decide a prediction; rows that agree in them share it.

@@ -7,12 +7,12 @@ at the end, so that a person sees everything that is wrong with a file at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from shardwise.errors import Problem, Problems
 from shardwise.models._fields import FIELDS, NO_EFFECT, keys_of
 from shardwise.models._model import MOST_PREDICTIONS
+from shardwise.records import dataclass
 
 DROPOUTS = (
     *("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "emb_pdrop", "dropout"),

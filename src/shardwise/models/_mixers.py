@@ -6,8 +6,10 @@ has; nothing above asks for its class to know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias
+
+from shardwise.records import dataclass
 
 NormKind: TypeAlias = Literal[
     "rmsnorm",

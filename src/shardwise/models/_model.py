@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from os import PathLike
 from typing import Any, Literal, TypeAlias
@@ -17,6 +17,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.models._mixers import Mixer, NormKind
 from shardwise.models._wrapped import Part
 from shardwise.notebook import Item, Shown
+from shardwise.records import dataclass
 from shardwise.units import counted
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-gelu", "relu", "relu2", "xielu"]

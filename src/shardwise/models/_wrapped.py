@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
 from shardwise.errors import InputError, Problem
+from shardwise.records import dataclass
 
 Part: TypeAlias = Literal["", "text"]
 PARTS: tuple[Part, ...] = ("", "text")

@@ -6,7 +6,7 @@ Letters as in ops/adapters.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide
@@ -14,6 +14,7 @@ from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
 from shardwise.ops.targets import Module
 from shardwise.plans import Tuning
+from shardwise.records import dataclass
 
 
 def kept_input(op: Op[X]) -> Tensor[X]:

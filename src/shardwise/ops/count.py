@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwise.ledger.op import Op, Weight
@@ -14,6 +14,7 @@ from shardwise.ops.head import embedding, final_norm, head, mtp_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Tuning, find_stack
+from shardwise.records import dataclass
 
 Coverage: TypeAlias = Literal["full", "masked"]
 Part: TypeAlias = Literal["embedding", "layers", "head", "mtp"]

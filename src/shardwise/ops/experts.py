@@ -6,7 +6,7 @@ arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, cast
 
 from shardwise.cost import WIDE_DTYPES
@@ -16,6 +16,7 @@ from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.records import dataclass
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
 """Regions of routed and of shared experts."""

@@ -7,13 +7,13 @@ all but the input embedding, norms and biases, the head included, chosen experts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.op import Op, within
 from shardwise.models import Model
 from shardwise.ops.core import CORE
 from shardwise.ops.count import Coverage, Line, active_parameters, component, lines, whole_layout
+from shardwise.records import dataclass
 
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "none": (),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, Literal
 
 from shardwise.ledger.number import X
 from shardwise.plans import ContextKind, LayoutKind, Stack, Tuning
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

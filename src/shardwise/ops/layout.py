@@ -8,7 +8,7 @@ collectives of FORMULAS in docs/formulas.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Generic, Literal, cast
 
@@ -16,6 +16,7 @@ from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Gradient, Hiding, Op, OpRole, Tensor, Weight
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.plans import Stack
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True)

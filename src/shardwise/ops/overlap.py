@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from shardwise.cost import Beside, HostRates, Network, PassSeconds, Rates, collective_seconds
 from shardwise.ledger.number import X, is_plain, maximum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
+from shardwise.records import dataclass
 
 # Messages that hold no cores beside compute: those that wait, and those of copy engines.
 _NO_CORES = ("exposed", "copied")

@@ -7,7 +7,7 @@ state-spaces/mamba.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, ceil, divide, minimum
@@ -15,6 +15,7 @@ from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Mamba1, Mamba2
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, Shape, linear_weights, matmul, memory_op
+from shardwise.records import dataclass
 
 REGION = "ssm"
 STATE_BYTES = 4

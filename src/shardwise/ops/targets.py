@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op
 from shardwise.plans import Tuning
+from shardwise.records import dataclass
 
 GROUPS: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "qkv", "o"), "mlp": ("gate", "up", "down")}
 """Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""

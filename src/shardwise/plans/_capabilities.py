@@ -7,12 +7,13 @@ that are wrong by themselves are left to `field_problems`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 from shardwise.plans._plan import AXES, Plan
 from shardwise.plans.schedules import Rounds
 from shardwise.plans.shardings import alike
+from shardwise.records import dataclass
 
 Value: TypeAlias = str | int | bool
 Values: TypeAlias = tuple[Value, ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.plans._objective import OBJECTIVES
+from shardwise.records import dataclass
 
 Effort: TypeAlias = Literal["record", "typical"]
 TUNINGS: tuple[Effort, ...] = get_args(Effort)

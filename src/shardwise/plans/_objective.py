@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwise.errors import Problems
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from shardwise.plans._jobs import Training

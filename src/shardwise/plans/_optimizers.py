@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
+from shardwise.records import dataclass
 
 OptimizerName: TypeAlias = Literal[
     "adam", "adam8bit", "adam4bit", "ademamix8bit", "adafactor", "galore", "apollo", "apollo-mini",

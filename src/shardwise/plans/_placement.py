@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from shardwise.plans._plan import AXES, Plan
+from shardwise.records import dataclass
 
 Spans = dict[str, tuple[int, ...]]
 # The same where degrees may be columns.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.notebook import Item, card
 from shardwise.plans.schedules import Schedule
 from shardwise.plans.shardings import ShardingRules, find_sharding
+from shardwise.records import dataclass
 from shardwise.units import counted
 
 Sharding: TypeAlias = Literal[

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.files import read_toml
+from shardwise.records import dataclass
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
+from shardwise.records import dataclass
 
 LossKernel: TypeAlias = Literal[
     "eager",

@@ -7,7 +7,7 @@ entry.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeAlias
@@ -18,6 +18,7 @@ from shardwise.plans._plan import Plan
 from shardwise.plans._settings import LossKernel, Settings
 from shardwise.plans.partition import Partition
 from shardwise.plans.shardings import alike
+from shardwise.records import dataclass
 
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
@@ -34,7 +35,7 @@ class Stack:
     name: str
     title: str
     sources: tuple[tuple[str, str], ...]
-    settings: Settings = Settings()  # noqa: RUF009 (frozen)
+    settings: Settings = Settings()
     """What its user set."""
     runs: Capabilities
     """Which plans it can run."""

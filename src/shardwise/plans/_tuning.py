@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -13,6 +12,7 @@ from shardwise.plans._jobs import Training
 from shardwise.plans._objective import OBJECTIVES, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
+from shardwise.records import dataclass
 
 ADAPTERS: dict[str, str] = {
     "lora": "arXiv:2106.09685",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from random import Random
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
+from shardwise.records import dataclass
 
 LengthKind: TypeAlias = Literal["fixed", "uniform", "lognormal", "exponential", "empirical"]
 ArrivalKind: TypeAlias = Literal["poisson", "constant", "gamma", "burst", "closed", "trace"]

@@ -7,7 +7,6 @@ A row is the key of a case file and, with dashes, a flag; `sets` are the fields 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from shardwise.plans._jobs import TUNINGS
@@ -17,6 +16,7 @@ from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._settings import LOSSES, ROLLOUTS
 from shardwise.plans._tuning import ADAPTERS, TRAINS, base_names
 from shardwise.plans.schedules import SCHEDULES
+from shardwise.records import dataclass
 
 # What a value is; numbers are read with the unit of their type.
 Type: TypeAlias = Literal[

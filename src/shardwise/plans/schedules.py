@@ -6,8 +6,9 @@ The order of tasks of a schedule, its seconds and what its stages hold are one f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
+
+from shardwise.records import dataclass
 
 Schedule: TypeAlias = Literal[
     "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "interleaved-zb", "zb-v", "dualpipe", "dualpipe-v"

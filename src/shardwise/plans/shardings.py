@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from shardwise.records import dataclass
 
 Groups: TypeAlias = Literal["all", "some", "hybrid"]
 

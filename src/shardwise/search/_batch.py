@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
+from shardwise.records import dataclass
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid

@@ -7,7 +7,7 @@ share a domain (a place key). Numbers of the recompute modes that agree are one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwise.ledger.symbol import Graph, Node
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
+from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._grid import DEGREES, PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape

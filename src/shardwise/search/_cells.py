@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from shardwise.records import dataclass
 from shardwise.search._batch import Degrees, Key, key_of, key_table
 from shardwise.search._blocks import BlockKeys
 from shardwise.search._columns import Columns

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
 from shardwise.plans import Schedule, find_rules
+from shardwise.records import dataclass
 from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, blocks_of, known_sizes, sizes_given
 from shardwise.search._columns import distinct
 from shardwise.search._constraints import staged

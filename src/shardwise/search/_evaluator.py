@@ -7,12 +7,13 @@ ranks share a domain, so it is computed for rows; of what fits, time is computed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from shardwise.plans import Schedule
+from shardwise.records import dataclass
 from shardwise.search._batch import DEGREES, Entry, PlanBatch, key_of
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
 from shardwise.search._cells import Cells, Fitting, PlanKeys, PlanPart, pieces, scattered

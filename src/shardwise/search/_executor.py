@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

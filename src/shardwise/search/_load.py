@@ -10,8 +10,8 @@ import heapq
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from dataclasses import field as dc_field
+from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError, Problems
@@ -19,6 +19,7 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.notebook import Item, Shown
 from shardwise.plans import Limit, Serving, Workload
+from shardwise.records import dataclass
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
+from shardwise.records import dataclass
 from shardwise.search._load_pools import pooled
 from shardwise.search._result import Rejection
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
@@ -49,7 +50,7 @@ DEVICES, SIMULATED = "devices", "simulated"
 class LoadSpace:
     """What is searched: layouts and formats of a serving space, step tokens and sequences (0: the engine's own)."""
 
-    layouts: ServingSpace = ServingSpace(devices=REPLICA_DEVICES, orders=SERVING_ORDERS[:1])  # noqa: RUF009 (frozen)
+    layouts: ServingSpace = ServingSpace(devices=REPLICA_DEVICES, orders=SERVING_ORDERS[:1])
     step_tokens: tuple[int, ...] = (0, 2048, 16384)
     max_sequences: tuple[int, ...] = (0, 64, 256)
     pools: str = "aggregated"

@@ -7,13 +7,14 @@ as carry the load, and up to `_MORE` beyond, of which every sum is looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step

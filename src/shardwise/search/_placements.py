@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.plans import AXES, Whole, dense_spans, divisors
+from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._space import ORDERS, Order, SearchSpace
 

@@ -9,13 +9,13 @@ its arguments vary with, into memory that is used again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shardwise.ledger.number import evaluate
 from shardwise.ledger.symbol import Node, needed
+from shardwise.records import dataclass
 
 ROW, MODE, PLACE, SPLIT = 1, 2, 4, 8
 _IN_PLACE: dict[str, Callable[..., Any]] = {

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Self
 
 import numpy as np
 
+from shardwise.records import dataclass
 from shardwise.search._batch import Degrees, Entry, PlanBatch, degrees_of
 from shardwise.search._columns import distinct
 from shardwise.search._options import OBJECTIVES

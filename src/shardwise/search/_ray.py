@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from shardwise.records import dataclass
 from shardwise.search._executor import MOMENT, Part, PartTask
 
 # Parts in flight for each core: one runs while the next one is on its way.

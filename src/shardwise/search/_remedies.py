@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from shardwise.errors import Problem
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, divisors
+from shardwise.records import dataclass
 from shardwise.search._columns import evaluate_columns, structure
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from shardwise.records import dataclass
 
 # Fields that follow from the others: a change of a degree takes them along.
 FOLLOWING = ("dp", "etp", "order", "vpp", "stage_layers", "sequence_parallel")

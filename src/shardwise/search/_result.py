@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from shardwise.notebook import Item, Shown
+from shardwise.records import dataclass
 from shardwise.search._options import SearchOptions
 
 if TYPE_CHECKING:

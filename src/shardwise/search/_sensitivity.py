@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
+from shardwise.records import dataclass
 from shardwise.search._options import OBJECTIVES
 from shardwise.search._remedy import loss_of
 from shardwise.search._training import TrainingResult

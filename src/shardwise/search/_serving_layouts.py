@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwise.errors import Problem
 from shardwise.plans import Plan
+from shardwise.records import dataclass
 from shardwise.search._space import Order
 
 DEGREES = ("tp", "pp", "dp", "ep", "etp")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shardwise.plans import Plan
+from shardwise.records import dataclass
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES
 from shardwise.search._remedy import Remedy, changed_field, loss_of, missed
 from shardwise.search._serving_layouts import Layouts

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.plans import AXES, Serving
+from shardwise.records import dataclass
 from shardwise.search._space import IntRanges, Order, upto
 from shardwise.serving import Engine, find_engine, find_format
 from shardwise.serving._formats import cache_bytes

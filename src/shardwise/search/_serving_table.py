@@ -6,7 +6,7 @@ The formulas are those of `shardwise.serving`; a law is asked of every layout as
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -20,6 +20,7 @@ from shardwise.ledger.symbol import Graph
 from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
+from shardwise.records import dataclass
 from shardwise.search._columns import bisected, distinct_rows
 from shardwise.search._options import SERVING_LIMITS, SearchOptions
 from shardwise.search._placements import COLUMNS

@@ -7,7 +7,7 @@ plan is counted twice: sequence parallelism needs tp, a schedule needs pp, shard
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import permutations
 
 from shardwise.errors import Problems
@@ -22,6 +22,7 @@ from shardwise.plans import (
     find_rules,
     find_sharding,
 )
+from shardwise.records import dataclass
 from shardwise.training.schedules import find_schedule
 
 Order = tuple[str, ...]

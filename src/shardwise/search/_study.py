@@ -12,12 +12,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError, Problem
+from shardwise.records import dataclass
 from shardwise.search._executor import Executor, Part
 
 Row = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.plans.laws import stack_problems
+from shardwise.records import dataclass
 from shardwise.search._batch import Entry, PlanBatch, plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor

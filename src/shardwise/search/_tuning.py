@@ -6,11 +6,12 @@ Every combination is evaluated: none is taken to save, and what a framework cann
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from shardwise.errors import InputError
+from shardwise.records import dataclass
 from shardwise.training import Options, TrainReport, train
 from shardwise.training._savers import flags_of, split_changes
 

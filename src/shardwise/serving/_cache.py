@@ -7,12 +7,12 @@ and values, arXiv:2405.04434 section 2.1 for latents, arXiv:2312.00752 and arXiv
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, divide, minimum, total
 from shardwise.models import Block, Mixer, TokenCache
 from shardwise.ops.layout import Layout
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ Kernels start from captured graphs, additions are fused into others, and all-red
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwise.cost import (
@@ -30,6 +30,7 @@ from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._kernels import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any, Literal, cast
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.op import Weight
 from shardwise.plans import DTYPES
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from shardwise.cost import (
@@ -31,6 +31,7 @@ from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Op
 from shardwise.models import CoreSizes, Model
+from shardwise.records import dataclass
 from shardwise.serving._engine import Engine, engine_tables
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.files import read_toml
 from shardwise.hardware import Device
+from shardwise.records import dataclass
 from shardwise.serving._engine import static_row
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.notebook import Shown
 from shardwise.plans import Plan, Serving
+from shardwise.records import dataclass
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
@@ -32,7 +33,7 @@ class ServingOptions:
     """What else a prediction takes: the engine, and efficiencies imposed in place of the fitted ones."""
 
     engine: Engine | str = "vllm"
-    efficiencies: Efficiencies = Efficiencies()  # noqa: RUF009 (frozen)
+    efficiencies: Efficiencies = Efficiencies()
 
 
 def conditions_of(case: ServingCase, family: str) -> Conditions:
@@ -315,7 +316,11 @@ def time_tree(cost: StepCost[float]) -> dict[str, Any]:
 
 
 def infer(
-    model: Model, cluster: Cluster, plan: Plan, job: Serving, options: ServingOptions = ServingOptions()
+    model: Model,
+    cluster: Cluster,
+    plan: Plan,
+    job: Serving,
+    options: ServingOptions = ServingOptions(),  # noqa: B008 (frozen)
 ) -> InferReport:
     """Return memory, time and cost of one static batch; raises `InputError` with every problem of the input.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, is_column
 from shardwise.ledger.traced import leaf
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, spans, split_layers
+from shardwise.records import dataclass
 
 _DEGREES = ("tp", "pp", "dp", "ep", "etp")
 

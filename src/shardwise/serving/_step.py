@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from shardwise.cost import collective_seconds
@@ -10,6 +10,7 @@ from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import messages
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, op_seconds
 from shardwise.serving._draft import draft_case, draft_ledger, draft_sizes, uses_heads

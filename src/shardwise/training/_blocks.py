@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, cast
 
 from shardwise.cost import op_seconds
@@ -15,6 +15,7 @@ from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
 from shardwise.ops.overlap import CostModel, host_late, merge, messages, slowed_passes
+from shardwise.records import dataclass
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()

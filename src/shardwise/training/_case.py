@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from shardwise.plans import (
     tuning_of,
 )
 from shardwise.plans.partition import split_layers
+from shardwise.records import dataclass
 from shardwise.training._ledger import idle_layers
 from shardwise.training._parts import Recipe
 from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages, kinds_of, order_of, runs_of

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_sharding, named_groups, splits_replicas
+from shardwise.records import dataclass
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
 from shardwise.training._report import Options, TrainReport, report_of, train

@@ -5,7 +5,7 @@ From a model, a cluster and the sizes of plans to memory and time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic
 
 from shardwise.cost import Network, Rates, beside_of, host_of, network_of, rates_of, with_peers
@@ -19,6 +19,7 @@ from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import Stack, find_rules
 from shardwise.plans.fields import PLAN
+from shardwise.records import dataclass
 from shardwise.training._blocks import (
     BlockCost,
     Elements,

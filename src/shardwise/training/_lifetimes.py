@@ -8,8 +8,8 @@ simulation has in flight at once share the reported activations, so that the hig
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from shardwise.records import dataclass
 from shardwise.training._parts import MemoryMoment, StageMemory
 from shardwise.training._report import TrainReport
 from shardwise.training._timeline import Span, StepTimeline

@@ -7,11 +7,11 @@ moments were checked against PyTorch's memory tracker on whole training steps (t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
+from shardwise.records import dataclass
 from shardwise.training._beside import (
     device_bytes,
     flat_gradients,

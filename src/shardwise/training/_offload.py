@@ -8,13 +8,13 @@ torch.distributed.fsdp CPUOffloadPolicy (all three), torchtune training/_activat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import Precision
+from shardwise.records import dataclass
 from shardwise.training._parts import ModelBlocks, Recipe, frozen_bytes, held_as, owned, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages

@@ -14,13 +14,14 @@ Messages hold cores meanwhile, which compute loses; those of copy engines hold n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, Literal, TypeAlias
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, bucketed
 from shardwise.plans import Schedule, Stack, find_rules
+from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import HostTraffic
 from shardwise.training._parts import ModelBlocks, Recipe, in_compute

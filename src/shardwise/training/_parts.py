@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_sharding
+from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardwise.models import Model
 from shardwise.plans import OBJECTIVES, Training
+from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation
 from shardwise.training._step import scoring_seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from shardwise.models import Model
 from shardwise.notebook import Shown
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
+from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
@@ -389,12 +390,6 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     plan, job, notes = complete(asked, seconds)
     whole = case(plan, job)
     report = report_of(whole, (), priced)
-    said = (
-        *model.assumptions,
-        *cluster.assumptions,
-        *notes,
-        *stated(whole),
-        *report.evaluation.rates.assumptions,
-        *report.evaluation.network.assumptions,
-    )
+    rates, network = report.evaluation.rates, report.evaluation.network
+    said = (*model.assumptions, *cluster.assumptions, *notes, *stated(whole), *rates.assumptions, *network.assumptions)
     return replace(report, assumptions=tuple(dict.fromkeys(said)))

@@ -6,12 +6,13 @@ Each is evaluated, none is assumed to save: what it saves may be negative, and i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
+from shardwise.records import dataclass
 
 if TYPE_CHECKING:
     from shardwise.training._report import TrainReport

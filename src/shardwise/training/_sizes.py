@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.plans import Plan, shard_of, spans, splits_replicas
+from shardwise.records import dataclass
 
 _DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_batch", "shard")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Generic
@@ -12,6 +11,7 @@ from typing import Generic
 from shardwise.ledger.number import X
 from shardwise.models import Block, Model
 from shardwise.plans import Schedule, find_rules
+from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, merge
 from shardwise.plans import Schedule
+from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._offload import host_traffic

@@ -8,13 +8,13 @@ the gathering of weights, the reduction of gradients, the optimizer and the host
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import Plan, find_rules
+from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, Recipe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardwise.errors import Problems
 from shardwise.models import Model
@@ -11,6 +11,7 @@ from shardwise.ops.count import count_parameters, lines, trainable_parameters, w
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.ops.targets import KNOWN_TARGETS, matches, modules_of
 from shardwise.plans import OFT_BLOCK, VIRTUAL, Plan, Stack, Training, Tuning, divisors, tuning_of, tuning_problems
+from shardwise.records import dataclass
 
 
 def module_names(model: Model) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ memory tracker; plans/stacks.toml has the file that wraps the ends of a model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
+from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost, Elements
 from shardwise.training._parts import (
     ModelBlocks,

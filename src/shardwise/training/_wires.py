@@ -8,7 +8,6 @@ node are those of the ring.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ from shardwise.cost import leaving_share
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.plans import Plan, named_groups
+from shardwise.records import dataclass
 from shardwise.training._traffic import Flow
 
 MOST_DEVICES, MOST_PAIRS = 2_000_000, 50_000_000

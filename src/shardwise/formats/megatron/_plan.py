@@ -7,11 +7,11 @@ get_num_layers_to_build, pipeline_parallel_layer_layout.py and megatron/core/par
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from shardwise.formats.megatron._model import num_layers, predictions
 from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
 from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, listed, schedule_for
+from shardwise.records import dataclass
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
 _CONTEXT |= {"a2a": "all-to-all", "a2a+p2p": "ring"}

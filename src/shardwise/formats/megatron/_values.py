@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
@@ -17,6 +17,7 @@ from typing import Any
 
 from shardwise.errors import Problems, plain
 from shardwise.formats._imported import Reading
+from shardwise.records import dataclass
 
 _SIZES = re.compile(r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|experts|bias|norm")
 MOST_STRANGE = 500

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
+from shardwise.records import dataclass
 from shardwise.serving.load._fleet import Pool, Router, Routing
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace

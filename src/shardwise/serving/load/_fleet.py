@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from random import Random
@@ -17,6 +17,7 @@ from typing import Any, Literal
 from shardwise.cost import Network, collective_seconds, network_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.plans import Workload
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy

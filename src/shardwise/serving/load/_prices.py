@@ -6,11 +6,12 @@ doubling. Some eighty steps a layout are priced, all in three calls of `step_cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from shardwise.cost import Band, band_of
 from shardwise.notebook import Item, Shown, show
 from shardwise.plans import Limit, Metric, Plan, Workload
+from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport, ServingOptions
 from shardwise.serving.load._autoscale import Autoscale, Scaling
@@ -40,7 +40,7 @@ class LoadOptions:
     """When replicas are started and stopped; None: all of them run all the time."""
     risk: float = 0.0
     """The chance, by published runs, with which all limits are to be kept."""
-    serving: ServingOptions = ServingOptions()  # noqa: RUF009 (frozen)
+    serving: ServingOptions = ServingOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

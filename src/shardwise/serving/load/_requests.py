@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TypeAlias
 
 from shardwise.ledger.number import quantile
 from shardwise.plans import Workload
+from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 
 _DRAWN = 20_000

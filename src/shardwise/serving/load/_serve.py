@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
+from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, PrefixCache, Request, Trace
 from shardwise.serving.load._steps import StepTable

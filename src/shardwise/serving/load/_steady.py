@@ -12,7 +12,7 @@ tests/serving/test_steady.py. Formulas of one n are generic over numbers, so tha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Generic, cast
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
 from shardwise.plans import Plan
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep

@@ -9,10 +9,10 @@ pair of a late forward with an early backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, is_plain, largest, maximum, minimum, total
+from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import one_f_one_b_order
 from shardwise.training.schedules._points import (
     distinct,

@@ -12,12 +12,12 @@ random costs; with unequal ones a pass of another stage counts as the mean of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Generic
 
 from shardwise.ledger.number import X, above, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
+from shardwise.records import dataclass
 from shardwise.training.schedules._types import PipelineShape, Run
 
 

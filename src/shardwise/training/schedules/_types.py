@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, Literal
 
 from shardwise.ledger.number import X
 from shardwise.plans import Schedule, ScheduleRules, find_rules
+from shardwise.records import dataclass
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 

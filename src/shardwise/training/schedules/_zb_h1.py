@@ -8,10 +8,10 @@ for, and the backward that can wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
+from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import diving
 from shardwise.training.schedules._points import Point, longest, pipeline, running_largest, there
 from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, Run, Task, W

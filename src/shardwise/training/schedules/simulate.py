@@ -7,9 +7,9 @@ needs has arrived. A message takes `send` seconds; when sends do not overlap, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from shardwise.plans import Schedule, find_rules
+from shardwise.records import dataclass
 from shardwise.training.schedules import (
     FULL,
     F,

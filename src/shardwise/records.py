@@ -1,0 +1,139 @@
+"""The decorator of the package's records: `dataclasses.dataclass` with one compiled function a class, where it has six.
+
+A process that answers one question makes 250 records. Comparison, hash, text and the refusal of changes are functions
+that all records share; only `__init__` is text that Python compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
+from dataclasses import dataclass as _standard
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["dataclass"]
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+
+    def dataclass(cls=None, /, **options):
+        """Return a class as `dataclasses.dataclass` does: its fields, `replace`, `asdict` and matching are the same.
+
+        >>> from dataclasses import field, replace
+        >>> @dataclass(frozen=True, slots=True)
+        ... class Link:
+        ...     name: str
+        ...     hops: list = field(default_factory=list, compare=False)
+        >>> Link("nvlink"), Link("nvlink", [1]) == Link("nvlink"), replace(Link("ib"), hops=[2]).hops
+        (Link(name='nvlink', hops=[]), True, [2])
+        """
+
+        def made(cls):
+            return _made(cls, **options)
+
+        return made if cls is None else made(cls)
+
+
+def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = False, **options: Any) -> Any:
+    # A class that says how it compares is given a hash of nothing by Python: none is written.
+    written = {name for name, value in vars(cls).items() if name != "__hash__" or value is not None}
+    # A record whose base is frozen must be frozen for the standard library too, which then compiles how.
+    derived = frozen and any(is_dataclass(base) for base in cls.__mro__[1:])
+    found: Any = _standard(init=False, repr=False, eq=False, frozen=derived, **options)(cls)
+    named = fields(found)
+    methods = {"__init__": _init(found, named, frozen), **_compared(named, frozen, order)}
+    if repr:
+        methods["__repr__"] = _text(tuple(f.name for f in named if f.repr))
+    if frozen:
+        methods |= _frozen(found, frozenset(f.name for f in named))
+    if frozen and options.get("slots"):
+        methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
+    for name, method in methods.items():
+        if name not in written:
+            setattr(found, name, method)
+    found.__dataclass_params__.frozen = frozen
+    return found
+
+
+def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool) -> Callable[..., None]:
+    """Return the `__init__` of some fields; defaults are names of the scope that it is compiled in."""
+    scope: dict[str, Any] = {"put": object.__setattr__, "absent": MISSING}
+    given: dict[bool, list[str]] = {False: [], True: []}
+    lines = []
+    for f in named:
+        name, default, value = f.name, f"default_{f.name}", f.name
+        made = f.default_factory is not MISSING
+        scope[default] = f.default_factory if made else f.default
+        if made:
+            value = f"{default}() if {name} is absent else {name}" if f.init else f"{default}()"
+        if f.init:
+            plain = name if f.default is MISSING and not made else f"{name}={'absent' if made else default}"
+            given[bool(f.kw_only)].append(plain)
+        elif not made:
+            # Of a field that nobody gives the class keeps the default, where it has room for it.
+            continue
+        lines.append(f"put(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        lines.append("self.__post_init__()")
+    last = ["*", *given[True]] if given[True] else []
+    source = f"def __init__({', '.join(['self', *given[False], *last])}):\n  " + "\n  ".join(lines or ["pass"])
+    exec(source, scope)
+    found: Callable[..., None] = scope["__init__"]
+    found.__qualname__ = f"{cls.__qualname__}.__init__"
+    found.__annotations__ = {**{f.name: f.type for f in named if f.init}, "return": None}
+    return found
+
+
+def _values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that gives some attributes as a tuple."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda self: tuple(getattr(self, name) for name in names)
+
+
+def _compared(named: tuple[Field[Any], ...], frozen: bool, order: bool) -> dict[str, Any]:
+    values = _values([f.name for f in named if f.compare])
+
+    def eq(self: Any, other: Any) -> Any:
+        return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+
+    def lt(self: Any, other: Any) -> Any:
+        return values(self) < values(other) if other.__class__ is self.__class__ else NotImplemented
+
+    keys = _values([f.name for f in named if (f.compare if f.hash is None else f.hash)])
+    found = {"__eq__": eq, "__hash__": (lambda self: hash(keys(self))) if frozen else None}
+    return {**found, "__lt__": lt} if order else found
+
+
+def _text(names: tuple[str, ...]) -> Callable[[Any], str]:
+    @recursive_repr()
+    def text(self: Any) -> str:
+        return f"{self.__class__.__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in names])})"
+
+    return text
+
+
+def _frozen(cls: Any, names: frozenset[str]) -> dict[str, Any]:
+    def put(self: Any, name: str, value: Any) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def drop(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    return {"__setattr__": put, "__delattr__": drop}
+
+
+def _getstate(self: Any) -> list[Any]:
+    return [getattr(self, f.name) for f in fields(self)]
+
+
+def _setstate(self: Any, state: list[Any]) -> None:
+    for f, value in zip(fields(self), state, strict=True):
+        object.__setattr__(self, f.name, value)

@@ -1,0 +1,101 @@
+"""Records behave as the standard library's data classes do."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from dataclasses import FrozenInstanceError, asdict, field, replace
+from typing import Any
+
+import pytest
+
+from shardwise import records
+
+
+def _classes(decorate: Any) -> tuple[Any, ...]:
+    @decorate(frozen=True, kw_only=True, slots=True)
+    class Base:
+        name: str
+        sizes: list[int] = field(default_factory=list)
+        note: str = field(default="", compare=False, repr=False)
+
+    @decorate(frozen=True, kw_only=True, slots=True)
+    class Derived(Base):
+        count: int = 1
+
+    @decorate(slots=True)
+    class Open:
+        low: int
+        high: int = 9
+        total: int = field(init=False)
+
+        def __post_init__(self) -> None:
+            self.total = self.low + self.high
+
+    @decorate(frozen=True, order=True, slots=True)
+    class Ordered:
+        value: float
+        key: tuple[int, ...]
+
+    @decorate(frozen=True)
+    class Own:
+        value: int
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Own) and self.value % 2 == other.value % 2
+
+    return Base, Derived, Open, Ordered, Own
+
+
+def _told(classes: tuple[Any, ...]) -> list[Any]:
+    base, derived, plain, ordered, own = classes
+    one = base(name="a", sizes=[1], note="x")
+    two = derived(name="a", count=2)
+    return [
+        *map(repr, (one, two, plain(1), ordered(1.0, (2,)))),
+        one == base(name="a", sizes=[1]) != base(name="b"),
+        one == two,
+        hash(ordered(1.0, (2,))) == hash((1.0, (2,))),
+        hash(own(3)) == hash((3,)),
+        own(1) == own(3),
+        plain.__hash__,
+        sorted([ordered(2.0, ()), ordered(1.0, (3,)), ordered(1.0, (2,))]).__repr__(),
+        asdict(replace(two, count=5)),
+        plain(1).total,
+        base.__match_args__ + ordered.__match_args__,
+        repr(copy.copy(two)) + repr(copy.deepcopy(one)),
+        [f.name for f in dataclasses.fields(derived)],
+        base(name="a").sizes is base(name="a").sizes,
+    ]
+
+
+def test_records_say_what_data_classes_say() -> None:
+    """Text, comparison, hash, order, copies and fields are those of the standard library."""
+    assert _told(_classes(records.dataclass)) == _told(_classes(dataclasses.dataclass))
+
+
+def test_frozen_records_refuse_changes_and_wrong_arguments() -> None:
+    """No field of a frozen record is set or deleted, no unknown or positional argument is taken."""
+    base, derived, *_ = _classes(records.dataclass)
+    for one in (base(name="a"), derived(name="a")):
+        with pytest.raises(FrozenInstanceError):
+            one.name = "b"
+        with pytest.raises(FrozenInstanceError):
+            del one.name
+    for arguments in ({}, {"name": "a", "other": 1}):
+        with pytest.raises(TypeError):
+            base(**arguments)
+    with pytest.raises(TypeError):
+        base("a")
+
+
+@records.dataclass(frozen=True, slots=True)
+class _Kept:
+    name: str
+    count: int = 1
+
+
+def test_frozen_records_travel_to_other_processes() -> None:
+    """A frozen record with slots is the same after pickling."""
+    assert pickle.loads(pickle.dumps(_Kept("a", 2))) == _Kept("a", 2)
