@@ -19,7 +19,7 @@ from shardwise.cost import Conditions, spreads
 from shardwise.models import Model
 from shardwise.ops import count_parameters
 from shardwise.records import dataclass
-from shardwise.training import TrainReport, conditions
+from shardwise.training import TrainReport
 from shardwise.units import counted
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def evidence_of(report: TrainReport | InferReport) -> Evidence:
     """
     training = isinstance(report, TrainReport)
     headline = "step_seconds" if training else "request_seconds"
-    known = conditions(report, False) if isinstance(report, TrainReport) else report.conditions
+    known = report.conditions
     band = spreads()[headline]
     own = [one for one in published_runs() if one.headline == headline]
     alike = (one for one in own if (one.conditions.stack, one.conditions.family) == (known.stack, known.family))

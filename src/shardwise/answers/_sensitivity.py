@@ -16,7 +16,6 @@ from shardwise.errors import InputError
 from shardwise.plans.fields import PLAN, TRAINING
 from shardwise.search import CONSTANTS, constant_band, with_constant
 from shardwise.training import TrainReport
-from shardwise.training._intervals import step_band
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _headline(report: Any) -> tuple[str, float]:
 def _constants(report: Any) -> Iterator[Effect]:
     """Yield the effect of every constant at both ends of its band."""
     name, seconds = _headline(report)
-    band = step_band(report, assumed=False) if isinstance(report, TrainReport) else band_of(name, report.conditions)
+    band = band_of(name, report.conditions)
     for constant in CONSTANTS:
         ends = constant_band(constant, band)
         moved = [_headline(with_constant(report, constant, end))[1] / seconds for end in ends]

@@ -34,7 +34,7 @@ from shardwise.measured._training_tuning import is_tuned, natural, tuning_fields
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack
 from shardwise.records import dataclass
-from shardwise.training import Options, TrainReport, conditions, train
+from shardwise.training import Options, TrainReport, train
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (
@@ -64,7 +64,7 @@ class Predicted:
         value = value_of(own, self.report)
         interval = interval_of(own, self.report, value, self.assumed)
         assumed = tuple(dict.fromkeys((*self.assumed, *own.assumed)))
-        known = conditions(self.report, any(one.startswith(WEIGHTY) for one in self.assumed))
+        known = self.report.conditions_for(any(one.startswith(WEIGHTY) for one in self.assumed))
         return Prediction(value=value, interval=interval, assumed=assumed, fits=self.fits, conditions=known)
 
 

@@ -1,8 +1,18 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
 from shardwise.plans._capabilities import Capabilities
-from shardwise.plans._jobs import TUNINGS, Effort, Serving, Training, density_of
-from shardwise.plans._objective import OBJECTIVES, REFERENCES, Objective, objective_problems, reference_of
+from shardwise.plans._jobs import (
+    OBJECTIVES,
+    REFERENCES,
+    TUNINGS,
+    Effort,
+    Objective,
+    Serving,
+    Training,
+    density_of,
+    objective_problems,
+    reference_of,
+)
 from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     Whole,

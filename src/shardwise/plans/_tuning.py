@@ -8,8 +8,7 @@ from importlib import resources
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.plans._jobs import Training
-from shardwise.plans._objective import OBJECTIVES, reference_of
+from shardwise.plans._jobs import OBJECTIVES, Training, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
 from shardwise.records import dataclass

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, Literal, TypeAlias
 
-from shardwise.plans._jobs import TUNINGS
-from shardwise.plans._objective import OBJECTIVES, REFERENCES
+from shardwise.plans._jobs import OBJECTIVES, REFERENCES, TUNINGS
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._settings import LOSSES, ROLLOUTS

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
-    from shardwise.search._frames import frame
     from shardwise.search._load import LoadRemedy, LoadResult, focus, load_remedies, plan_serve
     from shardwise.search._load_groups import FrontPoint, LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
@@ -61,7 +61,7 @@ _HOMES = {
     "constant_band": "_sensitivity",
     "doubling": "_scaling",
     "longest_sequence": "_tuning",
-    "frame": "_frames",
+    "frame": "_every_plan",
     "plan_serving": "_serving",
     "plan_training": "_training",
     "run_study": "_study",

@@ -7,54 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost import memory_band
 from shardwise.errors import InputError, Problem
 from shardwise.frames import Frame
-from shardwise.hardware import Cluster
-from shardwise.models import Model
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Serving, Training
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS
 from shardwise.search._evaluator import Evaluator
+from shardwise.search._grid import PlanGrid
 from shardwise.search._options import SearchOptions
-from shardwise.search._serving import ServingResult, plan_serving
-from shardwise.search._serving_space import ServingSpace
-from shardwise.search._space import SearchSpace
-from shardwise.search._training import SearchTask, work_of
+from shardwise.search._serving_table import ServingGrid, ServingTable
+from shardwise.training import TrainingCase
 
 MOST_ROWS = 5_000_000
 # The numbers of a key in their order (`plan_of` of _batch.py).
 _NUMBERS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
 
 
-def frame(
-    model: Model,
-    cluster: Cluster,
-    job: Training | Serving,
-    space: SearchSpace | ServingSpace | None = None,
-    options: SearchOptions | None = None,
-) -> Frame:
-    """Return every legal plan of a space as a row: its fields, what it takes and what it costs, whether it fits or not.
-
-    >>> from shardwise.models import load_model
-    >>> plans = frame(load_model("gpt2"), Cluster.parse("4xa100"), Training(seq_len=1024, global_batch=64))
-    >>> len(plans) > 1000, bool(plans["step_seconds"].min() > 0)
-    (True, True)
-    """
-    if isinstance(job, Serving):
-        if isinstance(space, SearchSpace):
-            raise InputError([Problem("space", "SearchSpace", "is of training plans", "give a ServingSpace")])
-        return serving_frame(plan_serving(model, cluster, job, space, options))
-    if isinstance(space, ServingSpace):
-        raise InputError([Problem("space", "ServingSpace", "is of deployments", "give a SearchSpace")])
-    return training_frame(work_of(model, cluster, job, space, options))
-
-
-def training_frame(task: SearchTask) -> Frame:
+def training_frame(grid: PlanGrid, options: SearchOptions) -> Frame:
     """Return every legal plan of a search of training plans."""
-    grid = task.grid
     # Without a limit of bytes every legal plan "fits".
     evaluator = Evaluator(grid, math.inf, prune=False)
     keys, seconds, held, count = [], [], [], 0
-    for start, end in grid.chunks(task.options.rows):
+    for start, end in grid.chunks(options.rows):
         for batch in evaluator.batches(start, end):
             legal = np.flatnonzero(batch.fits)
             keys.append(batch.key.table(legal))
@@ -66,7 +38,7 @@ def training_frame(task: SearchTask) -> Frame:
                 rule = f"has more than {MOST_ROWS:,} legal plans"
                 raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
     table = np.concatenate(keys) if keys else np.zeros((0, 23), np.int64)
-    return Frame({**_plan_columns(grid.space, table), **_answers(task, table, seconds, held)})
+    return Frame({**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table, seconds, held)})
 
 
 def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
@@ -83,23 +55,21 @@ def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
     return found | {name: np.array(words_)[table[:, at]].tolist() for name, (at, words_) in words.items()}
 
 
-def _answers(task: SearchTask, table: Any, seconds: list[Any], held: list[Any]) -> dict[str, Any]:
+def _answers(case: TrainingCase, risk: float, table: Any, seconds: list[Any], held: list[Any]) -> dict[str, Any]:
     """Return seconds, bytes, rates and dollars of plans."""
-    case = task.grid.case
     step, device = (np.concatenate(one) if one else np.zeros(0) for one in (seconds, held))
     rate = case.job.tokens_per_step / step / table[:, 0]
     found = {"step_seconds": step, "device_bytes": device, "tokens_per_second_per_gpu": rate}
-    limit, band = case.cluster.device.usable_memory_bytes, memory_band(case.stack.name, bool(case.tuning))
-    found |= {"fits": device <= limit, "fits_at_risk": device * max(1.0, band.at(task.options.risk)) <= limit}
+    limit, band = case.cluster.device.usable_memory_bytes, case.memory_band
+    found |= {"fits": device <= limit, "fits_at_risk": device * max(1.0, band.at(risk)) <= limit}
     price = case.cluster.usd_per_device_hour
     if price is not None and case.job.run_tokens:
         found["usd"] = price / 3600 * case.job.run_tokens / rate
     return found
 
 
-def serving_frame(found: ServingResult) -> Frame:
+def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
     """Return every legal deployment of a search."""
-    table, grid = found.table, found.grid
     if table is None:
         return Frame({})
     degrees = {name: grid.layouts.columns[name][grid.layouts.legal][table.layout] for name in grid.own_degrees}

@@ -21,6 +21,7 @@ from shardwise.notebook import Item, Shown
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
+from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection
 from shardwise.search._serving_table import ServingGrid
@@ -76,7 +77,7 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
     Candidates come best first; one that misses a limit comes back with more replicas. The closed form says less than
     the simulation, so that what is confirmed first is the best.
     """
-    order = [(search.value(one), number, one) for number, one in enumerate(search.candidates())]
+    order = [(search.value(one), number, one) for number, one in enumerate(candidates(search))]
     heapq.heapify(order)
     best: list[ServeReport] = []
     known: set[tuple[Any, ...]] = set()

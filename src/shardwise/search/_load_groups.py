@@ -14,7 +14,6 @@ from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass
-from shardwise.search._load_pools import pooled
 from shardwise.search._result import Rejection
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
 from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
@@ -245,25 +244,6 @@ class LoadSearch:
         if self.sparing:
             return candidate.devices, steady.e2e_seconds
         return getattr(steady, f"{self.objective}_seconds"), candidate.devices
-
-    def candidates(self) -> Iterator[Candidate]:
-        """Yield every layout that keeps the limits, with its replicas: the fewest, or all that fill the cluster."""
-        if self.space.pools != "aggregated":
-            for group in self.groups:
-                yield from pooled(self, group, group.case)
-        for group in self.groups if self.space.pools != "disaggregated" else ():
-            if group.form is None:
-                continue
-            replicas = self.fewest(group, self.cluster.num_devices)
-            kept = np.isfinite(replicas)
-            if not self.sparing:
-                replicas = self.cluster.num_devices // group.devices
-            steady = group.form.at(self.workload.arrivals.rate / np.where(kept, replicas, 1.0))
-            for row in np.flatnonzero(kept).tolist():
-                yield Candidate(
-                    plan=group.plans[row], job=group.job, engine=group.engine, replicas=int(replicas[row]),
-                    steady=steady.row(row),
-                )  # fmt: skip
 
     def simulate(self, candidate: Candidate) -> ServeReport:
         """Return the report of a candidate by `serve`."""

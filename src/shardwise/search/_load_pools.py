@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
+from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, least
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
@@ -23,9 +24,6 @@ from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
 from shardwise.serving.load._steady import Replicas, chained, lanes_of, most_running
-
-if TYPE_CHECKING:
-    from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch
 
 _MORE = 12
 _FULLEST = 0.95
@@ -50,6 +48,26 @@ class PoolForms:
         every = [self.form.at(rate / counts[:, k]) for k in range(counts.shape[1])]
         names = Steady.__dataclass_fields__
         return Steady(**{name: np.stack([getattr(one, name) for one in every], axis=1) for name in names})
+
+
+def candidates(search: LoadSearch) -> Iterator[Candidate]:
+    """Yield every layout that keeps the limits, with its replicas: the fewest, or all that fill the cluster."""
+    if search.space.pools != "aggregated":
+        for group in search.groups:
+            yield from pooled(search, group, group.case)
+    for group in search.groups if search.space.pools != "disaggregated" else ():
+        if group.form is None:
+            continue
+        replicas = search.fewest(group, search.cluster.num_devices)
+        kept = np.isfinite(replicas)
+        if not search.sparing:
+            replicas = search.cluster.num_devices // group.devices
+        steady = group.form.at(search.workload.arrivals.rate / np.where(kept, replicas, 1.0))
+        for row in np.flatnonzero(kept).tolist():
+            yield Candidate(
+                plan=group.plans[row], job=group.job, engine=group.engine, replicas=int(replicas[row]),
+                steady=steady.row(row),
+            )  # fmt: skip
 
 
 def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Stage) -> PoolForms | None:
@@ -91,8 +109,6 @@ def _sent(search: LoadSearch, case: ServingCase, plans: tuple[Plan, Plan], polic
 
 def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[Candidate]:
     """Yield the best pairs of layouts of a group that keep the limits, with their workers."""
-    from shardwise.search._load_groups import Candidate, least
-
     rate = search.workload.arrivals.rate
     first, last = (forms_of(search, group, case, stage) for stage in ("prefill", "decode"))
     if first is None or last is None:

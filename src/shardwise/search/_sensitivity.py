@@ -23,7 +23,6 @@ from shardwise.search._remedy import loss_of
 from shardwise.search._training import TrainingResult
 from shardwise.training import TrainingCase, TrainReport, sizes_of_columns, stages_of
 from shardwise.training._evaluate import machine_of, step_of
-from shardwise.training._intervals import step_band
 from shardwise.training._report import report_of
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def _value(found: TrainingResult | ServingResult, report: Any) -> float:
 def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
     if isinstance(found, TrainingResult):
-        return step_band(best, assumed=False)
+        return band_of("step_seconds", best.conditions)
     quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
     return band_of(quantity, best.conditions)
 

@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import memory_band
+from shardwise.cost import band_of
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
@@ -19,6 +19,7 @@ from shardwise.records import dataclass
 from shardwise.search._batch import Entry, PlanBatch, plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
+from shardwise.search._frames import training_frame
 from shardwise.search._grid import PlanGrid
 from shardwise.search._launch import within
 from shardwise.search._limits import PlanLimits, limits_of
@@ -29,7 +30,6 @@ from shardwise.search._remedy import Remedy
 from shardwise.search._result import Counts, Rejection, Reports, SearchResult
 from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase, TrainReport
-from shardwise.training._intervals import step_band
 
 if TYPE_CHECKING:
     from shardwise.frames import Frame
@@ -99,7 +99,7 @@ class SearchTask:
     @property
     def limit_bytes(self) -> float:
         """Bytes up to which a prediction fits with the wanted chance, at most those of the device."""
-        band = memory_band(self.grid.case.stack.name, bool(self.grid.case.tuning))
+        band = self.grid.case.memory_band
         return self.grid.case.cluster.device.usable_memory_bytes / max(1.0, band.at(self.options.risk))
 
     def _may(self, batch: PlanBatch) -> Any:
@@ -152,9 +152,7 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def frame(self) -> Frame:
         """Return every legal plan of the space as a row, whether it fits or not."""
-        from shardwise.search._frames import training_frame
-
-        return training_frame(self.task)
+        return training_frame(self.grid, self.options)
 
     @property
     def options(self) -> SearchOptions:  # type: ignore[override]
@@ -185,7 +183,7 @@ class TrainingResult(SearchResult[TrainReport]):
         """Return seconds of the best plans of a row's degrees within its band, the row's own first."""
         # The seconds of the ranking include the time lost to failures.
         found = [e.step_seconds * report.goodput for e in self.partial.top.like(plan_degrees(report.plan))]
-        band = step_band(report, assumed=False)
+        band = band_of("step_seconds", report.conditions)
         return tuple(s for s in found if s <= report.step_seconds * band.high / band.low)
 
     @cached_property

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import Evaluation, evaluate
-from shardwise.training._intervals import conditions
 from shardwise.training._report import Options, TrainReport, Verdict, train
 from shardwise.training._savers import Saver
 from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
@@ -28,7 +27,6 @@ __all__ = [
     "TrainingCase",
     "Verdict",
     "comm",
-    "conditions",
     "evaluate",
     "sizes_of",
     "sizes_of_columns",

@@ -6,7 +6,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from shardwise.cost import Efficiencies, family_of, typical_slack
+from shardwise.cost import Band, Efficiencies, family_of, memory_band, typical_slack
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
@@ -94,6 +94,11 @@ class TrainingCase:
         """Bytes of scratch that products hold on the device."""
         experts = self.model.has_experts
         return self.stack.workspace_bytes(family_of(self.cluster.device), experts)
+
+    @property
+    def memory_band(self) -> Band:
+        """How far published peaks of memory were off under its framework."""
+        return memory_band(self.stack.name, bool(self.tuning))
 
     @cached_property
     def domains(self) -> tuple[int, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import Efficiencies, memory_band
+from shardwise.cost import Conditions, Efficiencies
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
@@ -19,12 +19,12 @@ from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
 from shardwise.training._flops import model_flops_per_token, recomputed_flops_per_token
-from shardwise.training._intervals import IDEAL, intervals
+from shardwise.training._intervals import GROWING, IDEAL, SHRINKING, conditions, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
 from shardwise.training._phases import Phase, phases_of, with_values
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import Saver, proposals, savers_of
-from shardwise.training._sizes import sizes_of
+from shardwise.training._sizes import leaves, sizes_of
 from shardwise.training._tuning import TuningSummary, tuning_summary
 from shardwise.units import show_bytes, show_seconds
 
@@ -235,12 +235,26 @@ class TrainReport(Shown):
 
     def interval_for(self, assumed: bool) -> dict[str, tuple[float, float]]:
         """Return 10 to 90 % intervals; wider ones where fields of the plan that matter were assumed."""
-        return {name: (low, high) for name, (low, _, high) in intervals(self, assumed, self._least_seconds).items()}
+        return {name: (low, high) for name, (low, _, high) in self._intervals(assumed).items()}
 
     @cached_property
     def typical(self) -> dict[str, float]:
         """The headlines in the middle of published runs: predictions times the median of measured over predicted."""
-        return {name: typical for name, (_, typical, _) in intervals(self, False, self._least_seconds).items()}
+        return {name: typical for name, (_, typical, _) in self._intervals(False).items()}
+
+    def _intervals(self, assumed: bool) -> dict[str, tuple[float, float, float]]:
+        headlines = {name: getattr(self, name) for name in (*GROWING, *SHRINKING, "device_bytes")}
+        headlines |= {"memory.peak_bytes": self.allocated_bytes}
+        return intervals(headlines, self.conditions_for(assumed), self.case.memory_band, self._least_seconds)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What decides how far published runs like this one were off."""
+        return self.conditions_for(False)
+
+    def conditions_for(self, assumed: bool) -> Conditions:
+        """Return what decides how far published runs were off; `assumed`: fields of the plan that matter were."""
+        return conditions(self.case, self.evaluation.rates.family, assumed)
 
     @cached_property
     def _least_seconds(self) -> float:
@@ -249,9 +263,8 @@ class TrainReport(Shown):
 
     @property
     def chance_to_fit(self) -> float:
-        """Chance that the device holds the plan: that measured over predicted bytes stays below what there is."""
-        band = memory_band(self.case.stack.name, bool(self.case.tuning))
-        return band.chance(self.verdict.limit_bytes / self.device_bytes)
+        """Chance that measured over predicted bytes stays below what the device has."""
+        return self.case.memory_band.chance(self.verdict.limit_bytes / self.device_bytes)
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.
@@ -272,9 +285,8 @@ class TrainReport(Shown):
         if what == "memory":
             return peak
         with tracing():
-            tokens = leaf("tokens of a step", self.job.tokens_per_step) / (
-                step * leaf("devices", self.plan.num_devices)
-            )
+            devices = leaf("devices", self.plan.num_devices)
+            tokens = leaf("tokens of a step", self.job.tokens_per_step) / (step * devices)
             tokens = named(tokens, "tokens a second and device")
             if what == "tokens_per_second_per_gpu":
                 return tokens
@@ -302,12 +314,12 @@ class TrainReport(Shown):
     @cached_property
     def savers(self) -> tuple[Saver, ...]:
         """Every single change that may take less memory, evaluated: bytes saved, seconds added, or the rule broken."""
-        return savers_of(self)
+        return savers_of(self, asked_again)
 
     @cached_property
     def proposals(self) -> tuple[Saver, ...]:
         """Savers together that fit, the quickest first; the one that needs least where none fits."""
-        return proposals(self)
+        return proposals(self, asked_again)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -328,28 +340,16 @@ class Options:
     overlap: bool = True
 
 
-def leaves(value: Any) -> Any:
-    """Return numbers, in records and tuples of them, as numbers that record what is made of them.
-
-    >>> with tracing():
-    ...     leaves((1.0, "a"))
-    (Traced(1.0, name=''), 'a')
-    """
-    if isinstance(value, float | int) and not isinstance(value, bool):
-        return leaf("", value)
-    if isinstance(value, tuple):
-        return tuple(map(leaves, value))
-    if isinstance(value, dict):
-        return {key: leaves(one) for key, one in value.items()}
-    if is_dataclass(value):
-        return replace(value, **{f.name: leaves(getattr(value, f.name)) for f in fields(value)})  # type: ignore[type-var]
-    return value
-
-
 def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks | None = None) -> TrainReport:
     """Return the report of a complete case; `priced` has blocks of other plans of the question."""
     sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
     return TrainReport(case=case, evaluation=evaluate(case, sizes, stages_of(case), priced), assumptions=notes)
+
+
+def asked_again(case: TrainingCase) -> TrainReport:
+    """Return the report of a case whose plan and job have changed."""
+    options = Options(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
+    return train(case.model, case.cluster, case.plan, case.job, options)
 
 
 def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options | None = None) -> TrainReport:

@@ -5,23 +5,43 @@ Each is evaluated, none is assumed to save: what it saves may be negative, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
-from shardwise.errors import InputError
-from shardwise.plans import Plan, Settings, Stack, Training, find_stack
+from shardwise.errors import InputError, Problem
+from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.records import dataclass
-
-if TYPE_CHECKING:
-    from shardwise.training._report import TrainReport
+from shardwise.training._case import TrainingCase
+from shardwise.training._changes import JudgedPlan
+from shardwise.training._evaluate import Evaluation
+from shardwise.training._memory import StageMemory
 
 Changes = dict[str, Any]
 _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
 _FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
 # The framework with most savers, where that of the plan does not run a bundle.
 _ELSE = "transformers"
+
+
+class AnsweredPlan(JudgedPlan, Protocol):
+    """An answer about a plan, as far as its savers read it."""
+
+    @property
+    def evaluation(self) -> Evaluation[float]:
+        """Seconds and bytes of its stages."""
+
+    @property
+    def memory(self) -> StageMemory[float]:
+        """Bytes of the heaviest stage."""
+
+    @property
+    def unlaunched(self) -> tuple[Problem, ...]:
+        """What of the plan its framework cannot launch."""
+
+
+Ask: TypeAlias = Callable[[TrainingCase], AnsweredPlan]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +86,10 @@ def flags_of(changes: Changes) -> str:
     return " ".join(said)
 
 
-def singles(report: TrainReport) -> Iterator[Changes]:
+def singles(report: AnsweredPlan) -> Iterator[Changes]:
     """Yield the single savers that differ from what a report has."""
-    plan, job, offload = report.plan, report.job, report.plan.offload
+    plan, job = report.case.plan, report.case.job
+    offload = plan.offload
     yield from ({"recompute": mode} for mode in ("selective", "full"))
     yield from ({"loss": kernel} for kernel in ("fused-linear", "cce", "vocab-parallel-in-place"))
     yield {"tile_mlp": 8}
@@ -96,31 +117,27 @@ def _adapters(job: Training) -> Iterator[Changes]:
         yield {"adapter_dropout": 0.0}
 
 
-def bundles(report: TrainReport) -> Iterator[Changes]:
+def bundles(report: AnsweredPlan) -> Iterator[Changes]:
     """Yield savers together, from what leaves a full fine-tune as it is to what trains adapters alone."""
     lean: Changes = {"recompute": "full", "loss": "fused-linear"}
     one: Changes = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
     narrow: Changes = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
     away: Changes = {**lean, "precision": "bf16-pure", "offload": ("optimizer", "gradients", "activations")}
-    if report.job.adapter:
+    if report.case.job.adapter:
         yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
         return
     yield from ({"recompute": "full"}, lean, narrow, away)
     yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
 
 
-def tried(report: TrainReport, changes: Changes, stack: str = "") -> Saver:
+def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> Saver:
     """Return what changes of a report do, under its own framework or the one that is named."""
-    from shardwise.training._report import Options, train
-
     case = report.case
-    kept = split_changes(changes)
-    own: Stack = replace(find_stack(stack), settings=case.stack.settings) if stack else case.stack
-    own = replace(own, settings=replace(own.settings, **kept[2]))
-    options = Options(stack=own, efficiencies=case.efficiencies, overlap=case.overlap)
+    plan, job, settings = split_changes(changes)
+    own = replace(find_stack(stack) if stack else case.stack, settings=replace(case.stack.settings, **settings))
     flags = flags_of({**changes, **({"stack": stack} if stack else {})})
     try:
-        found = train(case.model, case.cluster, replace(case.plan, **kept[0]), replace(case.job, **kept[1]), options)
+        found = ask(replace(case, plan=replace(case.plan, **plan), job=replace(case.job, **job), stack=own))
     except InputError as error:
         return Saver(flags=flags, problem=str(error.problems[0]))
     refused = {problem.field for problem in report.unlaunched}
@@ -137,31 +154,31 @@ def tried(report: TrainReport, changes: Changes, stack: str = "") -> Saver:
     )
 
 
-def savers_of(report: TrainReport) -> tuple[Saver, ...]:
+def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[Saver, ...]:
     """Return every single saver: what may be done first, what saves most before the others."""
-    found = [tried(report, changes) for changes in singles(report) if _differs(report, changes)]
+    found = [tried(report, ask, changes) for changes in singles(report) if _differs(report, changes)]
     return tuple(sorted(found, key=lambda one: (bool(one.problem), -one.saved_bytes)))
 
 
-def _differs(report: TrainReport, changes: Changes) -> bool:
+def _differs(report: AnsweredPlan, changes: Changes) -> bool:
     """Return whether changes ask for something else than the report has."""
     has: Changes = {"precision": report.case.recipe.precision.name, "loss": report.case.stack.loss_kernel}
-    records = (report.plan, report.job, report.case.stack.settings)
+    records = (report.case.plan, report.case.job, report.case.stack.settings)
     for record, (_, names) in zip(records, _RECORDS, strict=True):
         has = {**{name: getattr(record, name) for name in names}, **has}
     return any(has[name] != value for name, value in changes.items())
 
 
-def proposals(report: TrainReport) -> tuple[Saver, ...]:
+def proposals(report: AnsweredPlan, ask: Ask) -> tuple[Saver, ...]:
     """Return the bundles of savers that fit, the quickest first, each under a framework that runs it.
 
     Where none fits the one that needs least is returned alone.
     """
     found = []
     for changes in bundles(report):
-        one = tried(report, changes)
+        one = tried(report, ask, changes)
         if one.problem and report.case.stack.name != _ELSE:
-            one = tried(report, changes, _ELSE)
+            one = tried(report, ask, changes, _ELSE)
         found.append(one)
     able = [one for one in found if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)

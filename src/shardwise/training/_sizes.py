@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide, maximum
@@ -80,3 +81,22 @@ def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence
     values = {name: column([getattr(p, name) for p in plans]) for name in _DEGREES}
     values["shard"] = column([shard_of(p) for p in plans])
     return PlanSizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)
+
+
+def leaves(value: Any) -> Any:
+    """Return numbers, in records and tuples of them, as numbers that record what is made of them.
+
+    >>> from shardwise.ledger.traced import tracing
+    >>> with tracing():
+    ...     leaves((1.0, "a"))
+    (Traced(1.0, name=''), 'a')
+    """
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return leaf("", value)
+    if isinstance(value, tuple):
+        return tuple(map(leaves, value))
+    if isinstance(value, dict):
+        return {key: leaves(one) for key, one in value.items()}
+    if is_dataclass(value):
+        return replace(value, **{f.name: leaves(getattr(value, f.name)) for f in fields(value)})  # type: ignore[type-var]
+    return value
