@@ -156,15 +156,6 @@ def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
         page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {one['error']:+.1%}", "dim")
 
 
-def show_chance(chance: float) -> str:
-    """Return a chance in percent, its ends as bounds.
-
-    >>> show_chance(0.876), show_chance(0.99999), show_chance(0.0)
-    ('88%', 'over 99%', 'under 1%')
-    """
-    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"
-
-
 def show_band(report: TrainReport | InferReport, name: str, show: Callable[[float], str]) -> str:
     """Return low, typical and high of a headline in words."""
     low, high = report.interval[name]

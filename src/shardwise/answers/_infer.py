@@ -10,7 +10,7 @@ from shardwise.answers import _case
 from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
-from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree, show_chance
+from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import (
@@ -25,6 +25,7 @@ from shardwise.answers._page import (
     command_lines,
     legend,
     mark_limit,
+    show_chance,
 )
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited

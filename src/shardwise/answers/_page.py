@@ -240,3 +240,12 @@ def assumptions(page: Page, notes: Sequence[str]) -> None:
     if notes:
         page.add(("ASSUMED", "bold"))
         page.items(notes, "dim")
+
+
+def show_chance(chance: float) -> str:
+    """Return a chance in percent, its ends as bounds.
+
+    >>> show_chance(0.876), show_chance(0.99999), show_chance(0.0)
+    ('88%', 'over 99%', 'under 1%')
+    """
+    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe_placed, placed_words, placement
-from shardwise.answers._evidence import show_band, show_chance
-from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._evidence import show_band
+from shardwise.answers._page import Page, assumptions, command_lines, show_chance
 from shardwise.answers._train_tree import step_tree, train_tree
 from shardwise.errors import Problem
 from shardwise.plans import Plan

@@ -14,13 +14,13 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError
-from shardwise.search import LoadRemedy, load_remedies
 from shardwise.serving.load import ServeReport, prefill_plan
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
+    from shardwise.search import LoadRemedy
     from shardwise.serving import ServingOptions
     from shardwise.serving.load import Autoscale
 
@@ -272,7 +272,11 @@ def answer(inputs: Inputs, width: int) -> Answer:
     report = ask(inputs)
     plan = report.base.plan
     fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "requests": report.workload.count}
-    remedies = () if report.meets or not report.fits else load_remedies(report)
+    remedies: tuple[LoadRemedy, ...] = ()
+    if report.fits and not report.meets:
+        from shardwise.search import load_remedies
+
+        remedies = load_remedies(report)
 
     def tree() -> dict[str, Any]:
         return {**report.to_dict(), "remedies": [remedy_tree(one) for one in remedies]}

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.answers._evidence import show_chance
-from shardwise.answers._page import FULL, Page, Segment, command_lines
-from shardwise.search import LoadRemedy, focus
+from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
 from shardwise.serving.load import PERCENTILES, ServeReport, around, headline_of
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.plans import Limit, Metric
+    from shardwise.search import LoadRemedy
 
 _ROWS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queue": "queueing"}
 _STYLES = ("blue", "green", "cyan", "yellow", "magenta")
@@ -190,7 +189,7 @@ def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: 
         _latencies(report, page)
         _load(report, page)
         _scaling(report, page)
-        limit = focus(report)
+        limit = report.focus
         for metric, quantile in dict.fromkeys(((limit.metric, limit.quantile), ("e2e", "p99"))):
             _why(page, report, "tpot" if metric == "itl" else metric, quantile)
     _remedies(page, remedies)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, energy_lines
-from shardwise.answers._evidence import evidence_lines, show_band, show_chance
+from shardwise.answers._evidence import evidence_lines, show_band
 from shardwise.answers._page import (
     DARK,
     DOT,
@@ -22,6 +22,7 @@ from shardwise.answers._page import (
     command_lines,
     legend,
     mark_limit,
+    show_chance,
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.plans import Sharding, default_stack

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
-    from shardwise.search._load import LoadRemedy, LoadResult, focus, load_remedies, plan_serve
+    from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
     from shardwise.search._load_groups import FrontPoint, LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._ray import RayExecutor
@@ -47,7 +47,6 @@ _HOMES = {
     "LoadResult": "_load",
     "LoadSpace": "_load_groups",
     "ServingResult": "_serving",
-    "focus": "_load",
     "load_remedies": "_load",
     "plan_serve": "_load",
     "ServingSpace": "_serving_space",
@@ -111,7 +110,6 @@ __all__ = [
     "TuningRecipe",
     "constant_band",
     "doubling",
-    "focus",
     "frame",
     "load_remedies",
     "longest_sequence",

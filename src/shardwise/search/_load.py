@@ -191,12 +191,6 @@ class _Change:
     job: dict[str, Any] = dc_field(default_factory=dict)
 
 
-def focus(report: ServeReport) -> Limit:
-    """Return the limit that is missed by most, or nearest to that; the p99 of TTFT where there is none."""
-    order = sorted(report.options.limits, key=lambda one: -report.value(one) / one.seconds)
-    return order[0] if order else Limit(metric="ttft", quantile="p99", seconds=1.0)
-
-
 def _grown(cluster: Cluster, devices: int) -> Cluster:
     """Return a cluster of at least so many devices: more of the kind that the outermost tier joins."""
     if devices <= cluster.num_devices:
@@ -255,7 +249,7 @@ def load_remedies(report: ServeReport) -> tuple[LoadRemedy, ...]:
 
     Then the fewest devices, then the shortest. Of numbers of replicas the fewest that meet the limits are named.
     """
-    limit = focus(report)
+    limit = report.focus
     found: list[LoadRemedy] = []
     for change in _changes(report):
         if change.field == "dp" and any(one.field == "dp" and one.report.meets for one in found):

@@ -237,6 +237,12 @@ class ServeReport(Shown):
         return self.fits and self.stable and not self.broken and self.chance_to_meet >= self.options.risk
 
     @property
+    def focus(self) -> Limit:
+        """The limit that is missed by most, or nearest to that; the p99 of TTFT where there is none."""
+        order = sorted(self.options.limits, key=lambda one: -self.value(one) / one.seconds)
+        return order[0] if order else Limit(metric="ttft", quantile="p99", seconds=1.0)
+
+    @property
     def goodput_share(self) -> float:
         """Share of requests that keep every limit, each taken as a limit of its own request."""
         if not self.requests:

@@ -130,14 +130,14 @@ class Scheduler:
 
     def run(self, step: Step, steps: int, seconds: float) -> None:
         """Book so many iterations, each of so many seconds."""
-        prompts, others = self.spent
         if step.pieces:
             beside = self.decoding if self.policy.mixed else 0
             alone = self.table.decode(beside, self.contexts / beside) if beside else 0.0
-            self.spent = prompts + step.seconds - alone, others + seconds - step.seconds
+            self.spent = self.spent[0] + step.seconds - alone, self.spent[1] + seconds - step.seconds
             self._run_prompts(step.pieces, seconds)
             return
-        self.spent = prompts, others + steps * (seconds - self.repriced(step, steps))
+        if seconds != step.seconds:
+            self.spent = self.spent[0], self.spent[1] + steps * (seconds - self.repriced(step, steps))
         self.trace.gaps.append((seconds / self.made, round(self.decoding * steps * self.made)))
         self._pass_time(seconds * steps, seconds)
         self.trace.iterations += steps

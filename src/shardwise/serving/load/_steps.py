@@ -90,9 +90,11 @@ class StepTable:
         rest = whole[:, 0] - found.cached.reshape(shape)[:, 0]
         cached = whole - rest[:, None]
         self.verified = verified_tokens(case)
-        # Beside prompts a step verifies as many tokens more; what guesses take comes on top.
-        alone = _prices(replace(case, draft=None), "decode", counts, 1 + 0 * counts, contexts[0] + 0 * counts)
-        plain = alone.seconds - alone.cached if case.draft else rest
+        plain = rest
+        if case.draft:
+            # Beside prompts a step verifies as many tokens more; what guesses take comes on top.
+            alone = _prices(replace(case, draft=None), "decode", counts, 1 + 0 * counts, contexts[0] + 0 * counts)
+            plain = alone.seconds - alone.cached
         every = numpy.arange(max_sequences + 1)
         asked = numpy.clip(every, 1, None)
         self._rest: list[float] = numpy.interp(asked, counts, rest).tolist()
