@@ -11,10 +11,10 @@ from typing import Any
 from shardwise.errors import Problems
 from shardwise.hardware import part_of
 from shardwise.models import MoE
-from shardwise.plans import Plan, spans
+from shardwise.plans import Plan, spans, split_layers
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
-from shardwise.search import SearchSpace
+from shardwise.search import SearchSpace, SearchTask
 from shardwise.search._constraints import staged
 from shardwise.search._launch import within
 from shardwise.training import TrainingCase, TrainReport
@@ -37,6 +37,8 @@ def _degrees(case: TrainingCase, space: SearchSpace, n: int) -> Iterator[dict[st
             continue
         if (layout == "1d" and tp2 > 1) or (layout == "summa" and tp * tp2 == 1 and "1d" in space.layout):
             continue
+        if case.plan.shard > 1 and (n // used % case.plan.shard or n // used == case.plan.shard):
+            continue
         yield {"layout": layout, "tp": tp, "tp2": tp2, "cp": cp, "pp": pp, "dp": n // used}
 
 
@@ -56,6 +58,21 @@ def _pipelines(case: TrainingCase, space: SearchSpace, pp: int) -> list[tuple[st
             several = [v for v in (powers if layers % pp else even) if v == 2 or schedule not in ("zb-v", "dualpipe-v")]
             found += [(schedule, v) for v in space.vpp.of(several)]
     return found
+
+
+def together(work: SearchTask) -> Iterator[tuple[TrainingCase, Plan]]:
+    """Yield every plan of all grids of a search with its case; layers that two ways cut alike are cut once."""
+    cuts: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+    for task in work.tasks:
+        case = task.grid.case
+        known = cuts.setdefault((case.cluster, case.job, replace(case.plan)), set())
+        own = set()
+        for plan in plans(case, task.grid.space):
+            pieces = split_layers(case.model.num_layers, plan.pp * plan.vpp, case.stack.partition)
+            own.add(pieces)
+            if pieces not in known:
+                yield case, plan
+        known |= own
 
 
 def _choices(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:
@@ -120,7 +137,7 @@ def plans(case: TrainingCase, space: SearchSpace) -> Iterator[Plan]:
         for fixed in _degrees(case, space, n):
             for place in _places(case, space, fixed, n):
                 for choice in _choices(case, space, fixed, n):
-                    yield staged(case, Plan(**fixed, **choice, **place))
+                    yield staged(case, replace(case.plan, **fixed, **choice, **place))
 
 
 def is_legal(case: TrainingCase, plan: Plan) -> bool:

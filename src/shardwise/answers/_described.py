@@ -70,7 +70,12 @@ def describe_more(plan: Plan) -> str:
 
 def describe_placed(report: TrainReport) -> str:
     """Return a plan in words with where its axes sit."""
-    return ", ".join([describe_more(report.plan), *tiers_words(report)])
+    plan, shift = report.plan, report.case.stack.partition.partition(" ")[2]
+    said = [describe_more(plan)]
+    said += [f"recompute {' and '.join(plan.modules)}"] if plan.modules else []
+    said += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []
+    said += [f"stage layers {shift}"] if shift and plan.stage_layers else []
+    return ", ".join([*said, *tiers_words(report)])
 
 
 def serve_placement(report: InferReport) -> dict[str, int]:

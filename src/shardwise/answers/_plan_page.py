@@ -36,6 +36,7 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
     best = [
         {
             **train_tree(_with_assumptions(report), found.options.risk),
+            "choice": choice_tree(report),
             "alternatives": list(found.alternatives(report)[1:]),
             "placement": placement(report),
             "command": " ".join(words),
@@ -66,6 +67,25 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
     }
 
 
+def choice_tree(report: TrainReport) -> dict[str, Any]:
+    """Return what of a plan a search may choose beside the plan: the device and the job."""
+    job, case = report.job, report.case
+    precision = case.recipe.precision.name
+    return {"device": case.cluster.device.name, "precision": precision, "optimizer": job.optimizer,
+            "global_batch": job.global_batch}  # fmt: skip
+
+
+def choice_words(found: TrainingResult, report: TrainReport) -> list[str]:
+    """Return in words the device and what of the job is chosen, of those that the search has several of."""
+    jobs = [task.grid.case.job for task in found.task.tasks]
+    devices = {task.grid.case.cluster.device.name for task in found.task.tasks}
+    several = {name for name in ("precision", "optimizer", "global_batch") if len({getattr(j, name) for j in jobs}) > 1}
+    one = choice_tree(report)
+    said = [f"{report.plan.num_devices} x {one['device']}"] if len(devices) > 1 else []
+    said += [one[name] for name in ("precision", "optimizer") if name in several]
+    return said + ([f"batch {one['global_batch']}"] if "global_batch" in several else [])
+
+
 def limits_of(found: TrainingResult) -> dict[str, float]:
     """Return the limits that were asked for."""
     return {name: value for name in TRAIN_LIMITS if (value := getattr(found.options, name, 0.0))}
@@ -80,6 +100,7 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
         "chance_to_fit": report.chance_to_fit,
         "devices": report.plan.num_devices,
         "launchable": not report.unlaunched,
+        "choice": choice_tree(report),
         "plan": asdict(report.plan),
     }
 
@@ -105,10 +126,9 @@ def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tu
     if found.best:
         _best(page, found)
         page.blank()
-        _front(page, found.front)
+        _front(page, found)
         page.blank()
-        best = found.best[0].plan
-        next_best(page, [(runner_up, _difference(best, runner_up.report.plan)) for runner_up in runners_up(found)])
+        next_best(page, [(one, _difference(found, one.report)) for one in runners_up(found)])
         page.blank()
     rejected(page, found.rejected)
     page.blank()
@@ -122,11 +142,13 @@ def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tu
 
 def _verdict(page: Page, found: TrainingResult) -> None:
     case, counts, limits = found.grid.case, found.counts, limits_of(found)
-    title = f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name}"
+    clusters = dict.fromkeys(task.grid.case.cluster for task in found.task.tasks)
+    on = " or ".join(f"{one.num_devices} x {one.device.name}" for one in clusters)
+    title = f"{case.model.name} on {on}"
     if found.best:
         best = found.best[0]
         page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")
-        page.note(describe_placed(best), "bold")
+        page.note(_described(found, best), "bold")
         page.note(show_band(best, "step_seconds", show_seconds), "dim")
         page.note(_fit(best, found.options.risk), "dim")
     else:
@@ -151,16 +173,25 @@ def _fit(report: TrainReport, risk: float) -> str:
     return f"{held}, chance to fit {chance} (--risk {risk:.0%}): {show_band(report, 'device_bytes', show_bytes)}"
 
 
-def _difference(best: Plan, other: Plan) -> str:
-    """Return the fields in which a plan differs from the best."""
+def _difference(found: TrainingResult, report: Any) -> str:
+    """Return what of a plan differs from the best: devices and job, and fields."""
     from dataclasses import fields
 
+    best, other = found.best[0].plan, report.plan
+    first, own = choice_words(found, found.best[0]), choice_words(found, report)
+    said = [mine for one, mine in zip(first, own, strict=True) if one != mine]
     names = [f.name for f in fields(Plan) if getattr(best, f.name) != getattr(other, f.name)]
-    return ", ".join(f"{n.replace('_', ' ')} {_word(getattr(other, n))}" for n in names) or "the same plan"
+    said += [f"{n.replace('_', ' ')} {_word(getattr(other, n))}" for n in names]
+    return ", ".join(said) or "the same plan"
 
 
 def _word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+
+
+def _described(found: TrainingResult, report: TrainReport) -> str:
+    """Return a plan in words, ahead of it what the search chose of devices and job."""
+    return ", ".join([*choice_words(found, report), describe_placed(report)])
 
 
 def _best(page: Page, found: TrainingResult) -> None:
@@ -199,7 +230,7 @@ def _best(page: Page, found: TrainingResult) -> None:
     page.table(rows, right=range(len(rows[0]) - 1), header=True, indent=2)
     page.blank()
     for i, report in enumerate(found.best, 1):
-        page.label(f"{i:>3}", describe_placed(report), "bold")
+        page.label(f"{i:>3}", _described(found, report), "bold")
         page.note(_around(found, report), "dim")
         if report.unlaunched:
             page.note("no launch: " + "; ".join(dict.fromkeys(map(_unlaunched, report.unlaunched))), "yellow")
@@ -224,13 +255,14 @@ def _run_cells(report: TrainReport) -> tuple[str, str]:
     return days, "-" if report.usd is None else f"{report.usd:,.0f}"
 
 
-def _front(page: Page, front: Sequence[TrainReport]) -> None:
+def _front(page: Page, found: TrainingResult) -> None:
+    front = found.front
     page.add(("FRONT", "bold"), (f"     {len(front)} plans on the Pareto front of step time, memory and devices", ""))
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
     for report in front[::every]:
         row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
-        rows += wrapped(row, describe_placed(report), page.width - 36)
+        rows += wrapped(row, _described(found, report), page.width - 36)
     page.table(rows, right=range(3), header=True, indent=2)
 
 

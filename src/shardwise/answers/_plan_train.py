@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
@@ -13,7 +14,8 @@ from shardwise.answers._files import command_words, write_case
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._plan_page import plan_page, plan_tree
 from shardwise.answers._plot import plotted
-from shardwise.answers._search_flags import FAST, LIMITS, WHOLES, WORDS, plan_search_flags
+from shardwise.answers._search_flags import FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
+from shardwise.answers._several import SHAPE, sized
 from shardwise.answers._streams import is_terminal, tell
 from shardwise.errors import InputError
 from shardwise.search import TrainingResult
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.answers._page import Page
+    from shardwise.hardware import Cluster
     from shardwise.plans import Stack
     from shardwise.search import SearchOptions, SearchSpace, SearchTask
 
@@ -30,13 +33,14 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def space_of(inputs: Inputs, num_devices: int) -> SearchSpace:
-    """Return the space that the flags restrict."""
+def space_of(inputs: Inputs, num_devices: int, jobs: Mapping[str, Any] = MappingProxyType({})) -> SearchSpace:
+    """Return the space that the flags restrict; `jobs` are fields of the job that have several values."""
     from shardwise.search import IntRanges, SearchSpace, upto
 
     ranges = [key for key in (*WHOLES, *FAST) if key in inputs.values]
     given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in ranges}
-    given |= {key: inputs.values[key] for key in WORDS if key in inputs.values}
+    given |= {key: inputs.values[key] for key in (*WORDS, *LISTS) if key in inputs.values}
+    given |= jobs
     if "sequence_parallel" in inputs.values:
         given["sequence_parallel"] = (inputs.values["sequence_parallel"],)
     if "order" in inputs.values:
@@ -59,7 +63,11 @@ def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
 def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
     """Return the text of so many of the devices that were asked for, nodes of as many as there."""
     text = str(inputs.values["on"])
-    shape = re.fullmatch(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)", text)
+    if "," in text:
+        from shardwise.hardware import Cluster
+
+        text = next(one for one in text.split(",") if Cluster.parse(one.strip()).device.name == device).strip()
+    shape = SHAPE.fullmatch(text)
     if shape is None:
         return text if num_devices == 1 else f"{num_devices}x{device}"
     first, second, name = shape.groups()
@@ -93,25 +101,41 @@ def question(inputs: Inputs) -> SearchTask:
     """Return the work of the search that was asked for; raises `InputError` with every problem."""
     from shardwise.search import work_of
 
-    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    jobs = {key: value for key in JOBS if isinstance(value := inputs.get(key), tuple)}
+    # What reads the job reads one value of each of its fields.
+    inputs = replace(inputs, values={**inputs.values, **{key: several[0] for key, several in jobs.items()}})
+    model, clusters = _case.load_the_model(inputs), _clusters(inputs)
     stack, job = _case.make_stack(inputs), _case.make_job(inputs, model)
-    if cluster is not None and stack is not None and "precision" not in inputs.bad:
-        _case.check_precision(inputs, cluster, job.precision or stack.precision)
-    if model is None or cluster is None or stack is None:
+    if len(clusters) == 1 and stack is not None and "precision" not in inputs.bad | jobs.keys():
+        _case.check_precision(inputs, clusters[0], job.precision or stack.precision)
+    if model is None or not clusters or stack is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
     try:
-        work = work_of(model, cluster, job, space_of(inputs, cluster.num_devices), options_of(inputs, stack))
+        space = space_of(inputs, max(one.num_devices for one in clusters), jobs)
+        work = work_of(model, clusters, job, space, options_of(inputs, stack))
     except InputError as error:
         inputs.merge(error)
     inputs.problems.raise_if_any()
     return work
 
 
+def _clusters(inputs: Inputs) -> tuple[Cluster, ...]:
+    """Return the clusters that are tried, none where one of them is wrong."""
+    text, most = str(inputs.get("on", "")), inputs.get("at_most", False)
+    one_file = text.endswith(".toml") and "," not in text
+    found = []
+    for part in [text] if one_file else map(str.strip, text.split(",")):
+        of_size = sized(part, most) if most is not True and most else part
+        own = replace(inputs, values={**inputs.values, "on": of_size} if text else inputs.values)
+        found.append(_case.load_the_cluster(own))
+    return tuple(one for one in found if one is not None) if None not in found else ()
+
+
 def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     """Return the answer of a search."""
     from shardwise.search import searched
 
-    plans = work.grid.num_plans
+    plans = work.num_plans
     return searched(work, _engine(inputs, plans), _progress(plans))
 
 
@@ -156,7 +180,9 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
     on = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
     changed = {f.name: getattr(plan, f.name) for f in fields(Plan) if getattr(plan, f.name) != getattr(plain, f.name)}
     always = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
-    job = {"global_batch": report.job.global_batch, "seq_len": report.job.seq_len, "stack": report.case.stack.name}
+    asked = {key: getattr(report.job, key) for key in JOBS if key in inputs.values}
+    job = {**asked, "global_batch": report.job.global_batch, "seq_len": report.job.seq_len}
+    job["stack"] = report.case.stack.name
     if inputs.imported is not None:
         del job["stack"]
     return {**kept, **on, **always, **changed, **job}

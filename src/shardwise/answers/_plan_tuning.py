@@ -9,7 +9,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
-from shardwise.answers._search_flags import FAST, WHOLES, WORDS, plan_search_flags
+from shardwise.answers._search_flags import FAST, JOBS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def tunes(inputs: Inputs) -> bool:
     """Return whether adapters on given devices are asked for, with no batch and no degrees to search."""
     given = inputs.values.keys() | inputs.bad
-    return bool(given & {"adapter", "base"}) and not given & {"global_batch", *WHOLES, *FAST, *WORDS}
+    several = {key for key in JOBS if isinstance(inputs.get(key), tuple)}
+    return bool(given & {"adapter", "base"}) and not given & {"global_batch", *several, *WHOLES, *FAST, *WORDS, *LISTS}
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,20 +13,12 @@ from shardwise.answers._flags import MANY
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._search_flags import broken_limits
+from shardwise.answers._several import sized
 from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds
 
-MOST_ROWS = 10_000
-
-
-_NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*", re.ASCII)
-
-
 _DEVICES = "devices"
-
-
-_SHAPE = re.compile(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,7 @@ class Questions:
         """Return what a command line with these values says."""
         found = {**self._raw, **values}
         if _DEVICES in values:
-            found["on"] = on_devices(str(found.get("on", "")), int(str(values[_DEVICES])))
+            found["on"] = sized(str(found.get("on", "")), int(str(values[_DEVICES])))
             del found[_DEVICES]
         return found
 
@@ -159,56 +150,6 @@ class Questions:
             return VaryPoint(values, self._ask(own))
         except InputError as error:
             return VaryPoint(values, problems=error.problems)
-
-
-def on_devices(text: str, count: int) -> str:
-    """Return so many of the devices of a text, in nodes of as many.
-
-    >>> on_devices("64xh100", 16), on_devices("8x8xh100", 16), on_devices("h100", 4)
-    ('16xh100', '2x8xh100', '4xh100')
-    """
-    shape = _SHAPE.fullmatch(text)
-    if shape is None:
-        return f"{count}x{text}"
-    _, nodes_of, name = shape.groups()
-    each = int(nodes_of or 0)
-    return f"{count // each}x{each}x{name}" if each and count % each == 0 else f"{count}x{name}"
-
-
-def values_of(spec: str, field: str) -> list[str]:
-    """Return the values of a text: A,B,C as listed, A..B doubling from A to B, A..B:STEP in steps.
-
-    >>> values_of("4096..20000", "seq_len"), values_of("1..7:3", "tp"), values_of("1,2", "tp")
-    (['4096', '8192', '16384', '20000'], ['1', '4', '7'], ['1', '2'])
-    >>> values_of("50GB/s..200GB/s", "slow_bandwidth")
-    ['50GB/s', '100GB/s', '200GB/s']
-    """
-    first, dots, rest = spec.partition("..")
-    if not dots:
-        return [value.strip() for value in spec.split(",") if value.strip()]
-    last, colon, step = rest.partition(":")
-    ends = [_NUMBER.fullmatch(one) for one in (first, last)]
-    steps = _NUMBER.fullmatch(step) if colon else None
-    if None in ends or (colon and steps is None):
-        raise fail(
-            "vary", f"{field}={spec}", "is not a range", "write A..B, A..B:STEP or A,B,C, with units of one kind"
-        )
-    (low, unit), (high, other) = (one.groups() for one in ends if one is not None)
-    low, high, by = float(low), float(high), float(steps[1]) if steps else 0.0
-    if low > high or low <= 0 or unit not in ("", other) or (colon and by <= 0):
-        raise fail("vary", f"{field}={spec}", "is not a range from less to more", "write for example 4096..65536")
-    return [f"{value:.12g}{other}" for value in _between(low, high, by)]
-
-
-def _between(low: float, high: float, step: float) -> Iterator[float]:
-    if step:
-        yield from (low + i * step for i in range(min(MOST_ROWS, int((high - low) / step + 1e-9)) + 1))
-        return
-    value = low
-    while value < high:
-        yield value
-        value *= 2
-    yield high
 
 
 def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, Any]]:

@@ -211,7 +211,7 @@ def _takes(flag: Flag, word: str | None) -> bool:
     if word is None:
         return False
     if flag.kind.switch:
-        return word.lower() in (*TRUE[:3], *FALSE[:3])
+        return word.lower() in (*TRUE[:3], *FALSE[:3]) or (bool(flag.kind.word) and word.isdecimal())
     return flag.kind.greedy or word == "-" or not word.startswith("-") or (word[1:2] != "-" and word != "-h")
 
 

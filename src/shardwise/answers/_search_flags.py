@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from shardwise.answers import _converters as k
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
 from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
+from shardwise.answers._several import AT_MOST, UNIONS, several
 from shardwise.plans.fields import PLAN, TRAINING, keys
+from shardwise.plans.partition import SHIFTS
 from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
 WHOLES = keys(PLAN, "whole", searched="values")
 FAST = ("fast_tp", "fast_tp2", "fast_cp", "fast_dp", "fast_pp")
-WORDS = keys(PLAN, "choice", searched="values")
+WORDS = (*keys(PLAN, "choice", searched="values"), *keys(PLAN, "wholes", searched="values"))
+LISTS = keys(PLAN, "words", searched="values")
+JOBS = keys(TRAINING, searched="values")
 # What a wish calls a limit -> its flag.
 LIMITS = {
     "max_step_seconds": "max_step",
@@ -31,6 +36,7 @@ LIMITS = {
 OBJECTIVES = ("step", "throughput", "cost", "days", "memory", "headroom", "devices")
 # Fields of a single plan that a search has no range of.
 _GONE = keys((*PLAN, *TRAINING), searched="no")
+_STAGES = f"layers of the stages to try: {', '.join(SHIFTS)}, which take a layer off the first or last stage"
 
 
 def _read_range(value: object, field: str) -> str:
@@ -76,18 +82,23 @@ def plan_search_flags() -> dict[str, Flag]:
         for key in FAST
     }
     words = {key: Flag(key, k.WORDS, f"{plan[key].help}: the choices to try", "space") for key in WORDS}
+    words["stage_layers"] = replace(words["stage_layers"], help=_STAGES)
+    words |= {key: Flag(key, UNIONS, f"{plan[key].help}: the choices to try", "space") for key in LISTS}
+    jobs = {key: replace(kept[key], kind=several(kept[key].kind), help=f"{kept[key].help}; several are all tried")
+            for key in JOBS}  # fmt: skip
+    where = {"on": replace(kept["on"], help=f"{kept['on'].help}; several, as h100,b200, are all tried")}
     wanted = _flags(
         "search",
         ("objective", k.choice(*OBJECTIVES), "what the best plan has least of, or most"),
         ("top", k.whole(1, 1000), "plans to show; left out, ten"),
-        ("at_most", k.SWITCH, "try every smaller number of devices too"),
+        ("at_most", AT_MOST, "try every smaller number of devices too, or every one up to N"),
         ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
         ("scaling", Converter(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
         ("save_best", k.FILE, "write the best plan as a case of train to a TOML or JSON file"),
         ("explore", k.SWITCH, "try layouts too that the framework cannot launch, each marked so"),
         ("workers", k.whole(1, 1024), "most processes; never more than cores or parts of the search"),
     )
-    return {**kept, **ranges, **fast, **words, **train_limits(), **wanted, **risk_flags()}
+    return {**kept, **where, **jobs, **ranges, **fast, **words, **train_limits(), **wanted, **risk_flags()}
 
 
 @cache

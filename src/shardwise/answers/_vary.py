@@ -14,17 +14,8 @@ from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.answers._questions import (
-    _SHAPE,
-    HEADLINES,
-    MOST_ROWS,
-    Questions,
-    VaryPoint,
-    on_devices,
-    title_of,
-    values_of,
-    write_rows,
-)
+from shardwise.answers._questions import HEADLINES, Questions, VaryPoint, title_of, write_rows
+from shardwise.answers._several import MOST_ROWS, SHAPE, sized, values_of
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,10 +30,10 @@ def grid_of(inputs: Inputs) -> dict[str, list[str]]:
         first, *rest = (one.strip() for one in on.split(","))
         if not all((first, *rest)):
             raise fail("on", on, "has no devices between two commas or at an end", "write for example 8xh100,8xa100")
-        shape = _SHAPE.fullmatch(first)
+        shape = SHAPE.fullmatch(first)
         found["on"] = [
             first,
-            *(on_devices(one, int(shape[1])) if shape and not one[:1].isdigit() else one for one in rest),
+            *(sized(one, int(shape[1])) if shape and not one[:1].isdigit() else one for one in rest),
         ]
     for text in inputs.get("vary", ()):
         key, _, spec = text.partition("=")

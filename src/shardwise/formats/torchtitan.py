@@ -278,11 +278,16 @@ def _parts(p: Plan, layers: int) -> list[list[str]]:
     return parts
 
 
+def _alone(plan: Plan) -> Plan:
+    """Return a plan without a sharding over one rank, which torchtitan does not apply (ParallelDims.fsdp_enabled)."""
+    return plan if plan.dp * plan.cp > 1 else replace(plan, sharding="none", shard=1)
+
+
 def export(case: ExportCase) -> Exported:
     """Return torchtitan's TOML for a case; raises `InputError` naming every field that it cannot be told."""
     import tomli_w
 
-    ours, found = untold(canonical_plan(case.plan), _TOLD)
+    ours, found = untold(_alone(canonical_plan(case.plan)), _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     back = read_tree(tree, num_devices=ours.num_devices)
     found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(back.plan))}

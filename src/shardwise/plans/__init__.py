@@ -68,7 +68,7 @@ from shardwise.plans._workload import (
     RequestClass,
     Workload,
 )
-from shardwise.plans.partition import PARTITIONS, Partition, listed, split_layers, with_stage_layers
+from shardwise.plans.partition import PARTITIONS, SHIFTS, Partition, listed, split_layers, with_stage_layers
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
 from shardwise.plans.shardings import ShardingRules, alike, distinct_shardings, find_sharding
 
@@ -92,6 +92,7 @@ __all__ = [
     "REFERENCES",
     "SCHEDULES",
     "SHARDINGS",
+    "SHIFTS",
     "TUNINGS",
     "USUAL_TARGETS",
     "VIRTUAL",

@@ -104,7 +104,7 @@ PLAN: tuple[Field, ...] = (
     ),
     _plan("schedule", "choice", "pipeline schedule", choices=SCHEDULES),
     _around("sharding", "choice", "what data parallelism shards", choices=SHARDINGS),
-    _around("shard", "whole", "size of a sharding group of hsdp and shard-grad-op", searched="no"),
+    _around("shard", "whole", "size of a sharding group of hsdp and shard-grad-op"),
     _plan(
         "recompute",
         "choice",
@@ -118,10 +118,9 @@ PLAN: tuple[Field, ...] = (
         "offload",
         "words",
         "what lies in the host's memory: optimizer, gradients, parameters, activations",
-        searched="no",
     ),
-    _plan("modules", "words", "Megatron's modules to recompute as well", searched="no"),
-    _around("stage_layers", "wholes", "layers of every stage, where they differ", searched="no", taken_by="infer"),
+    _plan("modules", "words", "Megatron's modules to recompute as well"),
+    _around("stage_layers", "wholes", "layers of every stage, where they differ", taken_by="infer"),
     _around(
         "order",
         "order",
@@ -150,11 +149,13 @@ def _counted(key: str, type_: Type, meaning: str, **more: Any) -> Field:
 
 TRAINING: tuple[Field, ...] = (
     _counted("seq_len", "whole", "tokens of a sequence"),
-    _job("global_batch", "whole", "sequences of a step"),
+    _job("global_batch", "whole", "sequences of a step", searched="values"),
     _job("accumulation", "whole", "micro-batches of a step on each replica", sets=(), searched="no"),
-    _counted("precision", "precision", "bytes of each copy of a parameter; left out, the framework's own"),
+    _counted(
+        "precision", "precision", "bytes of each copy of a parameter; left out, the framework's own", searched="values"
+    ),
     _counted("dtype", "text", "the precision by its bits, such as w16a16e16; `shardwise dtypes` lists them", sets=()),
-    _job("optimizer", "choice", "optimizer", choices=tuple(OPTIMIZERS)),
+    _job("optimizer", "choice", "optimizer", choices=tuple(OPTIMIZERS), searched="values"),
     _job("optimizer_rank", "whole", "rank of projected gradients; left out, 128 of galore and 256 of apollo"),
     _job("dropout", "switch", "whether dropout keeps masks; left out, as the model says"),
     _job("softmax_dropout", "switch", "the same of the attention probabilities alone"),

@@ -14,6 +14,13 @@ from shardwise.plans._plan import Plan
 
 Partition: TypeAlias = Literal["uniform", "megatron", "torchtitan", "middle"]
 PARTITIONS: tuple[str, ...] = get_args(Partition)
+SHIFTS: dict[str, tuple[bool, bool]] = {
+    "usual": (False, False),
+    "first-1": (True, False),
+    "last-1": (False, True),
+    "ends-1": (True, True),
+}
+"""Layers of stages as a search tries them: as the framework cuts them, or one off the first or the last piece."""
 
 
 def _uniform(layers: int, pieces: int) -> tuple[int, ...]:
@@ -70,8 +77,27 @@ _WAYS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 }
 
 
-def split_layers(layers: int, pieces: int, partition: Partition) -> tuple[int, ...]:
-    """Return the layers of each piece, in the order of the model, as a framework cuts them.
+def shifted(sizes: tuple[int, ...], shift: str) -> tuple[int, ...]:
+    """Return pieces with a layer taken off the first or the last one, as one of `SHIFTS` says; their own where none is.
+
+    The first has the embedding, the last the head. The last of the others takes the layer: of their micro-batches it
+    holds the fewest.
+
+    >>> shifted((4, 4, 4, 4), "last-1"), shifted((4, 4, 4, 4), "ends-1"), shifted((4, 4), "first-1")
+    ((4, 4, 5, 3), (3, 5, 5, 3), (3, 5))
+    """
+    off = [place for place, less in zip((0, len(sizes) - 1), SHIFTS[shift], strict=True) if less]
+    others = [place for place in range(len(sizes)) if place not in off]
+    found = list(sizes)
+    if others and all(sizes[place] for place in off):
+        for place, taker in zip(off, reversed(others * 2), strict=False):
+            found[place] -= 1
+            found[taker] += 1
+    return tuple(found)
+
+
+def split_layers(layers: int, pieces: int, partition: str) -> tuple[int, ...]:
+    """Return the layers of each piece, in the order of the model, as a framework cuts them, with a shift behind it.
 
     >>> split_layers(10, 4, "uniform"), split_layers(10, 4, "middle"), split_layers(27, 4, "torchtitan")
     ((3, 3, 2, 2), (2, 3, 3, 2), (7, 7, 7, 6))
@@ -79,8 +105,11 @@ def split_layers(layers: int, pieces: int, partition: Partition) -> tuple[int, .
     True
     >>> split_layers(126, 16, "megatron") == (7, *(8,) * 14, 7), split_layers(6, 8, "megatron")
     (True, (0, 1, 1, 1, 1, 1, 1, 0))
+    >>> split_layers(12, 4, "megatron last-1")
+    (3, 3, 4, 2)
     """
-    return _WAYS[partition](layers, pieces)
+    way, _, shift = partition.partition(" ")
+    return shifted(_WAYS[way](layers, pieces), shift or "usual")
 
 
 def listed(layers: int, pieces: int, partition: Partition = "uniform") -> str:
@@ -92,7 +121,7 @@ def listed(layers: int, pieces: int, partition: Partition = "uniform") -> str:
     return ",".join(map(str, split_layers(layers, pieces, partition)))
 
 
-def with_stage_layers(plan: Plan, layers: int, partition: Partition) -> Plan:
+def with_stage_layers(plan: Plan, layers: int, partition: str) -> Plan:
     """Return the plan with its layers a piece written out where it does not state them and they are not all equal.
 
     >>> [with_stage_layers(Plan(pp=pp), 10, "uniform").stage_layers for pp in (2, 4)]

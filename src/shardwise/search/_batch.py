@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,9 +16,11 @@ from shardwise.search._grid import PlanGrid
 
 # Fields in the order in which they break ties; words count by their place in the space.
 Key: TypeAlias = tuple[int, ...]
-# Devices and degrees: plans that share them differ in how they run, and are one row of an answer.
+# Choice of cluster and job, devices, degrees: plans that share them differ in how they run, and are one row.
 Degrees: TypeAlias = tuple[int, ...]
 DEGREES = ("devices", "tp", "tp2", "cp", "pp", "dp", "ep", "etp")
+# Numbers of a key ahead of its fields: the choice of cluster and job, and the grid.
+AHEAD = 2
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -55,7 +58,8 @@ def _key_fields(values: Columns, grid: PlanGrid, composed: tuple[str, int, str],
     rest = ("dp", "ep", "etp", "micro_batch", "panels", "sequence_parallel", "cp_kind")
     words = (s.schedule.index(schedule), s.sharding.index(sharding), mode)
     where = (*grid.places.fast[place].T, grid.places.order[place])
-    return [*(values[n] for n in first), vpp, *(values[n] for n in rest), *words, *where]
+    of_grid = (grid.variant.choice, grid.variant.number)
+    return [*of_grid, *(values[n] for n in first), vpp, *(values[n] for n in rest), *words, *where]
 
 
 def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> Key:
@@ -70,16 +74,21 @@ def key_table(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], m
 
 
 def degrees_of(key: Key) -> Degrees:
-    """Return the devices and degrees of a plan by its key."""
-    devices, _, tp, tp2, cp, pp, _, dp, ep, etp = key[:10]
-    return devices, tp, tp2, cp, pp, dp, ep, etp
+    """Return the choice of cluster and job, the devices and the degrees of a plan by its key."""
+    devices, _, tp, tp2, cp, pp, _, dp, ep, etp = key[AHEAD : AHEAD + 10]
+    return key[0], devices, tp, tp2, cp, pp, dp, ep, etp
+
+
+def grid_of(key: Key) -> int:
+    """Return the number of the grid of a plan by its key."""
+    return key[1]
 
 
 def plan_of(key: Key, grid: PlanGrid) -> Plan:
     """Return the plan of a key."""
     names = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
-    _, layout, *sizes, sequence, kind, schedule, sharding, mode = key[:17]
-    *fast, order = key[17:]
+    _, layout, *sizes, sequence, kind, schedule, sharding, mode = key[AHEAD : AHEAD + 17]
+    *fast, order = key[AHEAD + 17 :]
     s = grid.space
     words: dict[str, Any] = {
         **dict(zip(names, sizes, strict=True)),
@@ -91,5 +100,4 @@ def plan_of(key: Key, grid: PlanGrid) -> Plan:
         "order": s.placed_orders[order],
         "fast": tuple(fast) if fast[0] else (),
     }
-    plan = Plan(sequence_parallel=bool(sequence), **words)
-    return staged(grid.case, plan)
+    return staged(grid.case, replace(grid.case.plan, sequence_parallel=bool(sequence), **words))

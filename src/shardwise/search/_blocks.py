@@ -188,7 +188,8 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
 
     axes = (*DEGREES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
     spans = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
-    return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=values["dp"], spans=spans, **values)
+    shard = float(grid.case.plan.shard) if grid.case.plan.shard > 1 else values["dp"]
+    return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=shard, spans=spans, **values)
 
 
 def _pairings(grid: PlanGrid) -> tuple[Pairing, ...]:
@@ -324,7 +325,8 @@ def _spans_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShape
     dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in grid.places.spans.items()}
     if not grid.has_experts:
         return dense
-    sizes = {"dp": dense["dp"][-1], "shard": dense["dp"][-1], "ep": keys["ep"][row], "etp": keys["etp"][row]}
+    dp = dense["dp"][-1]
+    sizes = {"dp": dp, "shard": grid.shard(dp), "ep": keys["ep"][row], "etp": keys["etp"][row]}
     return with_groups(dense, sizes, COLUMNS)
 
 

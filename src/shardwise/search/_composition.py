@@ -194,7 +194,7 @@ def compositions_of(grid: PlanGrid) -> Compositions:
     last = replace(cluster.tiers[-1], size=cluster.tiers[-2].size + 1 if len(cluster.tiers) > 1 else 1)
     job = replace(case.job, global_batch=1, token_budget=0.0, sample_budget=0.0)
     key = (
-        (case.model, case.stack, job, case.efficiencies, case.overlap),
+        (case.model, case.stack, case.plan, job, case.efficiencies, case.overlap),
         (cluster.device, *cluster.tiers[:-1], last, cluster.devices_per_node, cluster.num_devices > 1),
         (space.sequence_parallel, space.cp_kind, space.schedule, space.sharding, space.recompute),
         (*distinct(grid.base["layout"]).tolist(), bool((grid.base["cp"] > 1).any()), *known_sizes(grid).items()),

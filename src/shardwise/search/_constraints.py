@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,8 @@ def staged(case: TrainingCase, plan: Plan) -> Plan:
     return with_stage_layers(plan, case.model.num_layers, case.stack.partition)
 
 
-def _experts_hold(model: Model) -> Callable[[Mapping[str, Any]], Any]:
-    """Return the law of experts on columns (`expert_laws`)."""
+def _experts_hold(model: Model, shard: int) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the law of experts on columns (`expert_laws`), replicas being sharded in groups of some."""
     moes = {(m.experts, m.ffn) for b in all_blocks(model) if (m := b.experts)}
 
     def holds(c: Mapping[str, Any]) -> Any:
@@ -66,6 +66,9 @@ def _experts_hold(model: Model) -> Callable[[Mapping[str, Any]], Any]:
         legal &= (c["tp"] == 1) | c["sequence_parallel"] | (c["layout"] != LAYOUTS.index("1d"))
         for experts, ffn in moes:
             legal &= (experts % c["ep"] == 0) & (ffn % c["etp"] == 0)
+        if shard > 1:
+            share = c["tp"] * c["tp2"] * c["cp"] * c["dp"] // (c["ep"] * c["etp"]) * shard
+            legal &= (share % c["dp"] == 0) | (share <= c["dp"])
         return legal
 
     return holds
@@ -90,7 +93,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
     """Return the laws of a model and a job by name, in the order in which they are counted."""
     model, job = case.model, case.job
     seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))
-    rounds = case.stack.runs.rounds
+    rounds, shard = case.stack.runs.rounds, case.plan.shard
     return {
         "tensor": Law(
             "tensor parallelism divides heads and widths",
@@ -105,8 +108,8 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "experts": Law(
             "experts divide over ranks",
             ("layout", "tp", "tp2", "cp", "dp", "sequence_parallel", "ep", "etp"),
-            _checked(lambda p, f: expert_laws(model, blocks, p, f)),
-            _experts_hold(model),
+            _checked(lambda p, f: expert_laws(model, blocks, replace(p, shard=shard), f)),
+            _experts_hold(model, shard),
         ),
         "context": Law(
             "context and sequence parallelism divide tokens and heads",

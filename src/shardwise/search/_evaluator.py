@@ -73,7 +73,7 @@ class Evaluator:
         keys = tabulate(self.compositions.blocks, grid, columns, (start, end))
         first, columns["group"] = distinct_rows([columns[name] for name in DEGREES])
         rows = np.column_stack([columns[name][first] for name in DEGREES]).tolist()
-        degrees = {tuple(one): place for place, one in enumerate(rows)}
+        degrees = {(grid.variant.choice, *one): place for place, one in enumerate(rows)}
         columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
         known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)
         jobs = [(_Job(self, composed, known, legal), allowed) for composed, allowed, legal in self._composed(columns)]

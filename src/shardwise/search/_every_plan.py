@@ -36,4 +36,4 @@ def frame(
     if isinstance(space, ServingSpace):
         raise InputError([Problem("space", "ServingSpace", "is of deployments", "give a SearchSpace")])
     task = work_of(model, cluster, job, space, options)
-    return training_frame(task.grid, task.options)
+    return training_frame([one.grid for one in task.tasks], task.options)

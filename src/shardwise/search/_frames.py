@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from shardwise.errors import InputError, Problem
 from shardwise.frames import Frame
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS
+from shardwise.search._batch import AHEAD
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import SearchOptions
@@ -21,24 +23,50 @@ MOST_ROWS = 5_000_000
 _NUMBERS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
 
 
-def training_frame(grid: PlanGrid, options: SearchOptions) -> Frame:
-    """Return every legal plan of a search of training plans."""
+def training_frame(grids: Sequence[PlanGrid], options: SearchOptions) -> Frame:
+    """Return every legal plan of the grids of a search, with what tells these apart where there are several."""
+    columns, left = list[dict[str, Any]](), MOST_ROWS
+    for grid in grids:
+        columns.append(_grid_columns(grid, options, left))
+        left -= len(columns[-1]["devices"])
+    if len(columns) == 1:
+        return Frame(columns[0])
+    found = {name: [value for some in columns for value in some[name]] for name in columns[0]}
+    sizes = [len(some["devices"]) for some in columns]
+    said = [_shared(grid.case) for grid in grids]
+    apart = {name: [s[name] for s, size in zip(said, sizes, strict=True) for _ in range(size)] for name in said[0]}
+    arrays = {name: np.array(v) if isinstance(columns[0][name], np.ndarray) else v for name, v in found.items()}
+    return Frame({**apart, **arrays})
+
+
+def _shared(case: TrainingCase) -> dict[str, Any]:
+    """Return what all plans of a grid share and those of another may not."""
+    words = {name: "+".join(getattr(case.plan, name)) for name in ("offload", "modules")}
+    job = {name: getattr(case.job, name) for name in ("optimizer", "global_batch")}
+    shift = case.stack.partition.partition(" ")[2] or "usual"
+    precision = case.recipe.precision.name
+    return {"device": case.cluster.device.name, "precision": precision, **job, **words, "shard": case.plan.shard,
+            "stage_layers": shift}  # fmt: skip
+
+
+def _grid_columns(grid: PlanGrid, options: SearchOptions, most: int) -> dict[str, Any]:
+    """Return the columns of every legal plan of a grid, at most so many."""
     # Without a limit of bytes every legal plan "fits".
     evaluator = Evaluator(grid, math.inf, prune=False)
     keys, seconds, held, count = [], [], [], 0
     for start, end in grid.chunks(options.rows):
         for batch in evaluator.batches(start, end):
             legal = np.flatnonzero(batch.fits)
-            keys.append(batch.key.table(legal))
+            keys.append(batch.key.table(legal)[:, AHEAD:])
             # Copies: the next batch is computed in the same memory.
             seconds.append(batch.step_seconds.reshape(-1)[legal])
             held.append(batch.device_bytes.reshape(-1)[legal])
             count += len(legal)
-            if count > MOST_ROWS:
+            if count > most:
                 rule = f"has more than {MOST_ROWS:,} legal plans"
                 raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
     table = np.concatenate(keys) if keys else np.zeros((0, 23), np.int64)
-    return Frame({**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table, seconds, held)})
+    return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table, seconds, held)}
 
 
 def _plan_columns(space: Any, table: Any) -> dict[str, Any]:

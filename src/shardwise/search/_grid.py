@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, exact_sum, products
@@ -29,13 +29,31 @@ SUMMA = LAYOUTS.index("summa")
 STACK = "stack"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Which of several grids of a search one is: its number, and that of its cluster and job.
+
+    `weight` makes seconds of its steps comparable: for as many tokens as a step of the first, for cost at its price.
+    Plans that are cut as one of `partitions` would cut them belong to a grid before it.
+    """
+
+    number: int = 0
+    choice: int = 0
+    weight: float = 1.0
+    partitions: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanGrid:
-    """The rows of a space: one for each set of degrees and each place of the axes that differs."""
+    """The rows of a space: one for each set of degrees and each place of the axes that differs.
+
+    What all of its plans share beside the cluster and the job is in the plan of its case.
+    """
 
     case: TrainingCase
     space: SearchSpace
     explore: bool = False
+    variant: Variant = Variant()
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to a process that starts anew; laws and tables are made again there."""
@@ -56,7 +74,9 @@ class PlanGrid:
         """Return which rows the framework launches; `fixed` are fields that all of them share."""
         if self.explore:
             return np.ones(len(columns["pp"]), bool)
-        return launched(self.case.stack.runs, columns, {**self.job, **fixed})
+        plan = self.case.plan
+        shared = {"offload": plan.offload, "modules": plan.modules, "shard": plan.shard}
+        return launched(self.case.stack.runs, columns, {**self.job, **shared, **fixed})
 
     @cached_property
     def has_experts(self) -> bool:
@@ -97,6 +117,9 @@ class PlanGrid:
         found = dict(zip(axes, grid.T, strict=True))
         replicas = num_devices // grid.prod(axis=1, dtype=np.int64)
         whole = np.isin(replicas, s.dp.of(ways))
+        if self.case.plan.shard > 1:
+            # A group of all replicas is no group.
+            whole &= (replicas % self.case.plan.shard == 0) & (replicas > self.case.plan.shard)
         found = {**found, "dp": replicas, "devices": np.full_like(replicas, num_devices)}
         kept = {c: v[whole] for c, v in found.items()}
         flat = kept["tp2"] == 1
@@ -115,14 +138,19 @@ class PlanGrid:
             return {axis: tuple(t[place] for t in tiers) for axis, tiers in self._dense_groups.items()}
         dense = {axis: tuple(t[place].astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
         dp = dense["dp"][-1]
-        found = with_groups(dense, {"dp": dp, "shard": dp, **experts}, COLUMNS)
+        found = with_groups(dense, {"dp": dp, "shard": self.shard(dp), **experts}, COLUMNS)
         return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
+
+    def shard(self, dp: Any) -> Any:
+        """Return the replicas that share one sharded copy: all of them unless the plan of the case says how many."""
+        return np.full_like(dp, self.case.plan.shard) if self.case.plan.shard > 1 else dp
 
     @cached_property
     def _dense_groups(self) -> GroupShape:
         dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
         dp = dense["dp"][-1]
-        found = with_groups(dense, {"dp": dp, "shard": dp, "ep": np.ones_like(dp), "etp": np.ones_like(dp)}, COLUMNS)
+        sizes = {"dp": dp, "shard": self.shard(dp), "ep": np.ones_like(dp), "etp": np.ones_like(dp)}
+        found = with_groups(dense, sizes, COLUMNS)
         return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
 
     @cached_property
@@ -147,7 +175,13 @@ class PlanGrid:
         layers = self.case.model.num_layers
         found = chunk_choices(self.space, pp, layers)
         even = not (self.explore or self.case.stack.runs.uneven_stages)
-        return [(schedule, vpp) for schedule, vpp in found if not (even and layers % (pp * vpp))]
+        found = [(schedule, vpp) for schedule, vpp in found if not (even and layers % (pp * vpp))]
+        before, own = self.variant.partitions, self.case.stack.partition
+        return [
+            (schedule, vpp)
+            for schedule, vpp in found
+            if not any(split_layers(layers, pp * vpp, p) == split_layers(layers, pp * vpp, own) for p in before)
+        ]
 
     def counts(self, columns: Columns) -> dict[str, Any]:
         """Return for each choice how many values it has on each row."""

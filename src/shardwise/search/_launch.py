@@ -50,7 +50,7 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
         given = getattr(space, name)
         if name == "sharding":
             tried, given = (tuple(dict.fromkeys(map(runs.word, words))) for words in (tried, given))
-            # What only FSDP has means nothing elsewhere.
+            # What only FSDP has means nothing elsewhere; HSDP is searched where it is asked for.
             tried = tuple(word for word in tried if not find_sharding(word).keeps_gathered or word in runs.sharding)
         known = getattr(runs, name)
         filled[name] = given or (tried if explore else tuple(one for one in tried if one in known)) or tried[:1]
@@ -59,6 +59,10 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
                 if value not in known:
                     _refuse(found, stack, {name: value})
     if not explore:
+        for name in ("offload", "modules", "stage_layers"):
+            for value in getattr(space, name):
+                shown = {"stage_layers": (1, 2) if value != "usual" else ()}.get(name, value)
+                _refuse(found, stack, {name: shown})
         filled |= _degrees(space, stack, found)
         filled |= _orders(space, stack, found)
     found.raise_if_any()
@@ -113,7 +117,7 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
     size = len(columns["pp"])
 
     def among(name: str, values: tuple[Any, ...]) -> Any:
-        if name == "offload":
+        if name in ("offload", "modules"):
             return np.full(size, any(v in fixed.get(name, ()) for v in values))
         at = fixed.get(name, columns.get(name))
         if at is None or isinstance(at, str):
@@ -140,5 +144,5 @@ def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | N
     row = {name: int(columns[name][0]) for name in names if name in columns}
     sequence = bool(columns["sequence_parallel"][0])
     kind = CONTEXT_KINDS[int(columns["cp_kind"][0])]
-    plan = Plan(sequence_parallel=sequence, cp_kind=kind, **row, **fixed)  # type: ignore[arg-type]
+    plan = Plan(sequence_parallel=sequence, cp_kind=kind, **{**row, **fixed})  # type: ignore[arg-type]
     return next(iter(law.problems(plan)), None)

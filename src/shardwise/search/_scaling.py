@@ -15,7 +15,7 @@ from shardwise.search._executor import SerialExecutor
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Counts
 from shardwise.search._space import SearchSpace, upto
-from shardwise.search._training import SearchTask, TrainingResult, searched, work_of
+from shardwise.search._training import SearchTask, TrainingResult, searched, task_of, work_of
 from shardwise.training import TrainReport
 
 
@@ -110,12 +110,15 @@ def strong_scaling(
 
 def scaled_task(work: SearchTask, count: int) -> SearchTask:
     """Return the work of a search on the first so many devices of its cluster."""
-    grid, case = work.grid, work.grid.case
-    if count > case.cluster.num_devices:
-        rule = f"needs {count} devices, and there are {case.cluster.num_devices}"
-        raise InputError([Problem("scaling", count, rule, f"ask on {count} devices, or for fewer")])
-    space = replace(grid.space, devices=upto(count)) if grid.space.devices.ranges else grid.space
-    return work_of(case.model, part_of(case.cluster, count), case.job, space, work.options)
+    grids = []
+    for task in work.tasks:
+        grid, cluster = task.grid, task.grid.case.cluster
+        if count > cluster.num_devices:
+            rule = f"needs {count} devices, and there are {cluster.num_devices}"
+            raise InputError([Problem("scaling", count, rule, f"ask on {count} devices, or for fewer")])
+        space = replace(grid.space, devices=upto(count)) if grid.space.devices.ranges else grid.space
+        grids.append(replace(grid, case=replace(grid.case, cluster=part_of(cluster, count)), space=space))
+    return task_of(grids, work.options)
 
 
 def scaled_rows(

@@ -18,7 +18,6 @@ import numpy as np
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
 from shardwise.records import dataclass
-from shardwise.search._options import OBJECTIVES
 from shardwise.search._remedy import loss_of
 from shardwise.search._training import TrainingResult
 from shardwise.training import TrainingCase, TrainReport, sizes_of_columns, stages_of
@@ -240,12 +239,10 @@ class _Moved:
             self._known[key] = _value(self.found, with_constant(report, constant, factor))
         return self._known[key]
 
-    def _know(self, report: Any, moves: Sequence[tuple[str, float]], seconds: Sequence[float]) -> None:
-        """Keep the objective of a training plan from seconds of its step with constants moved."""
-        measure = OBJECTIVES[self.found.options.objective]
-        for (constant, factor), value in zip(moves, seconds, strict=True):
-            objective = measure(value / report.goodput, report.device_bytes, report.plan.num_devices)
-            self._known[id(report), constant, factor] = float(objective)
+    def _know(self, found: TrainingResult, report: Any, moves: Sequence[tuple[str, float]]) -> None:
+        """Keep the objective of a training plan with each of some constants moved."""
+        for (constant, factor), value in zip(moves, moved_seconds(report, moves), strict=True):
+            self._known[id(report), constant, factor] = found.value_at(report, value)
 
     @cached_property
     def ends(self) -> dict[str, tuple[float, float]]:
@@ -257,7 +254,7 @@ class _Moved:
         if isinstance(self.found, TrainingResult) and self.found.options.objective in TIMED:
             moves = [(name, end) for name, ends in self.ends.items() for end in ends if end != 1]
             if moves:
-                self._know(report, moves, moved_seconds(report, moves))
+                self._know(self.found, report, moves)
 
     def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
         """Yield the constants that put another plan ahead of the best within their bands."""

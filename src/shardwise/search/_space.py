@@ -15,12 +15,13 @@ from shardwise.plans import (
     AXES,
     CONTEXT_KINDS,
     LAYOUTS,
+    OPTIMIZERS,
     RECOMPUTES,
     SCHEDULES,
     SHARDINGS,
+    SHIFTS,
     Schedule,
     find_rules,
-    find_sharding,
 )
 from shardwise.records import dataclass
 from shardwise.training.schedules import find_schedule
@@ -31,8 +32,10 @@ _KNOWN = {
     "layout": LAYOUTS,
     "cp_kind": CONTEXT_KINDS,
     "schedule": SCHEDULES,
-    "sharding": tuple(s for s in SHARDINGS if not find_sharding(s).hybrid),
+    "sharding": SHARDINGS,
     "recompute": RECOMPUTES,
+    "stage_layers": tuple(SHIFTS),
+    "optimizer": tuple(OPTIMIZERS),
 }
 
 
@@ -78,6 +81,9 @@ class SearchSpace:
 
     Words that are left out are those of the framework (`_launch.within`).
 
+    The last seven are tried where they are given, one value for all plans of a grid (`_variants.grids_of`): how layers
+    lie on stages (`SHIFTS`), what is offloaded or recomputed besides, ranks of a sharding group, and the job.
+
     Degrees are further bound by what divides the devices, the micro-batch by what divides the global batch. Every way
     to fill the fastest domain with ranks of the axes is tried, within `fast_tp` to `fast_pp`; with `orders`, only those
     in which the first axes of an order fill it.
@@ -109,6 +115,13 @@ class SearchSpace:
     fast_cp: IntRanges = IntRanges()
     fast_dp: IntRanges = IntRanges()
     fast_pp: IntRanges = IntRanges()
+    stage_layers: tuple[str, ...] = ()
+    offload: tuple[tuple[str, ...], ...] = ()
+    modules: tuple[tuple[str, ...], ...] = ()
+    shard: IntRanges = IntRanges()
+    precision: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+    global_batch: tuple[int, ...] = ()
 
     @property
     def placed_orders(self) -> tuple[Order, ...]:
@@ -127,6 +140,8 @@ class SearchSpace:
         for name, known in _KNOWN.items():
             _check(found, name, getattr(self, name), known)
         _check(found, "sequence_parallel", self.sequence_parallel, (False, True))
+        for name in ("offload", "modules", "precision", "global_batch"):
+            _check(found, name, getattr(self, name), getattr(self, name))
         if self.orders:
             _check(found, "order", self.orders, ORDERS)
         found.raise_if_any()
@@ -147,7 +162,7 @@ def _text(value: object) -> str:
     >>> _text(("tp", "cp")), _text(False)
     ('tp-cp', 'false')
     """
-    return "-".join(value) if isinstance(value, tuple) else str(value).lower()
+    return ("-".join(value) or "none") if isinstance(value, tuple) else str(value).lower()
 
 
 def names() -> tuple[str, ...]:

@@ -10,18 +10,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import band_of
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.errors import Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
-from shardwise.search._batch import Entry, PlanBatch, plan_of
+from shardwise.search._batch import Entry, PlanBatch, grid_of, plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
 from shardwise.search._frames import training_frame
 from shardwise.search._grid import PlanGrid
-from shardwise.search._launch import within
 from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, TopN
@@ -29,6 +27,7 @@ from shardwise.search._remedies import Remedies, report_on
 from shardwise.search._remedy import Remedy
 from shardwise.search._result import Counts, Rejection, Reports, SearchResult
 from shardwise.search._space import SearchSpace
+from shardwise.search._variants import grids_of
 from shardwise.training import TrainingCase, TrainReport
 
 if TYPE_CHECKING:
@@ -77,10 +76,12 @@ class SearchTask:
     """Evaluates parts of a space; it travels to other processes, and what it saw first helps to leave out later plans.
 
     A plan is left out only where seconds that its step is never shorter than put it behind plans already found.
+    `others` search further grids, whose plans are ranked with its own; their parts come behind its own.
     """
 
     grid: PlanGrid
     options: SearchOptions
+    others: tuple[SearchTask, ...] = ()
     limits: PlanLimits = field(init=False)
     top: TopN = field(init=False)
     front: ParetoFront = field(init=False)
@@ -89,6 +90,41 @@ class SearchTask:
     def __post_init__(self) -> None:
         self.limits = limits_of(self.grid, self.options)
         self.top, self.front = TopN(self.options.top, self.options.objective), ParetoFront()
+        for other in self.others:
+            other.top, other.front = self.top, self.front
+
+    @property
+    def tasks(self) -> tuple[SearchTask, ...]:
+        """The searches of all grids, its own first."""
+        return self, *self.others
+
+    @property
+    def weight(self) -> float:
+        """What makes seconds of a step comparable to those of other grids."""
+        return self.grid.variant.weight
+
+    @property
+    def num_plans(self) -> int:
+        """Plans of all grids, legal or not."""
+        return sum(task.grid.num_plans for task in self.tasks)
+
+    def parts(self) -> list[Part]:
+        """Return slices of the rows of all grids, numbered one after the other."""
+        found, start = list[Part](), 0
+        for task in self.tasks:
+            found += [(start + low, start + high) for low, high in task.grid.chunks(self.options.rows)]
+            start += len(task.grid.base["tp"])
+        return found
+
+    def _own(self, part: Part) -> tuple[SearchTask, Part]:
+        """Return the search that a part is of, and its rows there."""
+        start = 0
+        for task in self.tasks:
+            size = len(task.grid.base["tp"])
+            if part[0] < start + size:
+                return task, (part[0] - start, part[1] - start)
+            start += size
+        raise IndexError(part)
 
     @property
     def exhaustive(self) -> bool:
@@ -103,6 +139,8 @@ class SearchTask:
         return self.grid.case.cluster.device.usable_memory_bytes / max(1.0, band.at(self.options.risk))
 
     def _may(self, batch: PlanBatch) -> Any:
+        if self.weight != 1:
+            batch = replace(batch, step_seconds=batch.step_seconds * self.weight)
         return self.top.may(batch) | self.front.may(batch)
 
     @property
@@ -124,6 +162,21 @@ class SearchTask:
 
     def __call__(self, parts: Sequence[Part]) -> PartialResult:
         """Return what became of the plans of the parts."""
+        if not self.others:
+            return self._searched(parts)
+        whole = PartialResult(TopN(self.top.size, self.top.objective), ParetoFront())
+        for part in parts:
+            task, own = self._own(part)
+            whole.merge(task._relative(task._searched([own])))
+        return whole
+
+    def _relative(self, partial: PartialResult) -> PartialResult:
+        """Return a result whose nearest plan is told by its share of the bytes of its own devices."""
+        if partial.nearest is not None:
+            partial.nearest = replace(partial.nearest, value=partial.nearest.value / self.limit_bytes)
+        return partial
+
+    def _searched(self, parts: Sequence[Part]) -> PartialResult:
         evaluator = self.recorded().fresh()
         rejected, closest = Counter[str](), None
         for start, end in parts:
@@ -131,14 +184,17 @@ class SearchTask:
                 lasting, broken, near = self.limits.kept(batch)
                 rejected += broken
                 closest = _least(closest, near)
-                self.top.add(lasting)
-                self.front.add(replace(lasting, step_seconds=batch.step_seconds))
+                self.top.add(self._weighed(lasting, lasting.step_seconds))
+                self.front.add(self._weighed(lasting, batch.step_seconds))
         evaluator.counts.fitting -= sum(rejected.values())
         partial = PartialResult(self.top.copied(), self.front.copied(), counts=evaluator.counts, parts=len(parts))
         partial.rejected = rejected + Counter(evaluator.constraints.rejected)
         partial.examples.update(evaluator.constraints.examples)
         partial.nearest, partial.closest = evaluator.nearest, closest
         return partial
+
+    def _weighed(self, batch: PlanBatch, seconds: Any) -> PlanBatch:
+        return replace(batch, step_seconds=seconds if self.weight == 1 else seconds * self.weight)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -152,7 +208,7 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def frame(self) -> Frame:
         """Return every legal plan of the space as a row, whether it fits or not."""
-        return training_frame(self.grid, self.options)
+        return training_frame([task.grid for task in self.task.tasks], self.options)
 
     @property
     def options(self) -> SearchOptions:  # type: ignore[override]
@@ -161,13 +217,13 @@ class TrainingResult(SearchResult[TrainReport]):
 
     @property
     def grid(self) -> PlanGrid:
-        """The plans of the space."""
+        """The plans of the space, of several grids those of the first."""
         return self.task.grid
 
     @property
     def num_plans(self) -> int:
         """Plans of the space, legal or not."""
-        return self.grid.num_plans
+        return self.task.num_plans
 
     @property
     def counts(self) -> Counts:
@@ -179,10 +235,17 @@ class TrainingResult(SearchResult[TrainReport]):
         """The best plan of each of the best sets of degrees, as `train` answers it."""
         return tuple(self.report(entry) for entry in self.partial.top.entries)
 
+    def _task_of(self, report: TrainReport) -> SearchTask:
+        """Return the search of the grid that a report is of, as far as its cluster and job tell."""
+        same = (t for t in self.task.tasks if _asked(t.grid.case) == _asked(report.case))
+        return next(same, self.task)
+
     def alternatives(self, report: TrainReport) -> tuple[float, ...]:
         """Return seconds of the best plans of a row's degrees within its band, the row's own first."""
+        task = self._task_of(report)
+        degrees = task.grid.variant.choice, *plan_degrees(report.plan)
         # The seconds of the ranking include the time lost to failures.
-        found = [e.step_seconds * report.goodput for e in self.partial.top.like(plan_degrees(report.plan))]
+        found = [e.step_seconds / task.weight * report.goodput for e in self.partial.top.like(degrees)]
         band = band_of("step_seconds", report.conditions)
         return tuple(s for s in found if s <= report.step_seconds * band.high / band.low)
 
@@ -199,24 +262,34 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def report(self, entry: Entry) -> TrainReport:
         """Return the report of a ranked plan."""
-        return report_on(self.grid, plan_of(entry.key, self.grid))
+        grid = self.task.tasks[grid_of(entry.key)].grid
+        return report_on(grid, plan_of(entry.key, grid))
 
     def value(self, report: TrainReport) -> float:
         """Return the objective of a plan as it is ranked, less being better."""
-        measure = OBJECTIVES[self.options.objective]
-        return float(measure(report.step_seconds / report.goodput, report.device_bytes, report.plan.num_devices))
+        return self.value_at(report, report.step_seconds)
+
+    def value_at(self, report: TrainReport, seconds: float) -> float:
+        """Return the objective of a plan whose step takes so many seconds."""
+        measure, lasting = OBJECTIVES[self.options.objective], seconds / report.goodput
+        weight = self._task_of(report).weight
+        return float(measure(lasting * weight, report.device_bytes, report.plan.num_devices))
 
     @cached_property
     def remedies(self) -> Remedies:
-        """What would help the plans that were rejected."""
+        """What would help the plans that were rejected, in the grid of the best plan where there are several."""
+        first = self.best[0] if self.best else self.nearest
+        entries = self.partial.top.entries[:1] or [e for e in (self.partial.nearest,) if e is not None]
+        task = self.task.tasks[grid_of(entries[0].key)] if entries and first is not None else self.task
+        own = [e for e in self.partial.top.entries if grid_of(e.key) == task.grid.variant.number]
         return Remedies(
-            limits=self.task.limits,
-            limit_bytes=self.task.limit_bytes,
-            grid=self.grid,
+            limits=task.limits,
+            limit_bytes=task.limit_bytes,
+            grid=task.grid,
             counts=self.counts,
             rejections=self.partial.rejected,
             examples=self.partial.examples,
-            best=self.best,
+            best=tuple(report for e, report in zip(self.partial.top.entries, self.best, strict=True) if e in own),
             nearest=self.nearest,
         )
 
@@ -230,6 +303,11 @@ class TrainingResult(SearchResult[TrainReport]):
         return self.remedies.rejected
 
 
+def _asked(case: TrainingCase) -> tuple[object, ...]:
+    """Return what tells the choices of a search apart: the device and the job."""
+    return case.cluster.device, case.job
+
+
 def plan_degrees(plan: Plan) -> tuple[int, ...]:
     """Return the devices and the degrees by which plans are told apart in a ranking."""
     return plan.num_devices, plan.tp, plan.tp2, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp
@@ -237,7 +315,7 @@ def plan_degrees(plan: Plan) -> tuple[int, ...]:
 
 def plan_training(
     model: Model,
-    cluster: Cluster,
+    cluster: Cluster | Sequence[Cluster],
     job: Training,
     space: SearchSpace | None = None,
     options: SearchOptions | None = None,
@@ -247,7 +325,7 @@ def plan_training(
     """Return the best plans of a space for a training job; raises `InputError` where the job or the space is wrong.
 
     The answer is the optimum of the model over the space: plans are left out only where a law forbids them, they
-    take more memory than there is or they break a limit.
+    take more memory than there is or they break a limit. Of several clusters, plans on all of them are ranked together.
 
     >>> from shardwise.models import load_model
     >>> job = Training(seq_len=1024, global_batch=64)
@@ -259,38 +337,41 @@ def plan_training(
 
 
 def work_of(
-    model: Model, cluster: Cluster, job: Training, space: SearchSpace | None, options: SearchOptions | None
+    model: Model,
+    cluster: Cluster | Sequence[Cluster],
+    job: Training,
+    space: SearchSpace | None,
+    options: SearchOptions | None,
 ) -> SearchTask:
     """Return the task of a search, its input checked."""
+    clusters = (cluster,) if isinstance(cluster, Cluster) else tuple(cluster)
     space, options, found = space or SearchSpace(), (options or SearchOptions()).sought("step"), Problems()
     with found.collect():
         space.check()
-    if job.global_batch < 1:
+    batches = space.global_batch or (job.global_batch,)
+    if min(batches) < 1:
         rule = "is needed: plans are compared for the same batch"
-        found.add("global_batch", job.global_batch, rule, "for example 1024")
-    found.items += options.training_problems(cluster, job)
+        found.add("global_batch", min(batches), rule, "for example 1024")
+    for one in clusters:
+        found.items += options.training_problems(one, job)
+    found.items[:] = dict.fromkeys(found.items)
     found.raise_if_any()
     case = TrainingCase(
         model=model,
-        cluster=cluster,
+        cluster=clusters[0],
         job=job,
         stack=find_stack(options.stack) if isinstance(options.stack, str) else options.stack,
         plan=Plan(sequence_parallel=False),
         efficiencies=options.efficiencies,
         overlap=options.overlap,
     )
-    if not options.explore:
-        _check_job(case)
-    grid = PlanGrid(case=case, space=within(space, case.stack, options.explore), explore=options.explore)
-    return SearchTask(grid, options)
+    return task_of(grids_of(case, clusters, space, options), options)
 
 
-def _check_job(case: TrainingCase) -> None:
-    """Raise `InputError` for a precision or an optimizer that the framework does not run."""
-    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
-    problems = [p for p in stack_problems(case.stack, Plan(sequence_parallel=False), **job) if p.field in job]
-    if problems:
-        raise InputError([replace(p, remedy=f"{p.remedy}, or --explore") for p in problems])
+def task_of(grids: Sequence[PlanGrid], options: SearchOptions) -> SearchTask:
+    """Return the task that searches some grids together."""
+    first, *others = grids
+    return SearchTask(first, options, tuple(SearchTask(grid, options) for grid in others))
 
 
 def searched(
@@ -298,12 +379,13 @@ def searched(
 ) -> TrainingResult:
     """Return the answer of a task; an interrupt ends it with what was covered by then."""
     start = time.perf_counter()
-    parts = task.grid.chunks(task.options.rows)
+    parts = task.parts()
     whole = PartialResult(TopN(task.top.size, task.top.objective), ParetoFront())
     try:
         if parts:
             # Processes that are forked have what is recorded before.
-            task.recorded()
+            for one in task.tasks:
+                one.recorded()
         for partial in executor.run(task, parts):
             whole.merge(partial)
             if progress is not None:

@@ -1,0 +1,107 @@
+"""Flags that take several values: ranges, lists, unions of words, devices of several kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from shardwise.answers import _converters as k
+
+MOST_ROWS = 10_000
+SHAPE = re.compile(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)")
+_NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*", re.ASCII)
+
+
+def sized(text: str, count: int) -> str:
+    """Return so many of the devices of a text, in nodes of as many.
+
+    >>> sized("64xh100", 16), sized("8x8xh100", 16), sized("h100", 4)
+    ('16xh100', '2x8xh100', '4xh100')
+    """
+    shape = SHAPE.fullmatch(text)
+    if shape is None:
+        return f"{count}x{text}"
+    _, nodes_of, name = shape.groups()
+    each = int(nodes_of or 0)
+    return f"{count // each}x{each}x{name}" if each and count % each == 0 else f"{count}x{name}"
+
+
+def values_of(spec: str, field: str) -> list[str]:
+    """Return the values of a text: A,B,C as listed, A..B doubling from A to B, A..B:STEP in steps.
+
+    >>> values_of("4096..20000", "seq_len"), values_of("1..7:3", "tp"), values_of("1,2", "tp")
+    (['4096', '8192', '16384', '20000'], ['1', '4', '7'], ['1', '2'])
+    >>> values_of("50GB/s..200GB/s", "slow_bandwidth")
+    ['50GB/s', '100GB/s', '200GB/s']
+    """
+    first, dots, rest = spec.partition("..")
+    if not dots:
+        return [value.strip() for value in spec.split(",") if value.strip()]
+    last, colon, step = rest.partition(":")
+    ends = [_NUMBER.fullmatch(one) for one in (first, last)]
+    steps = _NUMBER.fullmatch(step) if colon else None
+    if None in ends or (colon and steps is None):
+        raise k.fail(
+            "vary", f"{field}={spec}", "is not a range", "write A..B, A..B:STEP or A,B,C, with units of one kind"
+        )
+    (low, unit), (high, other) = (one.groups() for one in ends if one is not None)
+    low, high, by = float(low), float(high), float(steps[1]) if steps else 0.0
+    if low > high or low <= 0 or unit not in ("", other) or (colon and by <= 0):
+        raise k.fail("vary", f"{field}={spec}", "is not a range from less to more", "write for example 4096..65536")
+    return [f"{value:.12g}{other}" for value in _between(low, high, by)]
+
+
+def _between(low: float, high: float, step: float) -> Iterator[float]:
+    if step:
+        yield from (low + i * step for i in range(min(MOST_ROWS, int((high - low) / step + 1e-9)) + 1))
+        return
+    value = low
+    while value < high:
+        yield value
+        value *= 2
+    yield high
+
+
+def several(kind: k.Converter) -> k.Converter:
+    """Return the kind of one or more values of a kind: A,B,C as listed, A..B doubling; a single one is no tuple.
+
+    >>> several(k.WHOLE).read("256..1024", "global_batch"), several(k.choice("adam", "sgd")).read("sgd", "optimizer")
+    ((256, 512, 1024), 'sgd')
+    """
+
+    def read(value: object, field: str) -> object:
+        items = values_of(value, field) if isinstance(value, str) else value
+        found = [kind.read(one, field) for one in (items if isinstance(items, (list, tuple)) else [items])]
+        if not found:
+            raise k.fail(field, value, "names no value", "give one, or leave it out")
+        return found[0] if len(found) == 1 else tuple(found)
+
+    types = kind.schema.get("type", "string")
+    every = [types] if isinstance(types, str) else list(types)
+    return k.Converter(read, f"{kind.word}|A..B|A,B", schema={"type": list(dict.fromkeys([*every, "string", "array"]))})
+
+
+def _read_unions(value: object, field: str) -> tuple[tuple[str, ...], ...]:
+    """Return lists of words to try, those of one joined by +; none is the empty one.
+
+    >>> _read_unions("none,optimizer,gradients+optimizer", "offload")
+    ((), ('optimizer',), ('gradients', 'optimizer'))
+    """
+    items = [word.split("+") for word in k.WORDS.read(value, field)]
+    return tuple(() if words == ["none"] else tuple(word.strip() for word in words) for words in items)
+
+
+UNIONS = k.Converter(_read_unions, "A,B+C,...", schema=k.WORDS.schema)
+
+
+def _read_most(value: object, field: str) -> bool | int:
+    """Return whether fewer are tried too, or up to how many.
+
+    >>> _read_most(True, "at_most"), _read_most("1024", "at_most")
+    (True, 1024)
+    """
+    known = isinstance(value, bool) or str(value).lower() in (*k.TRUE[:3], *k.FALSE[:3])
+    return bool(k.SWITCH.read(value, field)) if known else int(k.whole(1, 1_048_576).read(value, field))
+
+
+AT_MOST = k.Converter(_read_most, "N", switch=True, schema={"type": ["boolean", "integer"]})

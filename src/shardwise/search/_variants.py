@@ -1,0 +1,139 @@
+"""What all plans of one grid share and a search may try several of: clusters, jobs, and fields that are no column.
+
+Each combination is a grid of its own, with its own laws and limits; their plans are ranked together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from shardwise.errors import InputError, Problem, Problems
+from shardwise.hardware import Cluster
+from shardwise.plans import Plan, Stack, divisors, find_precision, find_sharding
+from shardwise.plans.laws import plan_problems, stack_problems
+from shardwise.search._grid import PlanGrid, Variant
+from shardwise.search._launch import within
+from shardwise.search._options import SearchOptions
+from shardwise.search._space import SearchSpace
+from shardwise.training import TrainingCase
+
+_DETAILS = ("offload", "modules", "recompute")
+
+
+def grids_of(
+    case: TrainingCase, clusters: Sequence[Cluster], space: SearchSpace, options: SearchOptions
+) -> tuple[PlanGrid, ...]:
+    """Return the grids of a search, one for each combination of what a grid has one of.
+
+    Raises `InputError` for what the framework, the model or every device refuses.
+    """
+    space, explore = within(space, case.stack, options.explore), options.explore
+    details, found = tuple(_details(case, space, explore)), list[PlanGrid]()
+    cases = tuple(_choices(case, clusters, space, explore))
+    first = cases[0]
+    for choice, one in enumerate(cases):
+        weight = first.job.tokens_per_step / one.job.tokens_per_step
+        if options.objective == "cost":
+            weight *= (one.cluster.usd_per_device_hour or 1.0) / (first.cluster.usd_per_device_hour or 1.0)
+        seen = list[str]()
+        for plan, stack, own in details:
+            seen += [stack.partition] if stack.partition not in seen else []
+            before = tuple(seen[: seen.index(stack.partition)])
+            variant = Variant(number=len(found), choice=choice, weight=weight, partitions=before)
+            changed = replace(one, plan=plan, stack=stack)
+            found.append(PlanGrid(case=changed, space=own, explore=explore, variant=variant))
+    return tuple(found)
+
+
+def _choices(
+    case: TrainingCase, clusters: Sequence[Cluster], space: SearchSpace, explore: bool
+) -> Iterator[TrainingCase]:
+    """Yield the case on every cluster with every job; raises `InputError` for what no device or framework runs."""
+    job, any_found, slow = case.job, False, list[Problem]()
+    batches = space.global_batch or (job.global_batch,)
+    words = product(space.precision or (job.precision,), space.optimizer or (job.optimizer,), batches)
+    for cluster, (precision, optimizer, batch) in product(clusters, tuple(words)):
+        one = replace(
+            case, cluster=cluster, job=replace(job, precision=precision, optimizer=optimizer, global_batch=batch)
+        )
+        if not explore:
+            _check_job(one)
+        try:
+            cluster.device.peak_flops(find_precision(precision or case.recipe.precision.name).compute)
+        except InputError as error:
+            slow += [replace(p, field="precision") if p.field == "dtype" else p for p in error.problems]
+            continue
+        any_found = True
+        yield one
+    if not any_found:
+        raise InputError(dict.fromkeys(slow))
+
+
+def _check_job(case: TrainingCase) -> None:
+    """Raise `InputError` for a precision or an optimizer that the framework does not run."""
+    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
+    problems = [p for p in stack_problems(case.stack, Plan(sequence_parallel=False), **job) if p.field in job]
+    if problems:
+        raise InputError([replace(p, remedy=f"{p.remedy}, or --explore") for p in problems])
+
+
+def _details(case: TrainingCase, space: SearchSpace, explore: bool) -> Iterator[tuple[Plan, Stack, SearchSpace]]:
+    """Yield the plan, the stack and the space of every combination of fields that the framework runs together.
+
+    Raises `InputError` where it runs none of them, and for what the model does not have.
+    """
+    wrong, refused, seen = Problems(), list[Problem](), set[tuple[object, ...]]()
+    ways = product(
+        space.stage_layers or ("usual",), space.offload or ((),), space.modules or ((),), _groups(case, space)
+    )
+    for shift, offload, modules, (shard, shardings) in ways:
+        problems = plan_problems(case.model, Plan(offload=offload, modules=modules, sharding="zero3"), 0)
+        wrong.items += [problem for problem in problems if problem.field in _DETAILS]
+        if "parameters" in offload:
+            # They are brought in unit by unit, as sharded ones are gathered.
+            shardings = tuple(word for word in shardings if find_sharding(word).weights)
+        # Core attention is what selective recomputes.
+        plan = Plan(sequence_parallel=False, offload=offload, modules=tuple(m for m in modules if m != "core_attn"))
+        modes = []
+        for mode in ("selective",) if plan.modules != modules else space.recompute:
+            # Beside more than that no module has an effect.
+            known = modules and mode not in ("none", "selective")
+            if known or (shift, plan, shard, mode) in seen:
+                continue
+            own_mode: Any = {"recompute": mode}
+            problems = () if explore else _refused(case.stack, replace(plan, **own_mode))
+            refused += problems
+            modes += [] if problems else [mode]
+        if shardings and modes and not wrong.items:
+            seen |= {(shift, plan, shard, mode) for mode in modes}
+            shifted: Any = {} if shift == "usual" else {"partition": f"{case.stack.partition} {shift}"}
+            own = replace(space, recompute=tuple(modes), sharding=shardings)
+            yield replace(plan, shard=shard), replace(case.stack, **shifted), own
+    wrong.raise_if_any()
+    if not seen:
+        rule = "leaves no sharding and recomputation that goes with the other fields"
+        nothing = Problem("sharding", ",".join(space.sharding), rule, "widen it, or leave the others out")
+        raise InputError(dict.fromkeys(refused or [nothing]))
+
+
+def _refused(stack: Stack, plan: Plan) -> tuple[Problem, ...]:
+    """Return what of a plan of one device its framework does not run."""
+    problems = stack_problems(stack, replace(plan, sequence_parallel=stack.runs.sequence_parallel[0]))
+    return tuple(problem for problem in problems if problem.field in _DETAILS)
+
+
+def _groups(case: TrainingCase, space: SearchSpace) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the sizes of sharding groups with the shardings that have them; in groups of 1 all replicas share one.
+
+    HSDP without a size has groups of a node.
+    """
+    whole = tuple(word for word in space.sharding if not find_sharding(word).hybrid)
+    parted = tuple(word for word in space.sharding if find_sharding(word).groups != "all")
+    hybrid = tuple(word for word in parted if find_sharding(word).hybrid)
+    sizes = space.shard.of(divisors(case.cluster.num_devices)) if space.shard.ranges else [1]
+    if not space.shard.ranges and hybrid:
+        return [*([(1, whole)] if whole else []), (case.cluster.devices_per_node, hybrid)]
+    return [(n, words) for n in sizes if (words := parted if n > 1 else whole)]

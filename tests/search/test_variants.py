@@ -1,0 +1,111 @@
+"""What a search tries several of beside the fields of a grid: plans, counts and optimum are those of brute force."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import brute_force as brute
+from shardwise import Cluster, Plan, Training, load_model
+from shardwise.formats import ExportCase
+from shardwise.plans import find_stack
+from shardwise.search import (
+    OBJECTIVES,
+    IntRanges,
+    ProcessExecutor,
+    SearchOptions,
+    SearchSpace,
+    SerialExecutor,
+    searched,
+    upto,
+    work_of,
+)
+
+DENSE, SPARSE = load_model("llama-3.2-1b"), load_model("qwen3-30b-a3b")
+A100, H100, H200 = (Cluster.parse(f"8x{name}") for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb"))
+JOB = Training(seq_len=1024, global_batch=16)
+SMALL: dict[str, Any] = {"micro_batch": upto(1), "recompute": ("none",), "cp": upto(1), "tp": upto(2)}
+# Model, clusters, stack, space: every field that a grid has one of, alone and beside another.
+CASES: dict[str, tuple[Any, tuple[Cluster, ...], str, dict[str, Any]]] = {
+    "stages": (DENSE, (A100,), "megatron", {**SMALL,
+                                            "stage_layers": ("usual", "first-1", "last-1", "ends-1")}),
+    "modules": (DENSE, (A100,), "megatron", {**SMALL, "recompute": ("none", "selective", "full"),
+                                             "modules": ((), ("layernorm",), ("core_attn", "layernorm"))}),
+    "groups": (DENSE, (A100,), "fsdp2", {**SMALL, "sharding": ("fsdp", "hsdp"), "shard": IntRanges.parse("1..4")}),
+    "experts in groups": (SPARSE, (H200,), "fsdp2", {**SMALL, "pp": upto(1), "sharding": ("hsdp",),
+                                                     "shard": IntRanges.parse("2..4")}),
+    "groups of an optimizer": (SPARSE, (H200,), "megatron", {**SMALL, "pp": upto(2),
+                                                             "shard": IntRanges.parse("1,2")}),
+    "offload": (DENSE, (A100,), "fsdp2", {**SMALL, "offload": ((), ("optimizer", "gradients", "parameters"))}),
+    "jobs": (DENSE, (A100, H100), "megatron", {**SMALL, "pp": upto(2), "precision": ("bf16", "fp8"),
+                                               "optimizer": ("adam", "sgd")}),
+    "batches": (DENSE, (A100,), "megatron", {**SMALL, "global_batch": (8, 16, 32)}),
+}  # fmt: skip
+
+
+def _work(kind: str, **options: Any) -> Any:
+    model, clusters, stack, space = CASES[kind]
+    return work_of(model, clusters, JOB, SearchSpace(**space), SearchOptions(stack=stack, top=5, **options))
+
+
+def _named(case: Any, plan: Plan) -> tuple[Any, ...]:
+    return case.cluster.device.name, case.job, plan
+
+
+@pytest.mark.parametrize("kind", list(CASES))
+def test_all_that_is_asked_is_searched_as_brute_force_does(kind: str) -> None:
+    """Plans, the legal and the feasible ones, and the best of all objectives are those of brute force."""
+    work = _work(kind, prune=False)
+    every = list(brute.together(work))
+    assert len({_named(*one) for one in every}) == len(every) == work.num_plans
+    legal = [(case, plan) for case, plan in every if _legal(case, plan)]
+    found = searched(work, SerialExecutor())
+    assert found.counts.legal == len(legal) == found.counts.evaluated
+    fitting = [r for r in (brute.report(case, plan) for case, plan in legal) if brute.fits(r)]
+    assert found.counts.fitting == len(fitting) > 0
+    for objective in ("step", "throughput", "memory"):
+        quick = searched(_work(kind, objective=objective), SerialExecutor())
+        least: dict[Any, float] = {}
+        for r in fitting:
+            weight = work.grid.case.job.global_batch / r.job.global_batch
+            value = OBJECTIVES[objective](r.step_seconds * weight, r.device_bytes, r.plan.num_devices)
+            p = r.plan
+            key = (r.case.cluster.device.name, r.job, p.tp, p.cp, p.pp, p.dp, p.ep, p.etp)
+            least[key] = min(least.get(key, value), value)
+        values = [quick.value(report) for report in quick.best]
+        assert values == pytest.approx(sorted(least.values())[:5], rel=1e-9)
+
+
+def _legal(case: Any, plan: Plan) -> bool:
+    from shardwise.plans.laws import stack_problems
+
+    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
+    return brute.is_legal(case, plan) and not stack_problems(case.stack, plan, **job)
+
+
+@pytest.mark.parametrize("kind", list(CASES))
+def test_what_is_found_is_launched_and_is_what_train_says(kind: str) -> None:
+    """The exporter of its framework writes every plan that is returned, and `train` gives it the same numbers."""
+    import shardwise as sw
+
+    found = searched(_work(kind), ProcessExecutor(2) if kind == "jobs" else SerialExecutor())
+    assert found.best
+    for report in (*found.best, *found.front):
+        case = report.case
+        stack = find_stack(CASES[kind][2])
+        exporter = import_module(f"shardwise.formats.{stack.runs.exporter}")
+        exporter.export(ExportCase(model=case.model, cluster=case.cluster, plan=report.plan, job=case.job, stack=stack))
+        assert not report.unlaunched
+        again = sw.train(case.model, case.cluster, report.plan, case.job, sw.Options(stack=stack.name))
+        assert again.step_seconds == pytest.approx(report.step_seconds, rel=1e-12)
+        assert again.device_bytes == pytest.approx(report.device_bytes, rel=1e-12)
+
+
+def test_a_frame_has_all_that_is_asked() -> None:
+    """Every legal plan of all grids is a row, with the device and the job that it is of."""
+    work = _work("jobs")
+    frame = searched(work, SerialExecutor()).frame()
+    assert len(frame) == searched(work, SerialExecutor()).counts.legal
+    assert set(frame["device"]) == {A100.device.name, H100.device.name} and set(frame["precision"]) == {"bf16", "fp8"}
